@@ -31,14 +31,12 @@ class Phases:
     def __init__(self, ends: Sequence[int] = ()) -> None:
         self._ends = ends
         # By island, the first phase in which it had anything new left when it last found out.
-        self._used_up: dict[int, int] = {}
+        self._used_up: dict[int | None, int] = {}
 
     def at(self, granted: int, island: int | None = None) -> int:
         """The number of the phase, from 0, of the next individual where this many have been ``granted``; ``island``
         may have come further, as it has used up its part of a phase."""
-        return max(
-            self._used_up.get(island, 0) if island is not None else 0, bisect_right(self._ends, granted)
-        )
+        return max(self._used_up.get(island, 0), bisect_right(self._ends, granted))
 
     def name(self, phase: int) -> str:
         """As it is called in messages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -59,8 +59,8 @@ def draw(
         name = f"yaxis{row + 1 if row else ''}"
         place = f"y{row + 1 if row else ''}"
         way = first.objectives[objective]
-        alike = [source for source in sources if source.objectives.get(objective) == way]
-        shown = _extent(alike, objective)
+        alike = {number: one for number, one in enumerate(sources) if one.objectives.get(objective) == way}
+        shown = _extent([*alike.values()], objective)
         arrow = "higher is better" if way == "maximize" else "lower is better"
         layout[name] = {
             **(shown.axis() if shown else {}),
@@ -70,7 +70,7 @@ def draw(
         if single:
             traces += _single(first, objective, along, place, legend=row == 0)
         else:
-            traces += _overlaid(sources, objective, along, place, legend=row == 0)
+            traces += _overlaid(alike, objective, along, place, legend=row == 0)
         if shown and shown.outside:
             notes.append(theme.note(shown.note(), top))
         if single and shown:
@@ -263,13 +263,11 @@ def _star(source: Source, objective: str, along: Along, place: str, *, legend: b
 
 
 def _overlaid(
-    sources: Sequence[Source], objective: str, along: Along, place: str, *, legend: bool
+    sources: Mapping[int, Source], objective: str, along: Along, place: str, *, legend: bool
 ) -> list[dict[str, Any]]:
-    """Those that have the objective as the first has it; ``meta`` of each trace is its campaign's place."""
+    """``sources``: by the place of the campaign among all, which is ``meta`` of its traces."""
     found = []
-    for number, source in enumerate(sources):
-        if source.objectives.get(objective) != sources[0].objectives[objective]:
-            continue
+    for number, source in sources.items():
         colour = theme.SERIES[number % len(theme.SERIES)]
         name = theme.label(source.name)
         shown = [one for one in source.completed if source.value(one, objective) is not None]

@@ -30,7 +30,7 @@ under 200 ms with this many."""
 _LATEST = 0.5
 _INITIAL = 10
 _SLACK = 1.2
-_MOST_LISTED = 100_000
+_WIDEST_INT = 100_000
 """Values of an Int for the Gaussian process, in whose search a list of them is made."""
 _MOST_PENDING = 64
 _MOST_USED = 20_000
@@ -77,10 +77,10 @@ class OptunaBreeder(EvolutionBreeder):
                 "Choose another kind for this space."
             )
         for name, p in space.parameters.items():
-            if kind == "gp" and isinstance(p, Int) and p.count > _MOST_LISTED:
+            if kind == "gp" and isinstance(p, Int) and p.count > _WIDEST_INT:
                 raise UsageError(
                     f'[search] kind = "gp": {name} has {p.count} values, all of which Optuna\'s GPSampler lists, and '
-                    f"{_MOST_LISTED} are the limit. Make it a Float, narrow it, or choose another kind."
+                    f"{_WIDEST_INT} are the limit. Make it a Float, narrow it, or choose another kind."
                 )
         self.operator = kind
         self._order = parents_first(space)
