@@ -39,6 +39,8 @@ from hpo.journal.records import (
 _FOLDER = "curves"
 _PIECE_BYTES = 1 << 24
 """How much of a file is looked at together. A line is never as long: what has no end in a piece is no curve."""
+_IN_FULL = 50
+"""Reports of an attempt that are all written, however quickly they come: a short training has a whole curve."""
 _RETRY_S = 60.0
 """After how long a file that could not be written is tried again."""
 _FOREIGN = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO)
@@ -128,7 +130,7 @@ class CurveWriter:
 
     Args:
         path: from :func:`curve_path`.
-        every_s: the least seconds between reports of an attempt that are written, besides the first and the last;
+        every_s: the least seconds between reports of an attempt that are written, besides its first 50 and its last;
             0: each.
     """
 
@@ -144,6 +146,7 @@ class CurveWriter:
         self._began = 0.0
         self._resumed = False
         self._due = -float("inf")
+        self._written = 0
         self._pending: tuple[int, float, dict[str, Metric], float] | None = None
 
     @property
@@ -156,14 +159,16 @@ class CurveWriter:
         self._id, self._resumed = identity, resumed
         self._began = time.time()
         self._due = -float("inf")
+        self._written = 0
         self._pending = None
 
     def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None:
         """The attempt reports."""
         now = self._clock()
         self._pending = step, value, metrics, time.time()
-        if now >= self._due:
+        if now >= self._due or self._written < _IN_FULL:
             self._due = now + self._every_s
+            self._written += 1
             self._write_pending()
 
     def finish(self) -> str | None:

@@ -102,18 +102,18 @@ def test_damage_costs_the_lines_that_it_hits(
     assert [point.id for point in points(path)] == [f"0-0-{n}" for n in range(5) if n != hit]
 
 
-def test_a_row_an_interval_the_first_and_the_last_are_kept(tmp_path: Path) -> None:
+def test_the_first_reports_one_an_interval_and_the_last_are_kept(tmp_path: Path) -> None:
     now = [0.0]
     path = written(tmp_path)
     writer = CurveWriter(path, 1.0, clock=lambda: now[0])
     for attempt in range(2):
         writer.begin("0-0-0", resumed=False)
-        for step in range(27):
+        for step in range(77):
             now[0] += 0.125
             writer.add(step, float(attempt), {})
         assert writer.finish() is None
     steps = [point.step for point in points(path)]
-    assert steps == [0, 8, 16, 24, 26] * 2
+    assert steps == [*range(50), 57, 65, 73, 76] * 2
 
 
 # --- one curve of several attempts ------------------------------------------------------------------------------------
