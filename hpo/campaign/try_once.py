@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from hpo.config import reader as config
 from hpo.errors import CampaignError
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
-from hpo.evaluation.devices import inline_device
+from hpo.evaluation.devices import bind_device, inline_device, visible_devices
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED
@@ -53,6 +53,7 @@ def attempt(file: Path) -> int:
     )
     name, params = _point(campaign.task)
     terminal.write(f"evaluating {name}: {text.params(params)}", flush=True)
+    terminal.write(f"on {_where(ranks, visible_devices(config.environment()))}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
         job = Job(id="try", params=dict(params), seed=campaign.settings.seed, directory=f"{scratch}/try")
         if campaign.settings.evaluation.isolation == "inline":
@@ -85,6 +86,18 @@ def _point(task: Task) -> tuple[str, Mapping[str, Any]]:
     raise CampaignError(
         "none of 10 000 random configurations meets the constraints. Give the task a default point"
     )
+
+
+def _where(ranks: int, visible: Sequence[str]) -> str:
+    """How many ranks evaluate, and which of the ``visible`` GPUs is whose."""
+    several = f"{ranks} ranks" if ranks > 1 else "1 rank"
+    if not visible:
+        return f"{several}, without a GPU"
+    own = []
+    for rank in range(ranks):
+        seen, index = bind_device(visible, local_rank=rank, worker_local_rank=rank, worker_local_size=ranks)
+        own.append(seen[index or 0])
+    return f"{several}, {'GPU' if ranks == 1 else 'GPUs'} {', '.join(own)}"
 
 
 def _inline(campaign: Campaign, job: Job) -> Outcome:
