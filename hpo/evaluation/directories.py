@@ -13,7 +13,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, mode_of
+from hpo.individual import is_known
+from hpo.task.trial_directory import OUTPUT, PlaceTaken, check_place, clear_directory, mode_of
 
 _ID = re.compile(r"(0|[1-9]\d{0,8})-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,14})")
 _ATTEMPT = ".attempt-"
@@ -85,12 +86,23 @@ class EvaluationDirectories:
         more = f" (and {len(names) - 1} more there)" if len(names) > 1 else ""
         return f"{self.path(identity) / names[0]}{more} has what it printed" if names else ""
 
+    def there(self, identity: str) -> Path | None:
+        """The individual's directory where there is one; None too where the storage does not say."""
+        if is_known(identity):
+            return None
+        with suppress(OSError):
+            if stat.S_ISDIR(mode_of(path := self.path(identity)) or 0):
+                return path
+        return None
+
     def holds(self, identity: str) -> bool:
-        """Whether the individual has saved anything that is still there."""
+        """Whether the individual has saved anything that is still there and may be read. OSError where the storage
+        fails: a child would begin anew, for good."""
+        path = self.path(identity)
         try:
-            check_place(self.path(identity))
-            return any(not name.startswith(OUTPUT) for name in os.listdir(self.path(identity)))
-        except OSError:
+            check_place(path)
+            return any(not name.startswith(OUTPUT) for name in os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError, PermissionError, PlaceTaken):
             return False
 
     def forget(self, identity: str) -> None:

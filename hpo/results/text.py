@@ -207,8 +207,8 @@ def short(value: object) -> str:
 
 
 def best(individuals: Sequence[Individual], repeated: Mapping[str, Repeated]) -> str:
-    """One block an individual: its value and its parameters in full; ``repeated``: by id, what evaluations of the same
-    configuration were in the mean.
+    """A block for each individual: its value and its parameters in full; ``repeated``: by id, what evaluations of the
+    same configuration were in the mean.
     """
     return "\n".join(_block(one, repeated.get(one.id)) for one in individuals)
 

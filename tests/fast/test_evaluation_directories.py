@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -85,9 +86,13 @@ def test_an_individual_whose_directory_was_moved_and_linked_is_left_alone(tmp_pa
     result = campaign(tmp_path / "run", 40)
     assert len(result.individuals) == 40 and result.best is not None and result.best.id != best.id
     assert (tmp_path / "archive" / "weights").read_text() == best.id
-    rooms = EvaluationDirectories(tmp_path / "run")
-    rooms.forget(best.id)
-    assert not rooms.holds(best.id) and (tmp_path / "archive" / "weights").exists()
+    directories = EvaluationDirectories(tmp_path / "run")
+    directories.forget(best.id)
+    assert (
+        not directories.holds(best.id)
+        and directories.there(best.id) is None
+        and (tmp_path / "archive" / "weights").exists()
+    )
 
 
 @pytest.mark.parametrize("resumed", [True, False])
@@ -102,6 +107,21 @@ def test_a_link_in_the_place_of_an_individual_fails_that_one(resumed: bool, tmp_
     assert outcome.status == "failed" and outcome.error is not None
     assert "is a symbolic link, which hpo does not follow. Remove it" in outcome.error
     assert files(tmp_path / "elsewhere") == {"thesis.txt": "mine"}
+
+
+def test_a_failing_storage_makes_no_child_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directories = EvaluationDirectories(tmp_path)
+    assert not directories.holds("0-0-0")
+    directories.path("0-0-0").mkdir(parents=True)
+    (directories.path("0-0-0") / "weights").write_text("x")
+    assert directories.holds("0-0-0")
+
+    def fails(path: object) -> list[str]:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(os, "listdir", fails)
+    with pytest.raises(OSError, match="Stale"):
+        directories.holds("0-0-0")
 
 
 def saved(home: Path) -> set[str]:

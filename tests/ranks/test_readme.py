@@ -207,7 +207,10 @@ def test_the_campaign_file_runs_on_islands_of_workers_and_its_results_are_read(f
     status = json.loads(run(folder, HPO, "status", "runs/my_space", "--json").stdout)
     assert status["evaluations"]["completed"] == 8
     assert status["best"]["value"] > 0.8
-    assert (folder / "runs/my_space/evaluations" / status["best"]["id"] / "2-ranks").is_dir()
+    own = Path("runs/my_space/evaluations", status["best"]["id"])
+    assert (folder / own / "2-ranks").is_dir()
+    assert f"{own.name} has its files in {own}\n" in run(folder, HPO, "best", "runs/my_space").stdout
+    assert json.loads(run(folder, HPO, "best", "runs/my_space", "--json").stdout)[0]["directory"] == str(own)
     read = run(folder, sys.executable, "read_results.py").stdout
     best = status["best"]
     assert read.startswith(f"{best['id']} {best['value']} {best['params']}\n"), read

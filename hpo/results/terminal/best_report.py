@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpo.errors import CampaignError
+from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Individual, is_known
 from hpo.journal.records import storable
 from hpo.results import result as results
@@ -16,6 +17,7 @@ from hpo.results.analysis.importance import Importance, importance
 from hpo.results.analysis.repeated import Repeated
 from hpo.results.curves import of_individuals
 from hpo.results.record import CampaignRecord, load
+from hpo.terminal import one_line
 
 
 def _top(record: CampaignRecord, top: int | None) -> list[Individual]:
@@ -49,6 +51,8 @@ def best(directory: Path, top: int | None) -> str:
     line = results.schedule(record, chief.id)
     steps = text.step_ranges(of_individuals(directory, {one.id for one in line})) if len(line) > 1 else {}
     parts.append(text.schedule(line, results.changed(line), steps))
+    if home := EvaluationDirectories(directory).there(chief.id):
+        parts.append(f"{chief.id} has its files in {one_line(home)}")
     parts.append(text.code(record, chief))
     return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
 
@@ -65,15 +69,17 @@ def _importance(record: CampaignRecord) -> dict[str, Importance | CampaignError]
 
 
 def best_json(directory: Path, top: int | None) -> str:
-    """A list of objects, best first: ``id, value, objectives, params``, the campaign's ``task`` and ``options``,
-    which say what the parameters are of, ``code``, the hash of the code that evaluated it, ``known`` for known
-    points, with ``kind = "pbt"`` ``schedule``, with several objectives ``knee``; where configurations were evaluated
-    again, their ``evaluations, failed, mean, error``; the first has ``campaign``, too: what is said of all together."""
+    """A list of objects, best first: ``id, value, objectives, params``, the campaign's ``task`` and ``options``, which
+    say what the parameters are of, ``code``, the hash of the code that evaluated it, ``directory``, where its files
+    are, None where it has none, ``known`` for known points, with ``kind = "pbt"`` ``schedule``, with several objectives
+    ``knee``; where configurations were evaluated again, their ``evaluations, failed, mean, error``; the first has
+    ``campaign``, too: what is said of all together."""
     record = load(directory)
     found = _top(record, top)
     several = len(record.objectives) > 1
     knee = fronts.knee(fronts.front(record), record.objectives) if several else None
     repeated = _repeated(record)
+    directories = EvaluationDirectories(directory)
     lineages = any(one.inherits for one in record.individuals)
     entries: list[dict[str, object]] = []
     for one in found:
@@ -85,6 +91,7 @@ def best_json(directory: Path, top: int | None) -> str:
             "task": record.identity.get("task"),
             "options": record.identity.get("options") or {},
             "code": record.code_versions.get(one.launch),
+            "directory": None if (home := directories.there(one.id)) is None else str(home),
         }
         if one.id in repeated:
             entry["evaluations"] = len(repeated[one.id].values)

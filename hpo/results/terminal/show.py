@@ -79,8 +79,7 @@ def show(directory: Path, identity: str) -> Shown:
     curves = of_individuals(directory, {each.id for each in schedule})
     (direction, *others) = record.objectives.values()
     runs, events = history(directory, identity, direction=None if others else direction)
-    places = EvaluationDirectories(directory)
-    home = None if is_known(identity) else places.path(identity)
+    home = EvaluationDirectories(directory).there(identity)
     return Shown(
         record=record,
         one=one,
@@ -95,7 +94,7 @@ def show(directory: Path, identity: str) -> Shown:
         runs=runs,
         events=events,
         curve=curves[curves["id"] == identity],
-        directory=home if home is not None and home.is_dir() else None,
+        directory=home,
         output=[] if home is None else _output(home),
     )
 
