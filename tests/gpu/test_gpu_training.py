@@ -8,7 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from datetime import timedelta
 from itertools import pairwise
@@ -99,13 +99,13 @@ def apart(found: Tensor, expected: Tensor, start: Tensor) -> float:
 # Two ranks
 
 
-def trained(device: str, batch: int, name: str) -> Tensor:
+def trained(device: str, batch: int, name: str, **changed: Any) -> Tensor:
     method, per_node = AS_ON_CPU[name]
     model = perceptron(torch.float64, 24, 32, 32, 32, 1).to(device)
     trainers.train(
         model, samples(STEPS * BATCH * 2, torch.float64), loss=mse_loss, optimizer=sgd, method=method,
         epochs=EPOCHS, batch_size=batch, timeout=timedelta(seconds=60), progress=False,
-        topology=trainers.Topology(ranks_per_node=per_node if dist.is_initialized() else 1),
+        topology=trainers.Topology(ranks_per_node=per_node if dist.is_initialized() else 1), **changed,
     )  # fmt: skip
     assert all(parameter.device == torch.device(device) for parameter in model.parameters())
     return weights(model)
@@ -440,6 +440,40 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(
     figures.setdefault("a resumed run has the same bits", {})[name] = torch.equal(whole, pieces)
     start = weights(perceptron(torch.float32, 24, 32, 32, 32, 1))
     assert apart(pieces, whole, start) < (1e-5 if device.type == "cuda" else 1e-12)
+
+
+RESUMED_BY_TWO = ("DASO", "local SGD", "AB", "OIALR over DASO", "DDP PowerSGD")
+
+
+def trained_in_pieces_by_all(rank: int, device: str, directory: Path) -> dict[str, Tensor | str]:
+    found: dict[str, Tensor | str] = {}
+    for name in RESUMED_BY_TWO:
+        kept = directory / name
+        try:
+            for steps in (5, 6, 6):  # in the midst of phases, and with sums under way
+                with suppress(trainers.Interrupted):
+                    trained(device, BATCH, name, checkpoint=kept, interrupt=After(steps))
+                    raise AssertionError("not interrupted")
+            found[name] = trained(device, BATCH, name, checkpoint=kept)
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks_in_pieces(device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    directory = tmp_path_factory.mktemp("two ranks")
+    return run_ranks(2, trained_in_pieces_by_all, str(device), directory, timeout_s=150, method="spawn")
+
+
+@pytest.mark.parametrize("name", RESUMED_BY_TWO)
+def test_an_interrupted_run_of_two_ranks_ends_as_an_undisturbed_one(
+    device: torch.device, two_ranks: Found, two_ranks_in_pieces: Found, start: Tensor, name: str
+) -> None:
+    """DASO's base and its sums under way, the groups' factors, what PowerSGD has not sent: all of it from files."""
+    # The same bits on the CPU; a GPU may add up in another order.
+    distance = apart(both(two_ranks_in_pieces, name), both(two_ranks, name), start)
+    assert distance <= ((0.02 if name in ROUNDED else 1e-6) if device.type == "cuda" else 0.0)
 
 
 @pytest.mark.parametrize("name", RESUMED)
