@@ -168,9 +168,9 @@ def healthy(timeout_s: float = _SYNCHRONIZE_S) -> bool:
 
 
 def free() -> None:
-    """Give back what the last trial has left behind: GPU memory that torch keeps for itself, which other processes on
-    the device lack, and compiled code. Dynamo compiles a function a limited number of times, however many
-    models it has served."""
+    """Give back what the last trial has left behind: memory that torch keeps for itself, of the GPU, which other
+    processes on the device lack, and of the host, which is page-locked there; and compiled code. Dynamo compiles a
+    function a limited number of times, however many models it has served."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if getattr(frames, "FRAME_COMPILE_COUNTER", None):
         import torch
@@ -180,3 +180,8 @@ def free() -> None:
         import torch
 
         torch.cuda.empty_cache()
+        # By its public name, which torch 2.6 lacks, or the earlier one of CUDA alone.
+        accelerator = getattr(torch, "accelerator", None)
+        host = getattr(accelerator, "empty_host_cache", None) or getattr(torch._C, "_host_emptyCache", None)
+        if host is not None:
+            host()

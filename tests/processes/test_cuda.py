@@ -27,6 +27,8 @@ class FakeTorch:
         self.properties = SimpleNamespace(name=name, uuid="8932f937")
         self.synchronize: Callable[[int], None] = lambda device: None
         self.calls: list[str] = []
+        self.accelerator = SimpleNamespace(empty_host_cache=lambda: self.calls.append("empty_host_cache"))
+        self._C = SimpleNamespace()
 
     def is_available(self) -> bool:
         return self.count > 0
@@ -232,7 +234,17 @@ def test_where_cuda_was_not_used_nothing_is_asked_or_freed(install, torch: FakeT
 def test_memory_that_torch_keeps_is_given_back(install) -> None:
     torch = install(FakeTorch(1))
     cuda.free()
-    assert torch.calls == ["empty_cache"]
+    assert torch.calls == ["empty_cache", "empty_host_cache"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_page_locked_memory_is_given_back_by_the_name_that_this_torch_has(install, there: bool) -> None:
+    torch = install(FakeTorch(1))
+    del torch.accelerator.empty_host_cache
+    if there:
+        torch._C._host_emptyCache = lambda: torch.calls.append("_host_emptyCache")
+    cuda.free()
+    assert torch.calls == ["empty_cache", *["_host_emptyCache"] * there]
 
 
 def test_an_error_that_comes_late_is_noticed_on_the_device_in_use(install) -> None:
