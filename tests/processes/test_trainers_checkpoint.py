@@ -83,7 +83,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copied(saved: Path, to: Path, *, checksums: bool) -> Path:
     """A copy of ``saved``; without ``checksums`` it is as earlier versions wrote it."""
-    shutil.copytree(saved, to, dirs_exist_ok=True)
+    if to != saved:
+        shutil.copytree(saved, to, dirs_exist_ok=True)
     if not checksums:
         latest = to / "latest"
         latest.write_text(latest.read_text().splitlines()[0])
@@ -228,6 +229,48 @@ class Keeping(torch.optim.SGD):
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter].setdefault("kept", Kept())
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ({"fused": True}, {}),
+        ({}, {"fused": True}),
+        ({"foreach": True}, {"foreach": False}),
+        ({"capturable": True}, {"capturable": False, "foreach": False}),
+    ],
+)
+def test_the_way_in_which_an_optimizer_computes_may_be_another(
+    was: dict[str, bool], now: dict[str, bool], tmp_path: Path
+) -> None:
+    """That of a GPU and that of the CPU, as ``fused=torch.cuda.is_available()`` makes them."""
+    found: list[torch.optim.Optimizer] = []
+
+    def adam(given: dict[str, bool]) -> Any:
+        def make(parameters: Any) -> torch.optim.Optimizer:
+            found.append(torch.optim.AdamW(parameters, lr=0.01, **given))
+            return found[-1]
+
+        return make
+
+    net = model()
+    if "capturable" in was:  # takes no step on the CPU
+        interrupted(tmp_path)
+        copied(tmp_path, tmp_path, checksums=False)
+        (shared,) = tmp_path.rglob("shared.pt")
+        content = torch.load(shared)
+        content["optimizer"]["param_groups"][0].update(was)
+        torch.save(content, shared)
+    else:
+        interrupted(tmp_path, optimizer=adam(was))
+    train(net, tmp_path, optimizer=adam(now))
+    expected = model()
+    train(expected, tmp_path / "whole", optimizer=adam({}))
+    for name, parameter in expected.named_parameters():
+        if name != "0.bias":  # before a BatchNorm its gradient is rounding
+            torch.testing.assert_close(net.get_parameter(name), parameter)
+    (group,) = found[-2].param_groups
+    assert {name: group[name] for name in now} == now
 
 
 def test_what_could_not_be_read_again_is_refused_when_it_is_to_be_saved(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from trainers.communication.rank_consistency import shown
 from trainers.methods.strategy import State
 from trainers.names import plain, plain_name
 
+_OF_THE_DEVICE = ("fused", "foreach", "capturable")
+"""Entries of an optimizer's parameter groups that say how it computes, and not what: another device may need others."""
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
+_GROUP = " of group "
 _MESSAGES = re.compile(r", bucket_bytes=\w+")
 _REMEDY = "Name another directory, or remove it to start anew."
 
@@ -73,7 +76,9 @@ def checked(
     differing = [
         f"{name} was {was}, is {identity.get(name)}"
         for name, was in saved["identity"].items()
-        if name not in but and _compared(was) != _compared(identity.get(name))
+        if name not in but
+        and name.partition(_GROUP)[0] not in _OF_THE_DEVICE
+        and _compared(was) != _compared(identity.get(name))
     ]
     if differing:
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {_REMEDY}")
@@ -125,7 +130,7 @@ def fill_optimizer(
     """
     own = [group["lr"] for group in optimizer.param_groups]
     try:
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(_computed_as_by(optimizer, state))
     except ValueError as error:
         raise ValueError(f"The checkpoint in {where} is of another optimizer: {error}. {_REMEDY}") from error
     for group, rate in zip(optimizer.param_groups, own, strict=True):
@@ -140,6 +145,15 @@ def fill_optimizer(
         for parameter, number in zip(group["params"], was["params"], strict=True):
             if parameter in optimizer.state:
                 optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state["state"].get(number))
+
+
+def _computed_as_by(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` with those settings that are of the device as ``optimizer`` has them."""
+    groups = [
+        {**was, **{name: group[name] for name in _OF_THE_DEVICE if name in group and name in was}}
+        for was, group in zip(state.get("param_groups", ()), optimizer.param_groups)
+    ]
+    return {**state, "param_groups": groups} if len(groups) == len(optimizer.param_groups) else state
 
 
 def _as_saved(loaded: Any, saved: Any) -> Any:
@@ -189,5 +203,5 @@ def described(optimizer: Optimizer) -> dict[str, str]:
     found = {"optimizer": type(optimizer).__name__}
     for index, group in enumerate(optimizer.param_groups):
         settings = {name: value for name, value in group.items() if name not in _NO_SETTINGS}
-        found.update({f"{name} of group {index}": shown(value) for name, value in settings.items()})
+        found.update({f"{name}{_GROUP}{index}": shown(value) for name, value in settings.items()})
     return found

@@ -100,8 +100,8 @@ class NodeExchange:
         torch._foreach_copy_(bucket.tensors, precise)
 
     def base(self) -> list[Tensor]:
-        """A copy, flat, in any number of parts."""
-        return [base.flat.clone() for base in self._base]
+        """The base itself, flat, in any number of parts; the next merge changes it."""
+        return [base.flat for base in self._base]
 
     def load_base(self, parts: Sequence[Tensor]) -> bool:
         """Take up what ``base`` gave; whether that is of the same parameters."""

@@ -73,8 +73,10 @@ class PowerSGDAverager:
             raise ValueError(
                 "The saved state is of PowerSGD on another model. Start with an empty checkpoint directory."
             )
-        self._errors = [saved.to(own.device) for saved, own in zip(errors, self._errors, strict=True)]
-        self._qs = [saved.to(own.device) for saved, own in zip(qs, self._qs, strict=True)]
+        self._errors = [
+            saved.to(own.device, copy=True) for saved, own in zip(errors, self._errors, strict=True)
+        ]
+        self._qs = [saved.to(own.device, copy=True) for saved, own in zip(qs, self._qs, strict=True)]
 
     def _averaged(self, factors: list[Tensor]) -> list[Tensor]:
         average_summands(self._channel, factors)
