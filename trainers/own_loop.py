@@ -174,7 +174,8 @@ class Wrapped:
         self._closed = False
         _at_work.add(self._optimizer)
         self._hooks = [
-            self._model.register_forward_pre_hook(self._on_forward),
+            # Of a model that is compiled in place the hook would be compiled with it, and what ranks exchange there.
+            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_forward)),
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
         ]

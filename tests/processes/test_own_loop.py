@@ -262,6 +262,30 @@ def test_a_gan_trains_by_every_method(name: str) -> None:
     assert any(name not in state or not torch.equal(state[name], value) for name, value in start.items())
 
 
+# torch.compile
+
+
+def compiled_in_place(rank: int, name: str, compiled: bool) -> dict[str, Tensor]:
+    net, _ = adversaries()
+    if compiled:
+        net.compile(backend="aot_eager")
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    with wrapped(net, name, 1, optimizer=optimizer) as run:
+        for step in range(TOTAL):
+            inputs, noise = draw(step, rank, 2)
+            optimizer.zero_grad()
+            run.backward(mse_loss(net(inputs), noise))
+            optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize("name", cases(["OIALR over DASO"], nightly=["AB", "DASO", "local SGD", "DDP"]))
+def test_a_model_may_be_compiled_in_place(name: str) -> None:
+    (expected, _), (found, other) = (run_ranks(2, compiled_in_place, name, on) for on in (False, True))
+    assert_identical(found, other)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
 # What cannot work
 
 
