@@ -193,9 +193,12 @@ class Channel:
         begin = time.perf_counter()
         try:
             if tensor.device.type == "cpu":
-                work.wait(self.timeout)
+                try:
+                    work.wait(self.timeout)
+                finally:
+                    self._waited_s += time.perf_counter() - begin
             else:
-                # The host goes on at once: what waits is the stream, between these two events.
+                # What waits is the stream, between these two events; the host too with gloo, at the same time.
                 around = _timing_event(), _timing_event()
                 around[0].record(torch.cuda.current_stream(tensor.device))
                 # With a time-out NCCL's wait would hold up the host; its own watchdog ends a hung operation.
@@ -206,8 +209,6 @@ class Channel:
             raise
         except RuntimeError as error:
             raise self._lost(what, time.perf_counter() - begin, error) from error
-        finally:
-            self._waited_s += time.perf_counter() - begin
 
     def _note(self, around: tuple[torch.cuda.Event, torch.cuda.Event]) -> None:
         """Keep a wait of the stream; those that are over are summed up where there are many."""

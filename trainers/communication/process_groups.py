@@ -71,16 +71,18 @@ def give_back(groups: list[dist.ProcessGroup | None]) -> None:
     which wait for this one. They would not hear of the error, nor would anyone, before NCCL's own time-out.
     """
 
-    def destroyed() -> None:
+    def destroy() -> None:
+        destroyed = []
         while groups:
             dist.destroy_process_group(groups[0])
-            if _HOLDS_INTERPRETER:
-                time.sleep(_SETTLE_S)
-            del groups[0]
+            destroyed.append(groups.pop(0))
+        if destroyed and _HOLDS_INTERPRETER:
+            time.sleep(_SETTLE_S)
+        destroyed.clear()
 
     if sys.exc_info()[0] is None:
-        destroyed()
+        destroy()
         return
-    thread = threading.Thread(target=destroyed, name="give-back", daemon=True)
+    thread = threading.Thread(target=destroy, name="give-back", daemon=True)
     thread.start()
     thread.join(_PATIENCE_S)
