@@ -83,16 +83,16 @@ def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space,
 
 @given(spaces(), st.integers(0, 1000))
 def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
-    brood = VectorisedGenomes(space)
-    genomes = brood.drawn(8, np.random.default_rng(seed))
-    rows = brood.rows(genomes)
-    params = [space.decode(brood.genome(genome)) for genome in genomes.tolist()]
-    exists = brood.active(genomes)
+    offspring = VectorisedGenomes(space)
+    genomes = offspring.drawn(8, np.random.default_rng(seed))
+    rows = offspring.rows(genomes)
+    params = [space.decode(offspring.genome(genome)) for genome in genomes.tolist()]
+    exists = offspring.active(genomes)
     for i, first in enumerate(params):
         assert [name for name, there in zip(space.names, exists[i]) if there] == list(first)
         # The genome that stands for the configuration has the same row.
         canonical = np.array([space.encode(first)])
-        assert brood.rows(canonical) == pytest.approx(rows[i : i + 1], abs=1e-11)
+        assert offspring.rows(canonical) == pytest.approx(rows[i : i + 1], abs=1e-11)
         for j, second in enumerate(params):
             assert first != second or np.allclose(rows[i], rows[j], atol=1e-11)
             if not any(isinstance(one, hpo.Float) for one in space.parameters.values()):
@@ -102,39 +102,42 @@ def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
 
 @given(spaces(), st.integers(0, 1000))
 def test_children_are_genomes_of_their_parents(space, seed):
-    brood, generator = VectorisedGenomes(space), np.random.default_rng(seed)
-    parents = brood.drawn(4, generator)
-    children, origins = brood.children(parents, 60, generator, 0.7, (0.01, 1 / 3))
+    offspring, generator = VectorisedGenomes(space), np.random.default_rng(seed)
+    parents = offspring.drawn(4, generator)
+    children, origins = offspring.children(parents, 60, generator, 0.7, (0.01, 1 / 3))
     assert origins.shape == (60, 2) and set(origins.flat) <= {0, 1, 2, 3}
     for child in children.tolist():
-        for gene, (low, high) in zip(brood.genome(child), space.limits.values(), strict=True):
+        for gene, (low, high) in zip(offspring.genome(child), space.limits.values(), strict=True):
             assert low <= gene <= high and isinstance(gene, int) == isinstance(low, int)
     # Of one parent alone what changes is what exists in it.
-    clones, _ = brood.children(parents[:1], 60, generator, 0.7, (0.01, 1 / 3))
+    clones, _ = offspring.children(parents[:1], 60, generator, 0.7, (0.01, 1 / 3))
     changed = (clones != parents[0]).any(axis=0)
-    assert not (changed & ~brood.active(parents[:1])[0]).any()
+    assert not (changed & ~offspring.active(parents[:1])[0]).any()
 
 
 def test_integers_and_their_conditions_are_those_of_the_space():
     space = hpo.SearchSpace(
         n=hpo.Int(1, 1000, log=True), m=hpo.Int(-3, 4), inner=hpo.Float(0, 1, when={"m": (0, 2)})
     )
-    brood = VectorisedGenomes(space)
-    genomes = brood.drawn(400, np.random.default_rng(0))
-    exists = brood.active(genomes)
+    offspring = VectorisedGenomes(space)
+    genomes = offspring.drawn(400, np.random.default_rng(0))
+    exists = offspring.active(genomes)
     for genome, there in zip(genomes.tolist(), exists[:, 2]):
         params = space.decode(tuple(genome))
         assert there == (params["m"] in (0, 2))
     stand_in = np.array([space.encode(space.decode(tuple(genome))) for genome in genomes.tolist()])
-    assert brood.rows(genomes)[:, :2] == pytest.approx(stand_in[:, :2], abs=1e-12)
+    assert offspring.rows(genomes)[:, :2] == pytest.approx(stand_in[:, :2], abs=1e-12)
 
 
 def test_some_choices_only():
     space = hpo.SearchSpace(c=hpo.Categorical(*"abcd"), o=hpo.Ordinal(1, 2, 3), x=hpo.Float(0, 1))
-    brood = VectorisedGenomes(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
+    offspring = VectorisedGenomes(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
     generator = np.random.default_rng(0)
     parents = VectorisedGenomes(space).drawn(50, generator)
-    for genomes in (brood.drawn(50, generator), brood.children(parents, 50, generator, 0.7, (0.01, 0.3))[0]):
+    for genomes in (
+        offspring.drawn(50, generator),
+        offspring.children(parents, 50, generator, 0.7, (0.01, 0.3))[0],
+    ):
         assert set(genomes[:, 0]) == {0, 2} and set(genomes[:, 1]) == {0, 2}
 
 

@@ -291,7 +291,7 @@ def test_a_space_of_fixed_floats_is_finite(tmp_path: Path) -> None:
 
 
 def test_the_same_configuration_is_the_same_row_to_a_model() -> None:
-    brood = VectorisedGenomes(FIXED)
+    encoded = VectorisedGenomes(FIXED)
     genomes = np.array([[0.5, 0.5, 0.1, 0.9, 0.2, 0], [0.5, 0.5, 0.8, 0.3, 0.7, 0]])
-    rows = brood.rows(genomes)
+    rows = encoded.rows(genomes)
     assert (rows[0] == rows[1]).all()

@@ -389,17 +389,17 @@ def test_launch_after_launch_keeps_no_more_checkpoints_than_one(terminal: Termin
     """Each leader keeps the best of its own and begins anew to count them: what it kept before must go."""
     terminal.write("task.py", SAVES)
     terminal.campaign("keep = 1", evaluations=100_000)
-    rooms: list[set[str]] = []
+    directories: list[set[str]] = []
     for _ in range(2):
         before = len(terminal.side())
         command = terminal.start("run", "c.toml", "--ranks", 3)
         wait_until(lambda: len(terminal.side()) >= before + 12, "a few evaluations")  # noqa: B023
         assert terminal.hpo("stop", "run").returncode == 0
         assert command.wait().returncode == 75
-        rooms.append(
+        directories.append(
             {path.parent.name for path in (terminal.directory / "run" / "evaluations").glob("*/weights")}
         )
     best = min(terminal.records("finished"), key=lambda record: record["objectives"]["value"])
     # Of three leaders each the best of its own, and the best of all before.
-    assert all(len(kept) <= 4 for kept in rooms), rooms
-    assert best["id"] in rooms[-1]
+    assert all(len(kept) <= 4 for kept in directories), directories
+    assert best["id"] in directories[-1]
