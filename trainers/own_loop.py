@@ -175,7 +175,9 @@ class Wrapped:
         _at_work.add(self._optimizer)
         self._hooks = [
             # Of a model that is compiled in place the hook would be compiled with it, and what ranks exchange there.
-            self._model.register_forward_pre_hook(torch.compiler.disable(self._on_forward)),
+            self._model.register_forward_pre_hook(
+                torch.compiler.disable(self._on_forward)  # type: ignore[no-untyped-call]
+            ),
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
         ]

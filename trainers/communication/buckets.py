@@ -73,7 +73,7 @@ def buckets(
     length is to be divisible by.
     """
     return list(
-        _one_by_one(
+        each_bucket(
             tensors,
             wire_dtype=wire_dtype,
             bucket_bytes=bucket_bytes,
@@ -83,7 +83,7 @@ def buckets(
     )
 
 
-def _one_by_one(
+def each_bucket(
     tensors: Iterable[Tensor],
     *,
     wire_dtype: torch.dtype | None = None,
@@ -91,7 +91,7 @@ def _one_by_one(
     with_flags: bool = False,
     multiple_of: int = 1,
 ) -> Iterator[Bucket]:
-    """As ``buckets``, each made when it is asked for: large models need memory for just one of them."""
+    """As ``buckets``, each made when it is asked for: a large model needs memory for just one of them."""
     groups: dict[torch.dtype, list[list[Tensor]]] = {}
     filled: dict[torch.dtype, int] = {}
     for tensor in tensors:
@@ -113,7 +113,7 @@ def broadcast_tensors(channel: Channel, tensors: Sequence[Tensor], *, source: in
     """Overwrite ``tensors`` with those of the ``source``-th rank of ``channel``, in flat buckets."""
     if channel.size == 1:
         return
-    for bucket in _one_by_one(tensors):
+    for bucket in each_bucket(tensors):
         channel.broadcast(bucket.pack(bucket.tensors), source=source).wait()
         bucket.unpack(bucket.tensors)
 
@@ -142,7 +142,7 @@ def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
     """
     if channel.size == 1:
         return
-    for bucket in _one_by_one(tensors):
+    for bucket in each_bucket(tensors):
         if bucket.wire_dtype not in REAL_TYPES:
             raise TypeError(
                 f"{bucket.wire_dtype} has no mean over ranks. Use another type, say torch.float32."
@@ -162,7 +162,7 @@ def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
     """As ``average_tensors``, for tensors that differ on all ranks anyway: sums, divided; two thirds of the bytes."""
     if channel.size == 1:
         return
-    for bucket in _one_by_one(tensors):
+    for bucket in each_bucket(tensors):
         channel.all_reduce(bucket.pack(bucket.tensors)).wait()
         bucket.unpack(bucket.tensors)
         torch._foreach_div_(bucket.tensors, channel.size)

@@ -514,8 +514,12 @@ class _ABTraining(Strategy):
             own_moments, own_numbers = moments_of(self._optimizer, parameter)
             moments += own_moments
             numbers += own_numbers
+        # Optimizers keep numbers on the CPU, where NCCL sends nothing.
+        sent = [number.to(self._communicator.device) for number in numbers]
         # What is the same on all ranks stays: a sum of equal shares of a count may be a rounding less.
-        average_tensors(self._communicator.world, numbers)
+        average_tensors(self._communicator.world, sent)
+        for number, mean in zip(numbers, sent, strict=True):
+            number.copy_(mean)
         return moments
 
     @property

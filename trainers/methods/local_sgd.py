@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainers.arguments import check_kinds
 from trainers.communication.averager import GradientAverager
-from trainers.communication.buckets import buckets, reconcile_buffers
+from trainers.communication.buckets import each_bucket, reconcile_buffers
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
@@ -328,7 +328,7 @@ class _LocalSGDStrategy(Strategy):
         if self._agreed >= target:
             return
         crossed = range(self._agreed + 1, target + 1)
-        for bucket in buckets(p for p in self._setup.model.parameters() if p.requires_grad):
+        for bucket in each_bucket(p for p in self._setup.model.parameters() if p.requires_grad):
             flat = bucket.pack(bucket.tensors)
             for upper in crossed:
                 level = self._levels[upper]
