@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -542,6 +543,35 @@ class Scripted:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
         return next(self.values)
+
+
+def best_of_a_resumed_run(rank: int, directory: str) -> list[tuple[float, dict[str, Tensor]]]:
+    """Two nodes of two ranks, of which one a node has asked for sums that were under way when the model was best."""
+    found = []
+    for name, interrupts in (("whole", [None]), ("in pieces", [After(9), None])):
+        for interrupt in interrupts:
+            net = Everything()
+            with suppress(trainers.Interrupted):
+                result = train(
+                    net,
+                    "DASO",
+                    2,
+                    method=trainers.DASO(sync_every=2, sync_delay=2, warmup_epochs=0, cooldown_epochs=0),
+                    evaluate_every=2,
+                    early_stopping=trainers.EarlyStopping(
+                        metric="validation_loss", direction="maximize", patience=99, restore_best=True
+                    ),
+                    checkpoint=Path(directory, name),
+                    interrupt=interrupt,
+                )
+        found.append((result.metrics["steps"], state_of(net)))
+    return found
+
+
+def test_the_best_model_is_restored_after_a_rest_on_all_ranks(tmp_path: Path) -> None:
+    for whole, pieces in run_ranks(4, best_of_a_resumed_run, str(tmp_path)):
+        assert whole[0] == pieces[0] < 9
+        assert_identical(whole[1], pieces[1])
 
 
 def restored(rank: int, names: list[str]) -> dict[str, tuple[dict[str, Tensor], float, list[float]]]:

@@ -23,7 +23,7 @@ _REMEDY = "Name another directory, or remove it to start anew."
 
 
 class Best(TypedDict):
-    """The model as it was at some epoch, and the strategy's state, which has its shapes."""
+    """The model as it was at some epoch, and of the strategy what gives it its shapes then."""
 
     model: dict[str, Tensor]
     strategy: State

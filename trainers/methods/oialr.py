@@ -243,11 +243,18 @@ class _LowRank(Strategy):
     def load(self, state: State) -> None:
         saved = cast(_Saved, state)
         self._updates, self._work.own_s = saved["updates"], saved["decomposition_s"]
-        self._ranks, self._stability = dict(saved["ranks"]), dict(saved["stability"])
+        self._stability = dict(saved["stability"])
+        self.load_shapes(state)
+        self._under.load(saved["under"])
+
+    def shapes(self) -> State:
+        return {"ranks": dict(self._ranks)}
+
+    def load_shapes(self, saved: State) -> None:
+        self._ranks = dict(cast(_Saved, saved)["ranks"])
         changed = [self._reshape(weight, self._ranks.get(weight.name)) for weight in self._weights]
         if any(changed):
             self._under.parameters_changed()
-        self._under.load(saved["under"])
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         saved = [cast(_Saved, state) for state in states]

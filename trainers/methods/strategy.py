@@ -145,6 +145,17 @@ class Strategy:
     def load(self, state: State) -> None:
         """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
 
+    def shapes(self) -> State:
+        """What ``load_shapes`` needs for the shapes that the model has now, the same on all ranks; nothing where a run
+        never changes them.
+        """
+        return self.state() if self.reparametrises else {}
+
+    def load_shapes(self, saved: State) -> None:
+        """Give the model the shapes of then, for the loop to fill them next. After the last step."""
+        if self.reparametrises:
+            self.load(saved)
+
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         """What ``load`` shall take up on each of these ranks to go on at ``step`` where ranks of another number, or on
         other nodes, had ``states``, in order of rank, and all the same parameters and optimizer state (``replicated``,

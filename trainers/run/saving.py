@@ -78,19 +78,20 @@ class SavedState:
             self.checkpoint.close()
 
     def keep_best(self) -> None:
-        """Keep the model as it is now, and what the strategy needs to give it its shapes."""
+        """Keep the model as it is now, and what the strategy needs to give it these shapes."""
         # Not beside what is trained: a GPU has no room to spare for what only the end may need.
         self.best = self._best_memory.of(
             {
                 "model": plain(self._model.state_dict()),
-                "strategy": self._strategy_state(self._strategy.state()),
+                "strategy": self._strategy_state(self._strategy.shapes()),
             }
         )
 
     def restore_best(self) -> None:
         """Give the model what was kept, if there is something."""
         if self.best is not None:
-            self._fill(self.best)
+            self._strategy.load_shapes(self._by_the_model_s_names(self.best["strategy"]))
+            fill_model(self._model, self.best["model"], where=str(self.checkpoint))
 
     def save(self, *, wait: bool = False) -> None:
         """Write the checkpoint, if there is a directory for it; with ``wait``, return when it is on the disk."""
@@ -169,7 +170,9 @@ class SavedState:
             saved = checked(content, identity=settings, form=self._form, where=where, but=others.may_differ)
             if not others.same:
                 saved = others.go_on(saved, self._strategy, owns)
-            self._fill({"model": saved["model"], "strategy": saved["strategy"]})
+            # First the strategy: it may have to give the model other shapes.
+            self._strategy.load(self._by_the_model_s_names(saved["strategy"]))
+            fill_model(self._model, saved["model"], where=where)
             fill_optimizer(
                 self._optimizer,
                 saved["optimizer"],
@@ -195,7 +198,5 @@ class SavedState:
     def _strategy_state(self, state: State) -> State:
         return cast(State, renamed(dict(state), plain_name))
 
-    def _fill(self, saved: Best) -> None:
-        # First the strategy: it may have to give the model other shapes.
-        self._strategy.load(cast(State, renamed(saved["strategy"], lambda name: self._names.get(name, name))))
-        fill_model(self._model, saved["model"], where=str(self.checkpoint))
+    def _by_the_model_s_names(self, state: State) -> State:
+        return cast(State, renamed(state, lambda name: self._names.get(name, name)))
