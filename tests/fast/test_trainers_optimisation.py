@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import trainers
 from trainers.checkpoints.files import read_alone
 from trainers.lowrank.layers import Factored
+from trainers.optim.moving_average import MovingAverage
 from trainers.run import activation_checkpointing
 
 
@@ -57,6 +58,23 @@ def test_the_average_is_evaluated_and_left_in_the_model() -> None:
         assert result.metrics["validation_loss"] == pytest.approx(mse_loss(averaged(inputs), targets).item())
     # The training itself is as it is without the average.
     assert result.metrics["train_loss"] == train(model()).metrics["train_loss"]
+
+
+def test_the_average_of_weights_in_bfloat16_moves_in_small_steps() -> None:
+    net = nn.Linear(100, 1, dtype=torch.bfloat16)
+    average = MovingAverage(net, 0.999)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+        average.update()
+        net.weight.fill_(2.0)
+        for _ in range(1000):
+            average.update()
+    average.fill()
+    expected = torch.full((1, 100), 2 - 0.999**1000)
+    torch.testing.assert_close(net.weight.float(), expected, rtol=2**-8, atol=0)
+    again = MovingAverage(net, 0.999)
+    again.load({**average.parameters, **average.buffers})
+    assert_identical(average.parameters, again.parameters)
 
 
 @pytest.mark.parametrize("stopping", [None, trainers.EarlyStopping(patience=1, restore_best=True)])
