@@ -29,6 +29,7 @@ from trainers.optim.schedules import Constant, Schedule
 from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation, Ranks
 from trainers.precision import matrix_products
 from trainers.randomness import generators_kept
+from trainers.run.model_checks import refuse_strangers, refuse_wrapped
 from trainers.run.result import Result
 from trainers.run.settings import Settings, check_call, check_optimizer, check_tensors
 from trainers.run.training_run import Run
@@ -154,6 +155,7 @@ def train(
     )
     method = DDP() if method is None else method
     check_method(f"method = {method!r}", method)
+    refuse_wrapped(model, instead="")
     refuse_alone_among_many()
     device, saved = settings.device, checkpointing.checkpoint is not None
     # The device first: a communicator may have a library allocate something there.
@@ -179,6 +181,11 @@ def train(
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = _made(optimizer, model, optimisation)
             check_optimizer(made)
+            refuse_strangers(
+                model.parameters(),
+                made,
+                remedy="Give what is trained of a loss to the model, and compute the loss in it or by step=.",
+            )
             refuse_other_optimizers(channel, made, device)
             run = Run(settings, communicator, made, method)
             del made

@@ -30,9 +30,9 @@ from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, Setup, State, check_method
 from trainers.names import plain, plain_name, renamed
+from trainers.run.model_checks import refuse_strangers, refuse_wrapped
 from trainers.run.settings import check_optimizer, check_tensors
 
-_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 _WHERE = "the given state"
 _at_work: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -314,11 +314,14 @@ class Wrapped:
         """Leave the model in its final state, and take off what was put there; what the end of the ``with`` block
         does. Every rank calls it, after the same step.
         """
+        # With an error under way, as in a ``finally``, the other ranks may be anywhere.
+        self._close(finalise=sys.exc_info()[0] is None)
+
+    def _close(self, *, finalise: bool) -> None:
         if self._closed:
             return
         try:
-            # With an error under way the others may be anywhere.
-            if sys.exc_info()[0] is None and self._step < self._setup.total_steps:
+            if finalise and self._step < self._setup.total_steps:
                 with current(self._device):
                     self._strategy.finalise()
                     reconcile_buffers(self._communicator.service, self._model)
@@ -336,7 +339,8 @@ class Wrapped:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # Not by sys.exc_info: the whole block may stand in an ``except``.
+        self._close(finalise=kind is None)
 
     # Called by the model and the optimizer
 
@@ -396,12 +400,7 @@ class Wrapped:
 
 def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
     """ValueError unless ``optimizer`` has just the parameters of ``model`` that are trained, and they are whole."""
-    for name, module in model.named_modules():
-        if type(module).__name__ in _WRAPPERS:
-            raise ValueError(
-                f"model: {name or 'it'} is in {type(module).__name__}, which exchanges gradients itself. Pass the "
-                "module inside (.module), or leave trainers.wrap out."
-            )
+    refuse_wrapped(model, instead=", or leave trainers.wrap out")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
@@ -415,11 +414,8 @@ def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
             raise ValueError(
                 f"model: {name} is sharded over ranks, and methods work with whole tensors. Leave sharding out."
             )
-    if strangers := len(held - trained.keys()):
-        raise ValueError(
-            f"optimizer: {strangers} of its tensors are no parameters of the model that require a gradient, and would "
-            "be trained on each rank alone. Make it from model.parameters(), one optimizer a model."
-        )
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    refuse_strangers(trainable, optimizer, remedy="Make it from model.parameters(), one optimizer a model.")
     if missing := [name for identity, name in trained.items() if identity not in held]:
         raise ValueError(
             f"optimizer: it lacks {missing[0]} of the model, and a step is that of one optimizer. Give it all "

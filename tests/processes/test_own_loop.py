@@ -262,6 +262,26 @@ def test_a_gan_trains_by_every_method(name: str) -> None:
     assert any(name not in state or not torch.equal(state[name], value) for name, value in start.items())
 
 
+def begun_in_a_handler(rank: int, left_early: bool) -> dict[str, Tensor]:
+    try:
+        raise ValueError("another matter")
+    except ValueError:
+        net = adversaries()[0]
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with wrapped(net, "local SGD", 1, optimizer=optimizer) as run:
+            for step in range(TOTAL - left_early):
+                inputs, noise = draw(step, rank, 2)
+                optimizer.zero_grad()
+                run.backward(mse_loss(net(inputs), noise))
+                optimizer.step()
+    return state_of(net)
+
+
+@pytest.mark.parametrize("left_early", [True, False])
+def test_a_loop_inside_the_handler_of_an_error_ends_alike_on_all_ranks(left_early: bool) -> None:
+    assert_identical(*run_ranks(2, begun_in_a_handler, left_early))
+
+
 # torch.compile
 
 
@@ -323,7 +343,7 @@ def test_a_model_and_an_optimizer_that_do_not_belong_together_are_refused() -> N
     net, optimizer, settings = small()
     for model, made, error in (
         (nn.Sequential(net, nn.Linear(4, 1)), optimizer, "it lacks 1.weight of the model"),
-        (nn.Linear(4, 4), optimizer, "2 of its tensors are no parameters of the model"),
+        (nn.Linear(4, 4), optimizer, "2 of its tensors are not of the model"),
         (net, [optimizer], "optimizer = .*: must be one torch.optim.Optimizer"),
         (net, torch.optim.LBFGS(net.parameters()), "LBFGS computes gradients several times a step"),
         (nn.Linear(4, 4).requires_grad_(False), optimizer, "there is nothing to train"),

@@ -1084,3 +1084,44 @@ def test_label_smoothing_is_refused_where_there_are_no_classes() -> None:
             metrics={},
             label_smoothing=0.1,
         )
+
+
+class Uncertain(nn.Module):
+    """A loss with a weight that is learnt, as of Kendall and Gal 2017."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_variance = nn.Parameter(torch.zeros(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.exp(-self.log_variance) * cross_entropy(outputs, targets) + self.log_variance
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.criterion = model(), Uncertain()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)  # type: ignore[no-any-return]
+
+
+def test_what_is_trained_of_a_loss_belongs_to_the_model() -> None:
+    loss = Uncertain()
+    with pytest.raises(
+        ValueError, match=r"1 of its tensors is not of the model.*Give what is trained of a loss"
+    ):
+        train(model(), loss=loss, optimizer=lambda p: torch.optim.SGD([*p, loss.log_variance], lr=0.1))
+    whole = WithLoss()
+
+    def step(net: nn.Module, batch: Any) -> dict[str, Tensor]:
+        outputs = net(batch[0])
+        return {"loss": whole.criterion(outputs, batch[1]), "outputs": outputs}
+
+    train(whole, loss=None, step=step)
+    assert whole.criterion.log_variance.item() != 0.0
+
+
+def test_a_model_in_a_wrapper_that_exchanges_gradients_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"it is in DataParallel, .* Pass the module inside \(\.module\)\."):
+        train(nn.DataParallel(model()))
