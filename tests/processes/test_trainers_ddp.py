@@ -138,7 +138,7 @@ class SometimesUsed(nn.Module):
         return x.mean(1, keepdim=True)
 
 
-def some_unused(rank: int, batch_size: int, method: trainers.DDP) -> list[Tensor]:
+def some_unused(rank: int, batch_size: int, method: trainers.Method) -> list[Tensor]:
     net = SometimesUsed()
     trainers.train(
         net,
@@ -153,9 +153,16 @@ def some_unused(rank: int, batch_size: int, method: trainers.DDP) -> list[Tensor
     return [parameter.detach() for parameter in net.parameters()]
 
 
-@pytest.mark.parametrize("compression", [None, "bf16", "powersgd"])
-def test_what_no_rank_uses_is_left_alone(compression: str | None) -> None:
-    method = trainers.DDP(compression=compression)
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(trainers.DDP(compression=compression) for compression in (None, "bf16", "powersgd")),
+        trainers.DASO(),  # on one node these are DDP
+        trainers.LocalSGD(),
+    ],
+    ids=str,
+)
+def test_what_no_rank_uses_is_left_alone(method: trainers.Method) -> None:
     found = run_ranks(3, some_unused, 2, method)
     for parameters in found:
         assert all(torch.equal(a, b) for a, b in zip(parameters, found[0], strict=True))

@@ -466,7 +466,11 @@ class _ABTraining(Strategy):
         if channel.size > 1:
             narrow = self._method.compression == "bf16" and channel is self._communicator.world
             self._averager = GradientAverager(
-                self._setup.model.parameters(), channel, wire_dtype=torch.bfloat16 if narrow else None
+                self._setup.model.parameters(),
+                channel,
+                wire_dtype=torch.bfloat16 if narrow else None,
+                # Groups merge what optimizers keep, and so all of them must keep the same.
+                keep_none=not self._method.groups,
             )
 
     @property

@@ -220,7 +220,7 @@ class _DASOStrategy(Strategy):
         self.close()
         trained = [parameter for parameter in self._setup.model.parameters() if parameter.requires_grad]
         if self._node.size > 1:
-            self._averager = GradientAverager(trained, self._node)
+            self._averager = GradientAverager(trained, self._node, keep_none=self._across.size == 1)
         link = link_over(self._setup.communicator.backend)
         if self._method.bucket_bytes is not None:
             link = replace(link, bucket_bytes=self._method.bucket_bytes)

@@ -226,9 +226,10 @@ class _LocalSGDStrategy(Strategy):
         level = self._gradients_over(step)
         if self._averaged != level:
             self.close()
-            channel = self._setup.communicator.world if level == self._top else self._household_channel
+            of_all = level == self._top
+            channel = self._setup.communicator.world if of_all else self._household_channel
             if level > 0:
-                self._averager = GradientAverager(self._setup.model.parameters(), channel)
+                self._averager = GradientAverager(self._setup.model.parameters(), channel, keep_none=of_all)
             self._averaged = level
         if last and self._averager is not None:
             self._averager.arm()
