@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
+import trainers
 from trainers.data.batches import Batch, Disjoint, in_order, share
 from trainers.data.fetching import Collated
 from trainers.data.loader import Loader
@@ -220,6 +221,48 @@ def test_a_set_finishes_its_batches_on_the_device(chosen: list[int] | None, proc
     expected = torch.tensor(chosen or list(range(8)))
     assert torch.equal(torch.cat([inputs for inputs, _ in read]), expected[:, None] / 8)
     assert torch.equal(torch.cat([targets for _, targets in read]), expected + 1)
+
+
+class BytesInTurn(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((torch.tensor([index], dtype=torch.uint8), torch.tensor(index)) for index in range(8))
+
+    def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs / 8, targets + 1
+
+
+@pytest.mark.parametrize("samples", [BytesInTurn(), trainers.Stream(BytesInTurn(), length=8)], ids=str)
+def test_a_stream_finishes_its_batches_on_the_device(samples: Any) -> None:
+    [(inputs, targets)] = load(samples, in_order(range(8), batch_size=8), device=CPU, processes=0)
+    assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+    assert torch.equal(inputs, torch.arange(8)[:, None] / 8) and torch.equal(targets, torch.arange(1, 9))
+
+
+class Epochs(TensorDataset):
+    """Notes the epochs that it is in."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.arange(8.0), torch.arange(8))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda one: one,
+        lambda one: Subset(Subset(one, range(7)), [3, 2]),
+        lambda one: ConcatDataset([Subset(one, [0, 1]), TensorDataset(torch.ones(2), torch.ones(2))]),
+    ],
+)
+def test_a_set_knows_the_epoch_whatever_it_is_a_part_of(wrapped: Callable[[Any], Any]) -> None:
+    samples = Epochs()
+    with Loader(wrapped(samples), device=CPU, processes=0) as loader:
+        for epoch in (0, 1, 5):
+            list(loader.batches(in_order(range(2), batch_size=1), epoch=epoch))
+    assert samples.epochs == [0, 1, 5]
 
 
 class NoisyOnDevice(Bytes):

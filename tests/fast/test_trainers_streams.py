@@ -95,18 +95,31 @@ def test_an_epoch_begins_anew_and_in_its_middle_alike(processes: int) -> None:
 
 
 @given(st.integers(2, 60), st.integers(1, 4))
-def test_batches_are_as_large_as_those_dealt_by_number(samples: int, ranks: int) -> None:
+def test_an_epoch_has_each_sample_of_the_stream_once(samples: int, ranks: int) -> None:
+    """In steps as those of samples that are dealt by number."""
     if samples < 2 * ranks:
         return
+    seen: list[int] = []
+    weights: list[list[float]] = []
     for rank in range(ranks):
+        mine = range(rank, samples, ranks)  # as StreamReader gives them
         by_number = Disjoint().epoch(
             samples=samples, epoch=0, seed=3, rank=rank, ranks=ranks, batch_size=4, accumulate=2
         )
         of_stream = plan(samples, rank, ranks)
-        sizes = [[(len(b.indices), b.weight, b.seed) for b in passes] for passes in by_number]
-        assert [[(len(b.indices), b.weight, b.seed) for b in passes] for passes in of_stream] == sizes
+        assert [[b.seed for b in passes] for passes in of_stream] == [
+            [b.seed for b in passes] for passes in by_number
+        ]
+        for passes in of_stream:
+            counts = [len(batch.indices) for batch in passes]
+            assert min(counts) >= 1 and max(counts) - min(counts) <= 1
         own = torch.cat([batch.indices for passes in of_stream for batch in passes])
-        assert torch.equal(own, torch.arange(len(own)))
+        assert torch.equal(own, torch.arange(len(mine)))
+        seen += [mine[index] for index in own]
+        weights.append([sum(batch.weight for batch in passes) for passes in of_stream])
+    assert sorted(seen) == list(range(samples))
+    for of_step in zip(*weights, strict=True):
+        assert sum(of_step) == pytest.approx(2 * ranks), "the average of means is the mean of all"
 
 
 def test_a_stream_that_ends_before_its_length_begins_again_and_an_empty_one_is_refused() -> None:

@@ -91,7 +91,9 @@ class Disjoint:
 
 @dataclass(frozen=True, kw_only=True)
 class InTurn:
-    """As ``Disjoint``, of a stream: the indices are those of this rank's own samples, in order."""
+    """As ``Disjoint``, of a stream that goes to the ranks in turn: the indices are those of this rank's own samples, in
+    order.
+    """
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
@@ -99,15 +101,18 @@ class InTurn:
         """As ``Disjoint.epoch``."""
         planned, taken = [], 0
         for step, of_step in enumerate(_even_steps(samples, ranks, batch_size, accumulate)):
+            # Of the stream's samples in this step those that are this rank's, and no others of its own: at the end
+            # none is left, and none is needed twice.
+            first = of_step.samples.start
+            own = len(range(first + (rank - first) % ranks, of_step.samples.stop, ranks))
             passes = []
             for part in range(accumulate):
-                position = part * ranks + rank
-                count = len(of_step.part(position))
+                count = len(share(own, rank=part, ranks=accumulate))
                 passes.append(
                     Batch(
                         indices=torch.arange(taken, taken + count),
-                        weight=of_step.weight(position),
-                        seed=derive(seed, "augmentation", epoch, step, position),
+                        weight=count * of_step.parts / len(of_step.samples),
+                        seed=derive(seed, "augmentation", epoch, step, part * ranks + rank),
                     )
                 )
                 taken += count

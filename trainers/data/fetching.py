@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from trainers.data.batches import Batch
 from trainers.data.streams import StreamReader, stream_of
@@ -70,10 +70,12 @@ class Fetched(Dataset[object]):
         self, samples: Dataset[object], *, collate: Collate | None, rank: int, ranks: int, seed: int
     ) -> None:
         stream = stream_of(samples)
-        whole = _undivided(samples)
+        given = samples if stream is None else stream.samples
+        whole = _undivided(given)
         self.on_device = whole.on_device if isinstance(whole, FinishesOnDevice) else None
         """What the data set does on the device, if anything."""
-        self._samples: object = samples if stream is None else stream.samples
+        self._samples: object = given
+        self._epoch_setters = [*_epoch_setters(given)]
         self._chosen: Tensor | None = None
         # Not its subclasses, whose items may be others than the tensors'.
         self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
@@ -89,12 +91,11 @@ class Fetched(Dataset[object]):
         return type(self._samples).__name__
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the data set know the epoch, if it wants to: once in each process."""
+        """Have the data set know the epoch, if it wants to, or those that it is made of: once in each process."""
         if epoch != self._epoch:
             self._epoch = epoch
-            own = getattr(self._samples, "set_epoch", None)
-            if own is not None:
-                own(epoch)
+            for set_epoch in self._epoch_setters:
+                set_epoch(epoch)
 
     def __getitems__(self, order: Order) -> tuple[object, int, int]:
         """The batch, its number of samples, and its seed."""
@@ -168,6 +169,18 @@ def _undivided(samples: object) -> Any:
     while type(samples) is Subset:
         samples = samples.dataset
     return samples
+
+
+def _epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:
+    """``set_epoch`` of ``samples``, or of what torch's Subset and ConcatDataset have made it of."""
+    own = getattr(samples, "set_epoch", None)
+    if own is not None:
+        yield own
+    elif isinstance(samples, Subset):
+        yield from _epoch_setters(samples.dataset)
+    elif isinstance(samples, ConcatDataset):
+        for part in samples.datasets:
+            yield from _epoch_setters(part)
 
 
 def _chosen(samples: object) -> Tensor | None:
