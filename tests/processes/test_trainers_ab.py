@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 import torch.distributed as dist
 from gloo import run_ranks
@@ -634,6 +635,32 @@ def test_what_the_optimizer_keeps_of_numbers_and_complex_parameters_merges_too(
     first, *others = run_ranks(ranks, scaled_on_ranks, optimizer)
     for other in others:
         assert_identical(first, other)
+
+
+def by_step(rank: int, optimizer: Any) -> list[list[Tensor]]:
+    net, found = model(), []
+
+    def on_step(step: int, values: object) -> None:
+        found.append([p.detach().clone() for p in net.parameters()])
+
+    trainers.train(
+        net, data(), loss=mse_loss, optimizer=optimizer, steps=20, batch_size=4, on_step=on_step,
+        method=trainers.AB(warmup_steps=4, ab_steps=4, rebound_steps=4),
+        topology=trainers.Topology(ranks_per_node=1),
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("name", ["Prodigy", "DAdaptAdam", "ScheduleFreeAdamW"])
+def test_what_an_optimizer_finds_out_for_all_weights_together_merges_too(name: str) -> None:
+    """Those have estimates of the rate among the settings of their groups."""
+    one, other = run_ranks(2, by_step, getattr(pytorch_optimizer, name))
+    apart = [step for step, pair in enumerate(zip(one, other, strict=True), 1) if not alike(*pair)]
+    assert apart == [5, 6, 7, 13, 14, 15]  # the eighth and the sixteenth end with a merge
+
+
+def alike(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
 def rates(rank: int) -> list[float]:

@@ -488,6 +488,8 @@ class _ABTraining(Strategy):
         """
         if self._exchange is None:
             return [weight.matrix().clone() for weight in self._weights]
+        if moments:
+            self._average_settings()
         floating, others = buffers_of(self._setup.model)
         average_tensors(self._exchange.inside, floating)
         broadcast_tensors(self._communicator.world, others)
@@ -525,6 +527,28 @@ class _ABTraining(Strategy):
         for number, mean in zip(numbers, sent, strict=True):
             number.copy_(mean)
         return moments
+
+    def _average_settings(self) -> None:
+        """Make numbers among the settings of the optimizer's groups their mean, which optimizers like Prodigy find for
+        themselves; what is the same on all ranks stays.
+        """
+        device = self._communicator.device
+        places = [
+            (group, name)
+            for group in self._optimizer.param_groups
+            for name, value in sorted(group.items())
+            if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
+        ]
+        found = [torch.as_tensor(group[name], dtype=torch.float64, device=device) for group, name in places]
+        means = [value.clone() for value in found]
+        average_tensors(self._communicator.world, means)
+        for (group, name), before, mean in zip(places, found, means, strict=True):
+            if torch.equal(before, mean):
+                continue
+            if isinstance(group[name], Tensor):
+                group[name].copy_(mean)
+            else:
+                group[name] = mean.item()
 
     @property
     def _optimizer(self) -> Optimizer:
