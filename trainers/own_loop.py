@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, cast
@@ -19,6 +19,7 @@ from trainers.arguments import check_argument, is_integer, is_whole
 from trainers.checkpoints.contents import fill_buffers, fill_model, fill_optimizer, form_of
 from trainers.communication.buckets import broadcast_tensors, reconcile_buffers
 from trainers.communication.communicator import Communicator
+from trainers.communication.rank_average import averaged_over_ranks
 from trainers.communication.rank_consistency import (
     refuse_alone_among_many,
     refuse_other_models,
@@ -238,7 +239,11 @@ class Wrapped:
         """Inside, after an epoch's last step, the model is what is to be evaluated, the same on all ranks. Every rank
         enters. Between other steps the ranks of DASO, LocalSGD and AB have models of their own.
         """
-        with current(self._device), self._strategy.evaluating():
+        service = self._communicator.service
+        # A loop that leaves steps out, as torch's GradScaler does, evaluates before the last step of its epoch.
+        buffers = averaged_over_ranks(service, self._model, parameters=False)
+        agreed = buffers if self._strategy.replicated else nullcontext()
+        with current(self._device), self._strategy.evaluating(), agreed:
             yield
 
     def metrics(self) -> dict[str, float]:

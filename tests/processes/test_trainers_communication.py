@@ -61,6 +61,17 @@ def test_alone_everything_is_free() -> None:
     assert alone.counters()["world"] == {"bytes_inside": 0, "bytes_between": 0, "wait_s": 0, "operations": 0}
 
 
+def complex_mean(rank: int) -> Tensor:
+    tensor = torch.tensor([1 + 2j * rank, 5j])
+    average_tensors(communicator().world, [tensor])
+    return tensor
+
+
+def test_complex_numbers_have_a_mean() -> None:
+    for mean in run_ranks(2, complex_mean):
+        assert mean.tolist() == [1 + 1j, 5j]
+
+
 def test_buckets_hold_every_tensor_once_and_close_when_full() -> None:
     tensors = [
         torch.arange(n, dtype=dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from trainers.communication.channel import REAL_TYPES, Channel
+from trainers.communication.channel import COMPLEX_TYPES, REAL_TYPES, Channel
 from trainers.communication.communicator import Communicator
 from trainers.names import format_of
 
@@ -135,7 +135,7 @@ def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], 
 
 @torch.no_grad()
 def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
-    """Overwrite floating-point ``tensors`` with their mean over the ranks of ``channel``, in flat buckets.
+    """Overwrite real or complex ``tensors`` with their mean over the ranks of ``channel``, in flat buckets.
 
     What is the same on all ranks stays as it is to the last bit, infinities too, and large numbers do not
     overflow: the mean is that of the differences from the first rank's, which is sent for it.
@@ -143,7 +143,7 @@ def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
     if channel.size == 1:
         return
     for bucket in each_bucket(tensors):
-        if bucket.wire_dtype not in REAL_TYPES:
+        if bucket.wire_dtype not in (*REAL_TYPES, *COMPLEX_TYPES):
             raise TypeError(
                 f"{bucket.wire_dtype} has no mean over ranks. Use another type, say torch.float32."
             )

@@ -20,12 +20,13 @@ from torch import Tensor
 from trainers.communication.topology import Ranks
 
 REAL_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+COMPLEX_TYPES = (torch.complex64, torch.complex128)
 
 
 _SENT = (*REAL_TYPES, torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
-_SUMMED = (*_SENT, torch.complex64, torch.complex128)
+_SUMMED = (*_SENT, *COMPLEX_TYPES)
 """What both gloo and NCCL take as it is; other types are sent as bytes, where they need not be summed."""
 
 
