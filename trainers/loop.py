@@ -120,7 +120,8 @@ def train(
     Raises:
         Interrupted: ``interrupt`` asked for it.
         ValueError: settings are not allowed or differ between ranks, a checkpoint is damaged or of other settings, a
-            directory cannot be written, or a launcher's rank is in no group; all before the first step.
+            directory cannot be written, or a launcher's rank is in no group: before the first step, but for what only
+            the training shows, such as sparse gradients.
         TypeError: a keyword does not exist, a data set is none, or the model, the loss or a metric returned something
             else than it should.
         CommunicationError: a rank is lost or hangs.

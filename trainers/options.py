@@ -192,7 +192,8 @@ class Monitoring:
             step with the names of what will be recorded, but for those of layers, and may raise.
         on_step (callable; default None): ``on_step(steps, values)``, called on every rank after each optimizer step,
             with how many have been taken, and a dictionary of "loss" (float64 without dimensions, of this rank's
-            samples, on the device, where reading it waits for the GPU), "lr" and, with ``clip_norm``, "gradient_norm"
+            samples and weighted by their share, so that the ranks' mean is that of all samples; on the device, where
+            reading it waits for the GPU), "lr" and, with ``clip_norm``, "gradient_norm"
             (a tensor: that before clipping); what it raises ends the run.
         progress (bool; default None): whether rank 0 writes a progress line to stderr; None: if that is a terminal.
         flops_per_sample (float; default None): floating-point operations of the model for one sample, forward and

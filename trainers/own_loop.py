@@ -199,6 +199,7 @@ class Wrapped:
 
         Args:
             loss (Tensor, without dimensions): a mean over this rank's samples, not scaled: some methods decide by it.
+                Where a step has several passes, divided by their number.
             last (bool; default True): False: another backward pass of the same step follows, and nothing is sent yet.
             **arguments: of ``torch.autograd.backward``: ``retain_graph``, say.
 

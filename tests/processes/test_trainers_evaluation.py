@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from gloo import run_ranks
+from models import labelled
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset
 
 import trainers
@@ -308,3 +310,11 @@ def test_a_step_is_refused_where_what_it_returns_is_of_no_use() -> None:
         train(
             lambda model, batch: {"loss": loss(model, batch)}, metrics={"one": lambda outputs, targets: 1.0}
         )
+
+
+def test_modules_are_in_their_modes_again_after_an_evaluation() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    model[1].eval()
+    found = trainers.evaluate(model, labelled(), metrics={"loss": cross_entropy}, batch_size=8)
+    assert found["loss"] > 0
+    assert [module.training for module in model.modules()] == [True, True, False, True]

@@ -113,7 +113,7 @@ def scores(
     computed = Scores(metrics, channel=channel, device=device)
     losses = [metric for metric in metrics.values() if isinstance(metric, MeanLoss)]
     needed = len(losses) < len(metrics)
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with closing(_batches(samples, loader, batch_size=batch_size, channel=channel)) as batches:
@@ -128,7 +128,8 @@ def scores(
                 if needed:
                     computed.update(outputs, targets, count)
     finally:
-        model.train(was_training)
+        for module, mode in modes:  # the user may have some in evaluation mode for good
+            module.training = mode
     return computed.values(shared=shared)
 
 

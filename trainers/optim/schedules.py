@@ -193,13 +193,13 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Drops(Schedule):
-    """lr times ``factor`` once for each fraction of the run in ``at`` that has passed: at 50 % and at 75 %, say, as
+    """lr times ``factor`` once for each fraction in ``at`` that has passed: at 50 % and at 75 %, say, as
     for ResNets on CIFAR (He et al. 2015, section 4.2).
 
     Args:
         warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
         warmup_lr (float; default 0.0): the rate at which the warm-up starts.
-        at (tuple of float, between 0 and 1; default (0.5, 0.75)): fractions of the run.
+        at (tuple of float, between 0 and 1; default (0.5, 0.75)): fractions of what follows the warm-up.
         factor (float, between 0 and 1; default 0.1): what is left of the rate after each.
 
     Raises:
