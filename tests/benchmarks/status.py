@@ -2,7 +2,7 @@
 
     python tests/benchmarks/status.py [--evaluations 1000000] [--quick]
 
-The journals of ten launches are written by hand; then a launch on one rank goes on with evaluations of 50 ms. Seconds
+The journals of nine launches are written by hand; then a launch on one rank, the eleventh, goes on with evaluations of 50 ms. Seconds
 of the command, the start of Python included: beside the launch that is at work, after its end, and with `status.json`
 removed, which folds the journals. Of the first two the median of five. Then what it takes to list what runs on a
 thousand workers, from the ends of their journals, at first and when a tenth of them have begun something else. Ends in
@@ -50,9 +50,9 @@ def campaign(directory: Path, evaluations: int, seconds: float) -> hpo.Campaign:
 
 
 def write_journals(directory: Path, evaluations: int) -> None:
-    """So many completed evaluations, in ten launches of one worker."""
+    """That number of completed evaluations, in the launches after the first, of one worker."""
     rng = random.Random(0)
-    each = evaluations // LAUNCHES
+    each = evaluations // (LAUNCHES - 1)
     for launch in range(2, LAUNCHES + 1):
         path = journal_path(directory, launch=launch, island=0, worker=0)
         header = Header(version=1, launch=launch, island=0, worker=0, time=1e9 + launch * each)

@@ -541,7 +541,7 @@ class _ABTraining(Strategy):
         ]
         found = [torch.as_tensor(group[name], dtype=torch.float64, device=device) for group, name in places]
         means = [value.clone() for value in found]
-        average_tensors(self._communicator.world, means)
+        average_tensors(self._communicator.service, means)
         for (group, name), before, mean in zip(places, found, means, strict=True):
             if torch.equal(before, mean):
                 continue
