@@ -2,11 +2,11 @@
 
     python tests/benchmarks/status.py [--evaluations 1000000] [--quick]
 
-The journals of nine launches are written by hand; then a launch on one rank, the eleventh, goes on with evaluations of 50 ms. Seconds
-of the command, the start of Python included: beside the launch that is at work, after its end, and with `status.json`
-removed, which folds the journals. Of the first two the median of five. Then what it takes to list what runs on a
-thousand workers, from the ends of their journals, at first and when a tenth of them have begun something else. Ends in
-one line of JSON."""
+The journals of nine launches are written by hand; then a launch on one rank, the eleventh, goes on with evaluations
+of 50 ms. Seconds of the command, the start of Python included: beside the launch that is at work, after its end, and
+with `status.json` removed, which folds the journals. Of the first two the median of five. Then what it takes to list
+what runs on a thousand workers, from the ends of their journals, at first and when a tenth of them have begun
+something else. Ends in one line of JSON."""
 
 from __future__ import annotations
 

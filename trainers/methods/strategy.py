@@ -152,7 +152,9 @@ class Strategy:
         return self.state() if self.reparametrises else {}
 
     def load_shapes(self, saved: State) -> None:
-        """Give the model the shapes of then, for the loop to fill them next. After the last step."""
+        """Give the model the shapes of when ``shapes`` gave ``saved``, for the loop to fill them next. After the last
+        step.
+        """
         if self.reparametrises:
             self.load(saved)
 
