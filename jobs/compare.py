@@ -112,11 +112,6 @@ def compared(
             chosen["best"] = best_beside(
                 result, chosen["default"], campaign.task.objectives, score_of(campaign.task)
             )
-        flags = [
-            f"--{name.replace('_', '-')}={value}"
-            for name, value in settings.task_options.items()
-            if value is not None
-        ]
         ranks = settings.layout.ranks_per_worker
         place = Place(ranks=ranks, nodes=nodes_for(ranks) if nodes is None else nodes)
         module = str(settings.task).split(":")[0]
@@ -130,7 +125,9 @@ def compared(
                 settings.directory,
                 one,
                 place,
-                [*flags, f"--method={one.id}"] if isinstance(one, Baseline) else flags,
+                flags_of(of_baseline(settings.task_options, one.id))
+                if isinstance(one, Baseline)
+                else flags_of(settings.task_options),
                 seeds,
                 limit_s=limit_s,
             )
@@ -164,10 +161,25 @@ def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None
     given = {name: getattr(options, name) for name in options.model_fields_set}
     return {
         {"ddp": "full rank"}.get(method, method): Baseline(
-            id=method, params=make_task(**{**given, "method": method}).default
+            id=method, params=make_task(**of_baseline(given, method)).default
         )
         for method in asked
     }
+
+
+def of_baseline(options: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """``options`` of a task with this method and without a second objective: a baseline is not searched, and what a
+    campaign about another method minimises may be constant with this one.
+    """
+    return {
+        **{name: value for name, value in options.items() if name != "second_objective"},
+        "method": method,
+    }
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """``options`` of a task as arguments of its module's command line."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
 
 
 def best_beside(

@@ -73,21 +73,28 @@ def _mean_and_deviation(found: Mapping[str, Any], what: str) -> str:
 
 def _costs(tests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Rows of what the test's trainings took, in the mean, as tables 4.3 and 5.1 of the dissertation have them; those
-    that say something of all columns.
+    that say something of all columns. The compression of AB is that of its last factors: the network that it leaves
+    is whole.
     """
     shown = {
-        "compression_ratio": ("compression", "{:.2f} : 1"),
-        "trainable_fraction": ("trained parameters", "{:.2%}"),
-        "bytes_inside_nodes": ("bytes a rank, in nodes", "{:.4g}"),
-        "bytes_between_nodes": ("bytes a rank, between", "{:.4g}"),
-        "train_s": ("training, s", "{:.4g}"),
+        "compression": (("factored_compression_ratio", "compression_ratio"), "{:.2f} : 1"),
+        "trained parameters": (("trainable_fraction",), "{:.2%}"),
+        "bytes a rank, in nodes": (("bytes_inside_nodes",), "{:.4g}"),
+        "bytes a rank, between": (("bytes_between_nodes",), "{:.4g}"),
+        "training, s": (("train_s",), "{:.4g}"),
     }
     rows = []
-    for metric, (name, text) in shown.items():
-        each = [[float(one[metric]) for one in found.get("tests", ()) if metric in one] for found in tests]
+    for name, (metrics, text) in shown.items():
+        each = [_first_of(metrics, found.get("tests", ())) for found in tests]
         if all(each) and any(any(one) for one in each):
             rows.append([name, *(text.format(statistics.fmean(one)) for one in each)])
     return rows
+
+
+def _first_of(metrics: Sequence[str], trainings: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Of each training the first of ``metrics`` that it has, if it has one."""
+    each = ([float(one[metric]) for metric in metrics if metric in one] for one in trainings)
+    return [found[0] for found in each if found]
 
 
 def reached(value: float, what: str) -> str:

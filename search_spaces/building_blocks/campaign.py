@@ -133,6 +133,13 @@ def campaign(
                     f"second_objective = {chosen.second_objective!r}: there are {' and '.join(directions)} already. "
                     "Leave it out, or the options that add the other."
                 )
+            if chosen.second_objective == "trainable_fraction" and chosen.method != "oialr":
+                raise hpo.UsageError(
+                    f"second_objective = 'trainable_fraction': is 1 for every network that method = {chosen.method!r} "
+                    "leaves, so that there is nothing to minimise. Use method = 'oialr', second_objective = "
+                    "'bytes_between_nodes' where a worker has several nodes (ranks_per_node = 1 poses as such), or "
+                    "second_objective = 'none'."
+                )
             judged = _with(chosen.second_objective, _by_score(task.score, judged))
             directions = {chosen.second_objective: "minimize", task.score: task.direction}
         return task(

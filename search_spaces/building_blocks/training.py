@@ -45,8 +45,11 @@ RECORDED = (
 )  # fmt: skip
 """Metrics of the trainer that every campaign keeps beside the fitness."""
 
-TESTED = ("trainable_fraction", "compression_ratio", "bytes_inside_nodes", "bytes_between_nodes", "train_s")
-"""Those of them that a test keeps of each training, for jobs/compare.py."""
+TESTED = (
+    "trainable_fraction", "compression_ratio", "factored_compression_ratio",
+    "bytes_inside_nodes", "bytes_between_nodes", "train_s",
+)  # fmt: skip
+"""Metrics of the trainer that a test keeps of each training, for jobs/compare.py, as far as its method has them."""
 
 
 class TrainedTask(hpo.Task):
@@ -209,13 +212,13 @@ class TrainedTask(hpo.Task):
         model = _on_device(recipe.network, device)
         if recipe.synchronise_batch_norms and group is None and options.method in ("ddp", "oialr"):
             model = _with_synchronised_batch_norms(model, ranks, device)
-        anew = checkpoint is None or not (checkpoint / "latest").exists()
+        prints = (checkpoint is None or not (checkpoint / "latest").exists()) and _is_first_rank()
         if options.init:
             transfer = initial_weights.take_file(model, options.init)
-            if anew:
+            if prints:
                 print(f"init = {options.init!r}: {transfer}", file=sys.stderr)
         begun = None if parent is None else initial_weights.grow(model, parent)
-        if begun is not None and anew:
+        if begun is not None and prints:
             print(f"of its parent's checkpoint {begun.transfer}", file=sys.stderr)
 
         def optimizer(weights: Iterable[nn.Parameter]) -> Optimizer:
@@ -274,6 +277,14 @@ class TrainedTask(hpo.Task):
                 f"ranks_per_worker = {self._ranks} is what this task is for, and there are {ranks}. Make the campaign "
                 "file's [layout] and [task_options] agree, or start as many with torchrun."
             )
+
+
+def _is_first_rank() -> bool:
+    """Of those that there are; also where folds divide them into groups: all begin alike."""
+    from torch import distributed
+
+    joined = distributed.is_available() and distributed.is_initialized()
+    return not joined or distributed.get_rank() == 0
 
 
 def _on_device(network: nn.Module, device: str) -> nn.Module:

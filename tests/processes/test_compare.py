@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from places import ROOT
+from places import ROOT, TESTS
 
 import hpo
 
@@ -148,6 +148,30 @@ def test_any_number_of_trainings_and_what_they_took(compare: ModuleType) -> None
     assert "the test accuracy is the mean of 2 trainings." in shown
 
 
+def test_the_compression_of_ab_is_that_of_its_factors(compare: ModuleType) -> None:
+    """Its network is whole at the end; tests of before it was kept have only that."""
+    import compare_table
+
+    factored = {"compression_ratio": 1.0, "factored_compression_ratio": 1.39}
+    columns = [
+        {"tests": [{"test": 0.7, **factored, "factored_compression_ratio": one} for one in (1.29, 1.49)]},
+        {"tests": [{"test": 0.7, "compression_ratio": 1.0}]},
+        {"tests": [{"test": 0.7, "compression_ratio": 0.5}, {"test": 0.7, **factored}]},
+    ]
+    assert compare_table._costs(columns) == [["compression", "1.39 : 1", "1.00 : 1", "0.94 : 1"]]
+    assert compare_table._costs([{"tests": [{"test": 0.7}]}, {}]) == []
+
+
+def test_a_test_of_ab_keeps_the_compression_of_its_factors() -> None:
+    from search_spaces import vit_ab
+
+    task = vit_ab.make_task(
+        method="ab-no-groups", epochs=2, train_samples=64, validation_part=0.9, dim=24, depth=1, heads=2
+    )
+    (found,) = task.tests(task.default or {}, seeds=[0])
+    assert found["compression_ratio"] == 1.0 != found["factored_compression_ratio"]
+
+
 def test_the_baselines_are_those_of_the_sources_tables(compare: ModuleType) -> None:
     from search_spaces import digits, vit_ab, vit_oialr
 
@@ -157,6 +181,13 @@ def test_the_baselines_are_those_of_the_sources_tables(compare: ModuleType) -> N
         name: vit_oialr.default[name] for name in ("lr", "min_lr", "warmup_lr", "k_decay", "warmup_epochs")
     }
     assert {name: (one.id, dict(one.params)) for name, one in found.items()} == {"full rank": ("ddp", shared)}
+    # Of what would be constant with DDP, and is refused there.
+    small = vit_oialr.make_task(dim=24, second_objective="trainable_fraction")
+    assert compare.baselines_of(small, "search_spaces.vit_oialr") == found
+    flags = compare.flags_of(
+        compare.of_baseline({"dim": 24, "second_objective": "trainable_fraction"}, "ddp")
+    )
+    assert flags == ["--dim=24", "--method=ddp"]
     found = compare.baselines_of(vit_ab.make_task(), "search_spaces.vit_ab")
     assert [one.id for one in found.values()] == ["ab-no-groups", "ddp"]
     assert dict(found["ab-no-groups"].params) == vit_ab.default
@@ -198,3 +229,31 @@ def test_a_test_on_two_nodes_is_one_training(
     one = SimpleNamespace(id="0-3", params={"x": 0.5})
     found = compare.trained_anew("sized", tmp_path, one, compare.Place(ranks=4, nodes=2), [], limit_s=100)
     assert found == {"test": 4.0, "directory": str(tmp_path / "test" / "0-3.run")}
+
+
+def test_the_benchmark_of_campaigns_prints_rows_as_readme_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "benchmarks"))
+    campaigns = importlib.import_module("campaigns")
+    accurate = {
+        "name": "vit_ab", "evaluations": 32, "folds": 3, "test_seeds": 10, "measure": "accuracy", "costs": None,
+        "best": [0.786, 0.782, 0.796], "default": 0.742, "difference": 0.0458, "standard_error": 0.0073,
+        "better": True, "searches": [],
+    }  # fmt: skip
+    timed = {
+        **accurate, "name": "imagenet_daso", "evaluations": 24, "folds": 0, "test_seeds": 3, "costs": "steps",
+        "best": [0.812] * 3, "default": 0.835, "difference": -0.023, "standard_error": 0.018, "better": False,
+        "searches": [{"cost_ratio": 0.8}] * 3,
+    }  # fmt: skip
+    error = {
+        **timed, "name": "autoformer", "evaluations": 16, "measure": "MSE", "costs": "trainable_fraction",
+        "best": [0.442, 0.423, 0.418], "default": 0.453, "difference": -0.025, "standard_error": 0.011,
+        "better": True, "searches": [{"cost_ratio": one} for one in (0.94, 0.93, 0.97)],
+    }  # fmt: skip
+    text = (ROOT / "search_spaces" / "README.md").read_text()
+    assert campaigns.head(3) in text
+    assert campaigns.line(accurate) in text
+    assert campaigns.line(error) in text
+    assert campaigns.line(timed) == (
+        "| `imagenet_daso`, 24, 3 test trainings | 81.2, 81.2, 81.2 % in 0.80, 0.80, 0.80 of the time | 83.5 % "
+        "| \u22122.3 ± 1.8 points | no |"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 from copy import deepcopy
 from datetime import datetime, timedelta
@@ -12,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from gloo import run_ranks
 from torch.utils.data import TensorDataset
 
 import hpo
@@ -149,6 +152,22 @@ def test_weights_that_agree_in_name_and_shape_are_begun_with(
     told = capsys.readouterr().err
     assert f"init = {str(path)!r}: 1 of" in told
     assert "classifier.weight: is (10, 16) there, and (10, 32) here" in told
+
+
+def what_is_printed(rank: int, path: str, parent: str) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        task = digits.make_task(epochs=1, train_samples=20, init=path)
+        task.fit(digits.default, ranks=2, parent=Path(parent))
+    return told.getvalue()
+
+
+def test_what_a_training_begins_with_is_printed_by_the_first_rank_alone(tmp_path: Path) -> None:
+    digits.make_task(epochs=1, train_samples=20).fit(digits.default, checkpoint=tmp_path / "parent")
+    path = tmp_path / "other.safetensors"
+    trainers.save_model(digits.untrained(digits.default), path)
+    first, second = run_ranks(2, what_is_printed, str(path), str(tmp_path / "parent"))
+    assert first.count("28 of 28 tensors taken") == 1 and first.count("of its parent's checkpoint") == 1
+    assert second == ""
 
 
 def test_a_file_that_has_nothing_of_the_network_is_refused(tmp_path: Path) -> None:
@@ -312,3 +331,13 @@ def test_what_a_training_costs_may_be_the_second_objective(tmp_path: Path) -> No
     assert 0 <= found["accuracy"] <= 1
     with pytest.raises(hpo.UsageError, match=r"second_objective = .*: there are steps and accuracy already"):
         daso_intervals.make_task(steps_on_link=8.0, second_objective="bytes_between_nodes")
+
+
+@pytest.mark.parametrize("method", [name for name in NAMES if name != "oialr"])
+def test_a_second_objective_that_is_constant_is_refused(method: str) -> None:
+    refused = (
+        rf"'trainable_fraction': is 1 for every network that method = '{method}' leaves.* method = 'oialr'"
+    )
+    with pytest.raises(hpo.UsageError, match=refused):
+        vit_oialr.make_task(second_objective="trainable_fraction", method=method)
+    assert vit_oialr.make_task(second_objective="bytes_between_nodes", method=method).objectives
