@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
+from search_spaces.building_blocks.architecture import Deep, SmallArchitectureOptions
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.image_task import ImageTask
 from search_spaces.building_blocks.recipes import Recipe, Run
@@ -88,7 +88,7 @@ CHANNELS, CLASSES = 1, 10
 """Of both sets: their models can be used where they are not."""
 
 
-class Options(ArchitectureOptions):
+class Options(SmallArchitectureOptions):
     """With kind = "pbt", epochs are those of one interval: an individual begins with the weights and the optimizer's
     state of its parent, so perturb = ["lr", …] must not name what the network is made of.
     """
@@ -111,7 +111,8 @@ class Options(ArchitectureOptions):
     @property
     def deep(self) -> Deep:
         side = 8 if self.data == "digits" else 28
-        return Deep(inputs=(CHANNELS, side, side), classes=CLASSES)
+        inputs = (CHANNELS, side, side)
+        return Deep.small(inputs, CLASSES) if self.small else Deep(inputs=inputs, classes=CLASSES)
 
     @property
     def saves_each_epoch(self) -> bool:

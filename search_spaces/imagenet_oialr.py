@@ -18,7 +18,7 @@ import hpo
 from search_spaces import vit_oialr
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
-from search_spaces.building_blocks.imagenet_task import ImageNetOptions, Size, make_network
+from search_spaces.building_blocks.imagenet_task import SMALL_DIM, ImageNetOptions, Size, make_network
 
 if TYPE_CHECKING:
     import trainers
@@ -69,16 +69,18 @@ class Options(ImageNetOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.schedules import cosine
+    from search_spaces.building_blocks.schedules import at_width, cosine
 
+    small_vit = options.small and options.network == "vit-b-16" and options.architecture == "source"
+    rates = at_width(SMALL_DIM if small_vit else vit_oialr.DIM, p, source=vit_oialr.DIM)
     return Recipe(
         network=make_network(options.network, options, classes=run.classes, dropout=DROPOUT[options.network]),
-        optimizer=lambda weights: torch.optim.AdamW(weights, lr=p["lr"]),
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
         schedule=cosine(
             "after-warm-up" if options.small else "timm",
             warmup_epochs=p["warmup_epochs"] * options.most_epochs / EPOCHS,
-            warmup_lr=p["warmup_lr"],
-            min_lr=p["min_lr"],
+            warmup_lr=rates["warmup_lr"],
+            min_lr=rates["min_lr"],
             k_decay=p["k_decay"],
         ),
         label_smoothing=0.1,

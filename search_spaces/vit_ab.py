@@ -68,6 +68,7 @@ class Options(ImageOptions):
     width: Count = 16
 
     def rules(self) -> None:
+        super().rules()
         check.divisor("dim", self.dim, heads=self.heads)
         if self.warmup_epochs > self.epochs:
             check.refuse(

@@ -73,6 +73,7 @@ class Options(ImageOptions):
     heads: Count = 6
 
     def rules(self) -> None:
+        super().rules()
         check.divisor("dim", self.dim, heads=self.heads)
 
 

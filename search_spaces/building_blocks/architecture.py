@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
+from search_spaces import options as check
 from search_spaces.building_blocks import memory
 from search_spaces.building_blocks.recipes import MakeRecipe, Recipe, Run, Searched, TrainingOptions
 from search_spaces.options import Positive
@@ -52,6 +53,17 @@ class Deep:
     default_blocks: tuple[int, ...] = (1, 1, 1, 1)
     filters: tuple[int, ...] = (8, 4, 16, 32, 64)
     reduction: int = 1
+
+    @classmethod
+    def small(cls, inputs: tuple[int, int, int], classes: int | None = None) -> Deep:
+        """Of which a random one trains on a few hundred samples in seconds, on one core."""
+        blocks = ((1, 2),) * 4
+        reduction = 4 if inputs[1] > _SIDE_LEFT_AS_IT_IS else 1
+        return cls(inputs=inputs, classes=classes, blocks=blocks, filters=(8, 4, 16), reduction=reduction)
+
+
+_SIDE_LEFT_AS_IT_IS = 8
+"""Pixels: an image of as many leaves the last of four stages one pixel without the stem's reduction."""
 
 
 class ArchitectureOptions(TrainingOptions):
@@ -105,6 +117,22 @@ class ArchitectureOptions(TrainingOptions):
         if self.architecture != "deep" or self.cost == "none":
             return None
         return {score: direction, "parameters" if self.cost == "parameters" else "latency_ms": "minimize"}
+
+
+class SmallArchitectureOptions(ArchitectureOptions):
+    """Where the option ``small`` is of deep networks alone: others have options of their own for their size."""
+
+    small: bool = False
+    """With architecture = "deep": one or two blocks a stage and a quarter of the filters, on images that the stem makes
+    four times smaller: for processors.
+    """
+
+    def rules(self) -> None:
+        super().rules()
+        if self.small and self.architecture != "deep":
+            check.refuse(
+                "small", self.small, "false, or architecture 'deep': only deep networks have this option"
+            )
 
 
 def parameters(deep: Deep) -> dict[str, Parameter]:

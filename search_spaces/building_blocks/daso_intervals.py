@@ -35,6 +35,7 @@ class IntervalOptions(ArchitectureOptions):
     """
 
     def rules(self) -> None:
+        super().rules()
         if self.warmup_epochs + self.cooldown_epochs >= self.most_epochs:
             raise hpo.UsageError(
                 f"warmup_epochs = {self.warmup_epochs} and cooldown_epochs = {self.cooldown_epochs}: must leave some "

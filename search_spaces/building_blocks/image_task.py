@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
+from search_spaces.building_blocks.architecture import Deep, SmallArchitectureOptions
 from search_spaces.building_blocks.campaign import Main, MakeTask, campaign
 from search_spaces.building_blocks.recipes import MakeRecipe, OwnMethod, Recipe, Run, TrainingOptions
 from search_spaces.building_blocks.training import TrainedTask
@@ -45,7 +45,7 @@ AUGMENTATIONS = get_args(Augmentation)
 """The names in ``search_spaces.building_blocks.data_sets.augmentation.AUGMENTATIONS``, which comes with torch."""
 
 
-class ImageOptions(ArchitectureOptions):
+class ImageOptions(SmallArchitectureOptions):
     """Options of all campaigns on images in the form of CIFAR."""
 
     data: Annotated[str, Rule(sources.IMAGES)] = "digits"
@@ -97,7 +97,7 @@ class ImageOptions(ArchitectureOptions):
 
     @property
     def deep(self) -> Deep:
-        return Deep(inputs=(3, 32, 32))
+        return Deep.small((3, 32, 32)) if self.small else Deep(inputs=(3, 32, 32))
 
     def network_facts(self, parts: Parts) -> dict[str, int]:
         return {"classes": parts.classes}

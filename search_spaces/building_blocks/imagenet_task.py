@@ -34,7 +34,6 @@ Network = Literal["vit-b-16", "resnet-50", "resnet-rs-101"]
 
 CLASSES = 1000
 _HOME = "runs/made-up"
-_MADE_UP = "imagenet-seed-0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,9 @@ class Size:
     crop_fraction: float = 0.875
     validation_part: float = 0.02
 
+
+SMALL_DIM = 48
+"""The width of the ViT that is trained with ``small``."""
 
 SMALL = Size(epochs=6, batch_size=32, side=32, evaluation_side=32, validation_part=0.25)
 
@@ -106,7 +108,7 @@ class ImageNetOptions(ArchitectureOptions):
     def deep(self) -> Deep:
         inputs = (3, self.size.side, self.size.side)
         if self.small:
-            return Deep(inputs=inputs, blocks=((1, 2),) * 4, filters=(8, 4, 16), reduction=4)
+            return Deep.small(inputs)
         return Deep(
             inputs=inputs,
             blocks=((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4, 6, 12, 23), (1, 2, 3)),
@@ -222,7 +224,7 @@ def make_network(
     small: dict[str, Any] = {}
     if name == "vit-b-16":
         if options.small:
-            small = {"patch": 8, "dim": 48, "depth": 2, "heads": 6}
+            small = {"patch": 8, "dim": SMALL_DIM, "depth": 2, "heads": 6}
         return ViT(side=options.size.side, classes=classes, dropout=dropout, drop_path=drop_path, **small)
     if options.small:
         small = {"filters": 8, "blocks": (1, 1, 1)}
@@ -233,6 +235,7 @@ def make_network(
 
 def _made_up() -> Path:
     from search_spaces.readers.files import made_once
-    from search_spaces.readers.imagenet import write_made_up
+    from search_spaces.readers.imagenet_files import made_up
 
-    return made_once(Path(_HOME) / _MADE_UP, write_made_up)
+    # By the number of its images: what an earlier version has made up is not taken for it.
+    return made_once(Path(_HOME) / f"imagenet-{made_up.TRAINED}-seed-0", made_up.write_made_up)

@@ -224,8 +224,8 @@ def _general(module: str, make_task: MakeTask, *, exports: bool) -> _Parser:
         options.add_argument(
             _flag(name),
             dest=f":{name}",
-            metavar="",
-            type=_kind(kind),
+            metavar=_METAVARS[_base(kind)],
+            type=_READERS[_base(kind)],
             help=f"{described.describe(name)} (default: {default})".strip().replace("%", "%%"),
             **flag,
         )
@@ -251,7 +251,11 @@ def _add_parameters(parser: _Parser, space: hpo.SearchSpace) -> None:
         parameters.add_argument(
             _flag(name),
             dest=f"={name}",
-            metavar="",
+            metavar="VALUE"
+            if hasattr(parameter, "choices")
+            else "N"
+            if isinstance(parameter, hpo.Int)
+            else "NUMBER",
             type=_reader(parameter),
             help=described.replace("%", "%%"),
         )
@@ -261,14 +265,13 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _kind(annotation: Any) -> Callable[[str], object]:
-    """From an argument's text to a value of an option with this annotation."""
+def _base(annotation: Any) -> type:
+    """bool, float, int or str: what a value of an option with this annotation is; None of an optional one aside."""
     if get_origin(annotation) is Annotated:
-        return _kind(get_args(annotation)[0])
+        return _base(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return _kind(next(one for one in get_args(annotation) if one is not type(None)))
-    readers: dict[Any, Callable[[str], object]] = {bool: _truth, float: _number, int: _whole}
-    return readers.get(annotation, str)
+        return _base(next(one for one in get_args(annotation) if one is not type(None)))
+    return annotation if annotation in (bool, float, int) else str
 
 
 def _whole(text: str) -> int:
@@ -297,6 +300,11 @@ def _truth(text: str) -> bool:
     if text.lower() in ("false", "0"):
         return False
     raise argparse.ArgumentTypeError(f"{text}: must be true or false")
+
+
+# By what ``_base`` says of an option: from an argument's text to a value, and what help shows in its place.
+_READERS: dict[type, Callable[[str], object]] = {bool: _truth, float: _number, int: _whole, str: str}
+_METAVARS = {bool: "true|false", float: "NUMBER", int: "N", str: "TEXT"}
 
 
 def _reader(parameter: Parameter) -> Callable[[str], Scalar]:

@@ -87,6 +87,21 @@ def test_oialr_is_that_of_table_a_1(network: str) -> None:
     assert imagenet_oialr.space.validate(imagenet_oialr.default) == pytest.approx(imagenet_oialr.default)
 
 
+def test_a_small_transformer_has_the_rates_of_its_width() -> None:
+    """Of a network of another kind they stay what they are."""
+    for options, factor in (
+        ({"small": True}, 16),
+        ({"small": True, "network": "resnet-rs-101"}, 1),
+        ({"small": True, "architecture": "deep"}, 1),
+    ):
+        made = recipe(imagenet_oialr, **options)
+        assert settings(made)["lr"] == pytest.approx(factor * 1e-3)
+        assert isinstance(made.schedule, trainers.Cosine)
+        assert (made.schedule.warmup_lr, made.schedule.min_lr) == pytest.approx((factor * 1e-5,) * 2)
+        if factor > 1:
+            assert isinstance(made.network, ViT) and made.network.head.in_features * factor == 768
+
+
 def test_batch_norms_are_synchronised_as_the_source_does_where_torch_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,11 +207,11 @@ def test_small_without_data_makes_images_up_once(tmp_path: Path) -> None:
     task = imagenet_ab.make_task(small=True)
     assert not (tmp_path / "runs").exists()
     parts = task.options.parts()
-    assert (len(parts.trained), len(parts.held), parts.listing.classes) == (288, 96, 8)
-    assert len(parts.test) == 8 * 24
-    made = (tmp_path / "runs" / "made-up" / "imagenet-seed-0").stat().st_mtime_ns
+    assert (len(parts.trained), len(parts.held), parts.listing.classes) == (576, 192, 8)
+    assert len(parts.test) == 8 * 96
+    made = (tmp_path / "runs" / "made-up" / "imagenet-96-seed-0").stat().st_mtime_ns
     assert imagenet_ab.make_task(small=True).options.parts().train.tolist() == parts.train.tolist()
-    assert (tmp_path / "runs" / "made-up" / "imagenet-seed-0").stat().st_mtime_ns == made
+    assert (tmp_path / "runs" / "made-up" / "imagenet-96-seed-0").stat().st_mtime_ns == made
     for part in (task.options.training_set(parts, 0), parts.validation, parts.test):
         image, label = part[0]
         assert image.shape == (3, 32, 32) and 0 <= int(label) < 8

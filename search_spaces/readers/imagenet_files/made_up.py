@@ -15,8 +15,8 @@ from PIL import Image
 
 from search_spaces.readers.files import made_directory
 
-CLASSES, TRAINED, TESTED = 8, 48, 24
-"""By default, images of a class."""
+CLASSES, TRAINED, TESTED = 8, 96, 96
+"""By default: classes, and images of a class to train and to test with."""
 Form = Literal["folders", "shards"]
 _IMAGES_IN_SHARD = 100
 
