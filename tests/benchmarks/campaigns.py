@@ -60,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         value = getattr(given, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} {value}: must be at least 1.")
-    print("| small campaign | best found, test part | default | difference | more than a standard error |")
-    print("|-|-|-|-|-|", flush=True)
+    print(head(given.searches), flush=True)
     rows = []
     for name in given.campaigns:
         rows.append(measured(name, given.searches, given.budget, given.test_seeds))
@@ -90,6 +89,8 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
     return {
         "name": name,
         "evaluations": budget or settings.evaluations,
+        "folds": settings.task_options.get("folds", 0),
+        "test_seeds": test_seeds,
         "measure": compare.measure(str(settings.task).split(":")[0], task.objectives, score),
         "costs": next((name for name in task.objectives if name != measured), None),
         "best": best,
@@ -101,21 +102,37 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
     }
 
 
+def head(searches: int) -> str:
+    """The table's first two lines."""
+    columns = (
+        f"small campaign, evaluations of each of {searches} searches", "best found, test part", "default", "difference",
+        "more than a standard error",
+    )  # fmt: skip
+    return f"| {' | '.join(columns)} |\n|{len(columns) * '-|'}"
+
+
 def line(row: dict[str, Any]) -> str:
-    """``row`` as a line of the table."""
+    """``row`` as a line of the table. A cost is a part of the default's."""
     share = row["measure"] in compare.SHARES
-    best = ", ".join(f"{100 * one:.1f}" if share else f"{one:.3f}" for one in row["best"]) + (
-        " %" if share else ""
-    )
-    scale, digits, unit = (100, 1, " points") if share else (1, 3, "")
-    difference = f"{scale * row['difference']:+.{digits}f} ± {scale * row['standard_error']:.{digits}f}{unit}"
+    scale, digits, unit, points = (100, 1, " %", " points") if share else (1, 3, "", "")
+    label = [f"`{row['name']}`", str(row["evaluations"])]
+    label += [f"{row['folds']} folds"] if row["folds"] else []
+    label += [f"{row['test_seeds']} test training{'' if row['test_seeds'] == 1 else 's'}"]
+    label += [row["measure"]] if row["measure"] != "accuracy" else []
+    best = ", ".join(f"{scale * one:.{digits}f}" for one in row["best"]) + unit
     if row["costs"] is not None:
         ratios = ", ".join(f"{one['cost_ratio']:.2f}" for one in row["searches"])
-        best += f" for {ratios} of `{row['costs']}`"
-    return (
-        f"| `{row['name']}`, {row['evaluations']} evaluations, {row['measure']} | {best} "
-        f"| {compare.reached(row['default'], row['measure'])} | {difference} | {'yes' if row['better'] else 'no'} |"
+        timed = row["costs"] in ("steps", "seconds")
+        best += f" in {ratios} of the time" if timed else f" for {ratios} of `{row['costs']}`"
+    difference = f"{scale * row['difference']:+.{digits}f}".replace("-", "\u2212")
+    cells = (
+        ", ".join(label),
+        best,
+        f"{scale * row['default']:.{digits}f}{unit}",
+        f"{difference} ± {scale * row['standard_error']:.{digits}f}{points}",
+        "yes" if row["better"] else "no",
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def search(

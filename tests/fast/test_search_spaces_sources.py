@@ -198,3 +198,11 @@ def test_rates_of_the_source_s_width_grow_as_the_network_is_narrower(
     assert found == pytest.approx(
         tuple(factor * vit_oialr.TUNED[name] for name in ("lr", "min_lr", "warmup_lr"))
     )
+
+
+def test_lines_for_srun_give_each_rank_its_cores() -> None:
+    """It ignores the job's option, and without one a rank may have a single core."""
+    lines = [
+        line for file in JOBS.glob("*.toml") for line in file.read_text().splitlines() if "srun " in line
+    ]
+    assert lines and all("--cpus-per-task=" in line for line in lines), lines

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from torch import nn
 
 import hpo
 import trainers
+from hpo import cli
 from hpo.individual import COMPLETED, FAILED
 from search_spaces import assignment, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
 from search_spaces.building_blocks import initial_weights
@@ -82,7 +84,44 @@ def test_image_campaigns_have_deep_networks(campaign: Any) -> None:
         assert [len(stage) for stage in network.stages] == [params[f"blocks{one}"] for one in range(1, 5)]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "campaign", cases([digits, vit_oialr], nightly=IMAGES[2:]), ids=lambda one: one.__name__.split(".")[1]
+)
+def test_a_small_deep_network_trains_in_seconds(campaign: Any, tmp_path: Path) -> None:
+    own: dict[Any, dict[str, Any]] = {
+        assignment: {"ranks_per_worker": 1},
+        daso_intervals: {"warmup_epochs": 0, "cooldown_epochs": 0},
+    }
+    task = campaign.make_task(**DEEP, **own.get(campaign, {}), small=True)
+    assert set(NEW) <= set(task.space.parameters)
+    rng = random.Random(1)
+    params = next(
+        one for one in iter(lambda: task.space.decode(task.space.sample(rng)), None) if task.allows(one)
+    )
+    found = task.evaluate(hpo.Trial.alone(params, directory=tmp_path))
+    assert isinstance(found, dict) and set(task.objectives) <= set(found)
+    # The largest of the space; without small it has 30 times as many parameters.
+    largest = {
+        **params,
+        **dict.fromkeys(NEW[:4], 2),
+        "bottleneck": 1,
+        "kernel": 7,
+        "groups": 1,
+        "squeeze": 0.25,
+    }
+    largest |= {"width": 32} if campaign is digits else {"filters": 16}
+    options = {"architecture": "deep", "small": True, **({} if campaign is digits else {"classes": 10})}
+    with torch.device("meta"):
+        network = campaign.untrained(largest, **options)
+    assert count(network) < 40e6
+    with pytest.raises(hpo.UsageError):
+        task.space.validate({**params, "blocks4": 3})
+
+
 def test_wrong_options_are_refused() -> None:
+    for one in (digits, vit_ab, daso_intervals):
+        with pytest.raises(hpo.UsageError, match=r"small = True: must be false, or architecture 'deep'"):
+            one.make_task(small=True)
     with pytest.raises(hpo.UsageError, match="architecture = 'wide': must be 'source' or 'deep'"):
         digits.make_task(architecture="wide")
     with pytest.raises(hpo.UsageError, match="memory = 0: must be a number above 0"):
@@ -182,7 +221,7 @@ def test_an_individual_begins_with_what_its_parent_has_trained(
 
 
 def exported(campaign: Any, directory: Path, path: Path) -> Path:
-    assert campaign.main(["--campaign", str(directory), "--export", str(path)]) == 0
+    assert campaign.main(["--campaign", str(directory), "--export", str(path), "--merge"]) == 0
     return path
 
 
@@ -227,6 +266,41 @@ def test_bigearthnet_from_version_1_to_version_2(tmp_path: Path, capsys: pytest.
     left = capsys.readouterr().err
     assert "stages.1.1.branch.0.weight: is not there" in left
     assert "stages.0.0.branch.3.weight: is (2, 2, 3, 3) there, and (2, 1, 3, 3) here" in left
+
+    # As README has it: what a search on version 1 has found is where one on version 2 begins.
+    weights, points = tmp_path / "found.safetensors", tmp_path / "best.json"
+    tiny_points = tmp_path / "tiny.json"
+    tiny_points.write_text(json.dumps([{"params": tiny}]))
+    options |= {"cost": "none"}
+    before = searched_from_file(tmp_path / "v1.toml", {"data": str(stores["v1"]), **options}, tiny_points)
+    exported(bigearthnet, before.directory, weights)
+    capsys.readouterr()
+    assert cli.main(["best", str(before.directory), "--json", "--top", "1"]) == 0
+    points.write_text(capsys.readouterr().out)
+    after = searched_from_file(
+        tmp_path / "v2.toml", {"data": str(stores["v2"]), **options, "init": str(weights)}, points
+    )
+    begun = next(one for one in after.individuals if one.params == before.best.params)
+    assert begun.status == COMPLETED and 0 <= (begun.value or 0.0) <= 1
+    told = (after.directory / "evaluations" / begun.id).glob("output-*")
+    text = capsys.readouterr().err + "".join(one.read_text() for one in told)
+    total = len(transferable(bigearthnet.untrained(dict(before.best.params), **options)))
+    assert f"{total} of {total} tensors taken" in text
+
+
+def searched_from_file(path: Path, options: dict[str, Any], points: Path) -> hpo.Result:
+    """Two evaluations: the default and the only one of ``points``, or one where these are the same."""
+    lines = [
+        'task = "search_spaces.bigearthnet:make_task"',
+        f'directory = "{path.with_suffix("")}-search"',
+        "evaluations = 2",
+        f'points = ["{points}"]',
+        'evaluation.isolation = "inline"',
+        "[task_options]",
+        *(f"{name} = {json.dumps(value)}" for name, value in options.items()),
+    ]
+    path.write_text("\n".join(lines))
+    return hpo.Campaign.from_file(path).run()
 
 
 def transferable(model: nn.Module) -> list[str]:

@@ -275,7 +275,7 @@ def test_an_interrupted_evaluation_goes_on_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_options_are_plain_values_that_a_file_and_a_command_line_can_give(module: ModuleType) -> None:
     for keyword in inspect.signature(module.make_task).parameters.values():
-        assert keyword.default is None or type(keyword.default) in (str, int, float), keyword
+        assert keyword.default is None or type(keyword.default) in (bool, str, int, float), keyword
 
 
 def test_the_best_beside_a_default_is_the_most_accurate_that_costs_less(

@@ -17,7 +17,7 @@ from gloo import run_ranks
 
 import hpo
 import trainers
-from search_spaces import digits
+from search_spaces import digits, imagenet_ab
 from search_spaces.building_blocks import image_task
 from search_spaces.networks import small_resnet
 from search_spaces.readers import small_images
@@ -368,8 +368,15 @@ def test_help_names_options_and_parameters(capsys: pytest.CaptureFixture[str]) -
         main("--help")
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert "--weight-decay" in shown
-    assert "--train-samples" in shown
+    assert "--weight-decay NUMBER" in shown and "--warmup-epochs N " in shown and "--optimizer VALUE" in shown
+    assert "--train-samples N " in shown and "--memory NUMBER" in shown and "--method TEXT" in shown
+
+
+def test_help_shows_what_a_switch_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        imagenet_ab.main(["--help"])
+    shown = capsys.readouterr().out
+    assert "[--small [true|false]]" in shown and "[--epochs N]" in " ".join(shown.split())
 
 
 def test_under_torchrun() -> None:

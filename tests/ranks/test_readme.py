@@ -180,6 +180,20 @@ def test_a_campaign_of_one_s_own_trains_with_another_method(folder):
     assert "Of all weights." in run(folder, sys.executable, "my_images.py", "--help").stdout
 
 
+def test_a_campaign_of_one_s_own_is_searched(folder):
+    file = folder / "my_images.toml"
+    text, changes = file.read_text(), {"evaluations = 8\n": 2, "epochs = 8\n": 1}
+    for line, fewer in changes.items():
+        assert line in text
+        text = text.replace(line, f"{line.split()[0]} = {fewer}\n")
+    file.write_text(text + "train_samples = 20\n")
+    assert "completed after" in run(folder, HPO, "try", file.name).stdout
+    run(folder, HPO, "run", file.name)
+    individuals = hpo.Result(folder / "runs" / "my_images").individuals
+    assert [one.status for one in individuals] == ["completed", "completed"]
+    assert {tuple(one.params) for one in individuals} == {("lr", "momentum", "width")}
+
+
 def test_an_exported_model_is_used(folder):
     from search_spaces import vit_oialr
 
