@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import KW_ONLY, dataclass
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainers.arguments import is_whole
 from trainers.randomness import derive, generators, generators_kept, seed_generators, set_generators
@@ -43,6 +43,11 @@ class Stream(IterableDataset[object]):
             raise ValueError(
                 f"Stream: an object of type {type(self.samples).__name__} can be read {how}, and each epoch reads from "
                 "the beginning. Give an object whose __iter__ begins anew."
+            )
+        if isinstance(self.samples, DataLoader):
+            raise ValueError(
+                "Stream: a DataLoader gives batches, and samples are wanted. Give its data set, with batch_size=, "
+                "collate= and loader_processes= of train."
             )
         if self.length is not None and not is_whole(self.length, 1):
             raise ValueError(

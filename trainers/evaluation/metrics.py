@@ -217,7 +217,9 @@ class MeanLoss:
         return [self._sums]
 
     def compute(self) -> Tensor:
-        """Their quotient."""
+        """Their quotient. ValueError where no rank has been given a sample."""
+        if not self._sums[1]:
+            raise ValueError("validation_set: it gave no rank a sample. Bring data.")
         return self._sums[0] / self._sums[1]
 
 
