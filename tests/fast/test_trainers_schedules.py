@@ -51,6 +51,21 @@ def test_warm_up_is_a_line_to_the_full_rate_and_shifts_the_course(
         assert warm.rate(LR, epoch=2 + t, epochs=EPOCHS + 2) == pytest.approx(formula(t), rel=1e-12)
 
 
+def test_drops_come_at_the_very_epoch_that_follows_the_warm_up() -> None:
+    schedule = trainers.Drops(at=(0.5, 0.75), factor=0.1, warmup_epochs=2.0)
+    rates = [
+        schedule.rate(LR, epoch=2 + epoch, epochs=2 + EPOCHS) for epoch in (5.999, 6.0, 8.999, 9.0, 12.0)
+    ]
+    assert rates == pytest.approx([LR, 0.1 * LR, 0.1 * LR, 0.01 * LR, 0.01 * LR])
+
+
+def test_a_rate_below_the_least_one_is_not_raised_to_it() -> None:
+    schedule = trainers.ReduceOnPlateau(metric="loss", patience=0, min_lr=0.2)
+    flat = [{"epoch": 1.0, "loss": 1.0}, {"epoch": 2.0, "loss": 1.0}, {"epoch": 3.0, "loss": 1.0}]
+    assert schedule.rate(0.5, epoch=3.0, epochs=EPOCHS, history=flat) == 0.2
+    assert schedule.rate(0.05, epoch=3.0, epochs=EPOCHS, history=flat) == 0.05
+
+
 def test_cosine_is_torch_s() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=LR)

@@ -709,3 +709,13 @@ def test_parameters_of_several_precisions_resume_bit_for_bit(tmp_path: Path) -> 
     assert torch.equal(whole, other)
     assert torch.equal(whole, pieces)
     assert dtypes == [torch.float32] * 2
+
+
+def test_the_plateau_s_threshold_is_a_part_of_the_loss_whatever_its_sign() -> None:
+    """A log-likelihood is negative, and falls away from zero."""
+    method = trainers.DASO(sync_every=8, sync_delay=4, plateau_patience=1, plateau_threshold=0.1)
+    for losses, expected in (([-1.0, -1.2, -1.4], 8), ([-1.0, -1.05], 4), ([1.0, 0.85], 8), ([1.0, 0.95], 4)):
+        periods = daso._Periods(sync_every=8, sync_delay=4)
+        for loss in losses:
+            periods.adapt(loss, method)
+        assert periods.sync_every == expected, losses

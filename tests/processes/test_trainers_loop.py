@@ -568,6 +568,13 @@ def test_a_run_that_diverges_ends_after_that_epoch_and_says_so() -> None:
     assert not math.isfinite(result.history[0]["train_loss"] + result.history[0]["validation_loss"])
 
 
+def test_a_run_that_diverges_between_evaluations_ends_after_that_epoch_too() -> None:
+    optimizer = lambda p: torch.optim.SGD(p, lr=1e30)  # noqa: E731
+    result = train(model(), optimizer=optimizer, schedule=None, evaluate_every=STEPS)
+    assert result.reason == "diverged"
+    assert [entry["steps"] for entry in result.history] == [STEPS_PER_EPOCH]
+
+
 def test_report_gets_each_epoch_and_what_it_raises_ends_the_run() -> None:
     class Enough(Exception):
         pass
@@ -1125,3 +1132,13 @@ def test_what_is_trained_of_a_loss_belongs_to_the_model() -> None:
 def test_a_model_in_a_wrapper_that_exchanges_gradients_is_refused() -> None:
     with pytest.raises(ValueError, match=r"it is in DataParallel, .* Pass the module inside \(\.module\)\."):
         train(nn.DataParallel(model()))
+
+
+def throughput(rank: int) -> tuple[float, float]:
+    result = train(model(), batch_size=4, epochs=1, evaluate_every=None)
+    return result.metrics["samples_per_s"], result.metrics["train_s"]
+
+
+def test_throughput_is_that_of_all_ranks_together() -> None:
+    for found, seconds in run_ranks(2, throughput):
+        assert found == pytest.approx(40 / seconds, rel=1e-6)
