@@ -99,7 +99,8 @@ class Campaign:
             "optuna-cmaes", "genetic", "cmaes", "pso", "nelder-mead", "pbt", "grid" or "random".
         initial (str; default "random"): how the first individuals are drawn: "random", "sobol" or "latin-hypercube".
         grid_points (int, 2 to 100000; default 5): with "grid", values of each Float, and of an Int that has more.
-        crossover (float, 0 to 1; default 0.7): probability of two parents ("evolution", "surrogate", "genetic").
+        crossover (float, 0 to 1; default 0.7): probability of two parents ("evolution", "surrogate"); "genetic": share
+            of the first parent's genes, as in Propulate.
         mutation (float, 0 to 1; default 0.4): probability of a point mutation ("genetic").
         random (float, 0 to 1; default 0.1): probability of a random individual; "surrogate": four times this share of
             the candidates among which it chooses is random.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import random
 import sys
 import types
@@ -127,7 +128,9 @@ class GeneticBreeder(RandomBreeder):
         steps = [
             p.SelectMin(self._pool),
             Select(offspring=2, rng=rng),
-            p.CrossoverUniform(crossover, rng=rng),
+            # As Propulate's default composition does: there it is the share of genes that the first parent gives.
+            # Propulate refuses 0 and 1, which the nearest numbers stand for.
+            p.CrossoverUniform(min(max(crossover, math.ulp(0.0)), math.nextafter(1.0, 0.0)), rng=rng),
             p.PointMutation(limits, probability=mutation, rng=rng),
         ]
         if any(isinstance(low, float) for low, _ in limits.values()):
