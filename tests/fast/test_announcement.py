@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpo.evaluation.announcement import INTERVAL_S, Announcement, Words
@@ -40,10 +40,17 @@ class Waits(Exception):
     pass
 
 
+LENGTHS_S = st.sampled_from([0.0, 0.001, 0.02, 0.3, 5.0])
+
+
 @given(
-    steps_s=st.lists(st.sampled_from([0.0, 0.001, 0.02, 0.3, 5.0]), min_size=1, max_size=300),
+    # Of steps that differ, or are all as long.
+    steps_s=st.lists(LENGTHS_S, min_size=1, max_size=300)
+    | st.builds(lambda seconds, count: [seconds] * count, LENGTHS_S, st.integers(1, 300)),
     asked_from=st.integers(0, 300),
 )
+@example(steps_s=[0.3] * 300, asked_from=20)
+@example(steps_s=[0.02] * 300, asked_from=60)
 def test_all_ranks_stop_at_the_same_call_soon_after_rank_0_was_asked(
     steps_s: list[float], asked_from: int
 ) -> None:

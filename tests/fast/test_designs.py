@@ -60,6 +60,17 @@ def test_workers_share_one_design_and_a_resumed_one_goes_on(kind):
     assert sum(genome[2] for genome in points.values()) == 8
 
 
+def test_each_design_is_the_one_that_was_chosen():
+    """A Latin hypercube is even over all of its points, a Sobol sequence over its first power of two."""
+    workers, even = 10, {}
+    for kind in ("sobol", "latin-hypercube"):
+        breeder = design(kind, workers)
+        places = [divmod(place, workers) for place in range(20)]
+        xs = [point(breeder, 7, 0, worker, sequence).genome[0] for sequence, worker in places]
+        even[kind] = [sorted(int(count * x) for x in xs[:count]) == [*range(count)] for count in (16, 20)]
+    assert even == {"sobol": [True, False], "latin-hypercube": [False, True]}
+
+
 def test_the_design_comes_first_in_a_search_and_a_campaign():
     search = hpo.Search(SPACE, kind="evolution", initial="sobol", seed=3)
     operators = []

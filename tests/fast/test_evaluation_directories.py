@@ -5,21 +5,26 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulation.campaigns import fall_sick, make, records_of
+from written import Written
 
 import hpo
-from hpo.campaign.cleanup import Cleanup
+from hpo.campaign.cleanup import Cleanup, keep_only_best
+from hpo.config.layout import Layout
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import Individual
+from hpo.islands.messages import Start, Surroundings
 from hpo.islands.resume.fold import fold
-from hpo.islands.resume.state import Resting
+from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.files import read_directory
 from hpo.journal.records import Reopened
 from hpo.task.trial import Job
 
+PAUSED = Resting(0, "", 0.0)
 SEEN: list[set[str]] = []
 """By evaluation, which individuals had saved weights when it began."""
 
@@ -165,6 +170,63 @@ def test_of_what_earlier_launches_saved_the_best_and_what_is_evaluated_again_sta
     for now in range(1, 100):
         cleanup.step(1000.0 * now, {ordered[5]})
     assert saved(home) == {ordered[0], ordered[1], ordered[5], ordered[7], "9-9-9"}
+
+
+@pytest.mark.parametrize(
+    ("objectives", "keywords", "removes"),
+    [
+        (1, {}, True),
+        (2, {}, False),
+        (1, {"kind": "pbt"}, False),
+        (1, {"islands": 2, "island": [{}, {"kind": "pbt"}]}, False),
+        (1, {"inherit": True}, False),
+        (1, {"phase": [{"until": 5, "only": {"n": [1]}}]}, False),
+        (1, {"phase": [{"until": 5, "only": {"n": [1]}}], "inherit": False}, True),
+    ],
+)
+@pytest.mark.parametrize("earlier", [ResumeState(), ResumeState(repeats=True, resting={"0-0-1": PAUSED})])
+def test_what_others_may_go_on_from_stays_until_the_campaign_is_done(
+    objectives: int,
+    keywords: dict[str, Any],
+    removes: bool,
+    earlier: ResumeState,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_once: list[object] = []
+    monkeypatch.setattr(
+        "hpo.campaign.campaign.keep_only_best", lambda home, keep, *, needed: at_once.append((keep, needed))
+    )
+    task = hpo.Task(
+        hpo.SearchSpace(x=hpo.Float(-5, 5), n=hpo.Ordinal(1, 2)),
+        evaluate,
+        objectives=dict.fromkeys("ab"[:objectives], "minimize"),
+    )
+    made = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, keep=2, **keywords)
+    layout = Layout.plan(ranks=2, islands=made.settings.layout.islands, ranks_per_worker=1)
+
+    def cleanup(launch: int) -> Cleanup | None:
+        start = Start(launch, Surroundings(("here",), 0, 1, 1), 0, [], [], [], {})
+        return made._cleanup(layout, start, earlier)
+
+    assert cleanup(1) is None and not at_once
+    # Where configurations were evaluated again, what is on record says which are the best.
+    assert (cleanup(2) is not None) is (removes and not earlier.repeats)
+    assert at_once == ([(2, earlier.resting)] if removes and earlier.repeats else [])
+
+
+def test_what_is_unfinished_and_its_first_parent_stay_beside_the_best(tmp_path: Path) -> None:
+    campaign = Written(tmp_path)
+    for number in range(8):
+        campaign.evaluate(number, float(number))
+    campaign.finish(8, status="interrupted", parents=("0-0-5", "0-0-7"))
+    campaign.start(9, parents=("0-0-6", "0-0-7"))
+    for number in range(10):
+        folder = tmp_path / "evaluations" / f"0-0-{number}"
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text("saved")
+    keep_only_best(tmp_path, 2, needed=["0-0-3"])
+    assert saved(tmp_path) == {f"0-0-{number}" for number in (0, 1, 3, 5, 6, 8, 9)}
 
 
 def test_the_coordinator_names_what_it_reopens() -> None:

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import journals
 import pytest
+from msgspec.structs import replace
 
 import hpo
 from hpo.campaign import greeting
 from hpo.campaign.greeting import greet, greeting_s, own_hello
-from hpo.errors import EXIT_RESUMABLE, RanksDied
+from hpo.errors import EXIT_RESUMABLE, CampaignError, RanksDied
+from hpo.islands.messages import Hello, encode
 from hpo.islands.transport import LocalTransport
 from hpo.journal.commands import Set, record_of
 from hpo.journal.launches import (
@@ -147,3 +149,31 @@ def test_ranks_that_start_too_slowly_may_be_tried_again(
         )
     assert caught.value.exit_code == EXIT_RESUMABLE
     assert now[0] == waits_s + 1
+
+
+class Pair(LocalTransport):
+    """Rank 0, and rank 1 which has said ``hello``."""
+
+    size = 2
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__()
+        self._inbox.append((1, encode(hello)))
+
+
+def test_all_ranks_must_read_the_same_campaign(tmp_path: Path) -> None:
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
+
+    def hello(evaluations: int = 1, name: str = "a") -> Hello:
+        settings = hpo.Campaign(task, directory=tmp_path / "run", evaluations=evaluations).settings
+        return replace(own_hello(settings, {"task": name}), host=f"host{evaluations}{name}")
+
+    mine = hello()
+    assert greet(Pair(hello()), mine, 10.0) == [mine, mine]
+    for other in (hello(evaluations=2), hello(name="b")):
+        with pytest.raises(
+            CampaignError, match=f"rank 1 on {other.host} reads another campaign or task than rank 0"
+        ):
+            greet(Pair(other), mine, 10.0)
+    with pytest.raises(CampaignError, match="rank 1 on host1a: cannot begin"):
+        greet(Pair(replace(mine, error="cannot begin")), mine, 10.0)

@@ -13,6 +13,7 @@ from hpo.config import reader as config
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator.ending import STOPPED
+from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Record
 from hpo.search.phases import InheritingBreeder, Phases, searched
@@ -107,6 +108,19 @@ def test_an_immigrant_gives_no_checkpoint() -> None:
     population.add(Member("0-0-1", (0, 0, 0.2), (2.0,), COMPLETED))
     assert breeder.breed(population, random.Random(0)).inherits == "0-0-1"
     assert breeder.checkpoints_for_others > 0
+
+
+def test_checkpoints_of_the_best_and_of_the_latest_eight_stay_for_children() -> None:
+    _, breeder = searched(SPACE, settings(), 0, SearchContext())
+    policy = RetentionPolicy(2, latest=breeder.checkpoints_for_others)
+    draws = random.Random(0)
+    ended: list[tuple[float, str]] = []
+    there: set[str] = set()
+    for number in range(40):
+        ended.append((draws.random(), f"0-0-{number}"))
+        there.add(ended[-1][1])
+        there -= {*policy.add(ended[-1][1], (ended[-1][0],))}
+        assert there == {identity for _, identity in (*sorted(ended[:-8])[:2], *ended[-8:])}
 
 
 @pytest.mark.parametrize("when", [1.0, 4.0, 8.0])
@@ -234,7 +248,7 @@ def test_children_find_their_parents_checkpoints(tmp_path: Path) -> None:
     rows = {one.id: one for one in result.individuals}
     ordered = sorted(rows.values(), key=lambda one: one.started or 0.0)
     assert {one.params["depth"] for one in ordered[:20]} == {1}
-    assert {one.params["depth"] for one in ordered[20:40]} <= {1, 2}
+    assert {one.params["depth"] for one in ordered[20:40]} == {1, 2}
     assert any(int(one.params["depth"]) > 2 for one in ordered[40:])
     grown = [one for one in rows.values() if one.inherits and one.metrics.get("parent_checkpoint") != "gone"]
     assert len(grown) > 20

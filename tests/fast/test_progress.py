@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import hpo
+from hpo.campaign.progress import Display
+from hpo.config.reader import from_keywords
 
 
 def evaluate(trial: hpo.Trial) -> float:
@@ -23,3 +27,47 @@ def test_pruned_ones_are_counted_where_there_are_any(
     hpo.Campaign(task, directory=tmp_path / "run", evaluations=most, isolation="inline").run()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"done: {most}/{most} evaluated  best 1 ") and last.endswith(counts)
+
+
+def launch_of(directory: Path, **limits: Any) -> tuple[Any, Display]:
+    """A coordinator, and the display of a launch that began at 100 s with ten evaluated before."""
+    coordinator = SimpleNamespace(
+        **{"evaluations": None, "deadline": None, **limits},
+        tally=SimpleNamespace(final=10, best=None),
+        counts={},
+        busy=2,
+        paused=False,
+        stopping=None,
+        waited_for_storage=lambda now: None,
+    )
+    task = hpo.Task(hpo.SearchSpace(n=hpo.Int(1, 9)), evaluate)
+    display = Display(from_keywords(directory=directory, evaluations=1), task, workers=3)
+    display.update(coordinator, 100.0)  # type: ignore[arg-type]
+    return coordinator, display
+
+
+@pytest.mark.parametrize(
+    ("done", "limits", "shown"),
+    [
+        (120, {"evaluations": 250}, ["130/250 evaluated", "2.0/s", "0:01:00 left"]),
+        (30, {"evaluations": 100}, ["40/100 evaluated", "30.0/min", "0:02:00 left"]),
+        (30, {"evaluations": 100, "deadline": 190.0}, ["0:00:30 left"]),
+        (30, {"evaluations": 100, "deadline": 9000.0}, ["0:02:00 left"]),
+        (30, {"deadline": 7360.0}, ["40 evaluated", "2:00:00 left"]),
+        (0, {"evaluations": 100}, ["10/100 evaluated"]),
+    ],
+)
+def test_rate_and_time_left_are_those_of_this_launch(
+    tmp_path: Path, done: int, limits: dict[str, Any], shown: list[str]
+) -> None:
+    coordinator, display = launch_of(tmp_path, **limits)
+    coordinator.tally.final += done
+    parts = display.line(coordinator, 160.0).split("  ")
+    assert {*shown} <= {*parts} and "2/3 workers busy" in parts
+    assert done or not any("left" in part or "/h" in part for part in parts)
+
+
+def test_a_slow_rate_is_told_by_the_hour(tmp_path: Path) -> None:
+    coordinator, display = launch_of(tmp_path, evaluations=100)
+    coordinator.tally.final += 1
+    assert "30.0/h" in display.line(coordinator, 220.0).split("  ")

@@ -220,6 +220,17 @@ def test_a_longer_run_is_judged_where_a_shorter_one_ended() -> None:
     assert rule.report(TrialReport("short", 9, 1.0, last_step=9, saves=True))[0] == GO
 
 
+def test_a_whole_run_is_as_long_as_the_longest_that_completed() -> None:
+    """A task may end its runs early for reasons of its own."""
+    rule = stopping(HALVING, end=9)
+    rule.learn_end(3)
+    rule.observe([("other", step, 0.0) for step in (1, 3, 9)])
+    rule.start(candidate("a"))
+    assert rule.report(TrialReport("a", 3, 1.0, saves=True))[0] == PAUSE
+    rule.start(candidate("b"))
+    assert rule.report(TrialReport("b", 9, 1.0, saves=True))[0] == GO
+
+
 def test_until_the_last_step_is_known_nobody_is_stopped() -> None:
     """What fails at a rung may be at its end there."""
     rule = stopping(HALVING, end=None)
@@ -276,6 +287,28 @@ def test_what_paused_ones_saved_is_bounded() -> None:
     assert len(forgotten) > 150 and len(set(forgotten)) == len(forgotten)
 
 
+def test_of_many_paused_ones_that_may_go_on_the_latest_stay() -> None:
+    forgotten: list[str] = []
+    rule = Pruner(HALVING, sign=1.0, forget=forgotten.append)
+    rule.observe([(str(number), 1, float(number)) for number in range(60)])
+    # Of 60 the best 20 go on, and the worst 20 have no hope.
+    for number in range(20, 40):
+        rule.rest(candidate(str(number)), 1)
+    assert forgotten == ["20", "21", "22", "23"] and not rule.can_promote
+
+
+def test_of_paused_ones_that_may_go_on_the_furthest_does_first() -> None:
+    rule = Pruner(HALVING, sign=1.0, forget=lambda identity: None)
+    rule.observe([(f"far-{number}", 3, 2.0) for number in range(6)])
+    for identity, step in (("near", 1), ("far", 3), ("also near", 1)):
+        rule.observe([(identity, step, 1.0)])
+        rule.rest(candidate(identity), step)
+    rule.observe([(f"near-{number}", 1, 2.0) for number in range(6)])
+    found = [rule.promoted() for _ in range(3)]
+    assert found[0] is not None and found[0].id == "far"
+    assert {one.id for one in found[1:] if one is not None} == {"near", "also near"}
+
+
 def test_a_rung_keeps_its_latest() -> None:
     rule = Halving(HALVING)
     for number in range(5000):
@@ -301,6 +334,21 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(UsageError) as caught:
         of_search(SearchSettings(**search), objectives)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ["halving", "median"])
+def test_every_setting_of_early_stopping_holds(rule: str) -> None:
+    search = SearchSettings(pruner=rule, min_steps=7, reduction=5, patience=2, startup=9, promote=False)
+    assert of_search(search, {"v": "minimize"}) == PruningSettings(
+        rule=rule, min_steps=7, reduction=5, patience=2, startup=9, promote=False
+    )
+
+
+@pytest.mark.parametrize(("rule", "startup"), [("halving", 1), ("median", 5)])
+def test_each_rule_has_defaults_of_its_own(rule: str, startup: int) -> None:
+    assert of_search(SearchSettings(pruner=rule), {"v": "minimize"}) == PruningSettings(
+        rule=rule, min_steps=1, reduction=3, patience=0, startup=startup, promote=True
+    )
 
 
 def test_without_a_pruner_nothing_is_stopped() -> None:

@@ -236,6 +236,51 @@ def test_the_model_that_foretells_judges():
     assert panel.shares()[1] > 0.99
 
 
+def test_of_what_models_said_before_the_latest_counts_most():
+    panel = ModelEnsemble(VectorisedGenomes(hpo.SearchSpace(x=hpo.Float(0, 1))))
+
+    def foretell(forest, gaussian):
+        panel._models["forest"].model = lambda rows: (forest * rows[:, 0], None)
+        panel._models["gaussian"].model = lambda rows: (gaussian * rows[:, 0], None)
+        draws = random.Random(1)
+        panel.learn([(np.array([x]), x) for x in (draws.random() for _ in range(20))])
+
+    foretell(1, -1)
+    assert panel.shares()[0] > 0.99
+    foretell(-1, 1)
+    assert panel.shares()[1] > 0.9
+
+
+def test_each_proposal_is_judged_by_a_model_and_a_caution_of_its_own():
+    sampler = VectorisedGenomes(hpo.SearchSpace(x=hpo.Float(0, 1)))
+    panel, rng = ModelEnsemble(sampler), random.Random(0)
+    # Means far apart tell which model it was, deviations of 1 how cautious.
+    panel._models = {
+        name: lambda known, rng, refit, mean=mean: lambda rows: (np.array([mean]), np.array([1.0]))
+        for name, mean in (("forest", 1000.0), ("gaussian", 2000.0))
+    }
+    bounds = [float(panel.judge(Observations(sampler), rng)(np.zeros((1, 1)))[0]) for _ in range(200)]
+    cautions = {mean: [mean - one for one in bounds if 0 <= mean - one < 500] for mean in (1000, 2000)}
+    assert all(70 < len(drawn) < 130 and len(set(drawn)) == len(drawn) for drawn in cautions.values())
+    assert [np.mean(drawn) for drawn in cautions.values()] == pytest.approx([2.0, 1.0], rel=0.3)
+
+
+def test_a_proposal_names_those_that_it_was_bred_from():
+    """Each possible parent has one choice alone, and without crossover a child has most of its choices from one."""
+    space = hpo.SearchSpace({f"c{index}": hpo.Categorical(*range(40)) for index in range(16)})
+    population = Population()
+    for number in range(25):
+        population.add(Member(f"0-0-{number}", (number,) * 16, (float(number % 7),), COMPLETED))
+    breeder = SurrogateBreeder(space, SearchSettings(random=0.0, crossover=0.0))
+    named = set()
+    for number in range(10):
+        child = breeder.breed(population, random.Random(number))
+        ((most, _),) = Counter(child.genome).most_common(1)
+        assert child.parents == (f"0-0-{most}",)
+        named.add(most)
+    assert len(named) > 1
+
+
 def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_on():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
     population, known = Population(), Observations(VectorisedGenomes(space))
@@ -260,6 +305,27 @@ def test_a_failure_that_is_evaluated_again_counts_anew():
     population.add(Member("0-0-0", (0.5,), (1.0,), COMPLETED))
     assert [loss for _, loss in known.observe(population)] == [1.0]
     assert not known.failed and known.observe(population) == []
+
+
+@pytest.mark.parametrize(("share", "at_random"), [(0.0, 0), (0.1, 60), (0.25, 150), (1.0, 150)])
+def test_of_the_first_150_candidates_four_times_the_random_share_is_random(share, at_random, monkeypatch):
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
+    drawn, bred = [], []
+    draw, breed = VectorisedGenomes.drawn, VectorisedGenomes.children
+
+    def spied_drawn(self, count, generator):
+        drawn.append(count)
+        return draw(self, count, generator)
+
+    def spied_children(self, parents, count, generator, crossover, steps):
+        bred.append((count, crossover))
+        return breed(self, parents, count, generator, crossover, steps)
+
+    monkeypatch.setattr(VectorisedGenomes, "drawn", spied_drawn)
+    monkeypatch.setattr(VectorisedGenomes, "children", spied_children)
+    breeder = SurrogateBreeder(space, SearchSettings(random=share, crossover=0.3))
+    assert breeder.breed(populated(space, range(20)), random.Random(0)).operator == "surrogate"
+    assert drawn == [at_random] and bred == [(150 - at_random, 0.3), *[(75, 0.3)] * 4]
 
 
 def test_several_objectives_are_bred_by_evolution():
@@ -409,14 +475,16 @@ def test_a_first_campaign_is_screened(tmp_path, monkeypatch, isolation):
     assert not started, "all of so few are random"
 
 
-def test_one_worker_finds_the_same_with_the_same_seed(tmp_path):
-    def found(name):
-        settings = {"evaluations": 60, "isolation": "inline", "seed": 3}
+def test_one_worker_finds_the_same_with_the_same_seed_and_nothing_of_it_with_another(tmp_path):
+    def found(name, seed=3, evaluations=60):
+        settings = {"evaluations": evaluations, "isolation": "inline", "seed": seed}
         return [
             one.params for one in hpo.Campaign(BOWL, directory=tmp_path / name, **settings).run().individuals
         ]
 
-    assert found("first") == found("second")
+    first = found("first")
+    assert first == found("second")
+    assert not any(params in first for params in found("other", seed=4, evaluations=5))
 
 
 def test_a_campaign_that_goes_on_gets_no_second_200(tmp_path, monkeypatch):

@@ -149,6 +149,72 @@ print("equal")
     assert done.stdout == "equal\n", done.stderr
 
 
+CHOICES = hpo.SearchSpace({f"c{index}": hpo.Categorical("a", "b", "c") for index in range(12)})
+
+
+def children_of_two(kind, **rates):
+    """A hundred. Half of their possible parents have "a" alone, the others "b" alone; no rate but those given is
+    above 0."""
+    population = Population()
+    for number in range(24):
+        population.add(Member(f"0-0-{number}", (number % 2,) * 12, (1.0,), COMPLETED))
+    rates = {"crossover": 0.0, "mutation": 0.0, "random": 0.0, **rates}
+    breeder = make_breeder(CHOICES, settings(kind, pool=20, **rates))
+    return [breeder.breed(population, random.Random(number)) for number in range(100)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.7, 1.0])
+def test_genetic_takes_as_many_genes_of_the_first_parent_as_crossover_says(share):
+    counts = []
+    for child in children_of_two("genetic", crossover=share):
+        first, second = (int(parent.split("-")[2]) % 2 for parent in child.parents)
+        assert set(child.genome) <= {first, second}
+        if first != second:
+            counts.append(child.genome.count(first))
+    assert len(counts) > 30
+    assert sum(counts) / len(counts) / 12 == pytest.approx(share, abs=0.05 if 0 < share < 1 else 0)
+
+
+def test_genetic_mutates_and_begins_anew_as_often_as_it_is_told():
+    def kinds(**rates):
+        """Of the hundred, how many have so many different choices."""
+        return Counter(len({*child.genome}) for child in children_of_two("genetic", **rates))
+
+    assert kinds() == {1: 100}
+    # Of three choices the one that a mutation draws is new in two of three cases.
+    assert 55 < kinds(mutation=1.0)[2] < 80 and kinds(mutation=1.0)[3] == 0
+    assert 20 < kinds(mutation=0.5)[2] < 50
+    assert kinds(random=1.0)[3] > 90 and 30 < kinds(random=0.5)[3] < 70
+
+
+def test_the_rates_of_evolution_are_those_of_the_settings():
+    parents = Counter(len(child.parents) for child in children_of_two("evolution"))
+    assert parents == {1: 100}
+    parents = Counter(len(child.parents) for child in children_of_two("evolution", crossover=1.0))
+    assert parents[2] > 80, "but for those of one that was drawn twice"
+    operators = Counter(child.operator for child in children_of_two("evolution", random=0.5))
+    assert 30 < operators["random"] < 70
+
+
+def test_evolution_mutates_one_parameter_or_a_few_and_any_of_them():
+    changed = []
+    for child in children_of_two("evolution"):
+        own = int(child.parents[0].split("-")[2]) % 2
+        changed.append([place for place, gene in enumerate(child.genome) if gene != own])
+    often = Counter(place for places in changed for place in places)
+    assert len(often) == 12 and max(often.values()) < 25
+    # Of twelve each with a probability of a tenth, and one where that gave none.
+    assert all(changed) and 1.2 < sum(map(len, changed)) / len(changed) < 1.8
+
+
+def test_a_tournament_of_two_picks_parents():
+    pool = [Member(str(place), (0.0,), (float(place),), COMPLETED) for place in range(4)]
+    rng = random.Random(0)
+    picked = Counter(EvolutionBreeder._tournament(pool, rng).id for _ in range(1600))
+    # The better of two draws from four: 7, 5, 3 and 1 of 16.
+    assert [picked[str(place)] for place in range(4)] == pytest.approx([700, 500, 300, 100], abs=60)
+
+
 def test_propulate_is_loaded_without_what_no_propagator_needs_and_stays_usable():
     code = """
 import sys

@@ -53,6 +53,46 @@ def test_every_kind_asks_and_learns_and_repeats_itself(kind):
         second.tell(other, goal(other.params))
 
 
+def test_another_seed_asks_for_other_configurations():
+    first, second = (
+        [search.ask().params for _ in range(20)]
+        for search in (hpo.Search(SPACE, seed=seed) for seed in (3, 4))
+    )
+    assert not any(params in first for params in second)
+
+
+def test_what_is_told_moves_a_swarm():
+    search = hpo.Search(SPACE, seed=1, kind="pso")
+    operators = []
+    for _ in range(20):
+        one = search.ask()
+        operators.append(one.operator)
+        search.tell(one, goal(one.params))
+    assert operators == ["random"] * 5 + ["pso"] * 15
+
+
+def test_what_was_entered_is_not_asked_for():
+    space = hpo.SearchSpace(a=hpo.Int(0, 4), b=hpo.Categorical("x", "y"))
+    *entered, left = space.enumerate()
+    search = hpo.Search(space, kind="random")
+    for number, params in enumerate(entered):
+        search.enter(params, float(number))
+    assert search.ask().params == left
+    with pytest.raises(SpaceExhausted, match="all 10"):
+        search.ask()
+
+
+def test_of_one_configuration_the_first_result_that_is_entered_counts():
+    search = hpo.Search(SPACE)
+    search.enter({"x": 0.5, "y": 0.5, "kind": "a"}, 1.0)
+    search.enter({"x": 0.5, "y": 0.5, "kind": "a"}, -1.0)
+    assert [(one.id, one.value) for one in search.front] == [("known-1", 1.0)]
+    asked = search.ask()
+    search.enter(asked.params, -2.0)
+    search.tell(asked, 0.5)
+    assert [(one.id, one.value) for one in search.front] == [(asked.id, 0.5)]
+
+
 @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1.0), ("maximize", -1.0)])
 def test_the_default_beats_chance_in_both_directions(direction, sign):
     wins = sum(

@@ -1,0 +1,292 @@
+"""What a campaign's settings say reaches the leaders and the coordinator that are to follow it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from simulation import MemoryJournal
+
+import hpo
+from hpo.campaign import wiring
+from hpo.campaign.evaluators import Jobs, curve_file, trial_seed
+from hpo.campaign.status import LaunchLog
+from hpo.campaign.wiring import Assembly
+from hpo.cluster.signals import Signals
+from hpo.config.layout import Layout
+from hpo.config.reader import from_keywords
+from hpo.evaluation.cores import may_use
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.individual import Scalar
+from hpo.islands.assignment import Assignment
+from hpo.islands.leader.leader import LeaderSettings
+from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.messages import Start, Surroundings
+from hpo.islands.resume.state import ResumeState
+from hpo.islands.transport import LocalTransport
+from hpo.search.protocols import Candidate, SearchContext
+from hpo.search.stopping_rules import PruningSettings
+from hpo.task.code_version import CodeVersion
+
+SPACE = hpo.SearchSpace(x=hpo.Float(0, 1), kind=hpo.Categorical("a", "b", "c"))
+DEFAULT: dict[str, Scalar] = {"x": 0.1, "kind": "a"}
+POINT: dict[str, Scalar] = {"x": 0.2, "kind": "b"}
+GIVEN: dict[str, Scalar] = {"x": 0.3, "kind": "c"}
+TASK = hpo.Task(
+    SPACE,
+    lambda trial: 0.0,
+    "maximize",
+    default=DEFAULT,
+    points=[POINT],
+    steps=9,
+)
+KEYS: dict[str, Any] = {
+    "evaluations": 50,
+    "deadline": 600,
+    "seed": 7,
+    "keep": 4,
+    "islands": 3,
+    "topology": [[0, 2, 0], [0, 0, 3], [4, 5, 0]],
+    "kind": "evolution",
+    "migration": 0.25,
+    "exchange": "pollination",
+    "duplicates": True,
+    "pruner": "halving",
+    "min_steps": 7,
+    "reduction": 5,
+    "patience": 2,
+    "startup": 6,
+    "promote": False,
+    "retries": 3,
+    "grace": 11,
+    "timeout": 22,
+    "start_timeout": 33,
+    "first_failures": 12,
+    "phase": [{"until": 8, "only": {"kind": ["a"]}}, {"until": 20, "only": {"kind": ["a", "b"]}}],
+}
+"""Every key that leaders and coordinators follow, none of them at its default."""
+
+
+class Recorder:
+    """Stands in for a leader, coordinator or watch over failures, and keeps what it is given."""
+
+    def __init__(self, *values: Any, **keywords: Any) -> None:
+        self.given = SimpleNamespace(**keywords)
+        self.values = values
+        self.enqueued: list[Assignment] = []
+
+    def enqueue(self, assignments: list[Assignment]) -> None:
+        self.enqueued += assignments
+
+    def look_at_commands(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Leader", "Coordinator", "Health"):
+        monkeypatch.setattr(wiring, name, Recorder)
+
+
+def assembly(directory: Path, task: hpo.Task = TASK, **changes: Any) -> Assembly:
+    """Of three workers."""
+    settings = from_keywords(directory=directory, **{**KEYS, **changes})
+    return Assembly(
+        settings=settings,
+        task=task,
+        source=None,
+        transport=LocalTransport(),
+        layout=Layout.plan(ranks=3, islands=settings.layout.islands, ranks_per_worker=1),
+        signals=Signals(),
+        closing=ExitStack(),
+        code=CodeVersion({}),
+        writer=MemoryJournal(),  # type: ignore[arg-type]
+        log=LaunchLog(number=1, began=0.0),
+    )
+
+
+def leader(made: Assembly, island: int = 0) -> Any:
+    """What the leader of the first worker of ``island`` is given."""
+    layout = made.layout
+    groups = [[one.leader for one in layout.of_island(number)] for number in range(layout.islands)]
+    around = Surroundings(("here",), 0, 4, 2)
+    built: Any = made.leader(layout.of_island(island)[0], groups, object(), made.writer, around)
+    return built.given
+
+
+def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
+    """The recorder in place of the coordinator."""
+    start = Start(1, Surroundings(("here",), 0, 1, 1), 0, [], [], [], {})
+    return made.coordinator(start, earlier or ResumeState(), [GIVEN], [])
+
+
+def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
+    made = assembly(tmp_path)
+    given = leader(made)
+    assert given.settings == LeaderSettings(
+        seed=7,
+        losses=TASK.losses,
+        allows=TASK.allows,
+        migration=MigrationSettings(probability=0.25, copy=True, emigrants=(0, 2, 0), ring=False),
+        retries=3,
+        duplicates=True,
+        durable_starts=True,
+        grace_s=11.0,
+        keep=4,
+        pruning=PruningSettings(
+            rule="halving", min_steps=7, reduction=5, patience=2, startup=6, promote=False
+        ),
+        steps=9,
+        reported="value",
+        sign=-1.0,
+        reference=None,
+    )
+    assert (given.islands, given.peers, given.coordinator) == ([[0], [1], [2]], [0], 0)
+
+
+def test_an_island_follows_its_own_settings(tmp_path: Path) -> None:
+    own = {"migration": 0.5, "exchange": "migration", "pruner": "median", "min_steps": 3}
+    made = assembly(tmp_path, island=[{}, own])
+    first, second, third = (leader(made, island).settings for island in range(3))
+    assert second.migration == MigrationSettings(probability=0.5, copy=False, emigrants=(0, 0, 3))
+    assert (second.pruning.rule, second.pruning.min_steps, second.pruning.reduction) == ("median", 3, 5)
+    assert third.migration == MigrationSettings(probability=0.25, copy=True, emigrants=(4, 5, 0))
+    assert third.pruning == first.pruning != second.pruning
+
+
+@pytest.mark.parametrize(("topology", "emigrants"), [("ring", (0, 0, 1)), ("full", (1, 0, 1))])
+def test_a_topology_says_where_migrants_go(tmp_path: Path, topology: str, emigrants: tuple[int, ...]) -> None:
+    migration = leader(assembly(tmp_path, topology=topology), 1).settings.migration
+    assert (migration.emigrants, migration.ring) == (emigrants, topology == "ring")
+
+
+def test_of_several_objectives_the_leader_knows_which_is_reported_and_what_is_not_wanted(
+    tmp_path: Path,
+) -> None:
+    task = hpo.Task(SPACE, lambda trial: {}, objectives={"seconds": "minimize", "accuracy": "maximize"})
+    reference = {"seconds": 60.0, "accuracy": 0.8}
+    given = leader(assembly(tmp_path, task, reported="accuracy", reference=reference)).settings
+    assert (given.reported, given.sign, given.reference) == (None, -1.0, (60.0, -0.8))
+    assert leader(assembly(tmp_path, task, reported="seconds")).settings.sign == 1.0
+
+
+def test_an_evaluation_inside_the_rank_has_no_start_on_record(tmp_path: Path) -> None:
+    made = assembly(tmp_path, isolation="inline", timeout=None)
+    assert not leader(made).settings.durable_starts
+
+
+def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+
+    def searched(*given: Any) -> tuple[object, object]:
+        heard.extend(given)
+        return "space", "breeder"
+
+    monkeypatch.setattr(wiring, "searched", searched)
+    made = assembly(tmp_path, islands=2, topology="ring")
+    given = leader(made, 1)
+    assert (given.space, given.breeder) == ("space", "breeder")
+    assert heard == [
+        SPACE,
+        made.settings,
+        1,
+        SearchContext(
+            clock=made.transport.now,
+            all_workers=3,
+            local_workers=2,
+            cores=len(may_use()),
+            workers=1,
+            islands=2,
+            evaluations=50,
+            objectives=1,
+            inline=False,
+        ),
+    ]
+
+
+def test_trials_are_seeded_by_the_campaigns_seed(tmp_path: Path) -> None:
+    candidate = Candidate(token=0, id="0-0-3", sequence=3, genome=(), params={}, key="", operator="random")
+    seeds = [leader(assembly(tmp_path, seed=seed)).job_of(candidate).seed for seed in (7, 8)]
+    assert seeds == [trial_seed(7, "0-0-3"), trial_seed(8, "0-0-3")]
+    assert trial_seed(0, "0-0-3") != trial_seed(1, "0-0-3") != trial_seed(1, "0-0-4")
+    assert Jobs(EvaluationDirectories(tmp_path), 7)(replace(candidate, retries=1)).seed == seeds[0]
+
+
+def test_the_coordinator_follows_the_settings(tmp_path: Path) -> None:
+    made = assembly(tmp_path)
+    before = made.transport.now()
+    given = coordinator(made).given
+    assert given.evaluations == 50
+    assert before + 600 <= given.deadline <= made.transport.now() + 600
+    assert (given.duplicates, given.grace_s, given.timed, given.must_end) == (True, 11.0, True, None)
+    assert [given.phases.at(granted) for granted in (7, 8, 19, 20)] == [0, 1, 1, 2]
+    assert list(given.registry.places) == [0, 1, 2]
+    assert given.health.values == (12,)
+    assert (given.health.given.patience_s, given.health.given.leaders) == (33.0, [0, 1, 2])
+
+
+def test_without_limits_the_coordinator_has_none(tmp_path: Path) -> None:
+    made = assembly(tmp_path, evaluations=None, timeout=None, first_failures="off", phase=[])
+    given = coordinator(made).given
+    assert (given.evaluations, given.timed, given.health.values) == (None, False, (None,))
+    assert given.phases.at(1000) == 0
+    assert coordinator(assembly(tmp_path, deadline=None)).given.deadline is None
+
+
+def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points(tmp_path: Path) -> None:
+    pending, enqueued = (
+        Assignment(params={"x": x, "kind": "a"}, key="", operator="random", id=f"0-0-{x}") for x in (0.5, 0.6)
+    )
+    earlier = ResumeState(pending=[pending], keys={"known"}, enqueued=[enqueued])
+    made = coordinator(assembly(tmp_path), earlier)
+    points = [(DEFAULT, "default"), (POINT, "given"), (GIVEN, "given")]
+    assert made.given.assignments == [
+        pending,
+        *(Assignment(params=params, key=SPACE.key(params), operator=name) for params, name in points),
+    ]
+    assert made.enqueued == [enqueued]
+    assert made.given.known == {"known"} and made.given.tally is earlier.tally
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "saves"),
+    [
+        (True, False, True),
+        (False, True, False),
+        (None, True, True),
+        (None, False, False),
+    ],
+)
+def test_whether_the_task_saves_is_what_the_settings_say_and_else_what_it_did(
+    tmp_path: Path, said: bool | None, seen: bool, saves: bool
+) -> None:
+    made = assembly(tmp_path, checkpoints=said)
+    assert coordinator(made, ResumeState(saves=seen)).given.checkpoints is saves
+
+
+def test_an_island_ends_when_its_own_choices_are_used_up(tmp_path: Path) -> None:
+    """Each is given what it can still evaluate, and islands of the same choices share it."""
+    own = [{"only": {"kind": ["a"]}}, {}, {"only": {"kind": ["a"]}}]
+    first, second, third = coordinator(assembly(tmp_path, island=own)).given.unseen
+    assert first is third is not second
+
+
+@pytest.mark.parametrize(
+    ("changes", "every_s", "system_s"),
+    [({}, 4.0, None), ({"log_curves": False, "log_system": 5}, None, 5.0), ({"log_system": 5}, 4.0, 5.0)],
+)
+def test_reports_and_samples_of_the_system_are_kept_as_the_settings_say(
+    tmp_path: Path, changes: dict[str, Any], every_s: float | None, system_s: float | None
+) -> None:
+    made = assembly(tmp_path, log_every=4, **changes)
+    file = curve_file(made.settings, made.layout.workers[1], 1)
+    assert file is not None and (file.every_s, file.system_s) == (every_s, system_s)
+
+
+def test_where_neither_reports_nor_samples_are_kept_there_is_no_file_for_them(tmp_path: Path) -> None:
+    made = assembly(tmp_path, log_curves=False)
+    assert curve_file(made.settings, made.layout.workers[1], 1) is None
