@@ -20,6 +20,7 @@ from hpo.campaign.launch import Supervisor
 from hpo.cluster.mpirun import _session
 from hpo.config import reader as config
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, StorageFailed
+from hpo.journal.commands import Stop, asked, give
 
 MPIRUN = """#!{python}
 import os, signal, subprocess, sys, time
@@ -102,6 +103,23 @@ time.sleep(300)
     (started,) = log.read_text().split()
     assert _session(int(started)) == []
     assert "stopped before the campaign began. Give the same command again" in capsys.readouterr().err
+
+
+def test_ranks_that_die_after_a_stop_was_given_are_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervised, log = supervisor(tmp_path, "sys.exit(5)")
+    given: list[str] = []
+    before_pause = supervised._pause
+
+    def pause(seconds: float) -> None:
+        given.append(give(tmp_path / "run", Stop(**asked())))
+        before_pause(seconds)
+
+    monkeypatch.setattr(supervised, "_pause", pause)
+    assert supervised.run() == 0
+    assert len(log.read_text().split()) == len(given) == 1
+    assert "`hpo stop` was given, so this is not started again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
