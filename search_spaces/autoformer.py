@@ -116,6 +116,7 @@ class Options(TrainingOptions):
     dropout: FromZeroBelowOne = 0.05
 
     def rules(self) -> None:
+        super().rules()
         check.divisor("dim", self.dim, heads=self.heads)
         if self.start_token > self.context:
             check.refuse("start_token", self.start_token, f"from 1 to context = {self.context}")

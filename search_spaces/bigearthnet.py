@@ -148,6 +148,7 @@ class Options(ArchitectureOptions):
     """This many of the training part, and of the others as many at most; left out: all."""
 
     def rules(self) -> None:
+        super().rules()
         try:
             checked_bands(self.chosen_bands)
         except ValueError:

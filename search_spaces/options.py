@@ -8,6 +8,7 @@
         heads: Count = 6
 
         def rules(self) -> None:                    # what depends on several options
+            super().rules()
             divisor("dim", self.dim, heads=self.heads)
 
 ``MyOptions(epochs=0)`` raises UsageError that names option, value, rule and remedy; of several wrong options one line

@@ -29,7 +29,7 @@ from trainers.optim.schedules import Constant, Schedule
 from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation, Ranks
 from trainers.precision import matrix_products
 from trainers.randomness import generators_kept
-from trainers.run.model_checks import refuse_strangers, refuse_wrapped
+from trainers.run.model_checks import refuse_foreign_tensors, refuse_wrapped
 from trainers.run.result import Result
 from trainers.run.settings import Settings, check_call, check_optimizer, check_tensors
 from trainers.run.training_run import Run
@@ -182,7 +182,7 @@ def train(
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = _made(optimizer, model, optimisation)
             check_optimizer(made)
-            refuse_strangers(
+            refuse_foreign_tensors(
                 model.parameters(),
                 made,
                 remedy="Give what is trained of a loss to the model, and compute the loss in it or by step=.",

@@ -31,7 +31,7 @@ from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, Setup, State, check_method
 from trainers.names import plain, plain_name, renamed
-from trainers.run.model_checks import refuse_strangers, refuse_wrapped
+from trainers.run.model_checks import refuse_foreign_tensors, refuse_wrapped
 from trainers.run.settings import check_optimizer, check_tensors
 
 _WHERE = "the given state"
@@ -421,7 +421,9 @@ def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
                 f"model: {name} is sharded over ranks, and methods work with whole tensors. Leave sharding out."
             )
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    refuse_strangers(trainable, optimizer, remedy="Make it from model.parameters(), one optimizer a model.")
+    refuse_foreign_tensors(
+        trainable, optimizer, remedy="Make it from model.parameters(), one optimizer a model."
+    )
     if missing := [name for identity, name in trained.items() if identity not in held]:
         raise ValueError(
             f"optimizer: it lacks {missing[0]} of the model, and a step is that of one optimizer. Give it all "

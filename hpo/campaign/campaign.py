@@ -450,7 +450,7 @@ class Campaign:
                 lineages={
                     one for one in range(layout.islands) if settings.search_of(one).traits.needs_checkpoints
                 },
-                holds=EvaluationDirectories(settings.directory).holds,
+                holds=EvaluationDirectories(settings.directory).may_hold,
             )
             for rank in others:
                 transport.send(rank, encode(starts[rank]))

@@ -32,7 +32,7 @@ def keep_only_best(directory: Path, keep: int, *, needed: Collection[str] = ()) 
     record = load(directory)
     if repeated := fronts.repeated(record, own=True):
         # Of the best configurations what is there: the evaluation that looks best may have been let go of.
-        held = ([one for one in each.individuals if directories.holds(one.id)] for each in repeated)
+        held = ([one for one in each.individuals if directories.may_hold(one.id)] for each in repeated)
         best = [*itertools.islice((own[0] for own in held if own), keep)]
     elif len(record.objectives) > 1:
         best = fronts.most_telling(record, keep)

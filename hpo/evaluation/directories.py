@@ -97,13 +97,20 @@ class EvaluationDirectories:
 
     def holds(self, identity: str) -> bool:
         """Whether the individual has saved anything that is still there and may be read. OSError where the storage
-        fails: a child would begin anew, for good."""
+        fails: after a False a child begins anew, for good."""
         path = self.path(identity)
         try:
             check_place(path)
             return any(not name.startswith(OUTPUT) for name in os.listdir(path))
         except (FileNotFoundError, NotADirectoryError, PermissionError, PlaceTaken):
             return False
+
+    def may_hold(self, identity: str) -> bool:
+        """As ``holds``, for those who only choose: True where the storage fails."""
+        try:
+            return self.holds(identity)
+        except OSError:
+            return True
 
     def forget(self, identity: str) -> None:
         """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""

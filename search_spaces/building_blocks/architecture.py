@@ -56,7 +56,7 @@ class Deep:
 
     @classmethod
     def small(cls, inputs: tuple[int, int, int], classes: int | None = None) -> Deep:
-        """Of which a random one trains on a few hundred samples in seconds, on one core."""
+        """A space of small networks: a random one trains on a few hundred samples in seconds, on one core."""
         blocks = ((1, 2),) * 4
         reduction = 4 if inputs[1] > _SIDE_LEFT_AS_IT_IS else 1
         return cls(inputs=inputs, classes=classes, blocks=blocks, filters=(8, 4, 16), reduction=reduction)
@@ -123,8 +123,8 @@ class SmallArchitectureOptions(ArchitectureOptions):
     """Where the option ``small`` is of deep networks alone: others have options of their own for their size."""
 
     small: bool = False
-    """With architecture = "deep": one or two blocks a stage and a quarter of the filters, on images that the stem makes
-    four times smaller: for processors.
+    """With architecture = "deep": networks for processors, of one or two blocks a stage. A space without widths of its
+    own has a quarter of the filters, and the stem makes images of more than 8 pixels a side four times smaller.
     """
 
     def rules(self) -> None:

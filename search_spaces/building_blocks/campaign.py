@@ -137,8 +137,7 @@ def campaign(
                 raise hpo.UsageError(
                     f"second_objective = 'trainable_fraction': is 1 for every network that method = {chosen.method!r} "
                     "leaves, so that there is nothing to minimise. Use method = 'oialr', second_objective = "
-                    "'bytes_between_nodes' where a worker has several nodes (ranks_per_node = 1 poses as such), or "
-                    "second_objective = 'none'."
+                    "'bytes_between_nodes' where a worker's ranks are on several nodes, or second_objective = 'none'."
                 )
             judged = _with(chosen.second_objective, _by_score(task.score, judged))
             directions = {chosen.second_objective: "minimize", task.score: task.direction}

@@ -13,6 +13,7 @@ from written import Written
 
 import hpo
 from hpo.campaign.cleanup import Cleanup, keep_only_best
+from hpo.campaign.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.inline import InlineCrew
@@ -22,6 +23,7 @@ from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.files import read_directory
 from hpo.journal.records import Reopened
+from hpo.search.protocols import Candidate
 from hpo.task.trial import Job
 
 PAUSED = Resting(0, "", 0.0)
@@ -127,6 +129,12 @@ def test_a_failing_storage_makes_no_child_begin_anew(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "listdir", fails)
     with pytest.raises(OSError, match="Stale"):
         directories.holds("0-0-0")
+    child = Candidate(
+        token=0, id="0-0-1", sequence=1, genome=(), params={}, key="", operator="", inherits="0-0-0"
+    )
+    with pytest.raises(OSError, match="Stale"):
+        Jobs(directories, seed=0)(child)
+    assert directories.may_hold("0-0-0"), "a launch goes on, and what cannot be asked is not removed"
 
 
 def saved(home: Path) -> set[str]:

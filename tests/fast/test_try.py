@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hpo
-from hpo.campaign.try_once import _point, attempt
+from hpo.campaign.try_once import _point, _where, attempt
 from hpo.errors import CampaignError
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0, 1))
@@ -54,3 +54,18 @@ def test_its_exit_code_says_whether_the_task_works(
     assert f"{status} after" in shown.out
     assert ("no such layer" in shown.err) is (status == "failed")
     assert not (tmp_path / "run").exists(), "the campaign's directory is not touched"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "visible", "expected"),
+    [
+        (1, (), "1 rank, without a GPU"),
+        (1, ("3", "5"), "1 rank, GPU 3"),
+        (2, ("3", "5"), "2 ranks, GPUs 3, 5"),
+        (3, ("3", "5"), "3 ranks, GPUs 3, 5, 3"),
+        (2, (), "2 ranks, without a GPU"),
+        (2, ("MIG-a", "MIG-b"), "2 ranks, GPUs MIG-a, MIG-b"),
+    ],
+)
+def test_it_says_which_gpu_is_whose(ranks: int, visible: tuple[str, ...], expected: str) -> None:
+    assert _where(ranks, visible) == expected

@@ -262,6 +262,27 @@ def test_a_gan_trains_by_every_method(name: str) -> None:
     assert any(name not in state or not torch.equal(state[name], value) for name, value in start.items())
 
 
+def evaluated_after_a_step_was_left_out(rank: int) -> Tensor:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with wrapped(net, "DDP", 1, optimizer=optimizer) as run:
+        for step in range(STEPS_PER_EPOCH):
+            inputs, noise = draw(step, rank, 2)
+            optimizer.zero_grad()
+            run.backward(mse_loss(net(inputs), noise))
+            if step != 1:  # as torch's GradScaler does where gradients overflow
+                optimizer.step()
+        with run.evaluating():
+            net.eval()
+            return net(torch.ones(1, 8)).detach()
+
+
+def test_an_evaluation_sees_the_same_model_on_all_ranks_after_a_step_was_left_out() -> None:
+    one, other = run_ranks(2, evaluated_after_a_step_was_left_out)
+    assert torch.equal(one, other)
+
+
 def begun_in_a_handler(rank: int, left_early: bool) -> dict[str, Tensor]:
     try:
         raise ValueError("another matter")

@@ -98,7 +98,7 @@ def test_each_pair_of_the_small_search_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = run_ranks(2, final_weights)[0]
+    found = run_ranks(2, final_weights, timeout_s=250)[0]
     assert len(found) == 27 and len(set(found)) == 27
 
 

@@ -318,3 +318,21 @@ def test_modules_are_in_their_modes_again_after_an_evaluation() -> None:
     found = trainers.evaluate(model, labelled(), metrics={"loss": cross_entropy}, batch_size=8)
     assert found["loss"] > 0
     assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+class Merging(nn.Linear):
+    """As a low-rank adapter that is merged into the weight for evaluation."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        self.merged = not mode
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_modules_that_do_more_in_train_are_asked_to(mode: bool) -> None:
+    model = nn.Sequential(Merging(6, 6), nn.Linear(6, 2))
+    model[0].train(mode)
+    trainers.evaluate(model, labelled(), metrics={"loss": cross_entropy}, batch_size=8)
+    assert model[0].training == mode and model[0].merged == (not mode) and model[1].training

@@ -17,8 +17,8 @@ class GradientAverager:
     Buckets are filled in the reverse order of the parameters, about the order in which gradients become
     ready, and are sent strictly one after the other: ranks whose gradients come in different orders would
     else wait for one another. A parameter without a gradient counts as zero, and has one afterwards; with
-    ``keep_none`` only where some rank had one, so that optimizers skip what no rank uses, as on one rank. Without, all
-    ranks of a run have the same optimizer state whatever their groups use.
+    ``keep_none`` only where some rank had one, so that optimizers skip what no rank uses, as on one rank. Without
+    it, all ranks' optimizers have a state of the same parameters, whatever their groups use.
 
     A gradient that changes after it was sent, as reentrant checkpoints of a layer that is used several times
     make it, is a RuntimeError.

@@ -91,8 +91,8 @@ class Disjoint:
 
 @dataclass(frozen=True, kw_only=True)
 class InTurn:
-    """As ``Disjoint``, of a stream that goes to the ranks in turn: the indices are those of this rank's own samples, in
-    order.
+    """As ``Disjoint``, of a stream: the indices are those of this rank's own samples, in order. It has those that come
+    to it where samples go to the ranks in turn; of a stream that is sharded, as many of its own.
     """
 
     def epoch(

@@ -113,7 +113,7 @@ def scores(
     computed = Scores(metrics, channel=channel, device=device)
     losses = [metric for metric in metrics.values() if isinstance(metric, MeanLoss)]
     needed = len(losses) < len(metrics)
-    modes = [(module, module.training) for module in model.modules()]
+    was_training, modes = model.training, [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with closing(_batches(samples, loader, batch_size=batch_size, channel=channel)) as batches:
@@ -128,8 +128,11 @@ def scores(
                 if needed:
                     computed.update(outputs, targets, count)
     finally:
-        for module, mode in modes:  # the user may have some in evaluation mode for good
-            module.training = mode
+        # By their own ``train``, as some do more there; and then those that the user has in the other mode.
+        model.train(was_training)
+        for module, mode in modes:
+            if module.training != mode:
+                module.train(mode)
     return computed.values(shared=shared)
 
 

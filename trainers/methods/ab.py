@@ -542,8 +542,12 @@ class _ABTraining(Strategy):
         found = [torch.as_tensor(group[name], dtype=torch.float64, device=device) for group, name in places]
         means = [value.clone() for value in found]
         average_tensors(self._communicator.service, means)
-        for (group, name), before, mean in zip(places, found, means, strict=True):
-            if torch.equal(before, mean):
+        # At once: each comparison has the host wait for a GPU.
+        changed = (
+            torch.stack([(a != b).any() for a, b in zip(found, means, strict=True)]).tolist() if found else []
+        )
+        for (group, name), mean, is_new in zip(places, means, changed, strict=True):
+            if not is_new:
                 continue
             if isinstance(group[name], Tensor):
                 group[name].copy_(mean)

@@ -146,8 +146,8 @@ class Strategy:
         """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
 
     def shapes(self) -> State:
-        """What ``load_shapes`` needs for the shapes that the model has now, the same on all ranks; nothing where a run
-        never changes them.
+        """What ``load_shapes`` needs for the shapes that the model has now, which are the same on all ranks; nothing
+        where a run never changes them. Rank 0's is what all take up.
         """
         return self.state() if self.reparametrises else {}
 

@@ -13,6 +13,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trainers.names import plain_name
 
+_MOST_CAST_BYTES = 1 << 26
+
 
 class MovingAverage:
     """average ← decay · average + (1 - decay) · weights after each step, of trained parameters and of buffers of
@@ -45,12 +47,27 @@ class MovingAverage:
         """A step has been taken."""
         weights = self._weights()
         if self._average:
-            precise = [value.to(self._average[name].dtype) for name, value in weights.items()]
-            self._update(list(self._average.values()), precise, 0)
+            self._move(weights)
         else:
             self._average = {
                 name: value.to(_dtype_of_average(value.dtype), copy=True) for name, value in weights.items()
             }
+
+    def _move(self, weights: Mapping[str, Tensor]) -> None:
+        """By parts: those of another precision are cast, and a large model has no room for a second one of all."""
+        averages: list[Tensor] = []
+        values: list[Tensor] = []
+        cast = 0
+        for name, value in weights.items():
+            average = self._average[name]
+            averages.append(average)
+            values.append(value.to(average.dtype))
+            cast += average.nbytes * (value.dtype is not average.dtype)
+            if cast > _MOST_CAST_BYTES:
+                self._update(averages, values, 0)
+                averages, values, cast = [], [], 0
+        if averages:
+            self._update(averages, values, 0)
 
     @torch.no_grad()
     def fill(self) -> None:

@@ -22,14 +22,14 @@ def refuse_wrapped(model: nn.Module, *, instead: str) -> None:
             )
 
 
-def refuse_strangers(parameters: Iterable[nn.Parameter], optimizer: Optimizer, *, remedy: str) -> None:
+def refuse_foreign_tensors(parameters: Iterable[nn.Parameter], optimizer: Optimizer, *, remedy: str) -> None:
     """ValueError where ``optimizer`` has tensors beside ``parameters``, the model's: nothing would average or save
     them.
     """
     own = {id(parameter) for parameter in parameters}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if strangers := len(held - own):
+    if others := len(held - own):
         raise ValueError(
-            f"optimizer: {strangers} of its tensors {'is' if strangers == 1 else 'are'} not of the model, and would be "
-            f"trained on each rank alone. {remedy}"
+            f"optimizer: {others} of its tensors {'is' if others == 1 else 'are'} not of the model, and would be "
+            f"neither averaged over ranks nor saved. {remedy}"
         )
