@@ -231,7 +231,9 @@ class BytesInTurn(IterableDataset[Any]):
         return inputs / 8, targets + 1
 
 
-@pytest.mark.parametrize("samples", [BytesInTurn(), trainers.Stream(BytesInTurn(), length=8)], ids=str)
+@pytest.mark.parametrize(
+    "samples", [BytesInTurn(), trainers.Stream(BytesInTurn(), length=8)], ids=["itself", "Stream"]
+)
 def test_a_stream_finishes_its_batches_on_the_device(samples: Any) -> None:
     [(inputs, targets)] = load(samples, in_order(range(8), batch_size=8), device=CPU, processes=0)
     assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)
