@@ -583,7 +583,7 @@ def test_the_default_fractions_do_for_a_run_of_one_epoch() -> None:
 
 
 def uneven(rank: int) -> None:
-    communicator = Communicator(topology=None, timeout=timedelta(seconds=5), device=torch.device("cpu"))
+    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
     communicator.nodes = ((0, 1), (2,))
     net = model()
     with pytest.raises(ValueError, match="Start as many ranks on every node"):

@@ -929,7 +929,7 @@ def test_without_gpus_that_work_the_ranks_of_a_worker_meet_nevertheless(tmp_path
 
 POISONED = """
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 import hpo
 
 
@@ -939,6 +939,7 @@ def evaluate(trial):
     fake.empty_cache = lambda: None
     torch = ModuleType("torch")
     torch.cuda, torch.manual_seed = fake, lambda seed: None
+    torch.accelerator = SimpleNamespace(empty_host_cache=lambda: None)
 
     def synchronize(device):
         if trial.params["what"] == "poison":
