@@ -420,9 +420,10 @@ def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
             raise ValueError(
                 f"model: {name} is sharded over ranks, and methods work with whole tensors. Leave sharding out."
             )
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     refuse_foreign_tensors(
-        trainable, optimizer, remedy="Make it from model.parameters(), one optimizer a model."
+        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        optimizer,
+        remedy="Make it from model.parameters(), one optimizer a model.",
     )
     if missing := [name for identity, name in trained.items() if identity not in held]:
         raise ValueError(

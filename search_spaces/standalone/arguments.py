@@ -251,14 +251,16 @@ def _add_parameters(parser: _Parser, space: hpo.SearchSpace) -> None:
         parameters.add_argument(
             _flag(name),
             dest=f"={name}",
-            metavar="VALUE"
-            if hasattr(parameter, "choices")
-            else "N"
-            if isinstance(parameter, hpo.Int)
-            else "NUMBER",
+            metavar=_metavar(parameter),
             type=_reader(parameter),
             help=described.replace("%", "%%"),
         )
+
+
+def _metavar(parameter: Parameter) -> str:
+    if hasattr(parameter, "choices"):
+        return "VALUE"
+    return _METAVARS[int] if isinstance(parameter, hpo.Int) else _METAVARS[float]
 
 
 def _flag(name: str) -> str:
@@ -304,7 +306,7 @@ def _truth(text: str) -> bool:
 
 # By what ``_base`` says of an option: from an argument's text to a value, and what help shows in its place.
 _READERS: dict[type, Callable[[str], object]] = {bool: _truth, float: _number, int: _whole, str: str}
-_METAVARS = {bool: "true|false", float: "NUMBER", int: "N", str: "TEXT"}
+_METAVARS: dict[type, str] = {bool: "true|false", float: "NUMBER", int: "N", str: "TEXT"}
 
 
 def _reader(parameter: Parameter) -> Callable[[str], Scalar]:

@@ -500,7 +500,7 @@ def test_a_search_starts_from_what_is_entered(kind):
     def value(p):
         return (p["x"] - 0.3) ** 2 + (p["y"] - 0.6) ** 2 + 0.1 * (p["n"] - 2) ** 2
 
-    def told(search):
+    def entered_and_asked(search):
         values = []
         for _ in range(40):
             asked = search.ask()
@@ -514,9 +514,9 @@ def test_a_search_starts_from_what_is_entered(kind):
         search.enter(params, value(params))
     search.enter({"x": 0.9, "y": 0.9, "n": 1}, None)
     assert search.best.value == min(map(value, points))
-    found = told(search)
+    found = entered_and_asked(search)
     # The same draws, but for what the entered ones change.
-    assert (found == told(hpo.Search(space, seed=3, kind=kind))) is (kind == "random")
+    assert (found == entered_and_asked(hpo.Search(space, seed=3, kind=kind))) is (kind == "random")
     if kind not in ("random", "pso", "nelder-mead"):
         assert sorted(found[:10])[5] < sorted(map(value, points))[25], "bred from the good ones at once"
     with pytest.raises(UsageError, match="x = 2: must be"):

@@ -239,15 +239,15 @@ def test_the_model_that_foretells_judges():
 def test_of_what_models_said_before_the_latest_counts_most():
     panel = ModelEnsemble(VectorisedGenomes(hpo.SearchSpace(x=hpo.Float(0, 1))))
 
-    def foretell(forest, gaussian):
+    def score_predictions(forest, gaussian):
         panel._models["forest"].model = lambda rows: (forest * rows[:, 0], None)
         panel._models["gaussian"].model = lambda rows: (gaussian * rows[:, 0], None)
         draws = random.Random(1)
         panel.learn([(np.array([x]), x) for x in (draws.random() for _ in range(20))])
 
-    foretell(1, -1)
+    score_predictions(1, -1)
     assert panel.shares()[0] > 0.99
-    foretell(-1, 1)
+    score_predictions(-1, 1)
     assert panel.shares()[1] > 0.9
 
 

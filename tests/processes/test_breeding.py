@@ -177,7 +177,7 @@ def test_genetic_takes_as_many_genes_of_the_first_parent_as_crossover_says(share
 
 def test_genetic_mutates_and_begins_anew_as_often_as_it_is_told():
     def kinds(**rates):
-        """Of the hundred, how many have so many different choices."""
+        """Of the hundred, by number of different choices, how many have it."""
         return Counter(len({*child.genome}) for child in children_of_two("genetic", **rates))
 
     assert kinds() == {1: 100}

@@ -282,8 +282,8 @@ def test_bigearthnet_from_version_1_to_version_2(tmp_path: Path, capsys: pytest.
     )
     begun = next(one for one in after.individuals if one.params == before.best.params)
     assert begun.status == COMPLETED and 0 <= (begun.value or 0.0) <= 1
-    told = (after.directory / "evaluations" / begun.id).glob("output-*")
-    text = capsys.readouterr().err + "".join(one.read_text() for one in told)
+    printed = (after.directory / "evaluations" / begun.id).glob("output-*")
+    text = capsys.readouterr().err + "".join(one.read_text() for one in printed)
     total = len(transferable(bigearthnet.untrained(dict(before.best.params), **options)))
     assert f"{total} of {total} tensors taken" in text
 

@@ -155,10 +155,10 @@ def test_weights_that_agree_in_name_and_shape_are_begun_with(
 
 
 def what_is_printed(rank: int, path: str, parent: str) -> str:
-    with contextlib.redirect_stderr(io.StringIO()) as told:
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
         task = digits.make_task(epochs=1, train_samples=20, init=path)
         task.fit(digits.default, ranks=2, parent=Path(parent))
-    return told.getvalue()
+    return printed.getvalue()
 
 
 def test_what_a_training_begins_with_is_printed_by_the_first_rank_alone(tmp_path: Path) -> None:
