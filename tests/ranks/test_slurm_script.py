@@ -237,7 +237,7 @@ FAKE = """#!/usr/bin/env bash
 if [[ $1 == slurm ]]; then echo "again: $*"; exit ${JOURNAL_SAYS:-75}; fi
 [[ -z ${RETURNS:-} ]] || exit $RETURNS
 trap 'echo warned; touch "${0%/*}/gone"; exit 75' USR1
-trap 'echo told' TERM
+trap 'echo terminated' TERM
 echo "ranks: $*"
 for ((i = 0; i < 600; i++)); do sleep 0.05; done
 """
