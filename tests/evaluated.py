@@ -295,6 +295,41 @@ def _manage_group(trial: hpo.Trial) -> dict[str, object]:
 
 
 @_behaviour
+def _train(trial: hpo.Trial) -> dict[str, object]:
+    """With trainers, across two nodes where the worker has two ranks; ``raises``: the rank that fails in its report."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import TensorDataset
+
+    import trainers
+    from trainers.communication.kept_groups import KEPT as DESCRIPTION
+
+    def report(epoch: int, metrics: object) -> None:
+        if trial.params.get("raises") == trial.rank:
+            raise RuntimeError("as it was asked to")
+
+    samples = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    trainers.train(
+        torch.nn.Linear(2, 1),
+        samples,
+        samples,
+        loss=torch.nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        epochs=1,
+        batch_size=2,
+        method=trainers.DASO(),
+        topology=trainers.Topology(ranks_per_node=1),
+        report=report,
+    )
+    kept = [group for group in dist.distributed_c10d._world.pg_map if group.group_desc == DESCRIPTION]
+    return {
+        "value": 0.0,
+        "groups": len(kept),
+        "name": min((int(group.group_name) for group in kept), default=0),
+    }
+
+
+@_behaviour
 def _ask_for_another_group(trial: hpo.Trial) -> float:
     from datetime import timedelta
 

@@ -26,6 +26,15 @@ one_rank = False
 """Whether tests that need several ranks are left out (tests/conftest.py)."""
 
 
+def groups_in_use() -> int:
+    """Process groups that torch has, but for those that a run has left to the next."""
+    from torch.distributed.distributed_c10d import _world
+
+    from trainers.communication.kept_groups import KEPT
+
+    return sum(group.group_desc != KEPT for group in _world.pg_map)
+
+
 def run_ranks(
     size: int,
     function: Callable[..., Any],

@@ -83,7 +83,8 @@ def train(
             the model and the loss get of a batch that has come to the device.
         validation_set (Dataset; default None): as ``train_set``; see ``evaluate_every``.
         loss (callable; default None): ``loss(outputs, targets)``, a mean over its samples, of what the model returns
-            and the data set gives. With ``step`` it may be left out, and if given is the validation loss only.
+            and the data set gives. With ``step`` it may be left out, and if given is the validation loss only. That
+            is of all outputs, which rank 0's memory has to hold, as for ``metrics``; with ``step`` alone of none.
         step (callable; default None): ``step(model, (inputs, targets))`` does the forward pass and returns a dictionary
             of "loss", a tensor without dimensions, the mean over the batch, and "outputs", which metrics and ``loss``
             get. It is called in training and, without gradients, in evaluation, where "validation_loss" is then the
@@ -167,14 +168,14 @@ def train(
         try:
             channel = communicator.service
             check_tensors(model, exchanged=communicator.size > 1, saved=saved)
-            refuse_other_models(channel, model, device)
+            refuse_other_models(channel, model)
             agreed = {
                 **settings.agreed(),
                 "method": method,
                 "ranks of each node": communicator.nodes,
                 "checkpoint": "a directory" if saved else "None",
             }
-            refuse_other_settings(channel, agreed, device)
+            refuse_other_settings(channel, agreed)
             # Each rank's caller may have drawn other weights: rank 0's count.
             broadcast_tensors(communicator.service, [*model.parameters(), *model.buffers()])
             if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -187,13 +188,15 @@ def train(
                 made,
                 remedy="Give what is trained of a loss to the model, and compute the loss in it or by step=.",
             )
-            refuse_other_optimizers(channel, made, device)
+            refuse_other_optimizers(channel, made)
             run = Run(settings, communicator, made, method)
             del made
             try:
-                return run.to_the_end()
+                result = run.to_the_end()
             finally:
                 run.close()
+            communicator.close(keep=True)
+            return result
         finally:
             communicator.close()
 

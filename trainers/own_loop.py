@@ -113,8 +113,8 @@ def wrap(
         try:
             channel = communicator.service
             check_tensors(model, exchanged=communicator.size > 1, saved=False)
-            refuse_other_models(channel, model, device)
-            refuse_other_optimizers(channel, optimizer, device)
+            refuse_other_models(channel, model)
+            refuse_other_optimizers(channel, optimizer)
             agreed = {
                 "method": method,
                 "ranks of each node": communicator.nodes,
@@ -122,7 +122,7 @@ def wrap(
                 "steps_per_epoch": steps_per_epoch,
                 "seed": int(seed),
             }
-            refuse_other_settings(channel, agreed, device)
+            refuse_other_settings(channel, agreed)
             broadcast_tensors(channel, [*model.parameters(), *model.buffers()])
             setup = Setup(
                 model=model,
@@ -142,8 +142,9 @@ def wrap(
 class Wrapped:
     """A model and its optimizer at work by a method; made by ``trainers.wrap``, a context manager.
 
-    At the end of its ``with`` block the model is in its final state, the same on all ranks, and hooks and process
-    groups are gone; where the block ends with an error, no rank waits for another.
+    At the end of its ``with`` block the model is in its final state, the same on all ranks, hooks are gone, and process
+    groups are gone or kept for the next run of these ranks; where the block ends with an error, no rank waits for
+    another.
     """
 
     def __init__(self, setup: Setup, method: Method) -> None:
@@ -254,7 +255,7 @@ class Wrapped:
         mine = self._communicator.traffic()
         with current(self._device):
             summed = self._summed(
-                torch.tensor(list(mine.values()), dtype=torch.float64, device=self._device)
+                torch.tensor(list(mine.values()), dtype=torch.float64, device="cpu")
             ).tolist()
             of_method = self._strategy.metrics()
         of_method.pop("effective_batch_size", None)  # the batch size is the loop's
@@ -326,18 +327,20 @@ class Wrapped:
     def _close(self, *, finalise: bool) -> None:
         if self._closed:
             return
+        ended = False
         try:
             if finalise and self._step < self._setup.total_steps:
                 with current(self._device):
                     self._strategy.finalise()
                     reconcile_buffers(self._communicator.service, self._model)
+            ended = finalise
         finally:
             self._closed = True
             _at_work.discard(self._optimizer)
             for hook in self._hooks:
                 hook.remove()
             self._strategy.close()
-            self._communicator.close()
+            self._communicator.close(keep=ended)
 
     def __enter__(self) -> Wrapped:
         return self
@@ -401,7 +404,7 @@ class Wrapped:
         return torch.zeros((), dtype=torch.float64, device=self._device)
 
     def _summed(self, values: Tensor) -> Tensor:
-        return self._communicator.service.all_reduce(values.clone()).wait()
+        return self._communicator.service.all_reduce(values.to("cpu", copy=True)).wait()
 
 
 def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import cases
-from gloo import outcomes_of_ranks, run_ranks
+from gloo import groups_in_use, outcomes_of_ranks, run_ranks
 from resuming import assert_identical, state_of
 from test_trainers_contract import (
     APART,
@@ -22,7 +22,6 @@ from test_trainers_contract import (
     STEPS_PER_EPOCH,
     Everything,
     adamw,
-    groups,
     of,
     sgd,
     tokens,
@@ -100,7 +99,7 @@ def loop(
 def both(rank: int, name: str, per_node: int) -> tuple[Any, ...]:
     expected, net, scores = Net(), Net(), []
     result = train(expected, name, per_node)
-    before = groups() if dist.is_initialized() else 0
+    before = groups_in_use() if dist.is_initialized() else 0
     optimizer = adamw(net.parameters_trained())
     validation = tokens(20)
 
@@ -112,7 +111,7 @@ def both(rank: int, name: str, per_node: int) -> tuple[Any, ...]:
     with wrapped(net, name, per_node, optimizer=optimizer) as run:
         loop(net, optimizer, run, evaluated=evaluated)
         found = run.metrics()
-    left = (groups() if dist.is_initialized() else 0) - before
+    left = (groups_in_use() if dist.is_initialized() else 0) - before
     hooks = len(net._forward_pre_hooks) + len(optimizer._optimizer_step_pre_hooks)
     recorded = {name: value for name, value in result.metrics.items() if name in found}
     losses = [entry["validation_loss"] for entry in result.history]

@@ -76,6 +76,29 @@ def test_another_group_than_the_worker_s_is_refused(
 
 
 @pytest.mark.parametrize("bench", [2], indirect=True)
+def test_a_training_takes_over_the_groups_of_the_one_before(bench: Bench) -> None:
+    first, second = bench.run("train"), bench.run("train")
+    assert first.status == second.status == "completed", (first.error, second.error)
+    assert first.metrics["groups"] > 0
+    assert second.metrics["groups"] == first.metrics["groups"]
+    assert second.metrics["name"] == first.metrics["name"]
+    pids = bench.pids
+    # Beside groups of a task's own, which are destroyed.
+    assert bench.run("manage_group", leaves="groups").metrics["groups"] == 4 + 1 + first.metrics["groups"]
+    assert bench.run("train").metrics["name"] == first.metrics["name"]
+    # Unless a rank ends with an error: the other waits for it in vain, and neither has them any more.
+    assert bench.run("train", raises=1).status == "failed"
+    after = bench.run("train")
+    assert after.status == "completed", after.error
+    assert after.metrics["groups"] == first.metrics["groups"]
+    # The worker that destroys its group has to make them anew.
+    assert bench.run("manage_group").status == "completed"
+    again = bench.run("train")
+    assert again.status == "completed" and again.metrics["name"] > after.metrics["name"]
+    assert bench.pids == pids
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
 def test_the_time_out_that_a_task_asks_for_holds(bench: Bench) -> None:
     """Else rank 0 would wait half an hour for the other, which has ended."""
     outcome = bench.run("ask_for_another_group")

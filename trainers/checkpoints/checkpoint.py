@@ -128,18 +128,18 @@ class Checkpoint:
     def _text_of_first(self, text: str) -> str:
         """Rank 0's."""
         content = bytearray(text.encode())
-        device, channel = self._communicator.device, self._communicator.service
-        length = int(channel.broadcast(torch.tensor([len(content)], device=device)).wait().item())
+        channel = self._communicator.service
+        length = int(channel.broadcast(torch.tensor([len(content)], device="cpu")).wait().item())
         if not length:
             return ""
-        mine = torch.zeros(length, dtype=torch.uint8)
+        mine = torch.zeros(length, dtype=torch.uint8, device="cpu")
         if self._communicator.rank == 0:
             mine = torch.frombuffer(content, dtype=torch.uint8)
-        return bytes(channel.broadcast(mine.to(device)).wait().tolist()).decode()
+        return bytes(channel.broadcast(mine).wait().tolist()).decode()
 
     def _agreed_token(self) -> str:
         """By which the files of this run are known from those that another left; rank 0's."""
-        mine = torch.tensor([secrets.randbits(62)], device=self._communicator.device)
+        mine = torch.tensor([secrets.randbits(62)], device="cpu")
         return f"{int(self._communicator.service.broadcast(mine).wait().item()):016x}"
 
     def load(self) -> Found | None:
@@ -185,7 +185,7 @@ class Checkpoint:
 
     def _of_all(self, numbers: list[int]) -> list[list[int]]:
         """The whole ``numbers`` of each rank, once all are here."""
-        mine = torch.tensor(numbers, device=self._communicator.device)
+        mine = torch.tensor(numbers, device="cpu")
         return [part.tolist() for part in self._communicator.service.all_gather(mine)]
 
     def __str__(self) -> str:

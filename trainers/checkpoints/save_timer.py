@@ -40,7 +40,7 @@ class SaveTimer:
         left_s = self._every_s - (0 if save else now - self._saved_s)
         step_s = (now - self._asked_s) / taken
         ahead = max(1, min(2 * taken, int(left_s / step_s) if step_s > 0 else 2 * taken))
-        words = torch.tensor([int(save), ahead], device=self._communicator.device)
+        words = torch.tensor([int(save), ahead], device="cpu")
         save_by_all, ahead = self._communicator.service.broadcast(words).wait().tolist()
         self._asked_at, self._asked_s, self._next = steps, now, steps + ahead
         if save_by_all:

@@ -52,6 +52,7 @@ class Pending:
         if self._work is not None:
             self._channel._wait(self._work, self._tensor, self._what)
             self._work = None
+            self._channel.under_way -= 1
         return self._tensor
 
 
@@ -68,10 +69,14 @@ class Channel:
     timeout: timedelta
     next_is_near: bool
     """Whether the ring's next rank is on the same node."""
+    host_group: dist.ProcessGroup | None = None
+    """The same ranks, for tensors in the host's memory; None: ``group`` takes them, too."""
     bytes_inside: float = 0.0
     bytes_between: float = 0.0
     operations: int = 0
     _waited_s: float = 0.0
+    under_way: int = 0
+    """Operations that were started and not waited for."""
     _stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     """Around each wait of a GPU's stream that is not in ``_waited_s`` yet."""
 
@@ -103,7 +108,9 @@ class Channel:
             )
         self._count(2 * tensor.nbytes * (self.size - 1) / self.size)
         return self._start(
-            tensor, "all-reduce", lambda: dist.all_reduce(tensor, group=self.group, async_op=True)
+            tensor,
+            "all-reduce",
+            lambda: dist.all_reduce(tensor, group=self._group_for(tensor), async_op=True),
         )
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Pending:
@@ -113,7 +120,10 @@ class Channel:
             tensor,
             "broadcast",
             lambda: dist.broadcast(
-                _sendable(tensor), group=self.group, async_op=True, group_src=self._numbers[source]
+                _sendable(tensor),
+                group=self._group_for(tensor),
+                async_op=True,
+                group_src=self._numbers[source],
             ),
         )
 
@@ -127,7 +137,7 @@ class Channel:
         return self._start(
             tensor,
             "all-gather",
-            lambda: dist.all_gather_into_tensor(whole, own, group=self.group, async_op=True),
+            lambda: dist.all_gather_into_tensor(whole, own, group=self._group_for(tensor), async_op=True),
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -138,7 +148,9 @@ class Channel:
         parts = [torch.empty_like(tensor) for _ in self.ranks]
         into, sent = [_sendable(part) for part in parts], _sendable(tensor)
         gather = self._start(
-            tensor, "all-gather", lambda: dist.all_gather(into, sent, group=self.group, async_op=True)
+            tensor,
+            "all-gather",
+            lambda: dist.all_gather(into, sent, group=self._group_for(tensor), async_op=True),
         )
         gather.wait()
         return [parts[number] for number in self._numbers]
@@ -154,7 +166,11 @@ class Channel:
             tensor,
             "gather",
             lambda: dist.gather(
-                _sendable(tensor), into, group=self.group, group_dst=self._numbers[0], async_op=True
+                _sendable(tensor),
+                into,
+                group=self._group_for(tensor),
+                group_dst=self._numbers[0],
+                async_op=True,
             ),
         ).wait()
         return parts and [parts[number] for number in self._numbers]
@@ -164,6 +180,9 @@ class Channel:
         arrived = self.all_reduce(torch.ones(1, device=device)).wait()
         # On a GPU, waiting only orders streams; reading the value waits for the ranks.
         arrived.item()
+
+    def _group_for(self, tensor: Tensor) -> dist.ProcessGroup | None:
+        return self.group if self.host_group is None or tensor.device.type != "cpu" else self.host_group
 
     @cached_property
     def _numbers(self) -> list[int]:
@@ -183,12 +202,14 @@ class Channel:
         if self.size == 1:
             return Pending(self, None, tensor, what)
         try:
-            return Pending(self, start(), tensor, what)
+            work = start()
         except torch.OutOfMemoryError:
             # This rank's own trouble: those who judge runs by it must know it.
             raise
         except RuntimeError as error:
             raise self._lost(what, 0.0, error) from error
+        self.under_way += work is not None
+        return Pending(self, work, tensor, what)
 
     def _wait(self, work: dist.Work, tensor: Tensor, what: str) -> None:
         begin = time.perf_counter()

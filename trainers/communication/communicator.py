@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import cast
@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from trainers.communication.channel import Channel, CommunicationError
+from trainers.communication.kept_groups import RunGroups
 from trainers.communication.process_groups import give_back, group_apart, next_number
 from trainers.communication.topology import Ranks, Topology
 
@@ -43,40 +44,39 @@ class Communicator:
             raise ValueError(
                 "This rank is not in the group that it was given to train in. Leave it out there."
             )
-        self._apart = among is not None
-        self._members = dist.get_process_group_ranks(among or dist.group.WORLD) if joined else [0]
         self.device = device
         self.backend = ""
         """The name of torch.distributed's, "gloo" or "nccl"; empty for one rank."""
         self._timeout = timeout
-        # Not the world's, which may be another.
-        self._backends = dist.get_backend_config(among) if among is not None else None
         self._own_groups: list[dist.ProcessGroup | None] = []
         self._channels: dict[str, Channel] = {}
         everyone = tuple(range(self.size))
-        finding = Channel(
-            name="topology",
-            ranks=everyone,
-            rank=self.rank,
-            group=among or (dist.group.WORLD if joined else None),
-            timeout=timeout,
-            next_is_near=True,
-        )
-        self._finding = finding
-        if finding.group is not None and self.size > 1:
-            self.backend = _backend_for(finding.group, device)
-            # A group has the time-out that it was made with, the caller's half an hour by default: so long would gloo's
-            # threads stay in an operation whose peer hangs, and NCCL's watchdog wait.
-            finding.group = self._made([everyone])
+        self._groups: RunGroups | None = None
+        control = self._channel("control", everyone, None, near=True)
+        caller = among or (dist.group.WORLD if joined else None)
         try:
-            self.nodes = (topology or Topology()).nodes(_hosts(finding, device))
+            if caller is not None and self.size > 1:
+                backends = _backends(caller)
+                self.backend = _backend_for(device, backends)
+                control.host_group = self._control(caller, backends, apart=among is not None)
+                self._groups = RunGroups(
+                    dist.get_process_group_ranks(caller),
+                    rank=self.rank,
+                    timeout=timeout,
+                    backend=self.backend,
+                )
+                self._groups.agree(control)
+            self.nodes = (topology or Topology()).nodes(_hosts(control))
+            self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
+            self.world = self.group("world", [everyone])
+            self.service = self._register("service", everyone, self.world.group, control.host_group)
+            """All ranks again, with counters of its own: for what belongs to the loop and not to the method. What is in
+            the host's memory has a group of its own there: over gloo a rank that hangs is an error after the time-out,
+            and no GPU need have ended its work."""
         except BaseException:
+            control.host_group = None
             self.close()
             raise
-        self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
-        self.world = self._register("world", everyone, finding.group)
-        self.service = self._register("service", everyone, finding.group)
-        """All ranks again, with counters of its own: for what belongs to the loop and not to the method."""
 
     def group(self, name: str, partition: Iterable[Ranks]) -> Channel:
         """The channel of this rank's part of ``partition``, which holds every rank once. Made once a name."""
@@ -87,8 +87,11 @@ class Communicator:
             raise ValueError(
                 f"group {name!r}: {parts} must hold each of {self.size} ranks once. Correct the partition."
             )
-        made = self._made(parts)
         mine = next(ranks for ranks in parts if self.rank in ranks)
+        if self._groups is None:
+            return self._register(name, mine, None)
+        with self._lost_as_error(len(mine)):
+            made = self._groups.of(name, parts)
         return self._register(name, mine, made)
 
     @property
@@ -156,67 +159,91 @@ class Communicator:
             moved = {key: sum(after[name][key] - kept[name][key] for name in after) for key in own}
             self.set_counters({**kept, "service": {key: now[key] + moved[key] for key in own}})
 
-    def close(self) -> None:
-        """Give back the process groups made here; the one that the caller initialised stays."""
-        for channel in (self._finding, *self._channels.values()):
+    def close(self, *, keep: bool = False) -> None:
+        """Give back the process groups made here; the one that the caller initialised stays. ``keep``: after a run that
+        has ended without an error, the next run of these ranks may take over those of its channels.
+        """
+        keep = keep and not any(channel.under_way for channel in self.channels)
+        for channel in self.channels:
             # A reference would keep the group, and its threads, alive after the caller has destroyed it.
-            channel.group = None
+            channel.group = channel.host_group = None
         self._channels.clear()
+        if self._groups is not None:
+            self._own_groups += self._groups.close(keep=keep)
+            self._groups = None
         give_back(self._own_groups)
 
-    def _made(self, parts: Sequence[Ranks]) -> dist.ProcessGroup | None:
-        """A group of this rank's part of ``parts``, given back at the end; None if it is alone there."""
-        number = next_number(self._largest) if self._apart and any(len(ranks) > 1 for ranks in parts) else 0
-        mine: dist.ProcessGroup | None = None
-        for ranks in parts:
-            if len(ranks) == 1:
-                continue
-            members = [self._members[rank] for rank in ranks]
-            if not self._apart:
-                # torch wants every rank to take part in making every group, also of those it is not in.
-                made = self._new_group(members)
-            elif self.rank in ranks:
-                made = self._new_group(members, number)
-            if self.rank in ranks:
-                mine = made
-                self._own_groups.append(made)
-        return mine
+    def _control(
+        self, caller: dist.ProcessGroup, backends: dict[str, str], *, apart: bool
+    ) -> dist.ProcessGroup:
+        """The ranks of ``caller`` again, for tensors in the host's memory, given back at the end; ``apart``: others of
+        the world do something else meanwhile.
 
-    def _new_group(self, members: Sequence[int], number: int | None = None) -> dist.ProcessGroup:
-        """Made by all ranks of the world, or by its members alone where it has a ``number``."""
+        A group has the time-out that it was made with, the caller's half an hour by default: so long would gloo's
+        threads stay in an operation whose peer hangs.
+        """
+        members, backend = dist.get_process_group_ranks(caller), backends.get("cpu", "gloo")
+        with self._lost_as_error(self.size):
+            if apart:
+                device = torch.device("cpu") if "cpu" in backends else self.device
+                channel = self._channel("caller", tuple(range(self.size)), caller, near=True)
+                number = next_number(lambda own: max(_of_all(own, channel, device)))
+                made = group_apart(members, number, timeout=self._timeout, backend=backend)
+            else:
+                # Made by all ranks of the world, in the order in which all make groups.
+                made = cast(
+                    dist.ProcessGroup, dist.new_group(members, timeout=self._timeout, backend=backend)
+                )
+        self._own_groups.append(made)
+        return made
+
+    @contextmanager
+    def _lost_as_error(self, ranks: int) -> Iterator[None]:
+        """Inside, a group of as many ``ranks`` is made."""
         try:
-            if number is not None:
-                return group_apart(members, number, timeout=self._timeout, backend=self._backends)
-            return cast(dist.ProcessGroup, dist.new_group(list(members), timeout=self._timeout))
+            yield
+        except CommunicationError:
+            raise
         except RuntimeError as error:
             raise CommunicationError(
-                f"Rank {self.rank} of {self.size} on {socket.gethostname()}: no group of {len(members)} ranks could be "
+                f"Rank {self.rank} of {self.size} on {socket.gethostname()}: no group of {ranks} ranks could be "
                 f"made within {self._timeout.total_seconds():g} s. Most likely another rank ended with an error, or "
                 f"does something else: see what the others printed. ({error})"
             ) from error
 
-    def _largest(self, number: int) -> int:
-        mine = torch.tensor([number], dtype=torch.int64, device=self.device)
-        return max(int(part.item()) for part in self._finding.all_gather(mine))
-
-    def _register(self, name: str, ranks: Ranks, group: dist.ProcessGroup | None) -> Channel:
+    def _register(
+        self,
+        name: str,
+        ranks: Ranks,
+        group: dist.ProcessGroup | None,
+        host_group: dist.ProcessGroup | None = None,
+    ) -> Channel:
         # In the order of the group's ring.
         ascending = sorted(ranks)
         following = ascending[(ascending.index(self.rank) + 1) % len(ranks)]
-        self._channels[name] = Channel(
+        channel = self._channel(name, ranks, group, near=self._node_of[self.rank] == self._node_of[following])
+        channel.host_group = host_group
+        self._channels[name] = channel
+        return channel
+
+    def _channel(self, name: str, ranks: Ranks, group: dist.ProcessGroup | None, *, near: bool) -> Channel:
+        return Channel(
             name=name,
             ranks=ranks,
             rank=ranks.index(self.rank),
             group=group,
             timeout=self._timeout,
-            next_is_near=self._node_of[self.rank] == self._node_of[following],
+            next_is_near=near,
         )
-        return self._channels[name]
 
 
-def _backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The name of that which sends tensors on ``device``. ValueError if ``group`` has none."""
-    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+def _backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """By the kind of device, the name of that which sends its tensors."""
+    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+
+
+def _backend_for(device: torch.device, backends: dict[str, str]) -> str:
+    """The name of that which sends tensors on ``device``. ValueError if there is none."""
     if device.type not in backends:
         raise ValueError(
             f"The process group has a backend for {' and '.join(backends)}, and the model is on {device.type}. Move "
@@ -225,8 +252,12 @@ def _backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
     return backends[device.type]
 
 
-def _hosts(channel: Channel, device: torch.device) -> list[int]:
+def _of_all(number: int, channel: Channel, device: torch.device) -> list[int]:
+    mine = torch.tensor([number], dtype=torch.int64, device=device)
+    return [int(part.item()) for part in channel.all_gather(mine)]
+
+
+def _hosts(channel: Channel) -> list[int]:
     """A number a rank that is equal where the hosts are."""
     digest = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
-    mine = torch.tensor([int.from_bytes(digest, "big")], dtype=torch.int64, device=device)
-    return [int(part.item()) for part in channel.all_gather(mine)]
+    return _of_all(int.from_bytes(digest, "big"), channel, torch.device("cpu"))

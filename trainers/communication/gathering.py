@@ -45,7 +45,7 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
     sizes = [
         (int(text), int(whole))
         for text, whole in torch.stack(
-            channel.all_gather(torch.tensor([len(described), len(mine)], device=device))
+            channel.all_gather(torch.tensor([len(described), len(mine)], device="cpu"))
         ).tolist()
     ]
     largest = max(whole for _, whole in sizes)

@@ -17,6 +17,9 @@ from torch.distributed import distributed_c10d
 _FIRST = 10**9
 """Beyond the numbers that torch gives to groups which all ranks make."""
 
+_PER_NUMBER = 1000
+"""Groups that a number names apart from one another: more than a run ever makes."""
+
 _made = 0
 """Times that this process took part in making groups apart."""
 
@@ -39,10 +42,10 @@ def next_number(largest: Callable[[int], int]) -> int:
 
 
 def group_apart(
-    members: Sequence[int], number: int, *, timeout: timedelta, backend: str | None = None
+    members: Sequence[int], number: int, *, index: int = 0, timeout: timedelta, backend: str | None = None
 ) -> dist.ProcessGroup:
     """The group of these ranks of the world, made by them alone; ``number`` by ``next_number``, with others maybe;
-    ``backend``: None for the world's.
+    ``index`` (below 1 000): of several groups with the same number; ``backend``: None for the world's.
 
     torch's own way, ``use_local_synchronization``, names a group by its members and by how many groups there are: a
     group in the place of one that was given back gets its name, and with it its addresses, which lead nowhere. What a
@@ -51,7 +54,8 @@ def group_apart(
     """
     world, everyone = distributed_c10d._world, distributed_c10d._get_default_group()
     kept, device = world.group_count, everyone.bound_device_id
-    world.group_count = _FIRST + number * dist.get_world_size() + min(members)
+    names = number * _PER_NUMBER + index
+    world.group_count = _FIRST + names * dist.get_world_size() + min(members)
     # Of a world that was given its device torch splits NCCL's communicator off, in which all of its ranks take part.
     everyone.bound_device_id = None
     try:

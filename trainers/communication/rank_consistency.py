@@ -23,7 +23,7 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables by which torchrun and its like describe a group to its ranks."""
 
 
-def refuse_other_settings(channel: Channel, agreed: Mapping[str, object], device: torch.device) -> None:
+def refuse_other_settings(channel: Channel, agreed: Mapping[str, object]) -> None:
     """ValueError, on every rank of ``channel``, with the first name whose value is not the same on all.
 
     Collective; ``agreed`` has the same names in the same order on all ranks. Values are the same if they show the same
@@ -34,7 +34,7 @@ def refuse_other_settings(channel: Channel, agreed: Mapping[str, object], device
     texts = {name: shown(value) for name, value in agreed.items()}
     own = [_number(name, value) for name, value in texts.items()]
     # Of one shape on all ranks, whatever their values: to exchange the values themselves might go wrong, too.
-    numbers = torch.stack(channel.all_gather(torch.tensor(own, dtype=torch.int64, device=device))).tolist()
+    numbers = torch.stack(channel.all_gather(torch.tensor(own, dtype=torch.int64, device="cpu"))).tolist()
     for index, (name, value) in enumerate(texts.items()):
         of_ranks = [row[index] for row in numbers]
         others = [str(rank) for rank, number in enumerate(of_ranks) if number != of_ranks[0]]
@@ -46,7 +46,7 @@ def refuse_other_settings(channel: Channel, agreed: Mapping[str, object], device
             )
 
 
-def refuse_other_models(channel: Channel, model: nn.Module, device: torch.device) -> None:
+def refuse_other_models(channel: Channel, model: nn.Module) -> None:
     """As ``refuse_other_settings``, of names, shapes, types and memory formats of parameters and buffers."""
     forms = [
         f"{plain_name(name)} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{_laid_out(tensor)}"
@@ -58,10 +58,8 @@ def refuse_other_models(channel: Channel, model: nn.Module, device: torch.device
         )
         for name, tensor in tensors
     ]
-    refuse_other_settings(channel, {"number of the model's parameters and buffers": len(forms)}, device)
-    refuse_other_settings(
-        channel, {f"model's tensor {index}": form for index, form in enumerate(forms)}, device
-    )
+    refuse_other_settings(channel, {"number of the model's parameters and buffers": len(forms)})
+    refuse_other_settings(channel, {f"model's tensor {index}": form for index, form in enumerate(forms)})
 
 
 def _laid_out(tensor: Tensor) -> str:
@@ -69,7 +67,7 @@ def _laid_out(tensor: Tensor) -> str:
     return "" if kept is torch.contiguous_format else f" {str(kept).removeprefix('torch.')}"
 
 
-def refuse_other_optimizers(channel: Channel, optimizer: Optimizer, device: torch.device) -> None:
+def refuse_other_optimizers(channel: Channel, optimizer: Optimizer) -> None:
     """As ``refuse_other_settings``, of the optimizer's kind and its groups' settings."""
     groups = {
         f"{name} of the optimizer's group {index}": len(value) if name == "params" else value
@@ -77,8 +75,8 @@ def refuse_other_optimizers(channel: Channel, optimizer: Optimizer, device: torc
         for name, value in sorted(group.items())
     }
     kind = f"{type(optimizer).__name__} with {len(groups)} settings in {len(optimizer.param_groups)} groups"
-    refuse_other_settings(channel, {"optimizer": kind}, device)
-    refuse_other_settings(channel, groups, device)
+    refuse_other_settings(channel, {"optimizer": kind})
+    refuse_other_settings(channel, groups)
 
 
 def refuse_alone_among_many() -> None:

@@ -74,7 +74,7 @@ def evaluate(
                 rank=communicator.rank,
                 ranks=communicator.size,
             ) as loader:
-                return scores(
+                found = scores(
                     model,
                     samples,
                     loader,
@@ -84,6 +84,8 @@ def evaluate(
                     precision=precision,
                     channel=communicator.service,
                 )
+            communicator.close(keep=True)
+            return found
         finally:
             communicator.close()
 

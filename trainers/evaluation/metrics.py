@@ -184,11 +184,11 @@ class Scores:
                 if self._channel.size == 1:
                     raise
                 failed = error
-        state = torch.tensor([*values, float(failed is not None)], dtype=torch.float64, device=self._device)
+        state = torch.tensor([*values, float(failed is not None)], dtype=torch.float64, device="cpu")
         *agreed, wrong = self._channel.broadcast(state).wait().tolist()
         if wrong:
             text = f"{type(failed).__name__}: {failed}".encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
-            said = torch.tensor(list(text), dtype=torch.uint8, device=self._device)
+            said = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
             heard = bytes(self._channel.broadcast(said).wait().tolist()).decode(errors="replace").rstrip()
             raise failed or RuntimeError(f"Rank 0, which computes the metrics, ended with {heard}")
         return [float(value) for value in agreed]

@@ -312,7 +312,7 @@ class _ABTraining(Strategy):
         self._average()
 
     def metrics(self) -> dict[str, float]:
-        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device=self._communicator.device)
+        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device="cpu")
         worked_s = [float(part.item()) for part in self._communicator.service.all_gather(own_s)]
         whole = sum(weight.rows * weight.columns for weight in self._weights)
         a = sum(weight.rows * self._ranks[weight.name] for weight in self._weights)

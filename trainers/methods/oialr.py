@@ -219,7 +219,7 @@ class _LowRank(Strategy):
         communicator, parameters = self._setup.communicator, list(self._setup.model.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         layers = {weight.name: weight.layer for weight in self._weights}
-        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device=communicator.device)
+        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device="cpu")
         return {
             # Of the whole model, in whatever form the run found it.
             "trainable_fraction": trained / self._full_trainable,

@@ -65,9 +65,7 @@ class Recorder:
             "train_s": position.train_s / size,
             "evaluation_s": position.evaluation_s / size,
         }
-        summed = self.summed(
-            torch.tensor(list(mine.values()), dtype=torch.float64, device=self._settings.device)
-        )
+        summed = self.summed(torch.tensor(list(mine.values()), dtype=torch.float64, device="cpu"))
         parameters = list(self._settings.model.parameters())
         of_strategy = strategy.metrics()
         self._refuse_taken(of_strategy)
@@ -88,9 +86,9 @@ class Recorder:
         device, monitoring = self._settings.device, self._settings.monitoring
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         mine = torch.tensor(
-            [position.recent_samples, position.recent_s, memory], dtype=torch.float64, device=device
+            [position.recent_samples, position.recent_s, memory], dtype=torch.float64, device="cpu"
         )
-        of_ranks = torch.stack(self._communicator.service.all_gather(mine)).cpu()
+        of_ranks = torch.stack(self._communicator.service.all_gather(mine))
         samples, seconds = of_ranks[:, 0].sum().item(), of_ranks[:, 1].mean().item()
         found = {"samples_per_s": samples / max(seconds, 1e-9)}
         if device.type == "cuda":
@@ -101,8 +99,8 @@ class Recorder:
         return found
 
     def summed(self, values: Tensor) -> Tensor:
-        """Over the ranks. Collective: one all-reduce."""
-        return self._communicator.service.all_reduce(values.clone()).wait()
+        """Over the ranks, in the host's memory. Collective: one all-reduce."""
+        return self._communicator.service.all_reduce(values.to("cpu", copy=True)).wait()
 
     def _refuse_taken(self, of_strategy: Iterable[str]) -> None:
         taken = sorted(self._settings.metrics.keys() & set(of_strategy))

@@ -51,7 +51,7 @@ class Run:
         self.optimizer = optimizer
         self.length = settings.length(len(self._plan(epoch=0)))
         steps = {"steps an epoch": self.length.steps_per_epoch}
-        refuse_other_settings(communicator.service, steps, settings.device)
+        refuse_other_settings(communicator.service, steps)
         self.recorder = Recorder(settings, communicator)
         self.position = Position(loss_sums=torch.zeros(2, dtype=torch.float64, device=settings.device))
         self.train_loader = self._loader(settings.train_set)
@@ -363,7 +363,7 @@ class Run:
         """ValueError if a pass has made a buffer anew, in the shape of this rank's batch, as others have not."""
         buffers = ", ".join(f"{plain_name(n)} {tuple(b.shape)}" for n, b in self.model.named_buffers())
         agreed = {"shapes of the model's buffers at the epoch's end": buffers}
-        refuse_other_settings(self.communicator.service, agreed, self.settings.device)
+        refuse_other_settings(self.communicator.service, agreed)
 
     def _scores(self, samples: Dataset[object]) -> Metrics:
         settings = self.settings

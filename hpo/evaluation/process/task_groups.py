@@ -3,7 +3,8 @@
 A script of one's own begins with ``init_process_group`` and ends with ``destroy_process_group``. On several ranks the
 worker's group is there already: the one takes it up and the other puts it aside until the next evaluation. Ranks that
 formed a new one each time would need as long as a short training for it. On one rank a group is made and destroyed
-indeed. Groups that a task makes beside, and leaves, are destroyed when its evaluation is over.
+indeed. Groups that a task makes beside, and leaves, are destroyed when its evaluation is over, but for those that
+``trainers`` keeps for its next training.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _MODULE = "torch.distributed.distributed_c10d"
 _NAMES = ("init_process_group", "destroy_process_group")
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 """What scripts read beside their calls. Not set before: libraries take LOCAL_RANK for a launcher's, and train so."""
+_SPARED = "kept for the next training"
+"""The description of groups that ``trainers`` keeps where NCCL would need seconds to form them anew: no operation is
+under way in them."""
 _TIDY_S = 20.0
 """Groups that are not destroyed within it have operations under way whose other ranks never come."""
 _SETTLE_S = 0.2
@@ -101,7 +105,7 @@ class TaskGroups:
         for name in self._named:
             os.environ.pop(name, None)
         self._named.clear()
-        if _MODULE not in sys.modules or not (self._kept or self._left()):
+        if _MODULE not in sys.modules or not (self._kept or self._unwanted()):
             return True
         gc.collect()  # models, before the groups that they use
         thread = threading.Thread(target=self._destroy_left, name="tidy-groups", daemon=True)
@@ -110,7 +114,7 @@ class TaskGroups:
         return not thread.is_alive()
 
     def _destroy_left(self) -> None:
-        for group in reversed(self._left()):
+        for group in reversed(self._unwanted()):
             self._forget(group)
         if self._kept and self._settles:
             time.sleep(_SETTLE_S)
@@ -204,6 +208,10 @@ class TaskGroups:
     def _left(self) -> list[ProcessGroup]:
         """The groups that torch has, but for the worker's own."""
         return [group for group in self._world.pg_map if group not in self._ours]
+
+    def _unwanted(self) -> list[ProcessGroup]:
+        """Those of them that are not spared for the next evaluation."""
+        return [group for group in self._left() if group.group_desc != _SPARED]
 
     def _forget(self, group: ProcessGroup) -> None:
         if group in self._world.pg_map:  # the default group of one rank takes all with it

@@ -1,0 +1,218 @@
+"""Process groups that one run leaves to the next: taken over by all ranks or by none, destroyed with torch's own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_ranks
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.communication.communicator import Communicator
+from trainers.communication.kept_groups import KEPT
+from trainers.communication.topology import Topology
+
+CPU = torch.device("cpu")
+
+
+def communicator(among: dist.ProcessGroup | None = None, *, timeout_s: float = 30) -> Communicator:
+    return Communicator(
+        topology=Topology(ranks_per_node=2), timeout=timedelta(seconds=timeout_s), device=CPU, among=among
+    )
+
+
+def names_of(comm: Communicator) -> list[str]:
+    """Of the groups of the whole run, the node and across nodes; each has summed up what it should."""
+    channels = [comm.world, comm.node, comm.across]
+    for channel in channels:
+        total = channel.all_reduce(torch.tensor([float(comm.rank)])).wait().item()
+        assert total == sum(channel.ranks)
+    return ["" if channel.group is None else channel.group.group_name for channel in channels]
+
+
+def kept() -> list[str]:
+    """Names of the groups that wait for another run."""
+    return sorted(
+        group.group_name for group in dist.distributed_c10d._world.pg_map if group.group_desc == KEPT
+    )
+
+
+def groups() -> int:
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def one_after_the_other(rank: int) -> None:
+    first = communicator()
+    names = names_of(first)
+    first.close(keep=True)
+    assert groups() == 1 + 3 and kept() == sorted(names)
+    second = communicator()
+    assert kept() == []
+    assert names_of(second) == names
+    second.close(keep=True)
+    # What a run does not use is not kept for the one after it.
+    third = communicator()
+    assert third.world.group is not None and third.world.group.group_name == names[0]
+    third.close(keep=True)
+    assert kept() == names[:1]
+    # Other settings need other groups.
+    fourth = communicator(timeout_s=20)
+    assert not set(names_of(fourth)) & set(names)
+    fourth.close(keep=True)
+    # An error leaves nothing.
+    fifth = communicator(timeout_s=20)
+    names_of(fifth)
+    fifth.close()
+    assert groups() == 1
+
+
+def test_a_run_takes_over_the_groups_of_the_one_before() -> None:
+    run_ranks(4, one_after_the_other)
+
+
+def unless_all_have_them(rank: int) -> None:
+    first = communicator()
+    names = names_of(first)
+    first.close(keep=rank != 2)
+    second = communicator()
+    assert not set(names_of(second)) & set(names)
+    second.close(keep=True)
+    # One of another number of groups, as where an error came before a method asked for its own.
+    third = communicator()
+    names = names_of(third)
+    if rank == 1:
+        third.group("one more", [(0,), (1,), (2,), (3,)])
+    third.close(keep=True)
+    fourth = communicator()
+    assert not set(names_of(fourth)) & set(names)
+    fourth.close()
+    assert groups() == 1
+
+
+def test_groups_that_a_rank_no_longer_has_are_made_anew_by_all() -> None:
+    run_ranks(4, unless_all_have_them)
+
+
+def other_partitions(rank: int) -> None:
+    first = communicator()
+    pairs = first.group("pairs", [(0, 1), (2, 3)])
+    assert pairs.group is not None
+    name = pairs.group.group_name
+    first.close(keep=True)
+    second = communicator()
+    crossed = second.group("pairs", [(0, 2), (1, 3)])
+    assert crossed.group is not None and crossed.group.group_name != name
+    total = crossed.all_reduce(torch.tensor([float(rank)])).wait().item()
+    assert total == (2.0 if rank % 2 == 0 else 4.0)
+    second.close()
+    assert groups() == 1
+
+
+def test_a_name_with_another_partition_is_another_group() -> None:
+    run_ranks(4, other_partitions)
+
+
+def of_some_ranks(rank: int) -> None:
+    half = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    first = communicator()
+    of_all = names_of(first)
+    names: list[list[str]] = []
+    for _ in range(3 if rank < 2 else 5):
+        # A run inside a run, as an evaluation in its report.
+        inside = Communicator(topology=None, timeout=timedelta(seconds=30), device=CPU, among=half)
+        assert inside.world.group is not None
+        names.append([inside.world.group.group_name])
+        assert inside.world.all_reduce(torch.ones(1)).wait().item() == 2.0
+        inside.close(keep=True)
+    assert names == [names[0]] * len(names)
+    first.close(keep=True)
+    last = communicator()
+    assert names_of(last) == of_all
+    last.close(keep=True)
+    # Of the same ranks, while a run has the groups: it makes its own, and one of the two is kept.
+    outer = communicator()
+    inner = communicator()
+    assert not set(names_of(inner)) & set(names_of(outer))
+    inner.close(keep=True)
+    outer.close(keep=True)
+    assert kept() == sorted([*of_all, *names[0]])
+    dist.destroy_process_group()
+
+
+def test_runs_of_some_ranks_and_runs_inside_runs_have_their_own() -> None:
+    run_ranks(4, of_some_ranks)
+
+
+def with_an_operation_under_way(rank: int) -> None:
+    comm = communicator()
+    pending = comm.world.all_reduce(torch.ones(1))
+    comm.close(keep=True)
+    assert kept() == []
+    del pending
+
+
+def test_a_group_with_an_operation_under_way_is_not_kept() -> None:
+    run_ranks(2, with_an_operation_under_way)
+
+
+def beside_what_the_method_sends(rank: int) -> None:
+    comm = communicator()
+    pending = comm.world.all_reduce(torch.ones(1)) if rank == 0 else None
+    # By another group than the method's: else this would meet the sum that only one rank has begun.
+    assert [int(part) for part in comm.service.all_gather(torch.tensor([rank]))] == [0, 1]
+    total = (pending or comm.world.all_reduce(torch.ones(1))).wait()
+    assert total.item() == 2.0
+    comm.close()
+
+
+def test_what_ranks_agree_on_does_not_wait_for_what_the_method_sends() -> None:
+    run_ranks(2, beside_what_the_method_sends)
+
+
+def trained(rank: int, interrupted: bool) -> None:
+    def train(report: object = None) -> None:
+        net = nn.Linear(2, 1)
+        samples = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+        trainers.train(
+            net,
+            samples,
+            samples,
+            loss=mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            epochs=2,
+            batch_size=2,
+            method=trainers.DASO(),
+            topology=Topology(ranks_per_node=1),
+            report=report,
+        )
+
+    def stop(epoch: int, metrics: object) -> None:
+        raise KeyError("what the task raises")
+
+    train()
+    names = kept()
+    assert names
+    train()
+    assert kept() == names
+    net = nn.Linear(2, 1)
+    with trainers.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1), epochs=1, steps_per_epoch=1) as run:
+        run.backward(net(torch.ones(1, 2)).sum())
+    assert len(kept()) == 1
+    with pytest.raises(KeyError):
+        train(stop)
+    assert kept() == [] and groups() == 1
+    train()
+    trainers.evaluate(
+        net, TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), metrics={"m": mse_loss}, batch_size=2
+    )
+    dist.destroy_process_group()
+    assert groups() == 0
+
+
+def test_trainings_one_after_another_share_their_groups() -> None:
+    run_ranks(2, trained, False)
