@@ -73,17 +73,31 @@ def test_by_the_gram_matrix_single_precision_is_orthogonal_on_both_sides(shape: 
 
 @pytest.mark.parametrize("shape", [(96, 64), (64, 96), (80, 80)])
 def test_by_the_gram_matrix_in_double_precision_nothing_of_single_is_lost(shape: tuple[int, int]) -> None:
-    """What a GPU does, on the CPU."""
-    for smallest, exact in ((1e-2, True), (1e-5, True), (1e-8, False)):
-        a = matrix(*shape, smallest=smallest, dtype=torch.float32)
+    """What a GPU does, on the CPU; also of a matrix whose ranks are of a quarter, and of one with dead neurons."""
+    of_factors = matrix(shape[0], 20, dtype=torch.float32) @ matrix(20, shape[1], dtype=torch.float32)
+    dead = matrix(*shape, dtype=torch.float32)
+    dead[:, 3] = dead[5] = 0
+    graded = [matrix(*shape, smallest=smallest, dtype=torch.float32) for smallest in (1e-2, 1e-5, 1e-8)]
+    for a in (*graded, of_factors, dead):
         found = _by_double_gram(a, 0.0)
-        assert (found is not None) == exact
-        if found is not None:
-            u, values, vt = found
-            assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 3e-5
-            torch.testing.assert_close(u @ torch.diag(values) @ vt, a, rtol=0, atol=1e-6)
-            torch.testing.assert_close(values.double(), torch.linalg.svdvals(a.double()), rtol=0, atol=2e-7)
-    assert _by_double_gram(a, 0.1) is not None
+        assert found is not None
+        u, values, vt = found
+        assert u.shape == (shape[0], min(shape)) and vt.shape == (min(shape), shape[1])
+        assert max(orthogonality_error(u), orthogonality_error(vt.T)) < 3e-6
+        torch.testing.assert_close(u @ torch.diag(values) @ vt, a, rtol=0, atol=1e-6)
+        torch.testing.assert_close(values.double(), torch.linalg.svdvals(a.double()), rtol=0, atol=4e-7)
+        assert bool((values.diff() <= 0).all())
+
+
+def test_a_gram_matrix_without_a_decomposition_leaves_the_matrix_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def diverging(gram: Tensor) -> None:
+        raise torch.linalg.LinAlgError("linalg.eigh: the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", diverging)
+    assert _by_double_gram(matrix(6, 4, dtype=torch.float32), 0.0) is None
+    assert _by_double_gram(matrix(4, 6, dtype=torch.float32), 0.0) is None
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e30])

@@ -21,9 +21,9 @@ GRAM_CUTOFF = 0.05
 """From this cutoff on singular vectors come from the Gram matrix: 2.4 times faster, in single precision blind
 for singular values below 3e-4 of the largest."""
 DOUBLE_GRAM_REACH = 1e-6
-"""Down to this part of the largest, singular values and vectors come from the Gram matrix in double precision as exact
-as a single-precision decomposition gives them. On a GPU that is the fast way: cuSOLVER's iterations leave most of it
-idle."""
+"""Down to this part of the largest, singular vectors of the longer side come from the Gram matrix in double precision
+as orthogonal as a single-precision decomposition gives them; below, they are orthogonalised. On a GPU the Gram matrix
+is the fast way: cuSOLVER's iterations leave most of it idle."""
 
 
 @full_precision()
@@ -76,10 +76,25 @@ def _straightened(basis: Tensor) -> Tensor:
 
 
 def _by_double_gram(matrix: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """As ``_by_gram``, in double precision; None where a singular value to be kept is too small for that."""
-    u, values, vt = (part.to(matrix.dtype) for part in _by_gram(matrix.double()))
-    smallest = values[_kept(values, cutoff) - 1]
-    return (u, values, vt) if bool(smallest > DOUBLE_GRAM_REACH * values[0]) else None
+    """As ``torch.linalg.svd``, from the Gram matrix in double precision; None where its decomposition fails.
+
+    Also of a matrix that lacks ranks, as one that was multiplied out of low-rank factors does.
+    """
+    if matrix.shape[0] < matrix.shape[1]:
+        found = _by_double_gram(matrix.T, cutoff)
+        return None if found is None else (found[2].T, found[1], found[0].T)
+    try:
+        u, values, vt = _by_gram(matrix.double())
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return None
+    # Those of roundings alone come in any order.
+    values, order = values.sort(descending=True)
+    u, vt = u[:, order], vt[order]
+    if bool(values[_kept(values, cutoff) - 1] <= DOUBLE_GRAM_REACH * values[0]):
+        # Householder's Q is orthogonal whatever the columns are, also zeros; large ones change by roundings.
+        q, r = torch.linalg.qr(u * values)
+        u = torch.where(r.diagonal() < 0, -q, q)
+    return u.to(matrix.dtype), values.to(matrix.dtype), vt.to(matrix.dtype)
 
 
 def _by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,7 +166,7 @@ class SharedWork:
     def _agree_that_all_worked(self, failure: Exception | None) -> None:
         """RuntimeError on the ranks that did their part where another has failed: it shares nothing with them."""
         communicator = self._communicator
-        flag = torch.tensor([failure is not None], dtype=torch.int64, device=communicator.device)
+        flag = torch.tensor([failure is not None], dtype=torch.int64, device="cpu")
         failed = [rank for rank, one in enumerate(communicator.service.all_gather(flag)) if one.item()]
         if failed and failure is None:
             raise RuntimeError(
@@ -168,9 +183,7 @@ class SharedWork:
     def _shapes(self, own: dict[int, list[Tensor]], tasks: int) -> list[list[tuple[int, ...]]]:
         """The shapes of each task's tensors, known to the owners only so far."""
         communicator = self._communicator
-        counts = torch.tensor(
-            [max((len(tensors) for tensors in own.values()), default=0)], device=communicator.device
-        )
+        counts = torch.tensor([max((len(tensors) for tensors in own.values()), default=0)], device="cpu")
         per_task = max(int(count.item()) for count in communicator.service.all_gather(counts))
         # Dimensions one higher than they are, so that 0 means that there is none.
         table = torch.zeros(tasks, per_task, 2, dtype=torch.int64, device="cpu")
@@ -178,7 +191,7 @@ class SharedWork:
             for index, tensor in enumerate(tensors):
                 for axis, length in enumerate(tensor.shape):
                     table[task, index, axis] = length + 1
-        summed = communicator.service.all_reduce(table.to(communicator.device)).wait().tolist()
+        summed = communicator.service.all_reduce(table).wait().tolist()
         return [[tuple(length - 1 for length in shape if length) for shape in task] for task in summed]
 
 
