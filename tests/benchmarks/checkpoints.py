@@ -1,9 +1,11 @@
-"""How long a checkpoint holds training up: written in the background, and waited for.
+"""How long a checkpoint holds training up, written in the background and waited for, and how long it takes to read.
 
     python tests/benchmarks/checkpoints.py [--millions 100] [--saves 5] [--directory DIR] [--quick]
 
 One rank saves a model of that many float32 parameters, ``--saves`` times each way in turn, after a first save that is
-left out. Beside it, the time of a copy of the same bytes in memory that is there already. All in one run; medians.
+left out. Beside it, the time of a copy of the same bytes in memory that is there already. What was saved is read as a
+resumed run does it, which compares checksums, and mapped and copied by ``torch.load(mmap=True)``, which does not. All
+in one run; medians.
 Between saves the background has as long as it needs. Ends in one line of JSON."""
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 import torch
 
 from trainers.checkpoints.checkpoint import Checkpoint
+from trainers.checkpoints.files import Files, latest_text
 from trainers.communication.communicator import Communicator
 
 
@@ -38,7 +41,9 @@ def main() -> None:
     layers = {f"layer {index}": torch.randn(int(millions * 1e6 / 10)) for index in range(10)}
     memory = {name: torch.empty_like(layer) for name, layer in layers.items()}
     communicator = Communicator(topology=None, timeout=timedelta(minutes=10), device=torch.device("cpu"))
-    seconds: dict[str, list[float]] = {"copy": [], "background": [], "waited for": []}
+    seconds: dict[str, list[float]] = {
+        name: [] for name in ("copy", "background", "waited for", "read", "mapped and copied")
+    }
 
     def timed(name: str, begun: float) -> None:
         seconds[name].append(time.perf_counter() - begun)
@@ -60,9 +65,19 @@ def main() -> None:
             checkpoint.save(number, shared={"model": layers}, own={}, wait=wait)
             timed("waited for" if wait else "background", begun)
             checkpoint.finish()
+        files = Files(Path(home), latest_text(Path(home)))
+        for _ in range(options.saves):
+            begun = time.perf_counter()
+            files.read("shared.pt")
+            timed("read", begun)
+            begun = time.perf_counter()
+            mapped = torch.load(files.place / "shared.pt", weights_only=True, mmap=True)
+            for name, layer in mapped["model"].items():
+                memory[name] = layer.clone()
+            timed("mapped and copied", begun)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
     for name, median in medians.items():
-        print(f"{name:12s} {median:8.3f} s")
+        print(f"{name:17s} {median:8.3f} s")
     print(
         json.dumps(
             {
@@ -71,6 +86,7 @@ def main() -> None:
                 "seconds": medians,
                 "background_to_copy": medians["background"] / medians["copy"],
                 "background_to_waited_for": medians["background"] / medians["waited for"],
+                "read_to_mapped": medians["read"] / medians["mapped and copied"],
             }
         )
     )

@@ -33,6 +33,8 @@ METHODS: dict[str, trainers.Method] = {
 }
 ALONE = [name for name in METHODS if name != "PowerSGD"]
 """One rank compresses nothing."""
+AVERAGED = ("DDP", "local SGD before its start")
+"""Where the weights' moving average is kept, too."""
 
 
 def network() -> nn.Module:
@@ -59,6 +61,7 @@ def train(net: nn.Module, name: str, ranks: int, **changed: Any) -> trainers.Res
         "epochs": EPOCHS,
         "batch_size": JOINT // ranks,
         "method": METHODS[name],
+        "ema_decay": 0.9 if name in AVERAGED and "method" not in changed else None,
         "timeout": timedelta(seconds=30),
     }
     return trainers.train(net, **{**settings, **changed})
@@ -207,6 +210,22 @@ def test_with_other_samples_per_step_a_run_goes_on_at_the_same_place_of_its_epoc
         [history[0]["train_loss"]] * 3, rel=0.1
     )
     assert read_alone(tmp_path)["reason"] == "finished"
+
+
+def averaged(rank: int, directory: str, ranks: int, stop: int) -> None:
+    with pytest.raises(trainers.Interrupted):
+        train(normalised(), "DDP", ranks, checkpoint=directory, interrupt=After(stop))
+
+
+def test_the_running_statistics_of_the_moving_average_are_averaged_too(tmp_path: Path) -> None:
+    run_ranks(2, averaged, str(tmp_path), 2, 4)
+    kept = [own_of(tmp_path, rank)["ema_buffers"] for rank in range(2)]
+    assert not torch.equal(kept[0]["1.running_mean"], kept[1]["1.running_mean"])
+    averaged(0, str(tmp_path), 1, 0)
+    mean = own_of(tmp_path, 0)["ema_buffers"]
+    assert mean.keys() == kept[0].keys()
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(mean[name], (kept[0][name] + kept[1][name]) / 2)
 
 
 @pytest.mark.parametrize("now", range(1, 12))
