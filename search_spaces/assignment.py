@@ -68,8 +68,6 @@ class Options(ImageOptions):
     """linear: lr grows as the batch by Eq. A.3, after five epochs of warm-up from lr (Goyal et al. 2017)."""
     ranks_per_worker: Count = 4
     """M: that of the campaign, or the number of torchrun's ranks."""
-    ranks_per_node: Count | None = None
-    """Ranks that pose as a node, whose bytes to others are counted; left out: those of a host are one."""
     width: Count = 4
     """Filters of the ResNet-20's first stage."""
 
@@ -95,7 +93,6 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
             warmup_epochs=warmup, warmup_lr=options.lr if warmup else 0.0, at=at, factor=0.1
         ),
         assignment=_assignment(p, ranks),
-        topology=trainers.Topology(ranks_per_node=options.ranks_per_node if run.ranks > 1 else None),
         samples_a_step=ranks * max(1, round(each)) if options.batch_rule == "effective" else None,
     )
 

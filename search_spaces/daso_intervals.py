@@ -77,7 +77,6 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         network=model,
         optimizer=lambda weights: torch.optim.SGD(weights, lr=options.lr, momentum=0.9, weight_decay=1e-4),
         schedule=trainers.ReduceOnPlateau(warmup_epochs=options.warmup_epochs, patience=5, factor=0.5),
-        topology=trainers.Topology(ranks_per_node=options.ranks_per_node if run.ranks > 1 else None),
     )
 
 

@@ -69,7 +69,6 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         schedule=trainers.ReduceOnPlateau(
             warmup_epochs=options.warmup_epochs, warmup_lr=min(lr, 256 * _GOYAL), patience=5, factor=0.5
         ),
-        topology=trainers.Topology(ranks_per_node=options.ranks_per_node if run.ranks > 1 else None),
     )
 
 

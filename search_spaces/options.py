@@ -56,6 +56,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 FromZeroBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "tf32", "bf16"]
+CosineForm = Literal["after-warm-up", "timm"]
+"""Where a cosine begins: at the end of the warm-up, or, as timm's by default, at the run's start."""
 Folds = Annotated[int, AfterValidator(_none_or_several), Rule("0, or a whole number of at least 2")]
 
 

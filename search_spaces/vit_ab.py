@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import hpo
 from search_spaces import options as check
 from search_spaces.building_blocks import methods
-from search_spaces.building_blocks.image_task import ImageOptions, OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.small_vit import ViTOptions
 from search_spaces.options import Count, FromZeroBelowOne, NotNegative, Positive
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ VGG16: dict[str, Scalar] = {
 """Table A.9's 4 330, 759, 60 and 267 steps, if its 150 epochs are of 49 (50 000 images in batches of 1 024)."""
 
 
-class Options(ImageOptions):
+class Options(ViTOptions):
     """The defaults are a small run; the source's are in jobs/vit_ab.toml and jobs/vgg_ab.toml."""
 
     network: Literal["vit", "vgg16"] = "vit"
@@ -56,20 +57,14 @@ class Options(ImageOptions):
     weight_decay: NotNegative = 0.01
     warmup_epochs: NotNegative = 1.0
     """Of the learning rate."""
-    cosine: Literal["after-warm-up", "timm"] = "after-warm-up"
-    """Where the cosine begins: after-warm-up, or timm: at the run's start, as the source's."""
     group_size: Count = 1
     """Ranks of a group; a single rank trains without groups."""
-    dim: Count = 48
-    depth: Count = 2
-    heads: Count = 6
     drop_path: FromZeroBelowOne = 0.0
     """Of vit: the part of the samples of which its last block is left out, earlier blocks less often."""
     width: Count = 16
 
     def rules(self) -> None:
         super().rules()
-        check.divisor("dim", self.dim, heads=self.heads)
         if self.warmup_epochs > self.epochs:
             check.refuse(
                 "warmup_epochs", self.warmup_epochs, f"a number from 0 to the run's {self.epochs} epochs"
@@ -82,19 +77,10 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     from search_spaces.building_blocks.initial_weights import make_orthogonal
     from search_spaces.building_blocks.schedules import cosine
     from search_spaces.networks.vgg import cifar_vgg16
-    from search_spaces.networks.vit import ViT
 
     model: nn.Module
     if options.network == "vit":
-        model = ViT(
-            side=32,
-            patch=8,
-            classes=run.classes,
-            dim=options.dim,
-            depth=options.depth,
-            heads=options.heads,
-            drop_path=options.drop_path,
-        )
+        model = options.vit(classes=run.classes, drop_path=options.drop_path)
     else:
         model = cifar_vgg16(classes=run.classes, width=options.width)
     make_orthogonal(model)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces import options as check
-from search_spaces.building_blocks.image_task import ImageOptions, OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
 from search_spaces.building_blocks.methods import MethodName
+from search_spaces.building_blocks.small_vit import ViTOptions
 from search_spaces.options import Count
 
 if TYPE_CHECKING:
@@ -60,41 +60,22 @@ TUNED: dict[str, Scalar] = {
 """What Table A.2 states of the tuned run."""
 
 
-class Options(ImageOptions):
+class Options(ViTOptions):
     """The defaults are a small run; the source's are in jobs/vit_oialr.toml."""
 
     epochs: Count = 16
     batch_size: Count = 32
     method: MethodName = "oialr"
-    cosine: Literal["after-warm-up", "timm"] = "after-warm-up"
-    """Where the cosine begins: after-warm-up, or timm: at the run's start, as the source's."""
-    dim: Count = 48
-    depth: Count = 2
-    heads: Count = 6
-
-    def rules(self) -> None:
-        super().rules()
-        check.divisor("dim", self.dim, heads=self.heads)
 
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
     from search_spaces.building_blocks.schedules import at_width, cosine
-    from search_spaces.networks.vit import ViT
 
     rates = at_width(options.dim if options.architecture == "source" else DIM, p, source=DIM)
     return Recipe(
-        network=ViT(
-            side=32,
-            patch=8,
-            classes=run.classes,
-            dim=options.dim,
-            depth=options.depth,
-            heads=options.heads,
-            qkv_bias=False,
-            drop_path=0.2,
-        ),
+        network=options.vit(classes=run.classes, qkv_bias=False, drop_path=0.2),
         optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
         schedule=cosine(
             options.cosine,

@@ -13,7 +13,7 @@ from search_spaces import options as check
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.architecture import ArchitectureOptions
 from search_spaces.building_blocks.recipes import OwnMethod, Run
-from search_spaces.options import Count, FromZero, NotNegative
+from search_spaces.options import FromZero, NotNegative
 
 if TYPE_CHECKING:
     import trainers
@@ -27,8 +27,6 @@ class IntervalOptions(ArchitectureOptions):
     """DASO's, synchronous, and the learning rate's."""
     cooldown_epochs: FromZero = 1
     """DASO's, synchronous."""
-    ranks_per_node: Count | None = None
-    """As if this many shared a node; left out: as it is."""
     steps_on_link: NotNegative = 0.0
     """0, and time is measured; or how many steps a synchronisation takes on the link between the nodes, and time is
     counted in steps: for machines that do other things meanwhile, or where the nodes are made up.

@@ -56,12 +56,14 @@ class TrainingOptions(Options, ABC):
     """Of each rank, that read and augment ahead; 0: it does so itself."""
     method: methods.MethodName = "ddp"
     """How ranks train together: ddp, daso, local-sgd, oialr, ab or ab-no-groups."""
+    ranks_per_node: Count | None = None
+    """Ranks that pose as a node, so that methods and counts of bytes take one host for several; left out: as it is."""
     init: str = ""
     """A safetensors file: weights that agree in name and shape are those that a training begins with."""
 
     second_objective: Literal["none", "trainable_fraction", "bytes_between_nodes"] = "none"
     """What is minimised beside the score, for campaigns with one objective: none; trainable_fraction, the part of the
-    full-rank parameters that is trained at the end; or bytes_between_nodes, what a rank has sent to other nodes.
+    full-rank parameters that is trained at the end; or bytes_between_nodes, what all ranks have sent to other nodes.
     """
 
     @property
@@ -111,8 +113,8 @@ class TrainingOptions(Options, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a configuration means: arguments of ``trainers.train``. ``loss`` None: cross entropy. With another
-    ``topology`` than None ranks pose as nodes. ``samples_a_step``: of all ranks together; None: the options'.
+    """What a configuration means: arguments of ``trainers.train``. ``loss`` None: cross entropy.
+    ``samples_a_step``: of all ranks together; None: the options'.
     ``synchronise_batch_norms``: over all ranks, where torch can: on GPUs, with DDP and OIALR, without folds.
     """
 
@@ -122,7 +124,6 @@ class Recipe:
     loss: Loss | None = None
     early_stopping: trainers.EarlyStopping | None = None
     assignment: Assignment | None = None
-    topology: trainers.Topology | None = None
     clip_norm: float | None = None
     label_smoothing: float = 0.0
     samples_a_step: int | None = None

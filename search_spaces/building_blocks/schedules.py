@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import trainers
+from search_spaces.options import CosineForm
 from trainers.optim.schedules import History
-
-CosineForm = Literal["after-warm-up", "timm"]
-"""Where a cosine begins: at the end of the warm-up, or, as timm's by default, at the run's start."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -238,7 +238,7 @@ class TrainedTask(hpo.Task):
             method=self._method(params, run),
             early_stopping=recipe.early_stopping,
             assignment=recipe.assignment,
-            topology=recipe.topology,
+            topology=trainers.Topology(ranks_per_node=options.ranks_per_node if ranks > 1 else None),
             clip_norm=recipe.clip_norm,
             label_smoothing=recipe.label_smoothing,
             precision=options.precision,

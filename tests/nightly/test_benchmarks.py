@@ -25,7 +25,8 @@ TWO_NODES = {"ab", "daso", "oialr"}
 KEYS = {
     "ab": {"busiest_to_fair_share", "fewer", "fewer_bf16", "group_phase_bytes"},
     "accuracy": {"table", "trainable_oialr", "within", "worst_points"},
-    "checkpoints": {"background_to_copy", "background_to_waited_for"},
+    "campaigns": {"campaigns"},
+    "checkpoints": {"background_to_copy", "background_to_waited_for", "read_to_mapped"},
     "data_loading": {
         "all_to_host_cpu",
         "archive_warm_per_s",

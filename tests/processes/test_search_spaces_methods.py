@@ -313,7 +313,7 @@ def test_folds_of_patches_are_of_the_training_part(monkeypatch: pytest.MonkeyPat
 )
 def test_every_campaign_has_the_common_options(name: str) -> None:
     one = import_module(f"search_spaces.{name}")
-    assert {"folds", "init", "method", "precision", "loader_processes"} <= set(
+    assert {"folds", "init", "method", "precision", "loader_processes", "ranks_per_node"} <= set(
         one.make_task.options.model_fields
     )
     assert all(
@@ -341,3 +341,17 @@ def test_a_second_objective_that_is_constant_is_refused(method: str) -> None:
     with pytest.raises(hpo.UsageError, match=refused):
         vit_oialr.make_task(second_objective="trainable_fraction", method=method)
     assert vit_oialr.make_task(second_objective="bytes_between_nodes", method=method).objectives
+
+
+def sent(rank: int, ranks: int, ranks_per_node: int | None) -> tuple[float, float]:
+    task = vit_ab.make_task(method="ddp", epochs=1, train_samples=64, ranks_per_node=ranks_per_node)
+    _, result = task.fit(task.default, ranks=ranks)
+    return result.metrics["bytes_between_nodes"], result.metrics["bytes_inside_nodes"]
+
+
+def test_ranks_of_one_host_may_pose_as_nodes_in_any_campaign() -> None:
+    for between, inside in run_ranks(2, sent, 2, 1):
+        assert between > 0 and inside == 0
+    for between, inside in run_ranks(2, sent, 2, None):
+        assert between == 0 and inside > 0
+    assert sent(0, 1, 2) == (0, 0)  # alone, as a configuration by hand is
