@@ -3,7 +3,8 @@
 # Installs nothing from a network, and nothing into that Python.
 # Usage: bash jobs/check.sh gpu [OPTION ...] [ARGUMENTS OF PYTEST ...]   with arguments these tests alone, and no figures
 #   --wheels DIR       packages that this Python lacks
-#   --figures FILE     where figures and the tests' outcomes go, as JSON; default runs/gpu.json
+#   --figures FILE     what figures and the tests' outcomes are added to, as JSON; default runs/gpu.json, with --cpu
+#                      runs/gpu-cpu.json
 #   --only-figures     no tests: they and the figures together take about ten minutes
 #   --cpu              on the CPU what can run there: do the tests themselves work?
 #        bash jobs/check.sh gpu --make-wheels DIR    fetch these packages, for Python 3.12 on x86-64 Linux, into DIR
@@ -15,7 +16,7 @@ usage() { say "$*"; exit 2; }
 die() { say "$*"; exit 1; }
 after() { [[ -n ${2-} ]] || usage "$1 needs a value: name a $3."; }
 
-wheels='' make='' figures=runs/gpu.json device=cuda only_figures=''
+wheels='' make='' figures='' device=cuda only_figures=''
 while (($#)); do
     case $1 in
     --wheels | --make-wheels) after "$1" "${2-}" folder ;;&
@@ -79,9 +80,12 @@ export OMP_NUM_THREADS=1
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 # A run that is cut off should have left its output.
 export PYTHONUNBUFFERED=1
+if [[ -z $figures ]]; then
+    [[ $device == cuda ]] && figures=runs/gpu.json || figures=runs/gpu-cpu.json
+fi
 failed=0 tests=("$@")
 # First what shows soonest that the GPU does not work.
-((${#tests[@]})) || tests=(tests/gpu/test_gpu_{training,campaigns}.py)
+((${#tests[@]})) || tests=(tests/gpu/test_gpu_{training,options,campaigns}.py)
 if [[ -z $only_figures ]]; then
     # Warnings of other versions than those of constraints.txt are no errors here.
     "$python" -m pytest -p pytest_timeout -p no:cacheprovider -o filterwarnings=default -v --tb=short --durations=15 \
@@ -90,5 +94,9 @@ fi
 if ! (($#)); then
     "$python" tests/benchmarks/gpu.py --device "$device" --into "$figures" || failed=1
 fi
-say "figures and outcomes are in $figures"
+if [[ $figures -nt $scratch ]]; then
+    say "after $SECONDS s: figures and outcomes are added to $figures"
+else
+    say "nothing has run that could be added to $figures"
+fi
 exit "$failed"

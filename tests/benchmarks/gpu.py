@@ -9,13 +9,15 @@
   ``trainers.train`` over those of a loop of ten lines.
 - ``layer``: forward and backward of Linear 768 → 3072 as OIALR has it with k a quarter of full rank, over the
   one of full rank and over W = U Σ Vᵀ multiplied in each pass, in single precision and in bfloat16.
-- ``decompositions``: milliseconds of one of a 768 × 3072 matrix as ``trainers`` does it and by torch.linalg.svd, and of
-  a vision transformer (width 768, depth 6) the conversion, an update and the step; ``share at source`` is their share
-  of a run of Table A.1: 156 000 steps, converted after a third, an update of all weights every 1 000.
+- ``decompositions``: milliseconds of one of a 768 × 3072 matrix as ``trainers`` does it, with the cutoff of an update
+  and with none, as OIALR converts weights, and by torch.linalg.svd: of random numbers, and of a product of factors of a
+  quarter of the rank, as weights are that were made whole. Of a vision transformer (width 768, depth 6) the conversion,
+  an update and the step; ``share at source`` is their share of a run of Table A.1: 156 000 steps, converted after a
+  third, an update of all weights every 1 000.
 - ``busy``, ``busy share``: of the time of a training step of that transformer, in bfloat16, the part in which kernels
   or copies run, by torch's profiler; data from the host, read by the rank itself and by two processes.
 
-Ends in one line of JSON. ``--into`` adds it to the file of tests/gpu, after each part."""
+Ends in one line of JSON. ``--into`` adds it to the file of tests/gpu as a run of its own, after each part."""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,6 +45,9 @@ from training import load_average, noise, perceptron
 
 import trainers
 from trainers.lowrank.decomposition import svd
+
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in (".", "gpu"))
+from gpu_results import Results
 
 WIDTHS = (512, 1024, 1024, 1024, 10)
 BATCH = 128
@@ -209,11 +215,20 @@ def images(samples: int) -> TensorDataset:
 
 def decompositions(device: torch.device, quick: bool) -> dict[str, Any]:
     shape = (96, 384) if quick else (768, 3072)
-    matrix = torch.randn(shape, device=device)
-    ways: dict[str, Callable[[], object]] = {
-        "ours": lambda: svd(matrix, cutoff=0.1),
-        "torch.linalg.svd": lambda: torch.linalg.svd(matrix, full_matrices=False),
-    }
+    quarter = min(shape) // 4
+    ways: dict[str, Callable[[], object]] = {}
+    for name, matrix in (
+        ("", torch.randn(shape, device=device)),
+        (
+            ", of a quarter of the rank",
+            torch.randn(shape[0], quarter, device=device) @ torch.randn(quarter, shape[1], device=device),
+        ),
+    ):
+        ways |= {
+            f"ours{name}": lambda matrix=matrix: svd(matrix, cutoff=0.1),
+            f"ours without a cutoff{name}": lambda matrix=matrix: svd(matrix, cutoff=0.0),
+            f"torch.linalg.svd{name}": lambda matrix=matrix: torch.linalg.svd(matrix, full_matrices=False),
+        }
     found: dict[str, Any] = {
         f"{name}, ms": ms for name, ms in median_ms(ways, device, 2 if quick else 3).items()
     }
@@ -289,20 +304,18 @@ def main() -> None:
         return
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     quick = options.quick or options.device == "cpu"
-    result: dict[str, Any] = {"benchmark": "gpu", "device": str(device), "quick": quick}
+    result: dict[str, Any] = {"benchmark": "gpu", "device": str(device), "quick": quick, "seconds": {}}
+    results = None
+    if options.into is not None:
+        results = Results(options.into, command=" ".join(sys.argv), device=str(device))
     for part in (two_ranks, alone, layer, decompositions, busy):
         begin = time.perf_counter()
         result |= {part.__name__: part(device, quick)}
-        print(
-            f"{part.__name__}: {time.perf_counter() - begin:.0f} s: {json.dumps(result[part.__name__])}",
-            flush=True,
-        )
+        seconds = result["seconds"][part.__name__] = round(time.perf_counter() - begin, 1)
+        print(f"{part.__name__}: {seconds:.0f} s: {json.dumps(result[part.__name__])}", flush=True)
         result["load_average"] = load_average()
-        if options.into is not None:
-            options.into.parent.mkdir(parents=True, exist_ok=True)
-            found = json.loads(options.into.read_text()) if options.into.exists() else {}
-            found.setdefault("figures", {})["benchmark"] = result
-            options.into.write_text(json.dumps(found, indent=1) + "\n")
+        if results is not None:
+            results.write(figures={"benchmark": result})
     print(json.dumps(result))
 
 

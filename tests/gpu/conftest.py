@@ -6,19 +6,20 @@ pytest tests/gpu --device cpu     on the CPU what can run there, by the same cod
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_results import Results
 from skips import not_possible_here
 from terminal import Terminal
 
+_results: Results | None = None
+_tests: dict[str, dict[str, Any]] = {}
+"""By test: its outcome, once there is one, and the seconds of its setup, call and teardown."""
 _figures: dict[str, Any] = {}
-_outcomes: dict[str, str] = {}
 
 
 @pytest.fixture(scope="session")
@@ -56,36 +57,30 @@ def terminals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[],
         terminal.kill()
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or not report.passed:
-        _outcomes[report.nodeid] = f"{report.outcome} after {report.duration:.1f} s"
-        _write()
-
-
-_file: Path | None = None
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
-    global _file
-    _file = session.config.getoption("--figures")
+    global _results
+    file: Path | None = session.config.getoption("--figures")
+    if file is not None:
+        command = " ".join(("pytest", *map(str, session.config.invocation_params.args)))
+        _results = Results(
+            file, command=command, device="cpu" if session.config.getoption("--device") == "cpu" else "cuda:0"
+        )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    test = _tests.setdefault(report.nodeid, {})
+    # A fixture that tests share is in the seconds of the first one's setup.
+    test[f"{report.when}_s"] = round(report.duration, 2)
+    if report.when == "call" or not report.passed:
+        test["outcome"] = report.outcome
+    _write()
+
+
+def pytest_sessionfinish() -> None:
+    _write()
 
 
 def _write() -> None:
-    """After each test: a run that is cut off leaves what it has found."""
-    if _file is None:
-        return
-    import torch
-
-    there = torch.cuda.is_available()
-    machine = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name(0) if there else "cpu",
-        "devices": torch.cuda.device_count(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
-    _file.parent.mkdir(parents=True, exist_ok=True)
-    _file.write_text(
-        json.dumps({"machine": machine, "tests": _outcomes, "figures": _figures}, indent=1) + "\n"
-    )
+    """After each part of a test, so that a run that is cut off leaves what it has found; not before one has run."""
+    if _results is not None and any(test.get("outcome", "skipped") != "skipped" for test in _tests.values()):
+        _results.write(tests=_tests, figures=_figures)

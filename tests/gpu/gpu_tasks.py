@@ -19,11 +19,14 @@ EPOCHS, STEPS = 150, 16
 
 
 def state_of(trial: hpo.Trial) -> Any:
-    """Log the process and what of the device is in use, by all processes; return the device."""
+    """Log the process, its memory and what of the device is in use, by all processes; return the device."""
     import torch
 
     device = torch.device(trial.device)
-    trial.log(pid=os.getpid(), device=str(device))
+    resident = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")
+    )
+    trial.log(pid=os.getpid(), device=str(device), resident_kb=int(resident.split()[1]))
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         trial.log(used=total - free, reserved=torch.cuda.memory_reserved(device))
@@ -119,11 +122,9 @@ def compile_and_train(trial: hpo.Trial) -> float:
     step = torch.compile(model, backend="inductor" if device.type == "cuda" else "aot_eager")
     loss = step(torch.ones(16, 32, device=device)).square().mean()
     loss.backward()
-    resident = next(
-        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")
-    )
-    trial.log(resident_kb=int(resident.split()[1]), seconds=time.perf_counter() - begun)
-    return loss.item()
+    value = loss.item()
+    trial.log(seconds=time.perf_counter() - begun)
+    return value
 
 
 compiling = hpo.Task(
@@ -131,6 +132,30 @@ compiling = hpo.Task(
     hpo.SearchSpace(width=hpo.Ordinal(16, 32, 64, 128), turn=hpo.Int(0, 1_000_000)),
     compile_and_train,
 )
+
+
+def manage_group(trial: hpo.Trial) -> float:
+    """As a script of one's own begins and ends, with torch's own averaging between."""
+    import torch
+    import torch.distributed as dist
+
+    begun = time.perf_counter()
+    device = state_of(trial)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).to(device))
+    model(torch.ones(64, 512, device=device)).square().mean().backward()
+    ones = torch.ones(1000, device=device)
+    dist.all_reduce(ones)
+    value = ones.sum().item()
+    trial.log(backend=dist.get_backend(), ranks=dist.get_world_size())
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    files, threads = (len(list(Path("/proc/self", name).iterdir())) for name in ("fd", "task"))
+    trial.log(files=files, threads=threads, seconds=time.perf_counter() - begun)
+    return value
+
+
+managing = hpo.Task(hpo.SearchSpace(turn=hpo.Int(0, 1_000_000)), manage_group)
 
 
 def train(trial: hpo.Trial) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -88,7 +89,7 @@ def misbehaved(device: Any, terminals: Callable[[], Terminal], figures: dict[str
     ]
     order = ["fine", "fine", *(one for what in wanted for one in (what, "fine"))]
     points = ", ".join(f'{{ what = "{what}", turn = {turn} }}' for turn, what in enumerate(order))
-    text = f'points = [{points}]\n[evaluation]\ntimeout = "40s"\nretries = 0\nstart_timeout = "100s"'
+    text = f'points = [{points}]\n[evaluation]\ntimeout = "25s"\nretries = 0\nstart_timeout = "100s"'
     of_task(terminal, "misbehaving", text, evaluations=len(order))
     done = terminal.start("run", "c.toml").wait(280)
     found = finished(terminal)
@@ -141,7 +142,7 @@ def test_what_goes_wrong_costs_one_evaluation_and_no_memory(
 def test_errors_say_what_happened(misbehaved: SimpleNamespace, device: Any) -> None:
     errors = {what: bad.get("error") or "" for what, (bad, _) in misbehaved.pairs.items()}
     assert ("out of memory" if device.type == "cuda" else "allocate memory") in errors["memory"]
-    assert "not over after 40 s (timeout)" in errors["endless"]
+    assert "not over after 25 s (timeout)" in errors["endless"]
     assert "killed by SIGKILL" in errors["killed"]
     if device.type == "cuda":
         assert "device-side assert" in errors["assertion"]
@@ -240,6 +241,38 @@ def test_commands_show_the_campaign(stopped: SimpleNamespace) -> None:
 # Many evaluations in one process
 
 
+def warm(terminal: Terminal, evaluations: int) -> list[dict[str, Any]]:
+    """The metrics of so many completed evaluations of one process, in their order."""
+    metrics = [record["metrics"] for record in finished(terminal) if record["status"] == "completed"]
+    assert len(metrics) == evaluations
+    assert len({one["pid"] for one in metrics}) == 1
+    return metrics
+
+
+def growth(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    """How long evaluations took, and what memory their process and all on the device had when each began: "each" is the
+    slope of a straight line through those after the first tenth.
+    """
+    seconds = [one["seconds"] for one in metrics]
+    found: dict[str, Any] = {
+        "evaluations": len(metrics),
+        "seconds, first and median": [seconds[0], statistics.median(seconds)],
+    }
+    for name, key in (
+        ("resident", "resident_kb"),
+        ("device in use", "used"),
+        ("device reserved", "reserved"),
+    ):
+        if key in metrics[-1]:
+            kib = [one[key] // (1 if key == "resident_kb" else 1024) for one in metrics[len(metrics) // 10 :]]
+            found[f"{name}, KiB"] = {
+                "after a tenth": kib[0],
+                "at the end": kib[-1],
+                "each": round(statistics.linear_regression(range(len(kib)), kib).slope, 2),
+            }
+    return found
+
+
 @pytest.mark.timeout(570)
 def test_memory_stays_the_same_over_many_compiled_trainings(
     device: Any, terminal: Terminal, figures: dict[str, Any]
@@ -250,24 +283,30 @@ def test_memory_stays_the_same_over_many_compiled_trainings(
     terminal.environment["TORCHINDUCTOR_CACHE_DIR"] = str(terminal.directory / "inductor")
     done = terminal.start("run", "c.toml").wait(550)
     assert done.returncode == 0, done.stderr
-    metrics = [record["metrics"] for record in finished(terminal) if record["status"] == "completed"]
-    assert len(metrics) == trials
-    assert len({one["pid"] for one in metrics}) == 1
-    seconds = [one["seconds"] for one in metrics]
-    kilobytes = [one["resident_kb"] for one in metrics]
-    figures["warm evaluations with torch.compile"] = {
-        "evaluations": trials,
-        "seconds, first and median": [seconds[0], sorted(seconds)[trials // 2]],
-        "resident MiB, after a tenth and at the end": [
-            kilobytes[trials // 10] // 1024,
-            kilobytes[-1] // 1024,
-        ],
-        "device MiB in use, after a tenth and at the end": [
-            one.get("used", 0) // MIB for one in (metrics[trials // 10], metrics[-1])
-        ],
-    }
-    assert kilobytes[-1] - kilobytes[trials // 10] < 4 * 1024 * trials, "of the host's memory, 4 MiB each"
+    metrics = warm(terminal, trials)
+    grown = growth(metrics)
+    figures["warm evaluations with torch.compile"] = grown
+    # Of the host's memory 4 MiB each.
+    assert grown["resident, KiB"]["at the end"] - grown["resident, KiB"]["after a tenth"] < 4 * 1024 * trials
     if device.type == "cuda":
         settled = metrics[trials // 10 :]
         assert max(one["used"] for one in settled) <= settled[0]["used"] + 2 * SLACK
+        assert max(one["reserved"] for one in settled) <= settled[0]["reserved"] + 4 * MIB
+
+
+def test_memory_stays_the_same_where_each_evaluation_manages_its_group(
+    device: Any, terminal: Terminal, figures: dict[str, Any]
+) -> None:
+    of_task(terminal, "managing", '[evaluation]\ntimeout = "100s"', evaluations=20)
+    done = terminal.start("run", "c.toml").wait(280)
+    assert done.returncode == 0, done.stderr
+    metrics = warm(terminal, 20)
+    figures["warm evaluations that manage a group of one rank"] = growth(metrics)
+    assert {one["backend"] for one in metrics} == {"nccl" if device.type == "cuda" else "gloo"}
+    assert {one["ranks"] for one in metrics} == {1}
+    settled = metrics[2:]
+    assert max(one["files"] for one in settled) <= settled[0]["files"] + 8
+    assert max(one["threads"] for one in settled) <= settled[0]["threads"] + 8
+    if device.type == "cuda":
+        assert max(one["used"] for one in settled) <= settled[0]["used"] + SLACK
         assert max(one["reserved"] for one in settled) <= settled[0]["reserved"] + 4 * MIB

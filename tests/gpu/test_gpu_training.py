@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from datetime import timedelta
@@ -27,6 +27,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import Dataset, TensorDataset
 
 import trainers
+from trainers.communication.kept_groups import KEPT
 from trainers.data.batches import in_order
 from trainers.data.loader import Loader
 from trainers.lowrank.layers import merged
@@ -111,12 +112,16 @@ def trained(device: str, batch: int, name: str, **changed: Any) -> Tensor:
     return weights(model)
 
 
-def trained_by_all(rank: int, device: str) -> dict[str, Tensor | str]:
-    """By each method, or its error: of one that fails the others still say something."""
-    found: dict[str, Tensor | str] = {}
+def trained_by_all(rank: int, device: str) -> dict[str, Any]:
+    """By each method, or its error: of one that fails the others still say something. "wait_s" has each one's."""
+    found: dict[str, Any] = {"wait_s": {}}
     for name in AS_ON_CPU:
+
+        def report(number: int, metrics: dict[str, float], name: str = name) -> None:
+            found["wait_s"][name] = metrics["wait_s"]
+
         try:
-            found[name] = trained(device, BATCH, name)
+            found[name] = trained(device, BATCH, name, report=report)
         except Exception:
             found[name] = traceback.format_exc()
     return found
@@ -165,6 +170,43 @@ def test_two_ranks_on_one_device_train_what_two_do_on_the_cpu(
         distance
     )
     assert distance < (0.02 if name in ROUNDED else 1e-6)
+
+
+def test_what_ranks_wait_for_one_another_is_recorded(two_ranks: Found, figures: dict[str, Any]) -> None:
+    """On a GPU between events of its stream, which a wait holds up and the CPU does not see."""
+    waited = two_ranks[0]["wait_s"]
+    figures["seconds that two ranks waited for one another"] = waited
+    assert waited.keys() == AS_ON_CPU.keys()
+    assert all(0 < seconds < 60 for seconds in waited.values()), waited
+
+
+def trained_twice(rank: int, device: str, names: Sequence[str]) -> dict[str, list[Any]]:
+    """By each method: the weights of both runs, and which groups torch has between and after them."""
+    found = {}
+    for name in names:
+        first = trained(device, BATCH, name)
+        between = kept()
+        second = trained(device, BATCH, name)
+        found[name] = [first, second, between, kept()]
+    return found
+
+
+def kept() -> list[str]:
+    """Names of the groups that wait for another run."""
+    return sorted(
+        group.group_name for group in dist.distributed_c10d._world.pg_map if group.group_desc == KEPT
+    )
+
+
+def test_a_second_run_of_daso_takes_over_the_groups_of_the_first(device: torch.device, start: Tensor) -> None:
+    names = ("DASO", "DASO at once")
+    for found in run_ranks(2, trained_twice, str(device), names, timeout_s=150, method="spawn"):
+        for name in names:
+            first, second, between, after = found[name]
+            assert between and between == after
+            # The same bits on the CPU; a GPU may add up in another order.
+            most = (0.02 if name in ROUNDED else 1e-6) if device.type == "cuda" else 0.0
+            assert apart(second, first, start) <= most
 
 
 def test_torchrun_with_two_ranks(device: torch.device, tmp_path: Path) -> None:
@@ -229,11 +271,9 @@ def images(count: int) -> TensorDataset:
 
 
 def classify(
-    device: torch.device, *, compiled_by: str | None = None, **changed: Any
+    device: torch.device, *, model: nn.Module | None = None, **changed: Any
 ) -> tuple[Tensor, trainers.Result]:
-    model = Small().to(device)
-    if compiled_by is not None:
-        model.compile(backend=compiled_by)
+    model = (Small() if model is None else model).to(device)
     settings: dict[str, Any] = {
         "clip_norm": 0.5,
         "accumulate": 2,
@@ -279,7 +319,9 @@ def test_precisions_train_a_compiled_model(
     # Without a GPU inductor wants a C++ compiler.
     backend = "inductor" if device.type == "cuda" else "aot_eager"
     before = torch.get_float32_matmul_precision()
-    found, _ = classify(device, compiled_by=backend, precision=precision)
+    model = Small()
+    model.compile(backend=backend)
+    found, _ = classify(device, model=model, precision=precision)
     assert torch.get_float32_matmul_precision() == before
     assert apart(found, classified[0], weights(Small())) < 0.05
 
