@@ -6,8 +6,9 @@
 Best and default have been evaluated by the campaign: what they reach on the validation part is taken from its journal.
 What they reach on the test part, with which compression and how many bytes sent, is measured here, now that the choice
 is made, by the module's own command line on as many ranks and nodes as a worker of the campaign has. Where the campaign
-is about another method than DDP, so is the baseline: what the default says of learning rate and schedule, trained by
-DDP at full rank, and for AB training without groups, too. All is kept in DIR/test/ and not measured twice.
+is about another method than DDP, so is the baseline: what the default says of learning rate and schedule, or the
+module's BASELINE_OPTIONS, trained by DDP at full rank, and for AB training without groups, too. All is kept in
+DIR/test/ and not measured twice; delete what an earlier version has measured there to have what it lacks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare_table import SHARES, Baseline, places, reached, table
+from compare_table import FULL_RANK, SHARES, Baseline, places, reached, table
 
 import hpo
 from hpo.individual import COMPLETED, Individual
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=int,
         metavar="N",
         help="that the ranks of a training are on, by srun (default: what the ranks of a worker need in this "
-        "allocation of Slurm; outside one 1)",
+        "allocation of Slurm; outside one 1, unless the campaign's workers sent bytes between nodes)",
     )
     parser.add_argument(
         "--baselines",
@@ -113,7 +114,12 @@ def compared(
                 result, chosen["default"], campaign.task.objectives, score_of(campaign.task)
             )
         ranks = settings.layout.ranks_per_worker
-        place = Place(ranks=ranks, nodes=nodes_for(ranks) if nodes is None else nodes)
+        place = Place(
+            ranks=ranks,
+            nodes=nodes_for(ranks) if nodes is None else nodes,
+            too_few=nodes is None
+            and needs_nodes(campaign.task, settings.task_options, ranks, chosen["best"]),
+        )
         module = str(settings.task).split(":")[0]
         columns: dict[str, Individual | Baseline] = {
             **chosen,
@@ -125,9 +131,7 @@ def compared(
                 settings.directory,
                 one,
                 place,
-                flags_of(of_baseline(settings.task_options, one.id))
-                if isinstance(one, Baseline)
-                else flags_of(settings.task_options),
+                flags_of(one.options if isinstance(one, Baseline) else settings.task_options),
                 seeds,
                 limit_s=limit_s,
             )
@@ -140,8 +144,9 @@ def compared(
         print(
             "compare: the default configuration has no completed evaluation to compare with", file=sys.stderr
         )
-    what = measure(module, campaign.task.objectives, score_of(campaign.task))
-    print(table(result, columns, tests, what))
+    score, objectives = score_of(campaign.task), campaign.task.objectives
+    what = measure(module, objectives, score)
+    print(table(result, columns, tests, what, tested(objectives, score)[0]))
     print()
     print(places(file, settings.directory))
     return 0
@@ -159,12 +164,21 @@ def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None
         asked = {"ddp": [], "ab": ["ab-no-groups", "ddp"]}.get(own, ["ddp"])
     make_task = importlib.import_module(module).make_task
     given = {name: getattr(options, name) for name in options.model_fields_set}
-    return {
-        {"ddp": "full rank"}.get(method, method): Baseline(
-            id=method, params=make_task(**of_baseline(given, method)).default
+    changed = baseline_options(module)
+    found = {}
+    for method in asked:
+        of_method = of_baseline({**given, **changed}, method)
+        found[{"ddp": FULL_RANK}.get(method, method)] = Baseline(
+            id="-".join(map(str, [method, *changed.values()])),
+            params=make_task(**of_method).default,
+            options=of_method,
         )
-        for method in asked
-    }
+    return found
+
+
+def baseline_options(module: str) -> Mapping[str, Any]:
+    """Options that baselines of ``module`` have whatever the campaign's are."""
+    return getattr(importlib.import_module(module), "BASELINE_OPTIONS", {})
 
 
 def of_baseline(options: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -230,15 +244,24 @@ def dominates(one: Individual, other: Individual, objectives: Mapping[str, str])
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a configuration is trained: ``ranks`` in all, on ``nodes``."""
+    """Where a configuration is trained: ``ranks`` in all, on ``nodes``. ``too_few``: one node, for lack of a word about
+    others, does not do.
+    """
 
     ranks: int = 1
     nodes: int = 1
+    too_few: bool = False
 
     def command(self, module: str, port: int) -> list[str]:
         """What starts ``module`` there. On several nodes srun starts a torchrun on each, which meet at ``port`` of this
-        host. Raises CampaignError where ranks do not divide among nodes.
+        host. Raises CampaignError where ranks do not divide among nodes, or these are too few.
         """
+        if self.too_few and self.nodes == 1:
+            raise hpo.CampaignError(
+                f"the campaign's best sent bytes between nodes, and here {self.ranks} ranks would be on one node, "
+                "where DASO and local SGD are plain averaging. Run this in an allocation of Slurm like the campaign's, "
+                "or name there the nodes of a worker: --nodes N. --nodes 1 measures on one node all the same."
+            )
         if self.ranks == 1:
             return [sys.executable, "-m", module]
         if self.ranks % self.nodes:
@@ -265,6 +288,16 @@ def nodes_for(ranks: int) -> int:
     if not (here.isdecimal() and nodes.isdecimal() and int(here)):
         return 1
     return min(int(nodes), -(-ranks // int(here)))
+
+
+def needs_nodes(task: hpo.Task, given: Mapping[str, Any], ranks: int, best: Individual) -> bool:
+    """Whether what ``best`` sent between nodes, as the campaign recorded it, takes several nodes: where the options say
+    that some of the ``ranks`` pose as a node, one does.
+    """
+    own = getattr(getattr(task, "options", None), "ranks_per_node", None)
+    posing = given.get("ranks_per_node") if own is None else own
+    sent = {**best.metrics, **(best.objectives or {})}.get("bytes_between_nodes")
+    return isinstance(sent, (int, float)) and sent > 0 and (posing is None or posing >= ranks)
 
 
 def _free_port() -> int:

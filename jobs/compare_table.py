@@ -2,99 +2,219 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hpo
 from hpo.individual import COMPLETED, Individual
 
-SHARES = ("accuracy", "micro-F1")
+SHARES = ("accuracy", "top-5 accuracy", "micro-F1", "macro-F1")
 """Measures from 0 to 1."""
+
+FULL_RANK = "full rank"
+"""The column of the baseline that others are compared with."""
+
+_NAMES = {"top5": "top-5 accuracy", "mae": "MAE", "macro_f1": "macro-F1"}
+"""How metrics of a test are called here, if not as by the task."""
+
+_BYTES = {"bytes_inside_nodes": "inside nodes", "bytes_between_nodes": "between nodes"}
+
+Trainings = Sequence[Mapping[str, Any]]
+"""Of one column, what a test says of each training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A configuration that the campaign has not evaluated, trained by another method."""
+    """A configuration that the campaign has not evaluated, trained with other ``options`` of the task."""
 
     id: str
     params: Mapping[str, Any]
-    value: float | None = None
-    objectives: Mapping[str, float] | None = None
+    options: Mapping[str, Any]
 
 
 def table(
-    result: hpo.Result, columns: Mapping[str, Individual | Baseline], tests: Mapping[str, Any], what: str
+    result: hpo.Result,
+    columns: Mapping[str, Individual | Baseline],
+    tests: Mapping[str, Any],
+    what: str,
+    measured: str = "value",
 ) -> str:
-    """The configurations side by side, with ``what`` they reach, as ``measure`` names it."""
+    """The configurations side by side, with ``what`` they reach, as ``measure`` names it; ``measured``: the objective
+    that this is. Files of earlier versions may lack what a test says today.
+    """
     counts = result.record.individuals
     completed = sum(one.status == COMPLETED for one in counts)
-    rows = [
-        ["", *(name if isinstance(one, Baseline) else f"{name} ({one.id})" for name, one in columns.items())]
-    ]
+    rows = [["", *(name if one.id == name else f"{name} ({one.id})" for name, one in columns.items())]]
     names = dict.fromkeys(name for one in columns.values() for name in one.params)
     rows += [[name, *(_shown(one.params.get(name)) for one in columns.values())] for name in names]
-    if result.best.value is None:
-        for name in result.best.objectives or {}:
-            rows.append([name, *(_shown((one.objectives or {}).get(name)) for one in columns.values())])
-    else:
-        rows.append(
-            [
-                f"validation {what}",
-                *("-" if one.value is None else reached(one.value, what) for one in columns.values()),
-            ]
-        )
-    rows.append([f"test {what}", *(_mean_and_deviation(tests[name], what) for name in columns)])
-    rows += _costs([tests[name] for name in columns])
+    trainings = {name: tests[name].get("tests") or [{"test": tests[name]["test"]}] for name in columns}
+    alone = result.best.value is not None
+    for name in [measured] if alone else result.best.objectives or {}:
+        rows.append(_validation(name, columns, trainings, what if name == measured else None, alone=alone))
+    each = [*trainings.values()]
+    rows.append([f"test {what}", *(_over(_of(one, "test"), partial(reached, what=what)) for one in each)])
+    rows += _beside(each)
+    full = trainings.get(FULL_RANK, ())
+    rows += _difference(each, full, what)
+    rows += _costs(each)
+    rows += _saved(each, full)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
     lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
     lines.append("")
-    by = "alone" if result.best.value is not None else "among those that dominate the default there"
+    by = "alone" if alone else "among those that dominate the default there"
     times = {len(one.get("tests", ())) for one in tests.values()} - {0}
-    trainings = "three" if times <= {3} else " or ".join(map(str, sorted(times)))
+    count = "three" if times <= {3} else " or ".join(map(str, sorted(times)))
     lines.append(
-        f"The best is chosen by validation {what} {by}; the test {what} is the mean of {trainings} "
-        f"training{'' if trainings == '1' else 's'}."
+        f"The best is chosen by validation {what} {by}; the test {what} is the mean of {count} "
+        f"training{'' if count == '1' else 's'}."
     )
-    return "\n".join(lines)
+    if any(isinstance(one, Baseline) and _of(trainings[name], "validation") for name, one in columns.items()):
+        lines.append("A baseline's validation is that of the same trainings.")
+    return "\n".join([*lines, *_notes(lines)])
 
 
-def _mean_and_deviation(found: Mapping[str, Any], what: str) -> str:
-    each = [float(one["test"]) for one in found.get("tests", ())]
-    mean = reached(float(found["test"]), what)
-    return f"{mean} ± {reached(statistics.stdev(each), what)}" if len(each) > 1 else mean
-
-
-def _costs(tests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Rows of what the test's trainings took, in the mean, as tables 4.3 and 5.1 of the dissertation have them; those
-    that say something of all columns. The compression of AB is that of its last factors: the network that it leaves
-    is whole.
+def _validation(
+    name: str,
+    columns: Mapping[str, Individual | Baseline],
+    trainings: Mapping[str, Trainings],
+    what: str | None,
+    *,
+    alone: bool,
+) -> list[str]:
+    """The row of an objective, as the campaign evaluated it, and of a baseline in its test's trainings. ``what``: of
+    the one that tests measure.
     """
-    shown = {
-        "compression": (("factored_compression_ratio", "compression_ratio"), "{:.2f} : 1"),
-        "trained parameters": (("trainable_fraction",), "{:.2%}"),
-        "bytes a rank, in nodes": (("bytes_inside_nodes",), "{:.4g}"),
-        "bytes a rank, between": (("bytes_between_nodes",), "{:.4g}"),
-        "training, s": (("train_s",), "{:.4g}"),
-    }
+
+    def text(value: float) -> str:
+        return _shown(value) if what is None else reached(value, what)
+
+    row = [name if what is None else f"validation {what}"]
+    for column, one in columns.items():
+        if isinstance(one, Baseline):
+            row.append(_over(_of(trainings[column], name if what is None else "validation"), text))
+        else:
+            value = one.value if alone else (one.objectives or {}).get(name)
+            row.append("-" if value is None else text(value))
+    return row
+
+
+def _beside(each: Sequence[Trainings]) -> list[list[str]]:
+    """Rows of what tests measure beside the score: keys that begin with "test_"."""
+    keys = dict.fromkeys(
+        key for one in each for training in one for key in training if key.startswith("test_")
+    )
     rows = []
-    for name, (metrics, text) in shown.items():
-        each = [_first_of(metrics, found.get("tests", ())) for found in tests]
-        if all(each) and any(any(one) for one in each):
-            rows.append([name, *(text.format(statistics.fmean(one)) for one in each)])
+    for key in keys:
+        own = key.removeprefix("test_")
+        name = _NAMES.get(own, own)
+        text = partial(reached, what=name)
+        rows.append([f"test {name}", *(_over(_of(one, key), text) for one in each)])
     return rows
 
 
-def _first_of(metrics: Sequence[str], trainings: Sequence[Mapping[str, Any]]) -> list[float]:
+def _difference(each: Sequence[Trainings], full: Trainings, what: str) -> list[list[str]]:
+    """The test score less that of full rank, as table 5.3 has it. Deviations of both sides add up in squares."""
+    if not full:
+        return []
+    scale, unit = (100, " points") if what in SHARES else (1, "")
+
+    def cell(one: Trainings) -> str:
+        if one is full:
+            return "-"
+        own, others = _of(one, "test"), _of(full, "test")
+        difference = scale * (statistics.fmean(own) - statistics.fmean(others))
+        shown = f"{difference:+.2f}" if unit else f"{difference:+.4g}"
+        if min(len(own), len(others)) > 1:
+            deviation = scale * math.hypot(_deviation(own), _deviation(others))
+            shown += f" ± {deviation:.2f}" if unit else f" ± {deviation:.4g}"
+        return shown + unit
+
+    return [[f"difference to {FULL_RANK}", *map(cell, each)]]
+
+
+def _costs(each: Sequence[Trainings]) -> list[list[str]]:
+    """Rows of what the test's trainings took, as tables 4.3 and 5.1 have them; those of which something is there and
+    not 0. The compression of AB is that of its last factors: the network that it leaves is whole.
+    """
+    ratio = ("factored_compression_ratio", "compression_ratio")
+    rows = [
+        ("compression", [_of(one, *ratio) for one in each], "{:.2f} : 1", False),
+        ("trained parameters", [_of(one, "trainable_fraction") for one in each], "{:.2%}", False),
+        *(
+            (f"bytes {where}, all ranks", [_of(one, metric) for one in each], "{:.4g}", False)
+            for metric, where in _BYTES.items()
+        ),
+        ("traffic between nodes, MB/s", [_traffic(one) for one in each], "{:.4g}", True),
+        ("training, s", [_of(one, "train_s") for one in each], "{:.4g}", True),
+    ]
+    return [
+        [name, *(_over(one, text.format, deviation=deviation) for one in columns)]
+        for name, columns, text, deviation in rows
+        if any(map(any, columns))
+    ]
+
+
+def _traffic(trainings: Trainings) -> list[float]:
+    """MB that all ranks together sent between nodes in a second of training steps. The source's Eq. 5.9 is no rate: it
+    divides what an epoch's synchronisations exchange by the backward pass's part of the time.
+    """
+    timed = [one for one in trainings if "bytes_between_nodes" in one and one.get("train_s")]
+    return [one["bytes_between_nodes"] / one["train_s"] / 1e6 for one in timed]
+
+
+def _saved(each: Sequence[Trainings], full: Trainings) -> list[list[str]]:
+    """Of the bytes that full rank sends, between nodes if it sends there any, the part that is saved: measured, where
+    table 5.3's ECR is estimated, by Eq. 5.10.
+    """
+    for metric in reversed(_BYTES):
+        sent = _of(full, metric)
+        if any(sent):
+            whole = statistics.fmean(sent)
+            shares = [
+                [] if one is full else [1 - value / whole for value in _of(one, metric)] for one in each
+            ]
+            return [[f"bytes saved {_BYTES[metric]}", *(_over(one, "{:.2%}".format) for one in shares)]]
+    return []
+
+
+def _notes(lines: Sequence[str]) -> list[str]:
+    """What needs to be said of rows that are there."""
+    shown = "\n".join(lines)
+    notes = {
+        "±": "After ± stands the standard deviation over trainings; of a difference, of both sides.",
+        ", all ranks": "Bytes are what all ranks together have sent in a training.",
+        "traffic between": "Traffic is bytes between nodes by the seconds in training steps, not Eq. 5.9.",
+        "bytes saved": "Bytes saved are 1 - bytes / bytes at full rank, measured; ECR (Eq. 5.10) estimates them.",
+    }
+    return [note for there, note in notes.items() if there in shown]
+
+
+def _of(trainings: Trainings, *metrics: str) -> list[float]:
     """Of each training the first of ``metrics`` that it has, if it has one."""
     each = ([float(one[metric]) for metric in metrics if metric in one] for one in trainings)
     return [found[0] for found in each if found]
+
+
+def _over(values: Sequence[float], text: Callable[[float], str], *, deviation: bool = True) -> str:
+    """Mean ± standard deviation."""
+    if not values:
+        return "-"
+    mean = text(statistics.fmean(values))
+    return f"{mean} ± {text(_deviation(values))}" if deviation and len(values) > 1 else mean
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The standard deviation; NaN where a training has diverged."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def reached(value: float, what: str) -> str:

@@ -80,6 +80,9 @@ this was searched."""
 RECORDED = ("mae", "epoch", *RECORDED_BY_ALL)
 """Metrics of the trainer that a campaign keeps beside the fitness."""
 
+BASELINE_OPTIONS = {"schedule": "type1"}
+"""With which jobs/compare.py trains baselines: Table 4.4's is not tuned."""
+
 MEASURE = "MSE"
 """What the fitness and ``test_error`` are, for jobs/compare.py to say."""
 
@@ -218,6 +221,9 @@ class ForecastTask(TrainedTask):
         import torch
 
         return torch.nn.functional.mse_loss
+
+    def test_metrics(self, parts: Any) -> dict[str, Metric]:
+        return self.metrics()
 
 
 def mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:

@@ -8,6 +8,7 @@ mean; ``search_spaces.vit_ab`` is one. torch is imported by what trains: the ran
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -38,6 +39,7 @@ __all__ = [
     "Run",
     "accuracy",
     "image_campaign",
+    "top5_accuracy",
 ]
 
 Augmentation = Literal["none", "crop", "crop-flip", "resized-crop-flip", "rand-augment"]
@@ -112,6 +114,16 @@ class ImageTask(TrainedTask):
     def metrics(self) -> dict[str, Metric]:
         return {"accuracy": accuracy}
 
+    def test_metrics(self, parts: Any) -> dict[str, Metric]:
+        """The loss, without label smoothing, and "top5", the top-5 accuracy, unless there are no more classes."""
+        import torch
+
+        found: dict[str, Metric] = {"loss": torch.nn.functional.cross_entropy}
+        # Data that decide nothing about the network leave its classes to the campaign.
+        if self.options.network_facts(parts).get("classes", math.inf) > 5:
+            found["top5"] = top5_accuracy
+        return found
+
 
 O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
 
@@ -136,3 +148,9 @@ def image_campaign(
 def accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:
     """The part of ``classes`` that are the largest of their ``outputs``."""
     return (outputs.argmax(dim=1) == classes).double().mean().item()
+
+
+def top5_accuracy(outputs: torch.Tensor, classes: torch.Tensor) -> float:
+    """The part of ``classes`` that are among the five largest of their ``outputs``."""
+    largest = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+    return (largest == classes[:, None]).any(dim=1).double().mean().item()

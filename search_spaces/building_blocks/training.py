@@ -106,6 +106,10 @@ class TrainedTask(hpo.Task):
         """What the test part is judged by."""
         return self.metrics()[self.score]
 
+    def test_metrics(self, parts: Parts) -> dict[str, Metric]:
+        """What the test part of ``parts`` is judged by beside that, for jobs/compare.py."""
+        return {}
+
     def _last(self, result: trainers.Result, steps: int) -> dict[str, float]:
         return {"value": result.metrics[self.score]}
 
@@ -161,20 +165,25 @@ class TrainedTask(hpo.Task):
     def tests(
         self, params: Mapping[str, Scalar], *, seeds: Sequence[int], ranks: int = 1, device: str = "cpu"
     ) -> list[dict[str, float]]:
-        """As ``test``: of each seed the score, "test", and what ``TESTED`` names."""
+        """As ``test``: of each seed the score, "test", and on the training's own validation part, where there is one,
+        "validation"; "test_NAME" for each NAME of ``test_metrics``; and what ``TESTED`` names.
+        """
         import trainers
 
         parts, found = self.options.parts(), []
+        metrics = {f"test_{name}": metric for name, metric in self.test_metrics(parts).items()}
         for seed in seeds:
             model, result = self.fit(params, parts, seed=seed, ranks=ranks, device=device)
             scores = trainers.evaluate(
                 model,
                 parts.test,
-                metrics={"test": self.test_metric()},
+                metrics={"test": self.test_metric(), **metrics},
                 batch_size=self.samples_evaluated_at_once,
                 precision=self.options.precision,
                 loader_processes=self.options.loader_processes,
             )
+            if self.score in result.metrics:
+                scores["validation"] = result.metrics[self.score]
             costs = {name: result.metrics[name] for name in TESTED if name in result.metrics}
             found.append({"seed": seed, **scores, **costs})
         return found

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from places import ROOT, TESTS
 
 import hpo
+from search_spaces.building_blocks.recipes import Run
 
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "jobs"))
     return importlib.import_module("compare")
+
+
+@pytest.fixture
+def started(compare: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of trainings, which reach 0.5 without being started."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], environment: object, limit_s: float) -> tuple[int, str, str]:
+        commands.append(command)
+        return 0, json.dumps({"test": 0.5}), ""
+
+    monkeypatch.setattr(compare, "_run", run)
+    return commands
 
 
 def test_the_help_is_as_it_was_written(compare: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,42 +142,160 @@ def test_the_table_names_what_the_task_measures(
     assert "The best is chosen by validation micro-F1 alone; the test micro-F1 is the mean of three" in shown
 
 
+def table(
+    compare: ModuleType,
+    best: dict[str, Any],
+    full: dict[str, Any] | None = None,
+    *,
+    what: str = "accuracy",
+    objectives: dict[str, float] | None = None,
+    measured: str = "value",
+) -> tuple[dict[str, list[str]], list[str]]:
+    """By the rows' names the cells of the best and of the full-rank baseline with these tests, and the lines."""
+    one = SimpleNamespace(
+        id="0-0",
+        params={"lr": 0.1},
+        value=None if objectives else 0.5,
+        objectives=objectives,
+        status="completed",
+    )
+    result = SimpleNamespace(best=one, record=SimpleNamespace(individuals=[one]))
+    columns, tests = {"best": one}, {"best": best}
+    if full is not None:
+        columns["full rank"] = compare.Baseline(id="ddp", params={"lr": 0.1}, options={})
+        tests["full rank"] = full
+    lines = compare.table(result, columns, tests, what, measured).splitlines()
+    return {name: cells for name, *cells in (re.split("  +", line) for line in lines) if cells}, lines
+
+
+def trainings(test: Sequence[float], **costs: float | Sequence[float]) -> dict[str, Any]:
+    """What a test says of trainings that reach ``test``; a cost is that of all, or of each."""
+    each = [
+        {
+            "test": one,
+            **{name: cost[i] if isinstance(cost, Sequence) else cost for name, cost in costs.items()},
+        }
+        for i, one in enumerate(test)
+    ]
+    return {"test": sum(test) / len(test), "tests": each}
+
+
 def test_any_number_of_trainings_and_what_they_took(compare: ModuleType) -> None:
     """As tables 4.3 and 5.1 of the dissertation have them."""
-    one = SimpleNamespace(id="0-0", params={"lr": 0.1}, value=0.5, objectives=None, status="completed")
-    result = SimpleNamespace(best=one, record=SimpleNamespace(individuals=[one]))
-    costs = {"compression_ratio": 0.68, "trainable_fraction": 0.0997, "bytes_between_nodes": 2e6}
-    best = {"test": 0.6, "tests": [{"test": 0.5, **costs}, {"test": 0.7, **costs}]}
-    full = {**costs, "compression_ratio": 1.0, "trainable_fraction": 1.0, "bytes_between_nodes": 8e6}
-    baseline = compare.Baseline(id="ddp", params={"lr": 0.1})
-    shown = compare.table(
-        result,
-        {"best": one, "full rank": baseline},
-        {"best": best, "full rank": {"test": 0.6, "tests": [{"test": 0.6, **full}] * 2}},
-        "accuracy",
+    best = trainings(
+        [0.5, 0.7],
+        compression_ratio=0.68,
+        trainable_fraction=0.0997,
+        bytes_between_nodes=2e6,
+        train_s=[3.0, 5.0],
     )
-    rows = {line.split("  ")[0]: line.split()[-3:] for line in shown.splitlines() if line}
-    assert "best (0-0)" in shown
-    assert rows["validation accuracy"][-1] == "-"
-    assert "60.00% ± 14.14%  60.00% ± 0.00%" in shown
-    assert "0.68 : 1" in shown and "1.00 : 1" in shown
-    assert "9.97%" in shown and "100.00%" in shown
-    assert "2e+06" in shown and "8e+06" in shown
-    assert "the test accuracy is the mean of 2 trainings." in shown
+    full = trainings(
+        [0.6] * 2, compression_ratio=1.0, trainable_fraction=1.0, bytes_between_nodes=8e6, train_s=[4.0, 4.0]
+    )
+    rows, lines = table(compare, best, full)
+    assert rows[""] == ["best (0-0)", "full rank (ddp)"]
+    assert rows["validation accuracy"] == ["50.00%", "-"]
+    assert rows["test accuracy"] == ["60.00% ± 14.14%", "60.00% ± 0.00%"]
+    assert rows["compression"] == ["0.68 : 1", "1.00 : 1"]
+    assert rows["trained parameters"] == ["9.97%", "100.00%"]
+    assert rows["training, s"] == ["4 ± 1.414", "4 ± 0"]
+    assert "the test accuracy is the mean of 2 trainings." in "\n".join(lines)
+
+
+def test_bytes_are_of_all_ranks_together_and_traffic_is_by_the_second(compare: ModuleType) -> None:
+    """As trainers record them: sums over ranks, by the mean over ranks of the seconds in steps."""
+    best = trainings([0.5] * 2, bytes_between_nodes=[4e6, 8e6], bytes_inside_nodes=1e3, train_s=2.0)
+    rows, lines = table(compare, best, trainings([0.5], bytes_between_nodes=3e7, train_s=2.0))
+    assert rows["bytes between nodes, all ranks"] == ["6e+06", "3e+07"]
+    assert rows["bytes inside nodes, all ranks"] == ["1000", "-"]
+    assert rows["traffic between nodes, MB/s"] == ["3 ± 1.414", "15"]
+    assert not any("a rank" in line for line in lines)
+    assert "Bytes are what all ranks together have sent in a training." in lines
+
+
+def test_what_is_saved_is_measured_beside_full_rank(compare: ModuleType) -> None:
+    """Between nodes, if full rank sends anything there: that is what the source's ECR is about."""
+    full = trainings([0.5], bytes_between_nodes=1e7, bytes_inside_nodes=1e6)
+    best = trainings([0.5] * 2, bytes_between_nodes=[2e6, 4e6], bytes_inside_nodes=8e6)
+    rows, lines = table(compare, best, full)
+    assert rows["bytes saved between nodes"] == ["70.00% ± 14.14%", "-"]
+    assert "bytes saved inside nodes" not in rows
+    assert any("measured; ECR (Eq. 5.10) estimates" in line for line in lines)
+    here = {"bytes_between_nodes": 0.0}
+    full, best = (
+        trainings([0.5], bytes_inside_nodes=1e6, **here),
+        trainings([0.5], bytes_inside_nodes=4e5, **here),
+    )
+    rows, _ = table(compare, best, full)
+    assert rows["bytes saved inside nodes"] == ["60.00%", "-"]
+    assert not {"bytes saved between nodes", "traffic between nodes, MB/s"} & set(rows)
+    alone = trainings([0.5], bytes_inside_nodes=0.0, **here)
+    assert not any("bytes" in line for line in table(compare, alone, alone)[1])
+
+
+def test_the_difference_to_full_rank_has_the_deviations_of_both_sides(compare: ModuleType) -> None:
+    best, full = trainings([0.62, 0.68]), trainings([0.58, 0.62, 0.66])
+    rows, _ = table(compare, best, full)
+    expected = 100 * math.hypot(0.03 * math.sqrt(2), 0.04)
+    assert rows["difference to full rank"] == [f"+3.00 ± {expected:.2f} points", "-"]
+    rows, _ = table(compare, best, trainings([0.7]))
+    assert rows["difference to full rank"] == ["-5.00 points", "-"]
+    rows, _ = table(compare, trainings([0.25, 0.25]), trainings([0.5, 0.5]), what="MSE")
+    assert rows["difference to full rank"] == ["-0.25 ± 0", "-"]
+    assert "difference to full rank" not in table(compare, best)[0]
+
+
+def test_what_a_test_measures_beside_the_score_is_a_row_of_its_own(compare: ModuleType) -> None:
+    best = trainings(
+        [0.5] * 2, test_loss=[0.8, 0.9], test_top5=0.98, test_macro_f1=0.25, test_mae=0.25, test_own=3.0
+    )
+    rows, _ = table(compare, best, trainings([0.5], test_loss=0.7))
+    assert rows["test loss"] == ["0.85 ± 0.07071", "0.7"]
+    assert rows["test top-5 accuracy"] == ["98.00% ± 0.00%", "-"]
+    assert rows["test macro-F1"] == ["25.00% ± 0.00%", "-"]
+    assert rows["test MAE"] == ["0.25 ± 0", "-"]
+    assert rows["test own"] == ["3 ± 0", "-"]
+
+
+def test_a_baseline_s_validation_is_that_of_its_trainings(compare: ModuleType) -> None:
+    best = trainings([0.5], validation=0.1)  # the best's is what the campaign found
+    full = trainings([0.5] * 2, validation=[0.4, 0.6], bytes_between_nodes=8e6)
+    note = "A baseline's validation is that of the same trainings."
+    rows, lines = table(compare, best, full)
+    assert rows["validation accuracy"] == ["50.00%", "50.00% ± 14.14%"] and note in lines
+    both = {"bytes_between_nodes": 2e6, "seconds": 4.0, "accuracy": 0.75}
+    rows, _ = table(compare, best, full, objectives=both, measured="accuracy")
+    assert rows["validation accuracy"] == ["75.00%", "50.00% ± 14.14%"]
+    assert rows["bytes_between_nodes"] == ["2e+06", "8e+06 ± 0"]
+    assert rows["seconds"] == ["4", "-"]
+    assert note not in table(compare, best)[1]
+
+
+def test_files_of_earlier_comparisons_are_printed_with_what_they_have(compare: ModuleType) -> None:
+    """What nothing has is no row, and what only some have is a dash for the others."""
+    rows, lines = table(compare, {"test": 0.5}, {"test": 0.25})
+    assert [*rows] == ["", "lr", "validation accuracy", "test accuracy", "difference to full rank"]
+    assert rows["test accuracy"] == ["50.00%", "25.00%"]
+    assert rows["difference to full rank"] == ["+25.00 points", "-"]
+    assert lines[-1].startswith("The best is chosen by validation accuracy alone")
+    rows, _ = table(compare, {"test": 0.5}, trainings([0.5], validation=0.5, test_loss=0.7, train_s=2.0))
+    assert rows["test loss"] == ["-", "0.7"] and rows["training, s"] == ["-", "2"]
+
+
+def test_a_training_that_diverged_is_printed(compare: ModuleType) -> None:
+    for loss in (math.nan, math.inf):
+        rows, _ = table(compare, trainings([0.5, 0.5], test_loss=[0.5, loss]))
+        assert rows["test loss"] == [f"{loss} ± nan"]
 
 
 def test_the_compression_of_ab_is_that_of_its_factors(compare: ModuleType) -> None:
     """Its network is whole at the end; tests of before it was kept have only that."""
-    import compare_table
-
-    factored = {"compression_ratio": 1.0, "factored_compression_ratio": 1.39}
-    columns = [
-        {"tests": [{"test": 0.7, **factored, "factored_compression_ratio": one} for one in (1.29, 1.49)]},
-        {"tests": [{"test": 0.7, "compression_ratio": 1.0}]},
-        {"tests": [{"test": 0.7, "compression_ratio": 0.5}, {"test": 0.7, **factored}]},
-    ]
-    assert compare_table._costs(columns) == [["compression", "1.39 : 1", "1.00 : 1", "0.94 : 1"]]
-    assert compare_table._costs([{"tests": [{"test": 0.7}]}, {}]) == []
+    best = trainings([0.7] * 2, compression_ratio=1.0, factored_compression_ratio=[1.29, 1.49])
+    rows, _ = table(compare, best, trainings([0.7], compression_ratio=1.0))
+    assert rows["compression"] == ["1.39 : 1", "1.00 : 1"]
+    mixed = trainings([0.7] * 2, compression_ratio=[0.5, 1.0])
+    mixed["tests"][1]["factored_compression_ratio"] = 1.39
+    assert table(compare, mixed)[0]["compression"] == ["0.94 : 1"]
 
 
 def test_a_test_of_ab_keeps_the_compression_of_its_factors() -> None:
@@ -195,6 +331,29 @@ def test_the_baselines_are_those_of_the_sources_tables(compare: ModuleType) -> N
     assert set(asked.params) == {"sigma_cutoff", "update_every", "delay"}
 
 
+def test_the_baseline_of_table_4_4_has_the_untuned_schedule(
+    compare: ModuleType, tmp_path: Path, started: list[list[str]]
+) -> None:
+    """In a file of its own: one that was measured with a cosine is not taken for it."""
+    pytest.importorskip("transformers")
+    from search_spaces import autoformer
+    from search_spaces.building_blocks.schedules import HalvedEachEpoch
+
+    module = "search_spaces.autoformer"
+    task = autoformer.make_task(horizon=24, second_objective="trainable_fraction", schedule="cosine")
+    (full,) = compare.baselines_of(task, module).values()
+    assert dict(full.options) == {"horizon": 24, "schedule": "type1", "method": "ddp"}
+    assert full.params["lr"] == autoformer.default["lr"] and "sigma_cutoff" not in full.params
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "ddp.json").write_text(json.dumps({"test": 0.1}))
+    found = compare.trained_anew(module, tmp_path, full, compare.Place(), compare.flags_of(full.options))
+    assert found == {"test": 0.5}
+    assert {"--schedule=type1", "--method=ddp", "--horizon=24"} <= set(started[0])
+    trained = autoformer.make_task(**full.options)
+    run = Run(data={"features": 7, "time_features": 4})
+    assert isinstance(trained.recipe(full.params, run).schedule, HalvedEachEpoch)
+
+
 def test_a_worker_s_nodes_are_those_that_its_ranks_need(
     compare: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +365,105 @@ def test_a_worker_s_nodes_are_those_that_its_ranks_need(
     assert [compare.nodes_for(ranks) for ranks in (1, 4, 8, 16)] == [1, 1, 2, 4]
     with pytest.raises(hpo.CampaignError, match="6 ranks on 4 nodes: each must have as many"):
         compare.Place(ranks=6, nodes=4).command("m", 1)
+
+
+@pytest.fixture
+def on_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """on_nodes(sent, **task_options): the file of a campaign with workers of four ranks, whose evaluations sent so many
+    bytes between nodes.
+    """
+    (tmp_path / "sending.py").write_text(
+        "import hpo\n"
+        "def make_task(sent: float = 0.0, ranks_per_node: int = 0) -> hpo.Task:\n"
+        "    def evaluate(trial):\n"
+        "        return {'value': trial.params['x'], 'bytes_between_nodes': sent}\n"
+        "    space = hpo.SearchSpace(x=hpo.Float(0.0, 1.0))\n"
+        "    return hpo.Task(space, evaluate, direction='maximize', default={'x': 0.25})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_NTASKS_PER_NODE", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+
+    def made(sent: float, **options: int) -> Path:
+        file, layout = tmp_path / "sending.toml", "[layout]\nranks_per_worker = 4\n"
+        file.write_text(
+            f'task = "sending:make_task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 2\n{layout}'
+            f'[evaluation]\nisolation = "inline"\n[task_options]\nsent = {sent}\n'
+            + "".join(f"{name} = {value}\n" for name, value in options.items())
+        )
+        text = file.read_text()
+        file.write_text(text.replace(layout, ""))  # one rank can say what four have sent
+        hpo.Campaign.from_file(file).run()
+        file.write_text(text)
+        return file
+
+    return made
+
+
+def test_what_was_sent_between_nodes_is_not_measured_on_one_by_default(
+    compare: ModuleType,
+    on_nodes: Callable[..., Path],
+    started: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There DASO and local SGD across nodes would be plain averaging."""
+    file = on_nodes(5.0)
+    assert compare.main([str(file)]) == hpo.CampaignError.exit_code
+    told = capsys.readouterr().err
+    assert "4 ranks would be on one node" in told
+    assert "--nodes N" in told and "--nodes 1 measures on one node all the same" in told
+    assert not started
+    assert compare.main([str(file), "--nodes=2"]) == 0
+    assert started and all(command[:2] == ["srun", "--nodes=2"] for command in started)
+    # What has been measured is printed anywhere.
+    started.clear()
+    assert compare.main([str(file)]) == 0
+    assert not started
+
+
+def test_on_one_node_it_is_measured_where_that_is_asked_for(
+    compare: ModuleType, on_nodes: Callable[..., Path], started: list[list[str]]
+) -> None:
+    assert compare.main([str(on_nodes(5.0)), "--nodes=1"]) == 0
+    assert started and all("--standalone" in command for command in started)
+
+
+def test_in_slurm_it_is_measured_on_the_allocation_s_nodes(
+    compare: ModuleType,
+    on_nodes: Callable[..., Path],
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = on_nodes(5.0)
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert compare.main([str(file)]) == 0
+    assert started and all(command[:2] == ["srun", "--nodes=2"] for command in started)
+
+
+@pytest.mark.parametrize(("sent", "options"), [(0.0, {}), (5.0, {"ranks_per_node": 1})])
+def test_nothing_sent_or_ranks_that_pose_as_nodes_need_one_node(
+    compare: ModuleType,
+    on_nodes: Callable[..., Path],
+    started: list[list[str]],
+    sent: float,
+    options: dict[str, int],
+) -> None:
+    assert compare.main([str(on_nodes(sent, **options))]) == 0
+    assert started and all("--standalone" in command for command in started)
+
+
+def test_ranks_pose_as_nodes_by_the_task_s_own_options_too(compare: ModuleType) -> None:
+    best = SimpleNamespace(metrics={}, objectives={"bytes_between_nodes": 5.0, "accuracy": 0.5})
+
+    def needs(posing: int | None, **given: int) -> bool:
+        task = SimpleNamespace(options=SimpleNamespace(ranks_per_node=posing))
+        return bool(compare.needs_nodes(task, given, 4, best))
+
+    assert not needs(1)
+    assert needs(4)  # one node of four ranks sends nothing
+    assert needs(None)
+    assert not compare.needs_nodes(SimpleNamespace(), {}, 4, SimpleNamespace(metrics={}, objectives=None))
 
 
 def test_a_test_on_two_nodes_is_one_training(
@@ -237,17 +495,17 @@ def test_the_benchmark_of_campaigns_prints_rows_as_readme_has_them(monkeypatch: 
     accurate = {
         "name": "vit_ab", "evaluations": 32, "folds": 3, "test_seeds": 10, "measure": "accuracy", "costs": None,
         "best": [0.786, 0.782, 0.796], "default": 0.742, "difference": 0.0458, "standard_error": 0.0073,
-        "better": True, "searches": [],
+        "better": "yes", "searches": [],
     }  # fmt: skip
     timed = {
         **accurate, "name": "imagenet_daso", "evaluations": 24, "folds": 0, "test_seeds": 3, "costs": "steps",
-        "best": [0.812] * 3, "default": 0.835, "difference": -0.023, "standard_error": 0.018, "better": False,
+        "best": [0.812] * 3, "default": 0.835, "difference": -0.023, "standard_error": 0.018, "better": "no",
         "searches": [{"cost_ratio": 0.8}] * 3,
     }  # fmt: skip
     error = {
         **timed, "name": "autoformer", "evaluations": 16, "measure": "MSE", "costs": "trainable_fraction",
         "best": [0.442, 0.423, 0.418], "default": 0.453, "difference": -0.025, "standard_error": 0.011,
-        "better": True, "searches": [{"cost_ratio": one} for one in (0.94, 0.93, 0.97)],
+        "better": "yes", "searches": [{"cost_ratio": one} for one in (0.94, 0.93, 0.97)],
     }  # fmt: skip
     text = (ROOT / "search_spaces" / "README.md").read_text()
     assert campaigns.head(3) in text

@@ -302,7 +302,7 @@ def test_campaign_files_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_options_are_plain_values_that_a_file_and_a_command_line_can_give() -> None:
     for keyword in inspect.signature(autoformer.make_task).parameters.values():
-        assert type(keyword.default) in (str, int, float), keyword
+        assert keyword.default is None or type(keyword.default) in (str, int, float), keyword
 
 
 def main(*arguments: str) -> int:
@@ -313,6 +313,20 @@ def main(*arguments: str) -> int:
         arguments,
         network=autoformer.untrained,
     )
+
+
+def test_a_test_has_the_absolute_error_beside_the_squared_one(data: str) -> None:
+    """As Table 4.4 has them."""
+    task = tiny(data)
+    (found,) = task.tests(autoformer.default, seeds=[3])
+    model, result = task.fit(autoformer.default, seed=3)
+    test = load_parts(data, context=8, horizon=4, stride=4).test
+    with torch.no_grad():
+        forecasts = [model.eval()(**{name: part[None] for name, part in seen.items()})[0] for seen, _ in test]
+    errors = torch.stack([forecast - wanted for forecast, (_, wanted) in zip(forecasts, test, strict=True)])
+    assert found["test_mae"] == pytest.approx(errors.abs().mean().item(), abs=1e-5)
+    assert found["test"] == pytest.approx(errors.square().mean().item(), abs=1e-5)
+    assert found["validation"] == result.metrics["validation_loss"]
 
 
 def test_one_configuration_is_trained_tested_and_written(

@@ -190,6 +190,21 @@ def test_the_search_never_reads_the_test_part(tmp_path: Path, monkeypatch: pytes
         bigearthnet.test_f1(default(), seeds=[0], **FAST)
 
 
+def test_a_test_has_the_macro_f1_beside_the_micro_f1(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = bigearthnet.make_task(**{**FAST, "epochs": 4})
+    (found,) = task.tests(default(lr=0.01), seeds=[3])
+    model, result = task.fit(default(lr=0.01), seed=3)
+    images, targets = PARTS["test"].tensors
+    with torch.no_grad():
+        there = model.eval()(images) > 0
+    each = []
+    for of_class, right in zip(there.T, targets.T > 0, strict=True):
+        hits, either = int((of_class & right).sum()), int(of_class.sum() + right.sum())
+        each.append(2 * hits / either if either else 0.0)
+    assert found["test_macro_f1"] == pytest.approx(sum(each) / len(CLASSES)) != found["test"]
+    assert found["validation"] == result.metrics["micro_f1"]
+
+
 def test_one_configuration_from_a_file_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "best.json"
     path.write_text(json.dumps([{"id": "0-0-1", "value": 0.5, "params": default(lr=0.01)}]))

@@ -20,7 +20,7 @@ from stand_ins import cifar_archive
 import hpo
 import trainers
 from hpo.config import reader as config
-from search_spaces import assignment, daso_intervals, vit_ab, vit_oialr
+from search_spaces import assignment, daso_intervals, digits, vit_ab, vit_oialr
 from search_spaces.building_blocks.daso_intervals import time_and_accuracy
 from search_spaces.building_blocks.image_task import ImageTask
 from search_spaces.standalone import command_line
@@ -308,6 +308,37 @@ def test_the_best_beside_a_default_is_the_most_accurate_that_costs_less(
     assert compare.best_beside(SimpleNamespace(front=networks), default, deep, "micro_f1") is networks[0]
     best = SimpleNamespace()
     assert compare.best_beside(SimpleNamespace(best=best), None, {"value": "maximize"}) is best
+
+
+def test_a_test_has_loss_and_top_5_beside_the_accuracy() -> None:
+    """As Table 4.3 has them; the validation part's accuracy is that of the same training."""
+    task = fast(vit_oialr, validation_part=0.5)
+    params = task.default or {}
+    (found,) = task.tests(params, seeds=[3])
+    model, result = task.fit(params, seed=3)
+    losses, ranks = [], []
+    with torch.no_grad():
+        for image, right in task.options.parts().test:
+            outputs = model.eval()(image[None])[0]
+            losses.append(-outputs.log_softmax(0)[right].item())
+            ranks.append(int((outputs > outputs[right]).sum()))
+    assert found["test_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert found["test_top5"] == pytest.approx(sum(rank < 5 for rank in ranks) / len(ranks))
+    assert found["test"] == pytest.approx(sum(rank < 1 for rank in ranks) / len(ranks))
+    assert found["test"] < found["test_top5"] < 1
+    assert found["validation"] == result.metrics["accuracy"]
+
+
+@pytest.mark.parametrize(("classes", "names"), [(5, {"loss"}), (6, {"loss", "top5"})])
+def test_where_there_are_five_classes_all_are_among_the_top_5(classes: int, names: set[str]) -> None:
+    assert set(fast(vit_oialr).test_metrics(SimpleNamespace(classes=classes))) == names
+    assert set(digits.make_task().test_metrics(digits.make_task().options.parts())) == {"loss", "top5"}
+
+
+def test_with_folds_a_test_has_no_validation_part() -> None:
+    task = fast(vit_oialr, folds=2)
+    (found,) = task.tests(task.default or {}, seeds=[0])
+    assert "validation" not in found and "test_loss" in found
 
 
 # K folds
