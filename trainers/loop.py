@@ -197,6 +197,10 @@ def train(
                 run.close()
             communicator.close(keep=True)
             return result
+        except Exception as error:
+            # One that says so is raised by all ranks after the same call, as where ``report`` ends a poor run.
+            communicator.close(keep=getattr(error, "on_all_ranks", False) is True)
+            raise
         finally:
             communicator.close()
 

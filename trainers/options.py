@@ -186,7 +186,8 @@ class Monitoring:
 
     Args:
         report (callable; default None): ``report(number, metrics)``, called on every rank after each evaluation, which
-            are counted from 1 and come after each epoch by default; what it raises ends the run. If it has a method
+            are counted from 1 and come after each epoch by default; what it raises ends the run (with an attribute
+            ``on_all_ranks`` that is true all ranks raise it at once, and keep their groups). If it has a method
             ``set_last_epoch``, that is called with the number of the last one before the first step, and again, before
             the last report, where the run ends earlier. A method ``check_metrics`` is called before the first
             step with the names of what will be recorded, but for those of layers, and may raise.

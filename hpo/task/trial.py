@@ -281,7 +281,9 @@ class Trial:
                 keep(name, metric, kept, self.remarks)
             self._curve.add(step, number, kept)
         if self._link.report(step, number, self._last_step):
-            raise Pruned(f"pruned at step {step} with value {number!r}")
+            pruned = Pruned(f"pruned at step {step} with value {number!r}")
+            pruned.on_all_ranks = True
+            raise pruned
 
     def log(self, **metrics: object) -> None:
         """Record further results, columns ``metrics.*`` of the export. Worker rank 0's count.

@@ -49,8 +49,9 @@ def test_report_prunes_when_the_link_says_so(tmp_path: Path) -> None:
     trial = make(link, tmp_path)
     trial.report(0, np.float32(2.0))
     assert not trial.should_checkpoint()
-    with pytest.raises(Pruned, match="step 1"):
+    with pytest.raises(Pruned, match="step 1") as pruned:
         trial.report(np.int64(1), 10)
+    assert pruned.value.on_all_ranks and not Pruned().on_all_ranks
     assert link.reports == [(0, 2.0), (1, 10.0)] and trial.should_checkpoint()
     assert trial.last_report == (1, 10.0)
 

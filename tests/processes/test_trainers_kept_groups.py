@@ -174,7 +174,13 @@ def test_what_ranks_agree_on_does_not_wait_for_what_the_method_sends() -> None:
     run_ranks(2, beside_what_the_method_sends)
 
 
-def trained(rank: int, interrupted: bool) -> None:
+class PrunedError(Exception):
+    """As hpo's of ``trial.report``."""
+
+    on_all_ranks = True
+
+
+def trained(rank: int) -> None:
     def train(report: object = None) -> None:
         net = nn.Linear(2, 1)
         samples = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
@@ -194,6 +200,9 @@ def trained(rank: int, interrupted: bool) -> None:
     def stop(epoch: int, metrics: object) -> None:
         raise KeyError("what the task raises")
 
+    def prune(epoch: int, metrics: object) -> None:
+        raise PrunedError
+
     train()
     names = kept()
     assert names
@@ -207,6 +216,11 @@ def trained(rank: int, interrupted: bool) -> None:
         train(stop)
     assert kept() == [] and groups() == 1
     train()
+    names = kept()
+    with pytest.raises(PrunedError):
+        train(prune)
+    assert kept() == names
+    train()
     trainers.evaluate(
         net, TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), metrics={"m": mse_loss}, batch_size=2
     )
@@ -215,4 +229,4 @@ def trained(rank: int, interrupted: bool) -> None:
 
 
 def test_trainings_one_after_another_share_their_groups() -> None:
-    run_ranks(2, trained, False)
+    run_ranks(2, trained)
