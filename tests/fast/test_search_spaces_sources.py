@@ -18,6 +18,7 @@ import trainers
 from search_spaces import autoformer, bigearthnet, daso_intervals, vit_ab, vit_oialr
 from search_spaces.building_blocks.data_sets.patch_images import Grid
 from search_spaces.building_blocks.f1 import f1_metrics
+from search_spaces.building_blocks.patch_task import PUBLISHED_BANDS
 from search_spaces.building_blocks.recipes import Run
 from search_spaces.building_blocks.schedules import HalvedEachEpoch, TimmCosine, cosine
 from search_spaces.readers.bigearthnet_files.store import Layout
@@ -107,7 +108,7 @@ def test_the_published_baseline_can_be_run(tmp_path: Path) -> None:
     network = bigearthnet.untrained(p, bands="published")
     assert next(network.parameters()).shape[1] == 10
     # A store without the two bands serves, too.
-    few = str(made_store(tmp_path / "few", bands=bigearthnet.PUBLISHED_BANDS))
+    few = str(made_store(tmp_path / "few", bands=PUBLISHED_BANDS))
     parts = bigearthnet.Options(data=few, bands="published", upsampling="bicubic").parts()
     assert parts.train[0][0].shape == (10, 120, 120)
     with pytest.raises(hpo.UsageError, match="and not B01, B09"):

@@ -20,7 +20,7 @@ import hpo
 import trainers
 from hpo.config.reader import read_file
 from search_spaces import bigearthnet
-from search_spaces.building_blocks import losses, optimizers
+from search_spaces.building_blocks import losses, optimizers, patch_task
 from search_spaces.building_blocks.f1 import f1_metrics
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
 from search_spaces.readers.bigearthnet_files.format import CLASSES
@@ -86,7 +86,7 @@ def test_random_configurations_train_or_diverge(seed: int, tmp_path: Path) -> No
         params = SPACE.decode(SPACE.sample(rng))
         found = task.evaluate(trial(params, tmp_path / str(number)))
         assert isinstance(found, dict)
-        assert set(found) == {"value", "epochs", *bigearthnet.RECORDED}
+        assert set(found) == {"value", "epochs", *patch_task.RECORDED}
         assert 0 <= found["value"] <= 1 or math.isnan(found["value"])
 
 
@@ -167,7 +167,7 @@ def test_an_interrupted_evaluation_goes_on(optimizer: str, tmp_path: Path) -> No
 
 
 def evaluated(rank: int, directory: str) -> dict[str, float]:
-    bigearthnet._part = lambda data, name, **size: PARTS[name]  # type: ignore[assignment]
+    patch_task._part = lambda data, name, **size: PARTS[name]  # type: ignore[assignment]
     both = hpo.Trial.alone(default(lr=0.01), directory=directory, rank=rank, size=2)
     found = bigearthnet.make_task(**{**FAST, "epochs": 4}).evaluate(both)
     assert isinstance(found, dict)

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import hpo
 import trainers
 from search_spaces import assignment, autoformer, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
-from search_spaces.building_blocks import methods
+from search_spaces.building_blocks import methods, patch_task
 from search_spaces.building_blocks.recipes import LR_FACTOR
 from search_spaces.folds import Fold
 
@@ -296,7 +296,7 @@ def test_folds_of_a_series_are_stretches_that_share_no_point(tmp_path: Path) -> 
 
 def test_folds_of_patches_are_of_the_training_part(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {name: TensorDataset(torch.arange(count)) for name, count in (("train", 10), ("validation", 3))}
-    monkeypatch.setattr(bigearthnet, "_part", lambda data, name, **size: parts[name])
+    monkeypatch.setattr(patch_task, "_part", lambda data, name, **size: parts[name])
     options = bigearthnet.Options(small=True, folds=2)
     each = [options.of_fold(options.parts(), Fold(index=index, folds=2)) for index in range(2)]
     held = [[int(one[0]) for one in part.validation] for part in each]  # type: ignore[attr-defined]
