@@ -45,7 +45,7 @@ PARTS = {"train": patches(64, 0), "validation": patches(16, 1), "test": patches(
 
 @pytest.fixture(autouse=True)
 def _own_patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bigearthnet, "_part", lambda data, name, **size: PARTS[name])
+    monkeypatch.setattr(patch_task, "_part", lambda data, name, **size: PARTS[name])
 
 
 def trial(params: dict[str, Any], directory: Path) -> hpo.Trial:
@@ -183,7 +183,7 @@ def test_two_ranks_share_the_work_and_agree(tmp_path: Path) -> None:
 
 def test_the_search_never_reads_the_test_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        bigearthnet, "_part", lambda data, name, **size: {**PARTS, "test": TensorDataset()}[name]
+        patch_task, "_part", lambda data, name, **size: {**PARTS, "test": TensorDataset()}[name]
     )
     bigearthnet.make_task(**FAST).evaluate(trial(default(), tmp_path))
     with pytest.raises(Exception):  # noqa: B017
