@@ -161,6 +161,7 @@ class Wrapped:
             "optimizer": type(setup.optimizer).__name__,
         }
         self._strategy = method.strategy(setup)
+        self._communicator.release()
         self._identity |= {f"parameter {name}": form for name, form in form_of(self._model).items()}
         self._step = 0
         self._begun = False
@@ -324,23 +325,22 @@ class Wrapped:
         # With an error under way, as in a ``finally``, the other ranks may be anywhere.
         self._close(finalise=sys.exc_info()[0] is None)
 
-    def _close(self, *, finalise: bool) -> None:
+    def _close(self, *, finalise: bool, keep: bool = False) -> None:
         if self._closed:
             return
-        ended = False
         try:
             if finalise and self._step < self._setup.total_steps:
                 with current(self._device):
                     self._strategy.finalise()
                     reconcile_buffers(self._communicator.service, self._model)
-            ended = finalise
+            keep = keep or finalise
         finally:
             self._closed = True
             _at_work.discard(self._optimizer)
             for hook in self._hooks:
                 hook.remove()
             self._strategy.close()
-            self._communicator.close(keep=ended)
+            self._communicator.close(keep=keep)
 
     def __enter__(self) -> Wrapped:
         return self
@@ -349,7 +349,7 @@ class Wrapped:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Not by sys.exc_info: the whole block may stand in an ``except``.
-        self._close(finalise=kind is None)
+        self._close(finalise=kind is None, keep=getattr(error, "on_all_ranks", False) is True)
 
     # Called by the model and the optimizer
 

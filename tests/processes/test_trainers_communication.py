@@ -477,8 +477,10 @@ def test_an_error_waits_for_no_group(failing: bool, monkeypatch: pytest.MonkeyPa
                 try:
                     raise RuntimeError("what matters")
                 finally:
-                    give_back([None])
-            assert not peers_come.is_set()
+                    groups: list[Any] = [None]
+                    give_back(groups)
+                    give_back(groups)  # as a close in an ``except`` and one in its ``finally``
+            assert not peers_come.is_set() and len(by) == 1
         finally:
             peers_come.set()
         (_, thread), *_ = by

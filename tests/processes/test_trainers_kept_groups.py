@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from datetime import timedelta
 
 import pytest
@@ -18,6 +20,12 @@ from trainers.communication.kept_groups import KEPT
 from trainers.communication.topology import Topology
 
 CPU = torch.device("cpu")
+
+
+def communicator_of(ranks_per_node: int | None) -> Communicator:
+    return Communicator(
+        topology=Topology(ranks_per_node=ranks_per_node), timeout=timedelta(seconds=30), device=CPU
+    )
 
 
 def communicator(among: dist.ProcessGroup | None = None, *, timeout_s: float = 30) -> Communicator:
@@ -55,9 +63,13 @@ def one_after_the_other(rank: int) -> None:
     assert kept() == []
     assert names_of(second) == names
     second.close(keep=True)
-    # What a run does not use is not kept for the one after it.
+    # What an evaluation does not use is kept for the training after it, and what a training does not use is not.
     third = communicator()
     assert third.world.group is not None and third.world.group.group_name == names[0]
+    third.close(keep=True)
+    assert kept() == sorted(names)
+    third = communicator()
+    third.release()
     third.close(keep=True)
     assert kept() == names[:1]
     # Other settings need other groups.
@@ -85,8 +97,8 @@ def unless_all_have_them(rank: int) -> None:
     # One of another number of groups, as where an error came before a method asked for its own.
     third = communicator()
     names = names_of(third)
-    if rank == 1:
-        third.group("one more", [(0,), (1,), (2,), (3,)])
+    if rank < 2:
+        third.group("one more", [(0, 1), (2, 3)]).all_reduce(torch.ones(1)).wait()
     third.close(keep=True)
     fourth = communicator()
     assert not set(names_of(fourth)) & set(names)
@@ -129,7 +141,8 @@ def of_some_ranks(rank: int) -> None:
         names.append([inside.world.group.group_name])
         assert inside.world.all_reduce(torch.ones(1)).wait().item() == 2.0
         inside.close(keep=True)
-    assert names == [names[0]] * len(names)
+    # Others of the world may have other numbers of groups, by which torch names some: only all ranks' are kept.
+    assert len({*map(tuple, names)}) == len(names) and groups() == 1 + 2 + 3
     first.close(keep=True)
     last = communicator()
     assert names_of(last) == of_all
@@ -140,12 +153,59 @@ def of_some_ranks(rank: int) -> None:
     assert not set(names_of(inner)) & set(names_of(outer))
     inner.close(keep=True)
     outer.close(keep=True)
-    assert kept() == sorted([*of_all, *names[0]])
+    assert kept() == sorted(of_all)
     dist.destroy_process_group()
 
 
 def test_runs_of_some_ranks_and_runs_inside_runs_have_their_own() -> None:
     run_ranks(4, of_some_ranks)
+
+
+def of_uneven_nodes(rank: int) -> None:
+    comm = communicator_of(None)
+    comm.group("node", [(0, 1), (2,)]).all_reduce(torch.ones(1)).wait()
+    comm.close(keep=True)
+    assert len(kept()) == 1
+    # torch names it by how many groups there are.
+    if rank != 1:
+        two = dist.new_group([0, 2], use_local_synchronization=True)
+        total = torch.tensor([float(rank)])
+        dist.all_reduce(total, group=two)
+        assert total.item() == 2.0
+
+
+def test_all_ranks_keep_as_many_groups() -> None:
+    run_ranks(3, of_uneven_nodes)
+
+
+def where_torch_waits_for_all(rank: int) -> None:
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    comm = communicator()
+    assert os.environ["TORCH_DIST_INIT_BARRIER"] == "1"
+    names_of(comm)
+    comm.close()
+
+
+def test_groups_of_some_ranks_do_not_wait_for_the_others() -> None:
+    run_ranks(4, where_torch_waits_for_all)
+
+
+def in_the_callers_order(rank: int) -> list[int]:
+    reversed_ranks = dist.new_group([3, 2, 1, 0], sort_ranks=False)
+    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=CPU, among=reversed_ranks)
+    first = torch.tensor([rank])
+    comm.world.broadcast(first).wait()
+    found = [int(part) for part in comm.service.all_gather(torch.tensor([rank]))]
+    comm.close()
+    return [comm.rank, int(first), *found]
+
+
+@pytest.mark.skipif(
+    "sort_ranks" not in inspect.signature(dist.new_group).parameters,
+    reason="torch sorts the ranks of each group",
+)
+def test_ranks_are_in_one_order_whatever_it_is_in_the_caller_s_group() -> None:
+    assert run_ranks(4, in_the_callers_order) == [[rank, 0, 0, 1, 2, 3] for rank in range(4)]
 
 
 def with_an_operation_under_way(rank: int) -> None:
@@ -220,6 +280,12 @@ def trained(rank: int) -> None:
     with pytest.raises(PrunedError):
         train(prune)
     assert kept() == names
+    with (
+        pytest.raises(PrunedError),
+        trainers.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1), epochs=1, steps_per_epoch=1),
+    ):
+        raise PrunedError
+    assert len(kept()) == 1
     train()
     trainers.evaluate(
         net, TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), metrics={"m": mse_loss}, batch_size=2

@@ -70,7 +70,7 @@ class Channel:
     next_is_near: bool
     """Whether the ring's next rank is on the same node."""
     host_group: dist.ProcessGroup | None = None
-    """The same ranks, for tensors in the host's memory; None: ``group`` takes them, too."""
+    """The same ranks, for tensors in the host's memory; None: those that come are for ``group``."""
     bytes_inside: float = 0.0
     bytes_between: float = 0.0
     operations: int = 0

@@ -38,12 +38,14 @@ class Communicator:
         among: dist.ProcessGroup | None = None,
     ) -> None:
         joined = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank(among) if joined else 0
-        self.size = dist.get_world_size(among) if joined else 1
-        if self.rank < 0:
+        if joined and dist.get_rank(among) < 0:
             raise ValueError(
                 "This rank is not in the group that it was given to train in. Leave it out there."
             )
+        # In the order that they have in groups made here, whatever it is in the caller's.
+        members = sorted(dist.get_process_group_ranks(among or dist.group.WORLD)) if joined else [0]
+        self.size = len(members)
+        self.rank = members.index(dist.get_rank()) if joined else 0
         self.device = device
         self.backend = ""
         """The name of torch.distributed's, "gloo" or "nccl"; empty for one rank."""
@@ -58,13 +60,8 @@ class Communicator:
             if caller is not None and self.size > 1:
                 backends = _backends(caller)
                 self.backend = _backend_for(device, backends)
-                control.host_group = self._control(caller, backends, apart=among is not None)
-                self._groups = RunGroups(
-                    dist.get_process_group_ranks(caller),
-                    rank=self.rank,
-                    timeout=timeout,
-                    backend=self.backend,
-                )
+                control.host_group = self._control(caller, members, backends, apart=among is not None)
+                self._groups = RunGroups(members, rank=self.rank, timeout=timeout, backend=self.backend)
                 self._groups.agree(control)
             self.nodes = (topology or Topology()).nodes(_hosts(control))
             self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
@@ -159,6 +156,11 @@ class Communicator:
             moved = {key: sum(after[name][key] - kept[name][key] for name in after) for key in own}
             self.set_counters({**kept, "service": {key: now[key] + moved[key] for key in own}})
 
+    def release(self) -> None:
+        """Destroy groups that were taken over from the last run and not asked for so far. Every rank calls it."""
+        if self._groups is not None:
+            self._groups.release()
+
     def close(self, *, keep: bool = False) -> None:
         """Give back the process groups made here; the one that the caller initialised stays. ``keep``: after a run that
         has ended without an error, the next run of these ranks may take over those of its channels.
@@ -174,7 +176,7 @@ class Communicator:
         give_back(self._own_groups)
 
     def _control(
-        self, caller: dist.ProcessGroup, backends: dict[str, str], *, apart: bool
+        self, caller: dist.ProcessGroup, members: list[int], backends: dict[str, str], *, apart: bool
     ) -> dist.ProcessGroup:
         """The ranks of ``caller`` again, for tensors in the host's memory, given back at the end; ``apart``: others of
         the world do something else meanwhile.
@@ -182,7 +184,7 @@ class Communicator:
         A group has the time-out that it was made with, the caller's half an hour by default: so long would gloo's
         threads stay in an operation whose peer hangs.
         """
-        members, backend = dist.get_process_group_ranks(caller), backends.get("cpu", "gloo")
+        backend = backends.get("cpu", "gloo")
         with self._lost_as_error(self.size):
             if apart:
                 device = torch.device("cpu") if "cpu" in backends else self.device
@@ -208,7 +210,8 @@ class Communicator:
             raise CommunicationError(
                 f"Rank {self.rank} of {self.size} on {socket.gethostname()}: no group of {ranks} ranks could be "
                 f"made within {self._timeout.total_seconds():g} s. Most likely another rank ended with an error, or "
-                f"does something else: see what the others printed. ({error})"
+                "does something else: see what the others printed. Where hosts do not reach one another at the "
+                f"addresses of their names, set GLOO_SOCKET_IFNAME to the interface. ({error})"
             ) from error
 
     def _register(

@@ -41,14 +41,13 @@ class _Made:
 class _Left:
     """What a run has left: torch has the groups, and whoever destroys torch's default group destroys them, too."""
 
-    made_for: str
     parts: tuple[Ranks, ...]
     number: tuple[int, int]
-    group: weakref.ref[dist.ProcessGroup] | None
+    group: weakref.ref[dist.ProcessGroup]
 
 
-_left: dict[Ranks, dict[str, _Left]] = {}
-"""By the world's ranks that ran together, and by the name of the groups."""
+_left: tuple[str, dict[str, _Left]] = ("", {})
+"""For what kind of run, and by the name of the groups."""
 
 
 class RunGroups:
@@ -57,12 +56,12 @@ class RunGroups:
     def __init__(self, members: Sequence[int], *, rank: int, timeout: timedelta, backend: str) -> None:
         """
         Args:
-            members (list of int): the world's number of each rank of the run.
+            members (list of int): the world's number of each rank of the run, ascending.
             rank (int): this one's number in the run.
             timeout (timedelta): of the groups' operations.
             backend (str): as of ``torch.distributed.new_group``.
         """
-        self._members = tuple(members)
+        self._members = list(members)
         self._rank = rank
         self._timeout = timeout
         self._backend = backend
@@ -74,11 +73,12 @@ class RunGroups:
         """Take over what the last run has left, if all ranks of ``channel`` have the same, or destroy it.
         Collective.
         """
-        self._found = self._taken()
+        self._found, whole = self._taken()
         # A rank whose last run ended with an error has nothing, or something else.
-        kept = sorted((name, made.parts, made.number) for name, made in self._found.items())
+        kept = [self._kind, *sorted((name, made.parts, made.number) for name, made in self._found.items())]
         own = int.from_bytes(hashlib.blake2b(repr(kept).encode(), digest_size=7).digest(), "big")
-        if len(set(_of_all(own, channel))) > 1:
+        if len(set(_of_all(own if whole else -1, channel))) > 1 or not whole:
+            # Not before all know: a rank would keep others waiting that it needs to destroy them.
             give_back(self._of_torch(self._found))
         for made in self._found.values():
             _describe(made.group, _IN_USE)
@@ -93,17 +93,31 @@ class RunGroups:
         self._made[name] = found or self._new(tuple(parts))
         return self._made[name].group
 
+    def release(self) -> None:
+        """Destroy what the last run has left and this one has not asked for: its memory is wanted for the training."""
+        give_back(self._of_torch(self._found))
+
     def close(self, *, keep: bool) -> list[dist.ProcessGroup | None]:
-        """The run is over: with ``keep`` leave the groups that it used to the next run; those to destroy. The caller
-        has no other references to them any more. With ``keep`` no operation is under way.
+        """The run is over. With ``keep`` its groups are left to the next run, and those that it took over and did not
+        use; no operation is under way in them, and the caller has no references to them any more. Returns the groups
+        that are to be destroyed.
+
+        Those of runs of the whole world alone are kept, and of partitions in which no rank is alone: all ranks have as
+        many, by which torch names some of the groups that others make.
         """
-        spent = self._of_torch(self._found)
-        if keep:
+        global _left
+        spent = []
+        if keep and self._of_whole_world:
             # A run inside this one, an evaluation in its report say, may have left some meanwhile.
-            spent += self._of_torch(self._taken())
-            _left[self._members] = {name: self._leave(made) for name, made in self._made.items()}
-            self._made.clear()
-        return spent + self._of_torch(self._made)
+            before, _ = self._taken()
+            spent += self._of_torch(before)
+            left = {}
+            for made in (self._found, self._made):
+                for name in [*made]:
+                    if all(len(ranks) > 1 for ranks in made[name].parts):
+                        left[name] = self._leave(made.pop(name))
+            _left = self._kind, left
+        return spent + self._of_torch(self._found) + self._of_torch(self._made)
 
     def _new(self, parts: tuple[Ranks, ...]) -> _Made:
         number = self._number, len(self._made)
@@ -116,28 +130,27 @@ class RunGroups:
         return _Made(parts, number, group)
 
     @property
-    def _made_for(self) -> str:
-        return f"{self._backend}, {self._timeout}"
+    def _of_whole_world(self) -> bool:
+        return dist.is_initialized() and len(self._members) == dist.get_world_size()
 
-    def _leave(self, made: _Made) -> _Left:
+    @property
+    def _kind(self) -> str:
+        return f"{self._members}, {self._backend}, {self._timeout}"
+
+    @staticmethod
+    def _leave(made: _Made) -> _Left:
+        assert made.group is not None
         _describe(made.group, KEPT)
-        group = None if made.group is None else weakref.ref(made.group)
-        return _Left(self._made_for, made.parts, made.number, group)
+        return _Left(made.parts, made.number, weakref.ref(made.group))
 
-    def _taken(self) -> dict[str, _Made]:
-        """What the last run of these ranks has left; nothing if it had other settings or some of it is gone."""
-        left = _left.pop(self._members, {})
-        made = {
-            name: _Made(one.parts, one.number, None if one.group is None else one.group())
-            for name, one in left.items()
-        }
-        whole = all(
-            one.made_for == self._made_for and (one.group is None or _known(made[name].group))
-            for name, one in left.items()
-        )
-        if not whole:
-            give_back(self._of_torch(made))
-        return made
+    def _taken(self) -> tuple[dict[str, _Made], bool]:
+        """What the last run of the whole world has left, where this is another, and whether it fits."""
+        global _left
+        if not self._of_whole_world:
+            return {}, True
+        (kind, left), _left = _left, ("", {})
+        made = {name: _Made(one.parts, one.number, one.group()) for name, one in left.items()}
+        return made, not made or (kind == self._kind and all(_known(one.group) for one in made.values()))
 
     @staticmethod
     def _of_torch(made: dict[str, _Made]) -> list[dist.ProcessGroup | None]:

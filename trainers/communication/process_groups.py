@@ -4,6 +4,7 @@ also where those that share them are stuck.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ from torch.distributed import distributed_c10d
 
 _FIRST = 10**9
 """Beyond the numbers that torch gives to groups which all ranks make."""
+
+_BARRIER = "TORCH_DIST_INIT_BARRIER"
 
 _PER_NUMBER = 1000
 """Groups that a number names apart from one another: more than a run ever makes."""
@@ -54,15 +57,22 @@ def group_apart(
     """
     world, everyone = distributed_c10d._world, distributed_c10d._get_default_group()
     kept, device = world.group_count, everyone.bound_device_id
+    barrier = os.environ.get(_BARRIER)
     names = number * _PER_NUMBER + index
     world.group_count = _FIRST + names * dist.get_world_size() + min(members)
     # Of a world that was given its device torch splits NCCL's communicator off, in which all of its ranks take part.
     everyone.bound_device_id = None
+    # In which torch would wait for all ranks of the world.
+    os.environ[_BARRIER] = "0"
     try:
         made = dist.new_group(list(members), timeout=timeout, backend=backend)
     finally:
         # All ranks count alike what they make in common.
         world.group_count, everyone.bound_device_id = kept, device
+        if barrier is None:
+            del os.environ[_BARRIER]
+        else:
+            os.environ[_BARRIER] = barrier
     assert isinstance(made, dist.ProcessGroup)
     return made
 
@@ -75,11 +85,17 @@ def give_back(groups: list[dist.ProcessGroup | None]) -> None:
     which wait for this one. They would not hear of the error, nor would anyone, before NCCL's own time-out.
     """
 
+    # Emptied at once: another call, of a ``finally`` say, must not destroy what this one's thread still does.
+    mine = groups[:]
+    groups.clear()
+    if not mine:
+        return
+
     def destroy() -> None:
         destroyed = []
-        while groups:
-            dist.destroy_process_group(groups[0])
-            destroyed.append(groups.pop(0))
+        while mine:
+            dist.destroy_process_group(mine[0])
+            destroyed.append(mine.pop(0))
         if destroyed and _HOLDS_INTERPRETER:
             time.sleep(_SETTLE_S)
         destroyed.clear()

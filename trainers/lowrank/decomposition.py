@@ -78,7 +78,7 @@ def _straightened(basis: Tensor) -> Tensor:
 def _by_double_gram(matrix: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor] | None:
     """As ``torch.linalg.svd``, from the Gram matrix in double precision; None where its decomposition fails.
 
-    Also of a matrix that lacks ranks, as one that was multiplied out of low-rank factors does.
+    Also of a rank-deficient matrix, as one is that was multiplied out of low-rank factors.
     """
     if matrix.shape[0] < matrix.shape[1]:
         found = _by_double_gram(matrix.T, cutoff)

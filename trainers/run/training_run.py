@@ -78,6 +78,7 @@ class Run:
                 steps=self.length.steps,
             )
         )
+        communicator.release()
         decay = settings.optimisation.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
         self.saved = SavedState(
