@@ -1,4 +1,4 @@
-"""BigEarthNet for training: a flat file, made once from the archive, and its patches read from it.
+"""BigEarthNet for training: two .npy files, made once from the archive, and its patches read from them.
 
 python -m search_spaces.readers.bigearthnet ARCHIVE OUT     # made once: from v1, v2 or its LMDB; resumable
 python -m search_spaces.readers.bigearthnet --verify OUT    # every patch against its checksum
@@ -37,7 +37,7 @@ def load_bigearthnet(
     ``split``: "train", "validation" or "test". ``bands``: which (default: all that were stored). ``patches``: this many
     of the split, always the same ones, drawn from all of it. Several processes may open the same path.
 
-    FileNotFoundError if nothing was made there, ValueError for another value or an incomplete file.
+    FileNotFoundError if nothing was made there, ValueError for another value or incomplete files.
     """
     known = next((one for one in SPLITS if one == split), None)
     if known is None:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="python -m search_spaces.readers.bigearthnet",
-        description="Make the file that training reads from an archive of BigEarthNet: v1 or v2 in GeoTIFFs, or "
+        description="Make the files that training reads from an archive of BigEarthNet: v1 or v2 in GeoTIFFs, or "
         "v2's LMDB by rico-hdl. Whatever stops it, the same command goes on.",
         epilog="example: python -m search_spaces.readers.bigearthnet /data/BigEarthNet-v1.0 /data/ben --lists "
         "/data/splits",
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.verify:
             damaged = verify(given.out)
             for name in damaged:
-                print(f"Patch {name}: its pixels are not what was stored.")
+                print(f"Patch {name}: its pixels or labels are not what was stored.")
             found = f"{len(damaged)} damaged. {anew(given.out)}" if damaged else "every patch is whole"
             print(f"{given.out}: {found}")
             return 1 if damaged else 0

@@ -31,7 +31,7 @@ from search_spaces.readers.bigearthnet_files.format import (
     Version,
 )
 from search_spaces.readers.bigearthnet_files.lists import CLOUD, SNOW
-from search_spaces.readers.bigearthnet_files.processes import Shown, in_processes
+from search_spaces.readers.bigearthnet_files.processes import in_processes, shown
 from search_spaces.readers.bigearthnet_files.scenes import made_up_patch
 from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
 from search_spaces.readers.files import made_directory, made_once
@@ -97,10 +97,10 @@ def make_archive(
     plans = _plans(patches, version, seed)
     labels: list[tuple[str, ...]] = []
     chunks = [plans[start : start + _CHUNK] for start in range(0, len(plans), _CHUNK)]
-    with Shown(f"made-up patches of {version}", len(plans), show=show) as shown:
+    with shown(f"made-up patches of {version}", len(plans), show=show) as advance:
         for found in in_processes(partial(_write_patches, root, version, seed), chunks, processes=processes):
             labels += found
-            shown.advance(len(found))
+            advance(len(found))
     if version == "v1":
         _write_v1_lists(root, plans)
     else:
@@ -121,7 +121,7 @@ def made_up_store(
     ``directory`` is where such things are kept. Several processes may call it at once: one makes it, the
     others wait for it. TimeoutError if that takes longer than ``timeout_s``.
     """
-    path = Path(directory) / f"made-up-{patches}-seed-{seed}"
+    path = Path(directory) / f"made-up-patches-{patches}-seed-{seed}"
 
     def make(store: Path) -> None:
         archive = store.parent / "archive"

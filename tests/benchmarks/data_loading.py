@@ -44,7 +44,7 @@ from search_spaces.readers.bigearthnet_archive import make_archive
 from search_spaces.readers.bigearthnet_files.convert import convert
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES
 from search_spaces.readers.bigearthnet_files.sources import open_archive
-from search_spaces.readers.bigearthnet_files.store import PIXELS, Layout
+from search_spaces.readers.bigearthnet_files.store import PIXELS
 from trainers.data.batches import in_order
 from trainers.data.loader import Loader
 
@@ -77,7 +77,8 @@ class OnHost(ReadOnly):
 
     def __init__(self, images: PatchImages, file: Path) -> None:
         super().__init__(images)
-        self._mapped = np.memmap(file / PIXELS, "<u2", "r").reshape(-1, images.patches.layout.values)
+        self._mapped = np.load(file / PIXELS, mmap_mode="r")
+        self._mapped = self._mapped.view("<u2").reshape(len(self._mapped), -1)
         self._rows = images.patches._rows
 
     def read_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,14 +92,13 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         self._opened = open_archive(path)
-        self._layout = Layout(version="v2", bands=BANDS)
 
     def __len__(self) -> int:
         return len(self._opened.patches)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         sample = self._opened.reader.read(self._opened.patches[index], BANDS)
-        return torch.frombuffer(bytearray(self._layout.pack(sample.bands)), dtype=torch.uint8), index
+        return torch.from_numpy(np.concatenate([sample.bands[band].ravel() for band in BANDS])), index
 
 
 def reading(samples: Any, limit: int) -> Iterable[int]:

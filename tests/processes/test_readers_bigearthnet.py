@@ -309,14 +309,8 @@ def test_a_broken_patch_is_named_and_refused_or_skipped(
     assert str(refused.value).startswith(f"Patch {patch.name}: ")
     assert said in str(refused.value)
     assert str(refused.value).endswith("Repair it and start again, which goes on; or pass --on-error skip.")
-    assert not (tmp_path / "store" / "index.npz").exists()
-    # Nor does one that is extended look complete.
-    convert(root, tmp_path / "some", patches=1, processes=1, show=False)
-    assert (tmp_path / "some" / "index.npz").exists()
-    with pytest.raises(PatchError):
-        convert(root, tmp_path / "some", processes=1, show=False)
     with pytest.raises(ValueError, match="is not complete"):
-        Store(tmp_path / "some")
+        Store(tmp_path / "store")
 
     summary = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False)
     assert list(summary.skipped) == [patch.name]
@@ -339,7 +333,7 @@ def test_a_half_extracted_archive_is_noticed_before_anything_is_read(
         convert(root, tmp_path / "store", processes=1, show=False)
     assert refused.value.patch in lost
     assert "is missing, and so are 4 others of the 12 to read" in str(refused.value)
-    assert (tmp_path / "store" / "pixels.bin").stat().st_size == 0
+    assert not np.load(tmp_path / "store" / "patches.partial.npy")["labels"].any()
     summary = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False)
     assert set(summary.skipped) == set(lost)
     assert all(

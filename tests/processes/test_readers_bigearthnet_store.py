@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
 import operator
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,17 @@ pytest.importorskip("rasterio", reason="needs the extra bigearthnet")
 
 import hpo
 from search_spaces import bigearthnet, readers
+from search_spaces.building_blocks import patch_task
 from search_spaces.building_blocks.data_sets.patch_images import Grid, PatchImages
 from search_spaces.readers.bigearthnet import load_bigearthnet, main
 from search_spaces.readers.bigearthnet_archive import made_up_store, make_archive
 from search_spaces.readers.bigearthnet_files import convert as converting
+from search_spaces.readers.bigearthnet_files import processes
 from search_spaces.readers.bigearthnet_files.convert import convert, verify
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, MEAN_AND_DEVIATION, SIDES, Version
 from search_spaces.readers.bigearthnet_files.processes import in_processes
 from search_spaces.readers.bigearthnet_files.sources import open_archive
-from search_spaces.readers.bigearthnet_files.store import Layout
-from search_spaces.readers.bigearthnet_files.writer import Writer
+from search_spaces.readers.bigearthnet_files.store import PATCH, Layout
 from trainers.data.batches import in_order
 from trainers.data.loader import Loader
 
@@ -69,10 +69,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """The files' bytes; the index's arrays, since a zip holds the time."""
-    with np.load(path / "index.npz", allow_pickle=False) as index:
-        arrays = {name: index[name].tobytes() for name in index.files}
-    return {"pixels": (path / "pixels.bin").read_bytes(), **arrays}
+    return {one.name: one.read_bytes() for one in path.iterdir()}
 
 
 # --- what is read -------------------------------------------------------------------------------------------
@@ -157,8 +154,8 @@ def test_training_on_the_file_is_training_on_what_is_in_memory(
     params = {**bigearthnet.default_for(), "filters": 2}
     found = []
     for in_memory_bytes in (0, 2**30):
-        monkeypatch.setattr(bigearthnet, "_IN_MEMORY_BYTES", in_memory_bytes)
-        bigearthnet._part.cache_clear()
+        monkeypatch.setattr(patch_task, "_IN_MEMORY_BYTES", in_memory_bytes)
+        patch_task._part.cache_clear()
         task = bigearthnet.make_task(data=str(store), epochs=1, batch_size=6, folds=folds)
         result = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / str(in_memory_bytes)))
         assert isinstance(result, dict)
@@ -169,7 +166,7 @@ def test_training_on_the_file_is_training_on_what_is_in_memory(
                 if not name.removesuffix("_deviation").endswith("_s")
             }
         )
-    bigearthnet._part.cache_clear()
+    patch_task._part.cache_clear()
     assert found[0]["train_loss"] > 0
     assert found[0] == found[1]
 
@@ -245,7 +242,9 @@ def test_what_the_disk_does_not_give_is_an_error_of_one_sentence(
     expected = samples.read([0, 1])
     preadv = os.preadv
 
-    def a_part(file: int, buffers: list[memoryview], offset: int) -> int:
+    def a_part(file: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags and offset % 3:  # not in memory, or no file system that can tell
+            raise BlockingIOError
         return preadv(file, [buffers[0][:50_001]], offset)
 
     monkeypatch.setattr(os, "preadv", a_part)
@@ -256,26 +255,44 @@ def test_what_the_disk_does_not_give_is_an_error_of_one_sentence(
 
     monkeypatch.setattr(os, "preadv", failing)
     with pytest.raises(
-        OSError, match=r"pixels.bin cannot be read at byte \d+ \(Input/output error\)\. Bring"
+        OSError, match=r"pixels.npy cannot be read at byte \d+ \(Input/output error\)\. Bring"
     ):
         samples.read([0])
     monkeypatch.setattr(os, "preadv", preadv)
-    os.truncate(own / "pixels.bin", 100)
+    os.truncate(own / "pixels.npy", 100)
     with pytest.raises(
         OSError, match=r"ends at byte \d+, and was longer when it was opened\. Remove .* begin"
     ):
         samples.read([0])
 
 
-def test_a_patch_that_an_earlier_version_gave_up_is_in_no_part(own: Path) -> None:
-    """Its pixels had been lost, and it kept its place: its split is 255."""
-    with np.load(own / "index.npz", allow_pickle=False) as index:
-        arrays = dict(index)
-    lost = load_bigearthnet(own, "train").names()[2]
-    arrays["splits"][arrays["names"].tolist().index(lost.encode())] = 255
-    np.savez(own / "index.npz", **arrays)
-    assert lost not in load_bigearthnet(own, "train").names()
-    assert len(load_bigearthnet(own, "train")) == PATCHES // 2 - 1
+def test_numpy_alone_opens_what_is_stored(archive: Path, store: Path) -> None:
+    pixels = np.load(store / "pixels.npy", mmap_mode="r", allow_pickle=False)
+    patches = np.load(store / "patches.npy", allow_pickle=False)
+    opened = open_archive(archive)
+    assert patches["name"].tolist() == [patch.name.encode() for patch in opened.patches]
+    assert patches["split"].tolist() == [patch.split.encode() for patch in opened.patches]
+    assert set(patches["version"].tolist()) == {b"v2"}
+    for row, patch in enumerate(opened.patches):
+        sample = opened.reader.read(patch)
+        assert patches["labels"][row].nonzero()[0].tolist() == list(sample.classes)
+        for band in BANDS:
+            assert np.array_equal(pixels[band][row], sample.bands[band])
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_what_an_earlier_version_made_is_refused(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], complete: bool
+) -> None:
+    for name in ("pixels.bin", "patches.jsonl", *(["index.npz"] if complete else [])):
+        (tmp_path / name).write_bytes(b"of then")
+    for arguments in (["--verify", str(tmp_path)], [str(archive), str(tmp_path)]):
+        assert main(arguments) == 1
+        assert capsys.readouterr().err == (
+            f"{tmp_path} was made by an earlier version, whose pixels.bin is no longer read. Remove it and convert "
+            "the archive again.\n"
+        )
+    assert (tmp_path / "pixels.bin").read_bytes() == b"of then"
 
 
 # --- how it is made -----------------------------------------------------------------------------------------
@@ -284,63 +301,63 @@ def test_a_patch_that_an_earlier_version_gave_up_is_in_no_part(own: Path) -> Non
 def test_a_conversion_killed_at_any_point_goes_on(
     archive: Path, store: Path, tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each write, and each flush to disk, is once the last thing that happens."""
+    """Before each of the writes, flushes and renamings, of which some are lost."""
 
     class Killed(BaseException):
         pass
 
     out = tmp_path / "out"
-    write = Writer._write
     left = 0
 
     def counted(kept: Any) -> Any:
         def call(*arguments: Any) -> Any:
             nonlocal left
             left -= 1
-            if left == 0:
+            if left < 0:  # nothing is done any more, either
                 raise Killed
             return kept(*arguments)
 
         return call
 
-    monkeypatch.setattr(os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(os, "replace", counted(os.replace))
-    monkeypatch.setattr(Writer, "_write", counted(write))
+    monkeypatch.setattr(converting, "_KEPT_EVERY_S", 0.0)
+    monkeypatch.setattr(converting, "checksum", counted(converting.checksum))
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
     deaths = 0
-    for allowed in range(2, 40):
+    for allowed in range(100):
         left = allowed
         try:
             convert(archive, out, processes=1, show=False)
         except Killed:
             deaths += 1
-            assert not (out / "index.npz").exists()
-            with pytest.raises(ValueError, match=r"is not complete\. Start the command that makes it again"):
+            begun = (out / "patches.partial.npy").exists()
+            with pytest.raises(
+                ValueError if begun else FileNotFoundError,
+                match=r"is not complete\. Start the command that makes it again" if begun else "holds no Big",
+            ):
                 load_bigearthnet(out, "train")
-            # What the system had not yet been asked to write is lost in part.
-            for name in ("pixels.bin", "patches.jsonl"):
-                with open(out / name, "ab") as file:
-                    file.write(b'{"patch": "S2')
         else:
             break
-    assert deaths > 4
+    assert deaths > 8
     assert contents(out) == contents(store)
 
 
 def test_a_killed_command_goes_on_and_leaves_no_process(archive: Path, store: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    archive, out = Path(shutil.copytree(archive, tmp_path / "archive")), tmp_path / "out"
     program = (
         "import sys; from search_spaces.readers import bigearthnet as b\n"
-        "from search_spaces.readers.bigearthnet_files import convert as c; c._CHUNK = 2; "
+        "from search_spaces.readers.bigearthnet_files import convert as c; c._CHUNK, c._KEPT_EVERY_S = 2, 0.0; "
         "sys.exit(b.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, str(archive), str(out), "--processes", "2"]
     running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    journal = out / "patches.jsonl"
-    while not (journal.exists() and journal.read_bytes().count(b"\n") > 4):
+    kept = out / "patches.partial.npy"
+    while not (kept.exists() and np.load(kept)["labels"].any()):
         assert running.poll() is None, "it ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
+    running.send_signal(signal.SIGSTOP)
     children = psutil.Process(running.pid).children(recursive=True)
     assert len(children) >= 2
     with pytest.raises(ValueError, match="Another process is writing"):
@@ -349,12 +366,12 @@ def test_a_killed_command_goes_on_and_leaves_no_process(archive: Path, store: Pa
     running.wait(10)
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
-    before = journal.read_bytes().count(b"\n") - 1
+    patches = np.load(kept)
+    for name in patches["name"][patches["labels"].any(axis=1)].tolist():  # none is read twice
+        shutil.rmtree(archive / "BigEarthNet-S2" / name.decode().rsplit("_", 2)[0] / name.decode())
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert f"{out}: 12 train, 6 validation, 6 test patches, 4 MB" in done.stdout
     assert "left out: 1, seasonal snow" in done.stdout
-    assert journal.read_bytes().count(b"\n") - 1 == PATCHES  # nothing was read twice
-    assert 0 < before <= PATCHES
     assert contents(out) == contents(store)
 
 
@@ -380,10 +397,16 @@ def test_a_patch_that_can_be_read_later_is_added(archive: Path, tmp_path: Path, 
 
 
 def test_another_archive_or_other_choices_do_not_go_on(archive: Path, store: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"was begun with v2 and the bands B01, .*\. Go on with the same"):
+    with pytest.raises(ValueError, match=r"was begun with the bands B01, .*\. Go on with the same"):
         convert(archive, store, bands=["B02"], processes=1, show=False)
-    make_archive(tmp_path / "other", patches=4, seed=1, processes=1, show=False)
-    with pytest.raises(ValueError, match=r"holds S2.* which this archive's lists do not\. Name the archive"):
+    make_archive(tmp_path / "other", patches=PATCHES, seed=1, processes=1, show=False)
+    with pytest.raises(
+        ValueError, match=r"holds other patches than are asked for now\. Go on with the archive"
+    ):
+        convert(archive, store, patches=4, processes=1, show=False)
+    with pytest.raises(
+        ValueError, match=r"holds other patches than are asked for now\. Go on with the archive"
+    ):
         convert(tmp_path / "other", store, processes=1, show=False)
     with pytest.raises(ValueError, match=r"on_error = 'ignore': must be refuse or skip\."):
         convert(archive, store, on_error="ignore")
@@ -395,7 +418,7 @@ def test_some_bands_and_some_patches(archive: Path, tmp_path: Path) -> None:
     summary = convert(archive, out, bands=["B04", "B01"], patches=10, processes=1, show=False)
     assert sum(summary.stored.values()) == 10
     assert summary.left_out["not asked for"] == PATCHES - 10
-    assert (out / "pixels.bin").stat().st_size == 10 * 2 * (120**2 + 20**2)
+    assert np.load(out / "pixels.npy").nbytes == 10 * 2 * (120**2 + 20**2)
     samples = load_bigearthnet(out, "train")
     assert samples.bands == ("B04", "B01")
     with pytest.raises(
@@ -403,10 +426,13 @@ def test_some_bands_and_some_patches(archive: Path, tmp_path: Path) -> None:
     ):
         load_bigearthnet(out, "train", bands=["B02"])
     first = {name for part in ("train", "validation", "test") for name in load_bigearthnet(out, part).names()}
-    convert(archive, out, bands=["B04", "B01"], patches=15, processes=1, show=False)  # more of them later
-    more = {name for part in ("train", "validation", "test") for name in load_bigearthnet(out, part).names()}
-    assert first < more
-    assert len(more) == 15
+    more = tmp_path / "more"
+    convert(archive, more, bands=["B04", "B01"], patches=15, processes=1, show=False)
+    names = {
+        name for part in ("train", "validation", "test") for name in load_bigearthnet(more, part).names()
+    }
+    assert first < names
+    assert len(names) == 15
 
 
 def test_a_disk_that_is_too_small_is_told_before(
@@ -416,54 +442,58 @@ def test_a_disk_that_is_too_small_is_told_before(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match=r"needs 0\.0 GB, and 0\.0 GB are free\. Make room"):
         convert(archive, tmp_path / "out", processes=1, show=False)
-    assert not (tmp_path / "out" / "pixels.bin").stat().st_size
+    assert not np.load(tmp_path / "out" / "patches.partial.npy")["labels"].any()
 
 
 # --- what became of it --------------------------------------------------------------------------------------
 
 
-def test_a_changed_byte_is_found(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("file", ["pixels.npy", "patches.npy"])
+def test_a_changed_byte_is_found(own: Path, capsys: pytest.CaptureFixture[str], file: str) -> None:
     assert main(["--verify", str(own)]) == 0
     assert f"{own}: every patch is whole" in capsys.readouterr().out
-    with open(own / "pixels.bin", "r+b") as file:
-        file.seek(3 * 160_000 + 7)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
-    lines = (own / "patches.jsonl").read_text().splitlines()
-    name = json.loads(lines[1 + 3])["patch"]
+    patches = np.load(own / "patches.npy")
+    content = bytearray((own / file).read_bytes())
+    if file == "pixels.npy":
+        content[-(PATCHES - 3) * 160_000 + 7] ^= 1
+    else:  # a label
+        content[-(PATCHES - 3) * PATCH.itemsize + PATCH.fields["labels"][1] + 4] ^= 1  # type: ignore[index]
+    (own / file).write_bytes(content)
     assert main(["--verify", str(own)]) == 1
-    assert f"Patch {name}: its pixels are not what was stored." in capsys.readouterr().out
+    name = patches["name"][3].decode()
+    assert f"Patch {name}: its pixels or labels are not what was stored." in capsys.readouterr().out
 
 
 def test_damaged_files_are_refused(own: Path, archive: Path) -> None:
-    pixels, journal, index = own / "pixels.bin", own / "patches.jsonl", own / "index.npz"
+    pixels, patches = own / "pixels.npy", own / "patches.npy"
     whole = pixels.read_bytes()
     pixels.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=r"pixels.bin has 3839999 bytes, and its index names 3840000\."):
-        load_bigearthnet(own, "train")
-    with pytest.raises(ValueError, match=r"pixels.bin has 3839999 bytes, and patches.jsonl names 3840000\."):
-        convert(archive, own, processes=1, show=False)
+    for look in (load_bigearthnet, lambda path, _: convert(archive, path, processes=1, show=False)):
+        with pytest.raises(
+            ValueError,
+            match=rf"pixels.npy is damaged: it has {len(whole) - 1} bytes, and must .* Remove .* begin",
+        ):
+            look(own, "train")
     pixels.write_bytes(whole)
-    index.write_bytes(index.read_bytes()[:500])
-    with pytest.raises(
-        ValueError, match=r"index.npz is damaged .*\. Start the command that makes it again\."
-    ):
+    content = patches.read_bytes()
+    for damaged in (content[:-1], content + b" "):
+        patches.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"patches.npy is damaged: .* Remove .* and begin anew\."):
+            load_bigearthnet(own, "train")
+    patches.write_bytes(content.replace(b"v2", b"v3"))
+    with pytest.raises(ValueError, match=r"patches.npy is damaged: it names no patch of v1 or v2\. Remove "):
         load_bigearthnet(own, "train")
-    convert(archive, own, processes=1, show=False)  # as it says
-    assert len(load_bigearthnet(own, "train")) == 12
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([*lines[:4], b"{]\n", *lines[5:]]))
-    with pytest.raises(ValueError, match=r"patches.jsonl, line 5 is damaged .*\. Remove .* and begin anew\."):
-        convert(archive, own, processes=1, show=False)
-    journal.write_bytes(lines[0].replace(b'"format": 1', b'"format": 2'))
-    with pytest.raises(ValueError, match=r"patches.jsonl is not of format 1\. Remove .* and begin anew\."):
-        convert(archive, own, processes=1, show=False)
+    patches.write_bytes(content)
+    np.save(pixels, np.load(pixels)[["B02", "B03"]])
+    with pytest.raises(ValueError, match=r"pixels.npy is damaged: it holds \(24,\) of .* Remove .* begin"):
+        load_bigearthnet(own, "train")
 
 
-def test_an_index_with_pickles_is_not_read(own: Path) -> None:
-    np.savez(own / "index.npz", header=np.array([{"format": 1}], dtype=object))
-    with pytest.raises(ValueError, match=r"allow_pickle=False"):
+@pytest.mark.parametrize("file", ["pixels.npy", "patches.npy"])
+def test_pickles_are_not_read(own: Path, file: str) -> None:
+    """Opening them would run what they say."""
+    np.save(own / file, np.array([print] * PATCHES), allow_pickle=True)
+    with pytest.raises(ValueError, match=rf"{file} is damaged: .*Remove {own} and begin anew\."):
         load_bigearthnet(own, "train")
 
 
@@ -500,18 +530,23 @@ def test_the_command_says_what_is_wrong(
 # --- work shared by processes, and made-up stores -------------------------------------------------------------
 
 
-def test_results_come_in_order_and_few_wait() -> None:
-    taken: list[int] = []
+def test_results_come_in_order() -> None:
+    assert list(in_processes(operator.neg, range(50), processes=2)) == [-number for number in range(50)]
 
-    def numbers() -> Iterator[int]:
-        for number in range(50):
-            taken.append(number)
-            yield number
 
-    results = in_processes(operator.neg, numbers(), processes=2)
-    assert [next(results) for _ in range(3)] == [0, -1, -2]
-    assert len(taken) < 10
-    assert list(results) == [-number for number in range(3, 50)]
+def test_progress_is_shown_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now)
+    for show, expected in ((True, ["4/20", "10/20", "16/20"]), (False, [])):
+        with processes.shown("patches", 20, done=2, show=show) as advance:
+            for _ in range(9):
+                now += 20.0
+                advance(2)
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split()[2] for line in lines] == expected
+        assert all(line.startswith("patches ") for line in lines)
 
 
 def test_a_process_that_dies_is_told_of() -> None:
@@ -559,11 +594,18 @@ def test_what_is_made_does_not_lie_in_the_archive(archive: Path, capsys: pytest.
     assert sorted(archive.rglob("*")) == before
 
 
-def test_more_patches_than_there_are_is_said(archive: Path, tmp_path: Path) -> None:
+def test_more_patches_than_there_are_are_refused(archive: Path, tmp_path: Path) -> None:
     listed = len(open_archive(archive).patches)
-    for asked, told in ((listed, False), (listed + 7, True)):
-        summary = convert(archive, tmp_path / str(asked), patches=asked, processes=1, show=False)
-        sentence = (
-            f"{listed + 7} patches were asked for, and the lists name {listed}: those are all there are"
-        )
-        assert (sentence in str(summary)) is told
+    with pytest.raises(ValueError, match=rf"patches = {listed + 1}: the lists name {listed}\. Name fewer"):
+        convert(archive, tmp_path, patches=listed + 1, processes=1, show=False)
+    assert sum(convert(archive, tmp_path, patches=listed, processes=1, show=False).stored.values()) == listed
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """It would be cut."""
+    make_archive(tmp_path / "v1", patches=4, version="v1", processes=1, show=False)
+    (tmp_path / "v1" / "train.csv").write_text(f"S2A_{'1' * 60}_1_2\n")
+    with pytest.raises(
+        ValueError, match=r"the name 'S2A_1+_1_2' has more than 64 bytes\. Correct the lists\."
+    ):
+        convert(tmp_path / "v1", tmp_path / "out", processes=1, show=False)

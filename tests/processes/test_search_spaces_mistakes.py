@@ -281,13 +281,13 @@ def test_a_store_must_be_whole(tmp_path: Path) -> None:
     assert bigearthnet.make_task(data=data, patches=2)
     with pytest.raises(hpo.UsageError, match="patches = 3: there are 2 to train with"):
         bigearthnet.make_task(data=data, patches=3)
-    os.truncate(tmp_path / "store" / "pixels.bin", 1000)
-    with pytest.raises(hpo.UsageError, match=r"pixels\.bin has 1000 bytes, and its index names"):
+    os.truncate(tmp_path / "store" / "pixels.npy", 1000)
+    with pytest.raises(hpo.UsageError, match=r"pixels\.npy is damaged: it has 1000 bytes, and must have"):
         bigearthnet.make_task(data=data)
-    (tmp_path / "store" / "pixels.bin").unlink()
-    with pytest.raises(hpo.UsageError, match=r"has no pixels\.bin beside index\.npz"):
+    (tmp_path / "store" / "pixels.npy").unlink()
+    with pytest.raises(hpo.UsageError, match=r"has no pixels\.npy beside patches\.npy"):
         bigearthnet.make_task(data=data)
-    (tmp_path / "store" / "index.npz").unlink()
+    (tmp_path / "store" / "patches.npy").rename(tmp_path / "store" / "patches.partial.npy")
     with pytest.raises(hpo.UsageError, match=r"is not complete\. Start the command that makes it again"):
         bigearthnet.make_task(data=data)
     with pytest.raises(hpo.UsageError, match=r"holds no BigEarthNet for training\. Make it"):
@@ -305,11 +305,11 @@ def test_fewer_patches_of_the_other_parts_are_no_mistake(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "real", ["index.npz", "patches.jsonl", "S2A_MSIL2A_20170613T101031_0_45/", "BigEarthNet-S2/"]
+    "real", ["patches.npy", "patches.partial.npy", "S2A_MSIL2A_20170613T101031_0_45/", "BigEarthNet-S2/"]
 )
 def test_small_makes_up_its_patches_where_there_are_no_real_ones(real: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    (home / "made-up-1200-seed-0").mkdir(parents=True)
+    (home / "made-up-patches-1200-seed-0").mkdir(parents=True)
     assert bigearthnet.make_task(small=True, data=str(home))
     (home / real).mkdir() if real[-1] == "/" else (home / real).touch()
     with pytest.raises(hpo.UsageError, match=f"holds {real.strip('/')}, and small = true trains on patches"):

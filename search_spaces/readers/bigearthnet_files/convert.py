@@ -1,9 +1,9 @@
-"""From an archive of BigEarthNet to the file that training reads."""
+"""From an archive of BigEarthNet to the files that training reads."""
 
 from __future__ import annotations
 
 import shutil
-import zlib
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,22 +15,37 @@ import numpy as np
 
 from search_spaces.readers.bigearthnet_files.format import SPLITS, PatchError, checked_bands
 from search_spaces.readers.bigearthnet_files.lists import Patch
-from search_spaces.readers.bigearthnet_files.processes import Shown, in_processes
+from search_spaces.readers.bigearthnet_files.processes import in_processes, shown
 from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER, Archive, Reader, open_archive
-from search_spaces.readers.bigearthnet_files.store import PIXELS, Layout, Store, Stored
-from search_spaces.readers.bigearthnet_files.writer import Writer
+from search_spaces.readers.bigearthnet_files.store import (
+    INDEX,
+    NAME_BYTES,
+    PATCH,
+    PIXELS,
+    Patches,
+    Store,
+    bands_of,
+    checksum,
+    refuse_earlier,
+    refused,
+    row_of,
+)
+from search_spaces.readers.bigearthnet_files.writer import begun, finish, keep, locked, named
+from search_spaces.readers.files import made_directory
 
 ON_ERROR = ("refuse", "skip")
 CLASSLESS = "has none of the 19 classes"
-_CHUNK = 64  # patches that a process reads at a time, and that are kept at once: 10 MB
+_CHUNK = 64  # patches that a process reads at a time: 10 MB
+_KEPT_EVERY_S = 30.0
+
+_Chunk = Sequence[tuple[int, Patch]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """What became of every patch: ``stored`` by split, ``left_out`` by reason, ``skipped`` by name.
 
-    ``listed``: how many the lists name, by split. ``beyond``: how many of those stored were not asked for now, but
-    were there. ``lacking``: how many more were asked for than the lists name.
+    ``listed``: how many the lists name, by split.
     """
 
     directory: Path
@@ -38,23 +53,11 @@ class Summary:
     left_out: dict[str, int]
     skipped: dict[str, str]
     listed: dict[str, int]
-    beyond: int
-    lacking: int
 
     def __str__(self) -> str:
         counts = ", ".join(f"{self.stored.get(split, 0)} {split}" for split in SPLITS)
         size = (self.directory / PIXELS).stat().st_size
         lines = [f"{self.directory}: {counts} patches, {size / 1e6:.0f} MB"]
-        if self.beyond:
-            lines.append(
-                f"among them {self.beyond} that were there already and are more than was asked for; for fewer, name "
-                "another directory, or say so where they are read"
-            )
-        if self.lacking:
-            listed = sum(self.listed.values())
-            lines.append(
-                f"{listed + self.lacking} patches were asked for, and the lists name {listed}: those are all there are"
-            )
         lines += [f"left out: {count}, {reason}" for reason, count in sorted(self.left_out.items())]
         if self.skipped:
             lines.append(
@@ -62,7 +65,7 @@ class Summary:
             )
             lines += [f"  {name}: {reason}" for name, reason in islice(self.skipped.items(), 20)]
             if len(self.skipped) > 20:
-                lines.append("  … the others are in patches.jsonl")
+                lines.append(f"  … and {len(self.skipped) - 20} others; {INDEX} has no labels for them")
         lines += [
             f"warning: nothing for {split}: of {self.listed.get(split, 0)} patches that the lists name for it none "
             "is stored. Check that lists and archive belong together."
@@ -88,9 +91,9 @@ def convert(
     ``patches``: this many of all splits together, always the same ones (default: all). ``on_error``: "refuse"
     raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them.
 
-    What was read before an error, a signal or a power cut is kept. ValueError for options that contradict what
-    ``directory`` holds or the archive's lists, or damaged files; FileNotFoundError; OSError if the disk is full;
-    ChildProcessError if a process that reads was killed.
+    What was read before an error is kept, and all but the last half minute's before a kill or a power cut. ValueError
+    for options that contradict what ``directory`` holds or the archive's lists, or damaged files; FileNotFoundError;
+    OSError if the disk is full; ChildProcessError if a process that reads was killed.
     """
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error = {on_error!r}: must be {' or '.join(ON_ERROR)}. Correct it.")
@@ -98,174 +101,147 @@ def convert(
         raise ValueError(f"patches = {patches}: must be 1 or more. Correct it.")
     chosen = checked_bands(bands)
     archive = open_archive(archive_path, lists=lists)
-    _check_apart(archive, Path(directory))
+    directory, version = made_directory(_apart(archive, Path(directory))), archive.reader.version
+    refuse_earlier(directory)
+    if patches is not None and patches > len(archive.patches):
+        raise ValueError(f"patches = {patches}: the lists name {len(archive.patches)}. Name fewer, or none.")
     wanted = _some(archive.patches, patches)
-    layout = Layout(version=archive.reader.version, bands=chosen)
-    with Writer(Path(directory), layout) as writer:
-        _check_belongs(writer, archive)
-        before = set(writer.stored)
-        todo = _todo(writer, archive, {patch.name for patch in wanted})
-        _check_beforehand(archive, todo, writer, on_error)
-        if todo:
-            writer.reopen()
-        counted = f"{archive.reader.version}'s patches"
-        with Shown(counted, len(writer.stored) + len(todo), done=len(writer.stored), show=show) as shown:
-            for found in _all_read(archive, layout, todo, processes):
-                refused = next((error for error in found.errors if on_error == "refuse"), None)
-                skipped = dict.fromkeys(found.classless, CLASSLESS)
-                if refused is None:
-                    skipped.update({error.patch: error.reason for error in found.errors})
-                writer.append(found.read, skipped)
-                if refused is not None:
-                    raise _refused(refused)
-                shown.advance(len(found.read) + len(skipped))
-        if not writer.stored:
-            raise ValueError(f"{archive_path}: no patch could be read. {_first_reason(writer.skipped)}")
-        writer.finish()
-        return Summary(
-            directory=Path(directory),
-            stored=dict(Counter(patch.split for patch in writer.stored.values())),
-            left_out=_left_out(writer, archive, wanted),
-            skipped={name: reason for name, reason in writer.skipped.items() if reason != CLASSLESS},
-            listed=dict(Counter(patch.split for patch in archive.patches)),
-            beyond=len(before - {patch.name for patch in wanted}) if patches is not None else 0,
-            lacking=max(0, (patches or 0) - len(archive.patches)),
+    if long := [patch.name for patch in wanted if len(patch.name.encode()) > NAME_BYTES]:
+        raise ValueError(
+            f"{archive_path}: the name {long[0]!r} has more than {NAME_BYTES} bytes. Correct the lists."
         )
+    skipped: dict[str, str] = {}
+    with locked(directory):
+        rows = begun(directory, version, wanted, chosen)
+        todo = [(row, wanted[row]) for row in np.flatnonzero(~rows["labels"].any(axis=1)).tolist()]
+        _check_beforehand(archive, directory, [patch for _, patch in todo], chosen, on_error)
+        done, kept_at = len(wanted) - len(todo), time.monotonic()
+        try:
+            with shown(f"{version}'s patches", len(wanted), done=done, show=show) as advance:
+                for found in _all_stored(archive, directory / PIXELS, chosen, todo, len(rows), processes):
+                    rows[found.numbers] = found.rows
+                    skipped.update(found.skipped)
+                    unread = next((name for name, why in found.skipped.items() if why != CLASSLESS), None)
+                    if unread is not None and on_error == "refuse":
+                        raise _unread(unread, skipped[unread])
+                    if time.monotonic() > kept_at + _KEPT_EVERY_S:
+                        keep(directory, rows)
+                        kept_at = time.monotonic()
+                    advance(len(found.rows))
+        finally:
+            keep(directory, rows)
+        stored = rows["split"][rows["labels"].any(axis=1)].tolist()
+        if not stored:
+            first = next((f"Patch {name}: {why}" for name, why in skipped.items()), "The lists name none.")
+            raise ValueError(f"{archive_path}: no patch could be read. {first}")
+        finish(directory)
+    left_out = archive.left_out | {
+        CLASSLESS: sum(why == CLASSLESS for why in skipped.values()),
+        "not asked for": len(archive.patches) - len(wanted),
+    }
+    return Summary(
+        directory=directory,
+        stored=dict(Counter(split.decode() for split in stored)),
+        left_out={why: count for why, count in left_out.items() if count},
+        skipped={name: why for name, why in skipped.items() if why != CLASSLESS},
+        listed=dict(Counter(patch.split for patch in archive.patches)),
+    )
 
 
 def verify(directory: str | Path, *, show: bool = True) -> list[str]:
     """The names of the stored patches that are not what was once read from the archive; empty if all are."""
     store, names = Store(directory), []
-    with Shown("verified", len(store), show=show) as shown:
+    with shown("verified", len(store), show=show) as advance:
         for name in store.damaged():
             if name is not None:
                 names.append(name)
-            shown.advance(1)
+            advance(1)
     return names
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Read:
-    """What one process found in its chunk of patches."""
+class _Stored:
+    """What one process made of its chunk: rows of patches.npy, at ``numbers``, and why some have no pixels."""
 
-    read: list[tuple[Stored, bytes]]
-    classless: list[str]
-    errors: list[PatchError]
+    numbers: list[int]
+    rows: Patches
+    skipped: dict[str, str]
 
 
-def _read(reader: Reader, layout: Layout, patches: Sequence[Patch]) -> _Read:
-    found = _Read(read=[], classless=[], errors=[])
-    for patch in patches:
+def _store(reader: Reader, pixels: Path, begin: int, bands: Sequence[str], chunk: _Chunk) -> _Stored:
+    numbers, patches = [number for number, _ in chunk], [patch for _, patch in chunk]
+    found = _Stored(numbers=numbers, rows=named(patches, reader.version), skipped={})
+    values = np.zeros((), row_of(bands))
+    contents: dict[int, bytes] = {}
+    for number, patch, row in zip(numbers, patches, found.rows):
         try:
-            sample = reader.read(patch, layout.bands)
+            sample = reader.read(patch, bands)
         except PatchError as error:
-            found.errors.append(error)
+            found.skipped[patch.name] = error.reason
             continue
         if not sample.classes:
-            found.classless.append(patch.name)
+            found.skipped[patch.name] = CLASSLESS
             continue
-        content = layout.pack(sample.bands)
-        stored = Stored(
-            name=patch.name, split=patch.split, classes=sample.classes, checksum=zlib.crc32(content)
-        )
-        found.read.append((stored, content))
+        for band in bands:
+            values[band] = sample.bands[band]
+        contents[number] = values.tobytes()
+        row["labels"][list(sample.classes)] = True
+        row["crc32"] = checksum(row, contents[number])
+    with refused(pixels, "written"), open(pixels, "r+b") as file:
+        for number, content in contents.items():
+            file.seek(begin + number * values.itemsize)
+            file.write(content)
     return found
 
 
-def _all_read(archive: Archive, layout: Layout, todo: list[Patch], processes: int | None) -> Iterator[_Read]:
+def _all_stored(
+    archive: Archive, pixels: Path, bands: Sequence[str], todo: _Chunk, rows: int, processes: int | None
+) -> Iterator[_Stored]:
+    _, begin = bands_of(pixels, rows)
+    chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
+    store = partial(_store, archive.reader, pixels, begin, bands)
     try:
-        yield from in_processes(
-            partial(_read, archive.reader, layout),
-            _chunks(todo),
-            processes=processes,
-            apart=archive.reader.mapped,
-        )
+        yield from in_processes(store, chunks, processes=processes, apart=archive.reader.mapped)
     except ChildProcessError as error:
         raise ChildProcessError(f"{archive.path}: {error}") from error
 
 
-def _check_apart(archive: Archive, directory: Path) -> None:
+def _apart(archive: Archive, directory: Path) -> Path:
     """ValueError where what is made would lie among what it is made from."""
     if directory.resolve() in (archive.path.resolve(), (archive.path / V2_FOLDER).resolve()):
         raise ValueError(
             f"OUT is {directory}, which holds the archive itself. Name another directory to make."
         )
+    return directory
 
 
-def _check_belongs(writer: Writer, archive: Archive) -> None:
-    """ValueError if something stored is not, or not so, in the archive's lists."""
-    split_of = {patch.name: patch.split for patch in archive.patches}
-    for stored in writer.stored.values():
-        if split_of.get(stored.name) != stored.split:
-            raise ValueError(
-                f"{writer.directory} holds {stored.name} ({stored.split}), which this archive's lists do not. Name "
-                "the archive that it was begun with, or another directory."
-            )
-
-
-def _todo(writer: Writer, archive: Archive, wanted: set[str]) -> list[Patch]:
-    """What is not yet stored."""
-    classless = {name for name, reason in writer.skipped.items() if reason == CLASSLESS}
-    there = writer.stored.keys() | classless
-    todo = [patch for patch in archive.patches if patch.name in wanted and patch.name not in there]
-    for patch in todo:
-        writer.skipped.pop(patch.name, None)
-    return todo
-
-
-def _left_out(writer: Writer, archive: Archive, wanted: list[Patch]) -> dict[str, int]:
-    left_out = Counter(archive.left_out)
-    classless = sum(reason == CLASSLESS for reason in writer.skipped.values())
-    if classless:
-        left_out[CLASSLESS] = classless
-    known = {patch.name for patch in wanted} | writer.stored.keys() | writer.skipped.keys()
-    not_asked = sum(patch.name not in known for patch in archive.patches)
-    if not_asked:
-        left_out["not asked for"] = not_asked
-    return dict(left_out)
-
-
-def _check_beforehand(archive: Archive, todo: list[Patch], writer: Writer, on_error: str) -> None:
+def _check_beforehand(
+    archive: Archive, directory: Path, todo: list[Patch], bands: Sequence[str], on_error: str
+) -> None:
     """What can be known before hours of reading: patches that are not there, a disk that is too small."""
-    missing = set(archive.missing) & {patch.name for patch in todo}
+    known = set(archive.missing)
+    missing = [patch.name for patch in todo if patch.name in known]
     if missing and on_error == "refuse":
-        first = next(patch.name for patch in todo if patch.name in missing)
-        others = len(missing) - 1
-        more = ""
+        others, more = len(missing) - 1, ""
         if others:
             more = f", and so {'is 1 other' if others == 1 else f'are {others} others'} of the {len(todo)} to read"
-        raise _refused(
-            PatchError(first, f"its folder is missing{more}: the archive is not completely extracted.")
-        )
-    needed, free = (
-        (len(todo) - len(missing)) * writer.layout.patch_bytes,
-        shutil.disk_usage(writer.directory).free,
-    )
+        raise _unread(missing[0], f"its folder is missing{more}: the archive is not completely extracted.")
+    needed = (len(todo) - len(missing)) * (row_of(bands).itemsize + PATCH.itemsize)
+    free = shutil.disk_usage(directory).free
     if needed > free:
         raise OSError(
-            f"{writer.directory} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Make room, choose "
+            f"{directory} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free. Make room, choose "
             "fewer bands or patches, or name another directory."
         )
 
 
-def _refused(error: PatchError) -> PatchError:
-    return PatchError(
-        error.patch, f"{error.reason} Repair it and start again, which goes on; or pass --on-error skip."
-    )
-
-
-def _first_reason(skipped: dict[str, str]) -> str:
-    return next((f"Patch {name}: {reason}" for name, reason in skipped.items()), "The lists name none.")
+def _unread(patch: str, reason: str) -> PatchError:
+    return PatchError(patch, f"{reason} Repair it and start again, which goes on; or pass --on-error skip.")
 
 
 def _some(patches: list[Patch], count: int | None) -> list[Patch]:
     """So many, drawn from all; a larger number's contain a smaller one's."""
-    if count is None or count >= len(patches):
+    if count is None:
         return patches
     chosen = np.random.default_rng(0).permutation(len(patches))[:count]
     return [patches[i] for i in sorted(chosen.tolist())]
-
-
-def _chunks(patches: list[Patch]) -> Iterator[list[Patch]]:
-    for start in range(0, len(patches), _CHUNK):
-        yield patches[start : start + _CHUNK]

@@ -24,20 +24,21 @@ class BigEarthNet:
         self.bands = tuple(bands)
         self.layout: Layout = store.layout.only(bands)
         self._store, self._rows = store, rows
+        self._parts = store.layout.parts(bands)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Pixels:
         """Values, uint16 (n, ``layout.values``); OSError, as a sentence, for what the disk does not give."""
-        return self._store.read(self._rows[np.asarray(indices, dtype=np.int64)], self.bands)
+        return self._store.read(self._rows[np.asarray(indices, dtype=np.int64)], self._parts)
 
     def targets(
         self, indices: Sequence[int] | npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.float32]:
         """Float32 (n, 19) of zeros and ones, None: of all; reads no pixels."""
         rows = self._rows if indices is None else self._rows[np.asarray(indices, dtype=np.int64)]
-        return self._store.classes(rows).astype(np.float32)
+        return self._store.labels(rows).astype(np.float32)
 
     def names(self) -> list[str]:
         """The patches' names, in order."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from contextlib import contextmanager
+from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,43 +24,22 @@ def in_processes(
 ) -> Iterator[Result]:
     """``function`` of each item, in order, in ``processes`` processes (None: one a core that this one may use).
 
-    A single one is this one, unless the work is to be done ``apart``. Few results wait at a time, however slowly
-    they are taken. ChildProcessError if a process dies.
+    A single one is this one, unless the work is to be done ``apart``. ChildProcessError if a process dies.
     """
     count = processes or len(os.sched_getaffinity(0))
     if count == 1 and not apart:
         yield from map(function, items)
         return
-    others = set(multiprocessing.active_children())
-    ours: set[BaseProcess] = set()
     # Not forked: the caller may have threads.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
-    waiting: deque[Future[Result]] = deque()
     try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            ours.update(set(multiprocessing.active_children()) - others)
-            if len(waiting) > 2 * count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        with ProcessPoolExecutor(count, mp_context=context, initializer=_begin) as pool:
+            yield from pool.map(function, items)
     except BrokenProcessPool:
-        pool.shutdown()  # afterwards it is known how each ended
-        raise ChildProcessError(_how_it_died({process.exitcode for process in ours})) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _how_it_died(exit_codes: set[int | None]) -> str:
-    """The pool ends the others itself, by SIGTERM."""
-    for fault in (signal.SIGBUS, signal.SIGSEGV):
-        if -fault in exit_codes:
-            return (
-                f"A process that shared the work was ended by {fault.name}, as one is that reads a damaged file, or "
-                "one that became shorter. Bring the file again, whole, and start again."
-            )
-    return "A process that shared the work was killed; was there too little memory? Start it again."
+        raise ChildProcessError(
+            "A process that shared the work was killed: there was too little memory, or the file that it read is "
+            "damaged or became shorter. Start again, with fewer --processes or with the file brought again, whole."
+        ) from None
 
 
 def _begin() -> None:
@@ -81,53 +55,27 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class Shown:
-    """How far the work is, on standard error: a bar on a terminal, a line a minute anywhere else."""
+@contextmanager
+def shown(what: str, total: int, *, done: int = 0, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """How far the work is, on standard error: a bar on a terminal, a line a minute anywhere else.
 
-    def __init__(self, what: str, total: int, *, done: int = 0, show: bool = True) -> None:
-        self._what, self._total, self._done = what, total, done
-        self._before = done
-        self._began = time.monotonic()
-        self._next = self._began + 5.0 if show else float("inf")
-        self._bar: Progress | None = None
-        if not show:
-            return
-        from rich.console import Console
+    What it gives is to be called with how many more are done.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
-        if console.is_terminal and not console.is_dumb_terminal:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    lines = show and not console.is_interactive
+    due = time.monotonic() + 5.0
+    with Progress(*columns, console=console, disable=lines or not show) as bar:
+        task = bar.add_task(what, total=total, completed=done)
 
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self._bar.add_task(what, total=total, completed=done, rate="")
+        def advance(count: int) -> None:
+            nonlocal due
+            bar.advance(task, count)
+            if lines and time.monotonic() >= due:
+                due = time.monotonic() + _LINE_S
+                console.print(bar)
 
-    def __enter__(self) -> Shown:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self, count: int) -> None:
-        self._done += count
-        now = time.monotonic()
-        rate = (self._done - self._before) / max(now - self._began, 1e-9)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._done, rate=f"{rate:.0f}/s")
-        elif now >= self._next:
-            self._next = now + _LINE_S
-            left_min = (self._total - self._done) / max(rate, 1e-9) / 60
-            print(
-                f"{self._what}: {self._done}/{self._total}, {rate:.0f}/s, {left_min:.0f} min left",
-                file=sys.stderr,
-                flush=True,
-            )
+        yield advance

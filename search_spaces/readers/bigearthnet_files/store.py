@@ -1,29 +1,29 @@
-"""BigEarthNet's patches in one flat file, which is read by ``preadv``: its form, and how it is read and verified.
+"""BigEarthNet's patches as two .npy files, which numpy alone opens, and how they are read and verified.
 
-pixels.bin      patch after patch, band after band, each in its own resolution: little-endian uint16
-patches.jsonl   a header, then a line for each patch stored or skipped; appended to, what a resumed run goes by
-index.npz       names, splits, classes and checksums as arrays; there once the file is complete
+pixels.npy      a row a patch, with a field a band in its own resolution: B02 is uint16 (120, 120), B05 (60, 60)
+patches.npy     a row a patch: version (of the archive), name, split, labels (of the 19 classes) and crc32 (of what is
+                before it in the row, and of the pixels); without a label: the patch could not be read. Until all have
+                been tried it is patches.partial.npy
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import struct
+import tokenize
 import weakref
-import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from search_spaces.readers.bigearthnet_files.format import (
-    BANDS,
     CLASSES,
     SIDES,
     SPLITS,
@@ -34,12 +34,25 @@ from search_spaces.readers.bigearthnet_files.format import (
 )
 from search_spaces.readers.files import content_of, refused_by_system
 
-FORMAT = 1
-PIXELS, JOURNAL, INDEX = "pixels.bin", "patches.jsonl", "index.npz"
+PIXELS, INDEX, JOURNAL = "pixels.npy", "patches.npy", "patches.partial.npy"
 
-_AGAIN = "Start the command that makes it again."
+NAME_BYTES = 64
+PATCH = np.dtype(
+    [
+        ("version", "S2"),
+        ("name", f"S{NAME_BYTES}"),
+        ("split", "S10"),
+        ("labels", "?", (len(CLASSES),)),
+        ("crc32", "<u4"),
+    ]
+)
+"""A row of patches.npy."""
 
+Patches = npt.NDArray[np.void]
+"""Rows of patches.npy."""
 Rows = npt.NDArray[np.int64]
+
+_npy: Any = np.lib.format  # without types before numpy 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,60 +65,91 @@ class Layout:
     @property
     def columns(self) -> dict[str, slice]:
         """Where each band lies among a patch's values."""
-        ends = np.cumsum([SIDES[band] ** 2 for band in self.bands]).tolist()
-        return {band: slice(end - SIDES[band] ** 2, end) for band, end in zip(self.bands, ends, strict=True)}
+        ends = list(accumulate(SIDES[band] ** 2 for band in self.bands))
+        return {band: slice(*ends) for band, ends in zip(self.bands, pairwise([0, *ends]))}
 
     @property
     def values(self) -> int:
         """Pixels a patch, of all bands together."""
         return sum(SIDES[band] ** 2 for band in self.bands)
 
-    @property
-    def patch_bytes(self) -> int:
-        return 2 * self.values
-
     def only(self, bands: Sequence[str]) -> Layout:
         """Of these bands, in this layout's order."""
         return Layout(version=self.version, bands=tuple(band for band in self.bands if band in bands))
 
-    def spans(self, bands: Sequence[str]) -> list[slice]:
-        """Where these bands lie among a patch's values, neighbours together, in this layout's order."""
-        found: list[slice] = []
-        for band, column in self.columns.items():
-            if band in bands:
-                if found and found[-1].stop == column.start:
-                    found[-1] = slice(found[-1].start, column.stop)
-                else:
-                    found.append(column)
+    def parts(self, bands: Sequence[str]) -> list[tuple[int, int]]:
+        """Where these bands begin among a patch's values, neighbours together, and how many values they have."""
+        found: list[tuple[int, int]] = []
+        for column in (column for band, column in self.columns.items() if band in bands):
+            start = found.pop()[0] if found and sum(found[-1]) == column.start else column.start
+            found.append((start, column.stop - start))
         return found
 
-    def pack(self, bands: Mapping[str, Pixels]) -> bytes:
-        return b"".join(np.ascontiguousarray(bands[band], dtype="<u2").tobytes() for band in self.bands)
 
-    def line(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": self.version, "bands": list(self.bands)}
-
-    @staticmethod
-    def from_line(line: object, path: Path, *, remedy: str) -> Layout:
-        """ValueError if another program, or a later form of this one, wrote it, or if it is damaged."""
-        if not isinstance(line, dict) or line.get("format") != FORMAT:
-            raise ValueError(f"{path} is not of format {FORMAT}. {remedy}")
-        version, bands = line.get("version"), line.get("bands")
-        if version not in VERSIONS or not isinstance(bands, list) or any(band not in BANDS for band in bands):
-            raise ValueError(
-                f"{path} is damaged: its version is {version!r}, its bands are {bands!r}. {remedy}"
-            )
-        return Layout(version=version, bands=tuple(bands))
+def row_of(bands: Sequence[str]) -> np.dtype[np.void]:
+    """A row of pixels.npy."""
+    return np.dtype([(band, "<u2", (SIDES[band],) * 2) for band in bands])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """A patch whose pixels are in the file."""
+def write_header(file: IO[bytes], row: np.dtype[np.void], count: int) -> None:
+    """Of a .npy file of so many rows."""
+    form = {"descr": _npy.dtype_to_descr(row), "fortran_order": False, "shape": (count,)}
+    _npy.write_array_header_1_0(file, form)
 
-    name: str
-    split: Split
-    classes: tuple[int, ...]
-    checksum: int  # zlib.crc32 of its bytes
+
+def bands_of(path: Path, patches: int) -> tuple[tuple[str, ...], int]:
+    """The bands of pixels.npy in their order, and where its first row begins. ValueError if it has not all rows."""
+    with refused(path, "read"), _damaged(path):
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        with open(path, "rb") as file:
+            if _npy.read_magic(file) != (1, 0):
+                raise ValueError("it is of another version of npy")
+            shape, _, row = _npy.read_array_header_1_0(file)
+            begin, size = file.tell(), os.fstat(file.fileno()).st_size
+        bands = row.names or ()
+        if not set(bands) <= set(SIDES) or row != row_of(bands) or shape != (patches,):
+            raise ValueError(f"it holds {shape} of {row}, and {patches} patches are named")
+        if size != begin + patches * row.itemsize:
+            raise ValueError(f"it has {size} bytes, and must have {begin + patches * row.itemsize}")
+    return bands, begin
+
+
+def patches_of(path: Path) -> Patches:
+    """The rows of patches.npy; ValueError for another file."""
+    content = io.BytesIO(content_of(path))
+    with _damaged(path):
+        found: Patches = _npy.read_array(content, allow_pickle=False)
+        if found.dtype != PATCH or found.ndim != 1 or content.read():
+            raise ValueError("its rows are not those of patches")
+        if not len(found) or found["version"][0].decode(errors="replace") not in VERSIONS:
+            raise ValueError(f"it names no patch of {' or '.join(VERSIONS)}")
+    return found
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    # What numpy raises for bytes that are no .npy file.
+    except (
+        ValueError, TypeError, LookupError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError,
+    ) as error:  # fmt: skip
+        raise ValueError(f"{path} is damaged: {error}. {anew(path.parent)}") from error
+
+
+@contextmanager
+def refused(path: Path, what: str) -> Iterator[None]:
+    """An OSError is a sentence: ``path`` cannot be ``what``."""
+    try:
+        yield
+    except OSError as error:
+        raise refused_by_system(path, what, error) from error
+
+
+def checksum(patch: np.void, pixels: bytes | memoryview) -> int:
+    """What ``patch["crc32"]`` must be."""
+    return zlib.crc32(pixels, zlib.crc32(patch.tobytes()[: -PATCH["crc32"].itemsize]))
 
 
 def anew(directory: str | Path) -> str:
@@ -113,14 +157,24 @@ def anew(directory: str | Path) -> str:
     return f"Remove {directory} and begin anew."
 
 
+def refuse_earlier(directory: Path) -> None:
+    """ValueError for the files that were made until November 2026."""
+    if (directory / "pixels.bin").is_file() and not (directory / PIXELS).exists():
+        raise ValueError(
+            f"{directory} was made by an earlier version, whose pixels.bin is no longer read. Remove it and convert "
+            "the archive again."
+        )
+
+
 class Store:
-    """A complete file, for reading, by any number of processes; pickles as its path."""
+    """Complete files, for reading, by any number of processes; pickles as its path."""
 
     def __init__(self, directory: str | Path) -> None:
         """FileNotFoundError if nothing was made there, ValueError if it is incomplete or damaged."""
         self.directory = Path(directory)
         path = self.directory / INDEX
         if not path.is_file():
+            refuse_earlier(self.directory)
             if (self.directory / JOURNAL).is_file():
                 raise ValueError(
                     f"{self.directory} is not complete. Start the command that makes it again: it goes on."
@@ -129,76 +183,74 @@ class Store:
                 f"{self.directory} holds no BigEarthNet for training. Make it: python -m "
                 f"search_spaces.readers.bigearthnet ARCHIVE {self.directory}"
             )
-        header, self._splits, self._classes = self._index("header", "splits", "classes")
-        try:
-            line = json.loads(header.tobytes())
-        except ValueError as error:
-            raise self._damaged_index(error) from error
-        self.layout = Layout.from_line(line, path, remedy=_AGAIN)
-        if self._splits.ndim != 1 or self._classes.shape != (len(self._splits), len(CLASSES)):
-            raise self._damaged_index(f"{self._splits.shape} splits, {self._classes.shape} classes")
-        named = len(self) * self.layout.patch_bytes
-        pixels = self.directory / PIXELS
-        size = pixels.stat().st_size if pixels.is_file() else 0
-        if size < named:
-            raise ValueError(
-                f"{pixels} has {size} bytes, and its index names {named}. {anew(self.directory)}"
-            )
+        patches = patches_of(path)
+        self._labels = patches["labels"].copy()
+        stored = self._labels.any(axis=1)
+        self._rows = {
+            split: np.flatnonzero(stored & (patches["split"] == split.encode())) for split in SPLITS
+        }
+        bands, self._begin = bands_of(self.directory / PIXELS, len(patches))
+        self.layout = Layout(version=patches["version"][0].decode(), bands=bands)
         self._file: int | None = None
 
     def __len__(self) -> int:
-        return len(self._splits)
+        return sum(map(len, self._rows.values()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
 
     def rows(self, split: Split) -> Rows:
-        return np.flatnonzero(self._splits == SPLITS.index(split))
+        return self._rows[split]
 
-    def classes(self, rows: Rows) -> npt.NDArray[np.uint8]:
-        """(n, 19) of zeros and ones."""
-        return cast("npt.NDArray[np.uint8]", self._classes[rows])
+    def labels(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """(n, 19)."""
+        return cast("npt.NDArray[np.bool_]", self._labels[rows])
 
     def names(self, rows: Rows) -> list[str]:
-        (names,) = self._index("names")
-        return [name.decode() for name in names[rows]]
+        return [
+            name.decode(errors="replace")
+            for name in patches_of(self.directory / INDEX)["name"][rows].tolist()
+        ]
 
-    def read(self, rows: Rows, bands: Sequence[str] | None = None) -> Pixels:
-        """The values of these patches as they are stored, (n, values), of ``bands`` in the file's order; None: of all.
+    def read(self, rows: Rows, parts: Sequence[tuple[int, int]]) -> Pixels:
+        """These parts of each patch's values, as they are stored, (n, values).
 
         OSError, as a sentence, for what the disk does not give.
         """
-        file, patch_bytes = self._opened(), self.layout.patch_bytes
-        starts = (rows * patch_bytes).tolist()
-        # All are asked for before the first is waited for.
-        for start in starts:
-            os.posix_fadvise(file, start, patch_bytes, os.POSIX_FADV_WILLNEED)
-        spans = self.layout.spans(self.layout.bands if bands is None else bands)
-        found = np.empty((len(starts), sum(span.stop - span.start for span in spans)), "<u2")
-        for patch, start in zip(found, starts, strict=True):
-            at = 0
-            for span in spans:
-                end = at + span.stop - span.start
-                self._fill(file, memoryview(patch[at:end]).cast("B"), start + 2 * span.start)
-                at = end
+        file = self._opened()
+        found = np.empty((len(rows), sum(count for _, count in parts)), "<u2")
+        view, at = found.view(np.uint8).reshape(-1).data, 0
+        waited_for = []
+        for begin in (self._begin + rows * (2 * self.layout.values)).tolist():
+            for offset, values in parts:
+                start, size = begin + 2 * offset, 2 * values
+                part, at = view[at : at + size], at + size
+                try:
+                    count = os.preadv(file, [part], start, os.RWF_NOWAIT)
+                except OSError:  # a file system without this flag, or one that is to say it again below
+                    count = 0
+                if count < size:
+                    # All are asked for before the first is waited for.
+                    os.posix_fadvise(file, start + count, size - count, os.POSIX_FADV_WILLNEED)
+                    waited_for.append((part[count:], start + count))
+        for part, start in waited_for:
+            self._fill(file, part, start)
         return found
 
     def damaged(self) -> Iterator[str | None]:
         """Reads each patch again: its name if it is not what was written, else None."""
-        checksums, names = self._index("checksums", "names")
-        for row, (name, checksum) in enumerate(zip(names, checksums, strict=True)):
+        everything, patches = [(0, self.layout.values)], patches_of(self.directory / INDEX)
+        for row in np.concatenate([*self._rows.values()]):
             try:
-                whole = zlib.crc32(self.read(np.array([row])).tobytes()) == int(checksum)
+                whole = checksum(patches[row], self.read(row[None], everything).data) == patches[row]["crc32"]
             except OSError:  # what the disk does not give
                 whole = False
-            yield None if whole else name.decode()
+            yield None if whole else patches[row]["name"].decode(errors="replace")
 
     def _fill(self, file: int, part: memoryview, start: int) -> None:
         while len(part):
-            try:
+            with refused(self.directory / PIXELS, f"read at byte {start}"):
                 count = os.preadv(file, [part], start)
-            except OSError as error:
-                raise refused_by_system(self.directory / PIXELS, f"read at byte {start}", error) from error
             if not count:
                 raise OSError(
                     f"{self.directory / PIXELS} ends at byte {start}, and was longer when it was opened. "
@@ -208,25 +260,7 @@ class Store:
 
     def _opened(self) -> int:
         if self._file is None:
-            path = self.directory / PIXELS
-            try:
-                self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise refused_by_system(path, "read", error) from error
+            with refused(self.directory / PIXELS, "read"):
+                self._file = os.open(self.directory / PIXELS, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._file)
         return self._file
-
-    def _index(self, *names: str) -> list[npt.NDArray[Any]]:
-        content = content_of(self.directory / INDEX)
-        try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as index:
-                return [index[name] for name in names]
-        # What zipfile and numpy raise for bytes that are none of theirs.
-        except (
-            KeyError, EOFError, ValueError, TypeError, AttributeError, OSError, RuntimeError, OverflowError,
-            MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error, struct.error,
-        ) as error:  # fmt: skip
-            raise self._damaged_index(error) from error
-
-    def _damaged_index(self, found: object) -> ValueError:
-        return ValueError(f"{self.directory / INDEX} is damaged ({found!r}). {_AGAIN}")

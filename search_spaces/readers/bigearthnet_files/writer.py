@@ -1,197 +1,116 @@
-"""How the file that training reads is written, and resumed after any death."""
+"""How the files that training reads are begun, kept and finished, so that any death leaves some to go on with."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from search_spaces.readers.bigearthnet_files.format import CLASSES, SPLITS
-from search_spaces.readers.bigearthnet_files.store import INDEX, JOURNAL, PIXELS, Layout, Stored, anew
-from search_spaces.readers.files import made_directory, refused_by_system
+from search_spaces.readers.bigearthnet_files.format import Version
+from search_spaces.readers.bigearthnet_files.lists import Patch
+from search_spaces.readers.bigearthnet_files.store import (
+    INDEX,
+    JOURNAL,
+    PATCH,
+    PIXELS,
+    Patches,
+    anew,
+    bands_of,
+    patches_of,
+    refused,
+    row_of,
+    write_header,
+)
 
 
-@dataclass
-class Writer:
-    """Appends patches to the file in ``directory``, beginning it or going on where the last run ended.
+def begun(directory: Path, version: Version, wanted: list[Patch], bands: Sequence[str]) -> Patches:
+    """The rows of patches.npy as the last run left them, or new ones; pixels.npy is there too.
 
-    One process a directory: another is refused. ValueError if what is there is another archive's or damaged; OSError,
-    as a sentence, for what cannot be written.
+    ValueError if what is there is damaged, or of other patches or bands.
     """
-
-    directory: Path
-    layout: Layout
-    stored: dict[str, Stored] = field(default_factory=dict, init=False)  # by name, in the file's order
-    skipped: dict[str, str] = field(default_factory=dict, init=False)  # name -> why
-
-    def __post_init__(self) -> None:
-        made_directory(self.directory)
-        with ExitStack() as files:
-            self._journal = files.enter_context(self._opened(JOURNAL))
-            _lock(self._journal.fileno(), self.directory)
-            self._replay()
-            self._pixels = files.enter_context(self._opened(PIXELS))
-            self._cut()
-            self._files = files.pop_all()
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._files.close()
-        except OSError:  # nothing that counts: it was said when it was written
-            pass
-
-    def append(self, read: Sequence[tuple[Stored, bytes]], skipped: Mapping[str, str]) -> None:
-        """Add patches and the reasons of those that are none; when it returns, they are kept whatever happens."""
-        with self._as_sentence(PIXELS):
-            for _, content in read:
-                self._pixels.write(content)
-            self._sync(self._pixels)
-        # Only now: what the journal names, the file holds.
-        lines: list[dict[str, Any]] = [
-            {"patch": of.name, "split": of.split, "classes": of.classes, "crc32": of.checksum}
-            for of, _ in read
-        ]
-        lines += [{"patch": name, "skipped": reason} for name, reason in skipped.items()]
-        self._write(lines)
-        for of, _ in read:
-            self.stored[of.name] = of
-            self.skipped.pop(of.name, None)
-        self.skipped.update(skipped)
-
-    def reopen(self) -> None:
-        """More patches follow: until ``finish`` the file cannot be read, as what interrupts it would look complete."""
-        with self._as_sentence(INDEX):
-            (self.directory / INDEX).unlink(missing_ok=True)
-
-    def finish(self) -> None:
-        """Write the index, at once and whole: from now on the file can be read."""
-        patches = list(self.stored.values())
-        classes = np.zeros((len(patches), len(CLASSES)), np.uint8)
-        for row, patch in enumerate(patches):
-            classes[row, list(patch.classes)] = 1
-        partial = self.directory / f".{INDEX}"
-        with self._as_sentence(INDEX):
-            with open(partial, "wb") as file:
-                np.savez(
-                    file,
-                    header=np.frombuffer(json.dumps(self.layout.line()).encode(), np.uint8),
-                    names=np.array([patch.name.encode() for patch in patches], dtype=np.bytes_),
-                    splits=np.array([SPLITS.index(patch.split) for patch in patches], np.uint8),
-                    classes=classes,
-                    checksums=np.array([patch.checksum for patch in patches], np.uint32),
-                )
-                self._sync(file)
-            os.replace(partial, self.directory / INDEX)
-
-    @contextmanager
-    def _as_sentence(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise refused_by_system(self.directory / name, "written", error) from error
-
-    def _opened(self, name: str) -> IO[bytes]:
-        with self._as_sentence(name):
-            file = os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            return os.fdopen(file, "r+b")
-
-    def _replay(self) -> None:
-        path = self.directory / JOURNAL
-        remedy = anew(self.directory)
-        content = self._journal.read()
-        whole = content.rfind(b"\n") + 1  # a torn last line counts for nothing
-        lines = content[:whole].split(b"\n")[:-1]
-        if not lines:
-            self._begin(content)
-            return
-        found = None
-        for number, text in enumerate(lines, start=1):
-            try:
-                line = json.loads(text)
-                if number > 1:
-                    self._take(line)
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number} is damaged ({error!r}). {remedy}") from error
-            if number == 1:
-                found = Layout.from_line(line, path, remedy=remedy)
-        assert found is not None
-        if found != self.layout:
+    pixels, rows = directory / PIXELS, named(wanted, version)
+    if (path := _index(directory)).exists():
+        kept, given = patches_of(path), ["version", "name", "split"]
+        if len(kept) != len(rows) or (kept[given] != rows[given]).any():
             raise ValueError(
-                f"{self.directory} was begun with {found.version} and the bands {', '.join(found.bands)}. Go on "
-                "with the same, or name another directory."
+                f"{directory} holds other patches than are asked for now. Go on with the archive, the lists and the "
+                "--patches that it was begun with, or name another directory."
             )
-        self._journal.truncate(whole)
-        self._journal.seek(whole)
-
-    def _begin(self, content: bytes) -> None:
-        """A journal without a line: the first run died at once, and so before there were any pixels."""
-        header, pixels = _as_line(self.layout.line()), self.directory / PIXELS
-        if not header.startswith(content) or (pixels.is_file() and pixels.stat().st_size):
-            raise ValueError(
-                f"{self.directory / JOURNAL} has no whole line: what {self.directory} holds is unknown. "
-                f"{anew(self.directory)}"
-            )
-        self._journal.seek(0)
-        self._journal.truncate(0)
-        self._write([self.layout.line()])
-
-    def _take(self, line: Mapping[str, Any]) -> None:
-        name = line["patch"]
-        if not isinstance(name, str):
-            raise TypeError(f"the patch {name!r}")
-        if name in self.stored:
-            raise ValueError(f"{name} for the second time")
-        if "skipped" in line:
-            self.skipped[name] = str(line["skipped"])
-            return
-        split, classes, checksum = line["split"], tuple(line["classes"]), line["crc32"]
-        if split not in SPLITS:
-            raise ValueError(f"the split {split!r}")
-        if any(type(number) is not int or not 0 <= number < len(CLASSES) for number in classes):
-            raise ValueError(f"the classes {classes}")
-        if type(checksum) is not int or not 0 <= checksum < 2**32:
-            raise ValueError(f"the checksum {checksum!r}")
-        self.stored[name] = Stored(name=name, split=split, classes=classes, checksum=checksum)
-        self.skipped.pop(name, None)
-
-    def _cut(self) -> None:
-        """Drop pixels that were written, but not yet named, when the last run died."""
-        size, named = os.fstat(self._pixels.fileno()).st_size, len(self.stored) * self.layout.patch_bytes
-        if size < named:
-            raise ValueError(
-                f"{self.directory / PIXELS} has {size} bytes, and {JOURNAL} names {named}. {anew(self.directory)}"
-            )
-        self._pixels.truncate(named)
-        self._pixels.seek(named)
-
-    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        with self._as_sentence(JOURNAL):
-            self._journal.write(b"".join(map(_as_line, lines)))
-            self._sync(self._journal)
-
-    def _sync(self, file: Any) -> None:
-        file.flush()
-        os.fsync(file.fileno())
+        rows = kept
+    elif pixels.exists():
+        raise ValueError(f"{directory} has {PIXELS} without names: it is unknown of what. {anew(directory)}")
+    else:
+        keep(directory, rows)
+    if not pixels.exists() and not rows["labels"].any():
+        with _whole(pixels) as file:
+            write_header(file, row_of(bands), len(rows))
+            file.truncate(file.tell() + len(rows) * row_of(bands).itemsize)
+    there, _ = bands_of(pixels, len(rows))
+    if there != tuple(bands):
+        raise ValueError(
+            f"{directory} was begun with the bands {', '.join(there)}. Go on with the same, or name another directory."
+        )
+    return rows
 
 
-def _as_line(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line).encode() + b"\n"
+def named(patches: list[Patch], version: Version) -> Patches:
+    """Rows of patches.npy without labels."""
+    rows = np.zeros(len(patches), PATCH)
+    rows["version"] = version
+    rows["name"], rows["split"] = [one.name.encode() for one in patches], [one.split for one in patches]
+    return rows
 
 
-def _lock(file: int, directory: Path) -> None:
+def _index(directory: Path) -> Path:
+    return directory / (INDEX if (directory / INDEX).exists() else JOURNAL)
+
+
+def keep(directory: Path, rows: Patches) -> None:
+    """Write what has been stored, once the disk has the pixels."""
+    pixels = directory / PIXELS
+    if pixels.exists():
+        with refused(pixels, "written"), open(pixels, "rb") as file:
+            os.fsync(file.fileno())
+    with _whole(_index(directory)) as file:
+        np.save(file, rows)
+
+
+def finish(directory: Path) -> None:
+    """All have been tried: from now on the files can be read."""
+    with refused(directory / INDEX, "written"):
+        os.replace(_index(directory), directory / INDEX)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which is there once it is whole."""
+    partial = path.with_name(f".{path.name}")
+    with refused(path, "written"):
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """ValueError while another process writes there."""
+    with refused(directory, "written to"):
+        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(lock)
         raise ValueError(f"Another process is writing {directory}. Wait for it, or end it.") from None
     except OSError:  # a file system without locks
         pass
+    try:
+        yield
+    finally:
+        os.close(lock)
