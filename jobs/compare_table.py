@@ -77,6 +77,8 @@ def table(
         f"The best is chosen by validation {what} {by}; the test {what} is the mean of {count} "
         f"training{'' if count == '1' else 's'}."
     )
+    if "default" in columns and columns["best"].id == columns["default"].id:
+        lines.append("The best is the default: no other configuration is chosen by that.")
     if any(isinstance(one, Baseline) and _of(trainings[name], "validation") for name, one in columns.items()):
         lines.append("A baseline's validation is that of the same trainings.")
     return "\n".join([*lines, *_notes(lines)])

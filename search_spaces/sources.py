@@ -136,7 +136,7 @@ def check_made_up_home(data: str) -> None:
                 f"data = {data!r}: is no folder for made-up patches. Name another, or leave it out."
             )
         names = [one.name for one in islice(os.scandir(path), _LOOKED_AT)] if path.exists() else []
-    real = (INDEX, JOURNAL, PIXELS, V2_FOLDER, *PARQUETS, "data.mdb")
+    real = (INDEX, JOURNAL, PIXELS, "pixels.bin", V2_FOLDER, *PARQUETS, "data.mdb")
     found = next((name for name in names if name in real or name.startswith(_SATELLITES)), None)
     if found is not None:
         raise hpo.UsageError(

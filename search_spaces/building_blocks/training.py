@@ -79,10 +79,8 @@ class TrainedTask(hpo.Task):
         ranks: int | None = None,
     ) -> None:
         options.check_data()
-        if options.init and not Path(options.init).is_file():
-            raise hpo.UsageError(
-                f"init = {options.init!r}: is no file. Name a safetensors file, or leave it out."
-            )
+        if options.init:
+            _check_weights(options.init)
         self.options = options
         self.judge = self._last if judge is None else judge
         self._recipe, self._own, self._ranks = recipe, own, ranks
@@ -127,6 +125,11 @@ class TrainedTask(hpo.Task):
         facts = self.options.network_facts(parts)
         if trial.rank == 0 and facts:
             trained_models.note(trial.directory, facts)
+        together = trial.size if group is None else group.size()
+        # One configuration by hand has the options of a search, and nothing to compare with.
+        minimised = self.options.second_objective == "bytes_between_nodes" and trial.id != "alone"
+        if minimised and (together == 1 or (self.options.ranks_per_node or 1) >= together):
+            raise self._nothing_sent(together)
         parent = trial.parent_checkpoint
         model, result = self.fit(
             trial.params,
@@ -137,6 +140,8 @@ class TrainedTask(hpo.Task):
             group=group,
             **trial.training(value=self.score),
         )
+        if minimised and not result.metrics["bytes_between_nodes"]:
+            raise self._nothing_sent(together)
         objectives = {**self.judge(result, self.optimizer_steps(parts)), **self.options.costs(model)}
         if result.reason == "diverged" and not self.keeps_best_of_diverged:
             objectives = dict.fromkeys(objectives, math.nan)
@@ -214,6 +219,10 @@ class TrainedTask(hpo.Task):
 
         self._check_ranks(ranks)
         options, parts = self.options, self.options.parts() if parts is None else parts
+        together = ranks if group is None else group.size()
+        per_node = options.ranks_per_node if together > 1 else None
+        if per_node is not None and together % per_node:
+            check.refuse("ranks_per_node", per_node, f"a divisor of the {together} ranks that train together")
         run = Run(data=options.network_facts(parts), ranks=ranks, steps=self.optimizer_steps(parts))
         options.before_training(lambda: self.recipe(params, run), ranks=ranks, device=device)
         torch.manual_seed(seed)
@@ -247,7 +256,7 @@ class TrainedTask(hpo.Task):
             method=self._method(params, run),
             early_stopping=recipe.early_stopping,
             assignment=recipe.assignment,
-            topology=trainers.Topology(ranks_per_node=options.ranks_per_node if ranks > 1 else None),
+            topology=trainers.Topology(ranks_per_node=per_node),
             clip_norm=recipe.clip_norm,
             label_smoothing=recipe.label_smoothing,
             precision=options.precision,
@@ -280,12 +289,37 @@ class TrainedTask(hpo.Task):
             return self._own.make(p, self.options, run)
         return methods.make(self.options.method, p, ranks=run.ranks)
 
+    def _nothing_sent(self, ranks: int) -> hpo.UsageError:
+        who = "one rank sends" if ranks == 1 else f"{ranks} ranks on one node send"
+        if self.options.folds:
+            who = (
+                f"of {self.options.folds} folds, which share the worker's ranks, each has {ranks}, and {who}"
+            )
+        return hpo.UsageError(
+            f"second_objective = 'bytes_between_nodes': {who} nothing between nodes, so that there is nothing to "
+            "minimise. Take workers of several nodes, or of several ranks that pose as nodes (ranks_per_node = 1), or "
+            "leave it out."
+        )
+
     def _check_ranks(self, ranks: int) -> None:
         if self._ranks not in (None, ranks):
             raise hpo.UsageError(
                 f"ranks_per_worker = {self._ranks} is what this task is for, and there are {ranks}. Make the campaign "
                 "file's [layout] and [task_options] agree, or start as many with torchrun."
             )
+
+
+def _check_weights(init: str) -> None:
+    """UsageError where ``init`` is no safetensors file, as far as its header shows."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(init, framework="numpy"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise hpo.UsageError(
+            f"init = {init!r}: cannot be read: {error}. Name a safetensors file, or leave it out."
+        ) from error
 
 
 def _is_first_rank() -> bool:

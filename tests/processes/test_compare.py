@@ -180,6 +180,22 @@ def trainings(test: Sequence[float], **costs: float | Sequence[float]) -> dict[s
     return {"test": sum(test) / len(test), "tests": each}
 
 
+@pytest.mark.parametrize("default", ["0-0", "0-1"])
+def test_that_the_best_is_the_default_is_said(compare: ModuleType, default: str) -> None:
+    one, other = (
+        SimpleNamespace(id=name, params={}, value=0.5, objectives=None, status="completed")
+        for name in ("0-0", default)
+    )
+    result = SimpleNamespace(best=one, record=SimpleNamespace(individuals=[one]))
+    shown = compare.table(
+        result,
+        {"best": one, "default": other},
+        dict.fromkeys(("best", "default"), trainings([0.5])),
+        "accuracy",
+    )
+    assert ("The best is the default" in shown) is (default == "0-0")
+
+
 def test_any_number_of_trainings_and_what_they_took(compare: ModuleType) -> None:
     """As tables 4.3 and 5.1 of the dissertation have them."""
     best = trainings(

@@ -171,14 +171,14 @@ def test_what_a_training_begins_with_is_printed_by_the_first_rank_alone(tmp_path
 
 
 def test_a_file_that_has_nothing_of_the_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(hpo.UsageError, match="init = 'nowhere': is no file"):
+    with pytest.raises(hpo.UsageError, match="init = 'nowhere': cannot be read: No such file"):
         digits.make_task(init="nowhere")
     path = tmp_path / "other.safetensors"
     path.write_bytes(b"no tensors")
-    task = digits.make_task(init=str(path), epochs=1, train_samples=20)
-    with pytest.raises(hpo.UsageError, match="cannot be read"):
-        task.fit(digits.default)
+    with pytest.raises(hpo.UsageError, match=r"cannot be read: .* Name a safetensors file"):
+        digits.make_task(init=str(path))
     trainers.save_model(torch.nn.Linear(2, 2), path)
+    task = digits.make_task(init=str(path), epochs=1, train_samples=20)
     with pytest.raises(hpo.UsageError, match="none of its 2 tensors has the name"):
         task.fit(digits.default)
 
@@ -355,3 +355,31 @@ def test_ranks_of_one_host_may_pose_as_nodes_in_any_campaign() -> None:
     for between, inside in run_ranks(2, sent, 2, None):
         assert between == 0 and inside > 0
     assert sent(0, 1, 2) == (0, 0)  # alone, as a configuration by hand is
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "one rank sends nothing between nodes"),
+        ({"folds": 2}, "of 2 folds, which share the worker's ranks, each has 1, and one rank sends nothing"),
+    ],
+)
+def test_a_search_with_nothing_to_minimise_is_refused_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(trainers, "train", None)
+    task = vit_ab.make_task(method="ddp", second_objective="bytes_between_nodes", **options)
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, isolation="inline").run()
+    (one,) = result.individuals
+    assert one.status == "failed" and says in (one.error or "")
+
+
+def poorly_divided(rank: int) -> str:
+    task = vit_ab.make_task(method="ddp", epochs=1, train_samples=64, ranks_per_node=3)
+    with pytest.raises(hpo.UsageError) as caught:
+        task.fit(task.default, ranks=2)
+    return str(caught.value)
+
+
+def test_ranks_that_do_not_make_up_nodes_are_refused_by_the_option_s_name() -> None:
+    assert "ranks_per_node = 3: must be a divisor of the 2 ranks" in run_ranks(2, poorly_divided)[0]
