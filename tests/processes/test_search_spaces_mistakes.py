@@ -305,7 +305,14 @@ def test_fewer_patches_of_the_other_parts_are_no_mistake(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "real", ["patches.npy", "patches.partial.npy", "S2A_MSIL2A_20170613T101031_0_45/", "BigEarthNet-S2/"]
+    "real",
+    [
+        "patches.npy",
+        "patches.partial.npy",
+        "pixels.bin",
+        "S2A_MSIL2A_20170613T101031_0_45/",
+        "BigEarthNet-S2/",
+    ],
 )
 def test_small_makes_up_its_patches_where_there_are_no_real_ones(real: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
