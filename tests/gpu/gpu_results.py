@@ -26,7 +26,7 @@ class Results:
     Args:
         file (Path): of this run and others; folders that are not there are made.
         command (str): what was run.
-        device (str): that it was told to run on, whatever the machine has.
+        device (str): that it was asked to run on, whatever the machine has.
     """
 
     def __init__(self, file: Path, *, command: str, device: str) -> None:
@@ -79,7 +79,7 @@ def commit() -> str | None:
     """That of the checkout, with "-dirty" behind it where tracked files are others; None where this is no checkout."""
     if not (ROOT / ".git").exists():  # git would look for one in the folders above
         return None
-    # Without the lock that git takes to write down what it has looked at: somebody may be committing.
+    # Without the lock that git takes to write down what it has looked at: a commit may be under way.
     return _first_line(
         "git", "--no-optional-locks", "-C", str(ROOT),
         "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*",

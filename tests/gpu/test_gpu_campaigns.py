@@ -242,7 +242,7 @@ def test_commands_show_the_campaign(stopped: SimpleNamespace) -> None:
 
 
 def warm(terminal: Terminal, evaluations: int) -> list[dict[str, Any]]:
-    """The metrics of so many completed evaluations of one process, in their order."""
+    """The metrics of that number of completed evaluations of one process, in their order."""
     metrics = [record["metrics"] for record in finished(terminal) if record["status"] == "completed"]
     assert len(metrics) == evaluations
     assert len({one["pid"] for one in metrics}) == 1

@@ -57,9 +57,9 @@ def test_a_test_over_its_limit_is_stopped_in_a_sentence(
     one = SimpleNamespace(id="0-3", params={"x": 0.5})
     with pytest.raises(hpo.CampaignError) as caught:
         compare.test_value("forever", tmp_path, one, 1, [], limit_s=3.0)
-    told = str(caught.value)
-    assert "-m forever --config=" in told
-    assert "was not done after 3 s and was stopped. Give it longer by --limit." in told
+    printed = str(caught.value)
+    assert "-m forever --config=" in printed
+    assert "was not done after 3 s and was stopped. Give it longer by --limit." in printed
     assert not list((tmp_path / "test").glob("*.json"))
 
 
@@ -385,7 +385,7 @@ def test_a_worker_s_nodes_are_those_that_its_ranks_need(
 
 @pytest.fixture
 def on_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """on_nodes(sent, **task_options): the file of a campaign with workers of four ranks, whose evaluations sent so many
+    """on_nodes(sent, **task_options): the file of a campaign with workers of four ranks, whose evaluations sent ``sent``
     bytes between nodes.
     """
     (tmp_path / "sending.py").write_text(
@@ -425,9 +425,9 @@ def test_what_was_sent_between_nodes_is_not_measured_on_one_by_default(
     """There DASO and local SGD across nodes would be plain averaging."""
     file = on_nodes(5.0)
     assert compare.main([str(file)]) == hpo.CampaignError.exit_code
-    told = capsys.readouterr().err
-    assert "4 ranks would be on one node" in told
-    assert "--nodes N" in told and "--nodes 1 measures on one node all the same" in told
+    printed = capsys.readouterr().err
+    assert "4 ranks would be on one node" in printed
+    assert "--nodes N" in printed and "--nodes 1 measures on one node all the same" in printed
     assert not started
     assert compare.main([str(file), "--nodes=2"]) == 0
     assert started and all(command[:2] == ["srun", "--nodes=2"] for command in started)

@@ -31,6 +31,7 @@ _SUMMED = (*_SENT, *COMPLEX_TYPES)
 
 
 _MANY_WAITS = 1000
+_HOST = torch.device("cpu")
 
 
 class CommunicationError(RuntimeError):
@@ -154,6 +155,11 @@ class Channel:
         )
         gather.wait()
         return [parts[number] for number in self._numbers]
+
+    def number_of_each(self, number: int, device: torch.device = _HOST) -> list[int]:
+        """The whole ``number`` of each rank, in order of rank; it is sent from ``device``."""
+        mine = torch.tensor([number], dtype=torch.int64, device=device)
+        return [int(part.item()) for part in self.all_gather(mine)]
 
     def gather(self, tensor: Tensor) -> list[Tensor] | None:
         """The tensors of all ranks, which have the same shape, in order of rank, on the first; None on the others."""

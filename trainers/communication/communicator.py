@@ -189,7 +189,7 @@ class Communicator:
             if apart:
                 device = torch.device("cpu") if "cpu" in backends else self.device
                 channel = self._channel("caller", tuple(range(self.size)), caller, near=True)
-                number = next_number(lambda own: max(_of_all(own, channel, device)))
+                number = next_number(lambda own: max(channel.number_of_each(own, device)))
                 made = group_apart(members, number, timeout=self._timeout, backend=backend)
             else:
                 # Made by all ranks of the world, in the order in which all make groups.
@@ -255,12 +255,7 @@ def _backend_for(device: torch.device, backends: dict[str, str]) -> str:
     return backends[device.type]
 
 
-def _of_all(number: int, channel: Channel, device: torch.device) -> list[int]:
-    mine = torch.tensor([number], dtype=torch.int64, device=device)
-    return [int(part.item()) for part in channel.all_gather(mine)]
-
-
 def _hosts(channel: Channel) -> list[int]:
     """A number a rank that is equal where the hosts are."""
     digest = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
-    return _of_all(int.from_bytes(digest, "big"), channel, torch.device("cpu"))
+    return channel.number_of_each(int.from_bytes(digest, "big"))

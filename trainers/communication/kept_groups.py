@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -77,12 +76,12 @@ class RunGroups:
         # A rank whose last run ended with an error has nothing, or something else.
         kept = [self._kind, *sorted((name, made.parts, made.number) for name, made in self._found.items())]
         own = int.from_bytes(hashlib.blake2b(repr(kept).encode(), digest_size=7).digest(), "big")
-        if len(set(_of_all(own if whole else -1, channel))) > 1 or not whole:
+        if len(set(channel.number_of_each(own if whole else -1))) > 1 or not whole:
             # Not before all know: a rank would keep others waiting that it needs to destroy them.
             give_back(self._of_torch(self._found))
         for made in self._found.values():
             _describe(made.group, _IN_USE)
-        self._number = next_number(lambda number: max(_of_all(number, channel)))
+        self._number = next_number(lambda number: max(channel.number_of_each(number)))
 
     def of(self, name: str, parts: Sequence[Ranks]) -> dist.ProcessGroup | None:
         """This rank's group of those for ``parts``, ranks of the run; None if it is alone there. Once for a name."""
@@ -167,8 +166,3 @@ def _known(group: dist.ProcessGroup | None) -> bool:
 def _describe(group: dist.ProcessGroup | None, description: str) -> None:
     if group is not None:
         group._set_group_desc(description)
-
-
-def _of_all(number: int, channel: Channel) -> list[int]:
-    mine = torch.tensor([number], dtype=torch.int64, device="cpu")
-    return [int(part.item()) for part in channel.all_gather(mine)]

@@ -92,7 +92,7 @@ def row_of(bands: Sequence[str]) -> np.dtype[np.void]:
 
 
 def write_header(file: IO[bytes], row: np.dtype[np.void], count: int) -> None:
-    """Of a .npy file of so many rows."""
+    """Of a .npy file of ``count`` rows."""
     form = {"descr": _npy.dtype_to_descr(row), "fortran_order": False, "shape": (count,)}
     _npy.write_array_header_1_0(file, form)
 
