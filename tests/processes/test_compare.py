@@ -385,7 +385,7 @@ def test_a_worker_s_nodes_are_those_that_its_ranks_need(
 
 @pytest.fixture
 def on_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """on_nodes(sent, **task_options): the file of a campaign with workers of four ranks, whose evaluations sent ``sent``
+    """on_nodes(sent, **task_options): the file of a campaign of four ranks a worker, whose evaluations sent ``sent``
     bytes between nodes.
     """
     (tmp_path / "sending.py").write_text(
