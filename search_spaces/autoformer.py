@@ -15,26 +15,19 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
 from search_spaces import options as check
-from search_spaces import sources
 from search_spaces.building_blocks.campaign import campaign
+from search_spaces.building_blocks.forecast_task import ForecastTask, SeriesOptions
 from search_spaces.building_blocks.methods import MethodName
-from search_spaces.building_blocks.recipes import OwnMethod, Recipe, Run, TrainingOptions
-from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
-from search_spaces.building_blocks.training import TrainedTask
-from search_spaces.folds import Fold
-from search_spaces.options import Count, FromZeroBelowOne, Rule
+from search_spaces.building_blocks.recipes import OwnMethod, Recipe, Run
+from search_spaces.options import Count, FromZeroBelowOne
 
 if TYPE_CHECKING:
-    import torch
-
     import trainers
     from hpo.individual import Scalar
-    from search_spaces.building_blocks.data_sets.windows import Parts
-    from trainers.evaluation.metrics import Metric
 
 EPOCHS, STEPS = 20, 20 * 1075
 """Of the source's run, if it is not stopped earlier (34 369 windows in batches of 32). Parameters that count epochs or
@@ -77,9 +70,6 @@ TUNED: dict[str, Scalar] = {
 """What Table A.4 states of the tuned run, but for its learning rate: that is 0.01 there, and by Table A.5 no more than
 this was searched."""
 
-RECORDED = ("mae", "epoch", *RECORDED_BY_ALL)
-"""Metrics of the trainer that a campaign keeps beside the fitness."""
-
 BASELINE_OPTIONS = {"schedule": "type1"}
 """With which jobs/compare.py trains baselines: Table 4.4's is not tuned."""
 
@@ -87,19 +77,11 @@ MEASURE = "MSE"
 """What the fitness and ``test_error`` are, for jobs/compare.py to say."""
 
 
-class Options(TrainingOptions):
+class Options(SeriesOptions):
     """The defaults are a small run; the source's are in jobs/autoformer.toml."""
 
-    data: Annotated[str, Rule(sources.SERIES)] = "elecdemand"
-    """A csv, or elecdemand, as for ``readers.ett.read_series``."""
-    stride: Count = 16
-    """A window begins this many points after the one before; 1: all are used."""
-    horizon: Count = 48
-    """Points that are forecast."""
-    context: Count = 96
-    """Points that are seen."""
     start_token: Count = 48
-    """Of these, points that the decoder begins with."""
+    """Points of the context that the decoder begins with."""
     epochs: Count = 5
     patience: Count = 3
     """A run ends after this many epochs without a smaller error."""
@@ -132,28 +114,14 @@ class Options(TrainingOptions):
             raise hpo.UsageError(
                 "Autoformer is in the package transformers, which is not installed. Run: bash jobs/setup.sh forecasting"
             )
-        sources.check_series(self.data)
-
-    def parts(self) -> Parts:
-        from search_spaces.building_blocks.data_sets.windows import load_parts
-
-        with check.as_usage():
-            return load_parts(self.data, context=self.context, horizon=self.horizon, stride=self.stride)
-
-    def of_fold(self, parts: Parts, fold: Fold) -> Parts:
-        # Windows that share points with those held back would give these away.
-        gap = -(-(self.context + self.horizon) // self.stride) - 1
-        return parts.divided(*fold.block(len(parts.train), gap=gap))
-
-    def network_facts(self, parts: Parts) -> dict[str, int]:
-        return {"features": parts.features, "time_features": parts.time_features}
+        super().check_data()
 
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
     import trainers
-    from search_spaces.building_blocks.schedules import HalvedEachEpoch, at_width, cosine
+    from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch, at_width, cosine
     from search_spaces.networks.autoformer import Autoformer
 
     rates = at_width(options.dim, p, source=DIM)
@@ -201,34 +169,6 @@ def _oialr(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
         full_rank_last_layer=p["full_rank_last_layer"],
         full_rank_warmup=False,
     )
-
-
-class ForecastTask(TrainedTask):
-    """Judged by the mean squared error on the validation part, to be minimised, at the epoch where that was smallest. A
-    run without such an epoch is an invalid individual.
-    """
-
-    recorded = RECORDED
-    keeps_best_of_diverged = True
-    options: Options
-    # Spectra of this many windows, at the source's width and a horizon of 720, take some hundred MB each.
-    samples_evaluated_at_once = 128
-
-    def metrics(self) -> dict[str, Metric]:
-        return {"mae": mean_absolute_error}
-
-    def test_metric(self) -> Metric:
-        import torch
-
-        return torch.nn.functional.mse_loss
-
-    def test_metrics(self, parts: Any) -> dict[str, Metric]:
-        return self.metrics()
-
-
-def mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Of standardised values, as the source's table has it beside the squared one."""
-    return (outputs - targets).abs().mean().item()
 
 
 make_task, main = campaign(

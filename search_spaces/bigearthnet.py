@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces.building_blocks import optimizers
-from search_spaces.building_blocks.architecture import Deep
+from search_spaces.building_blocks.architecture_search.deep_network import Deep
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.patch_task import PatchOptions, PatchTask
+from search_spaces.building_blocks.recipe_parts import optimizers
 from search_spaces.building_blocks.recipes import Recipe, Run
 from search_spaces.options import Count, Positive
 from search_spaces.readers.bigearthnet_files.format import CLASSES
@@ -162,7 +162,7 @@ class Options(PatchOptions):
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import trainers
-    from search_spaces.building_blocks.losses import LOSSES
+    from search_spaces.building_blocks.recipe_parts.losses import LOSSES
     from search_spaces.networks.resnet import ResNet50
 
     network = ResNet50(

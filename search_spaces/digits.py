@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.building_blocks.architecture import Deep, SmallArchitectureOptions
+from search_spaces.building_blocks.architecture_search.deep_network import Deep, SmallArchitectureOptions
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.image_task import ImageTask
 from search_spaces.building_blocks.recipes import Recipe, Run

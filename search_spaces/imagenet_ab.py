@@ -79,7 +79,7 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
     from search_spaces.building_blocks.initial_weights import make_orthogonal
-    from search_spaces.building_blocks.schedules import cosine
+    from search_spaces.building_blocks.recipe_parts.schedules import cosine
 
     vit = options.network == "vit-b-16"
     network = make_network(

@@ -69,7 +69,7 @@ class Options(ImageNetOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.schedules import at_width, cosine
+    from search_spaces.building_blocks.recipe_parts.schedules import at_width, cosine
 
     small_vit = options.small and options.network == "vit-b-16" and options.architecture == "source"
     rates = at_width(SMALL_DIM if small_vit else vit_oialr.DIM, p, source=vit_oialr.DIM)

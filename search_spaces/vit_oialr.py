@@ -71,7 +71,7 @@ class Options(ViTOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.schedules import at_width, cosine
+    from search_spaces.building_blocks.recipe_parts.schedules import at_width, cosine
 
     rates = at_width(options.dim if options.architecture == "source" else DIM, p, source=DIM)
     return Recipe(

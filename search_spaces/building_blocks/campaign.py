@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hpo
-from search_spaces.building_blocks.architecture import ArchitectureOptions, deepened, with_architecture
+from search_spaces.building_blocks.architecture_search.deep_network import (
+    ArchitectureOptions,
+    deepened,
+    with_architecture,
+)
 from search_spaces.building_blocks.recipes import MakeRecipe, O, OwnMethod, Run, Searched
 from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.standalone import command_line

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hpo
 from search_spaces import options as check
 from search_spaces.building_blocks import methods
-from search_spaces.building_blocks.architecture import ArchitectureOptions
+from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions
 from search_spaces.building_blocks.recipes import OwnMethod, Run
 from search_spaces.options import FromZero, NotNegative
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.building_blocks.architecture import Deep, SmallArchitectureOptions
+from search_spaces.building_blocks.architecture_search.deep_network import Deep, SmallArchitectureOptions
 from search_spaces.building_blocks.campaign import Main, MakeTask, campaign
 from search_spaces.building_blocks.recipes import MakeRecipe, OwnMethod, Recipe, Run, TrainingOptions
 from search_spaces.building_blocks.training import TrainedTask

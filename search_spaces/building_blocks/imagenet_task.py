@@ -18,7 +18,7 @@ import numpy as np
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.building_blocks.architecture import ArchitectureOptions, Deep
+from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions, Deep
 from search_spaces.folds import Fold
 from search_spaces.options import Count, Rule, Share
 from search_spaces.readers.published import IMAGENET_LISTS

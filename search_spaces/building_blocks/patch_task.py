@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import hpo
 from search_spaces import options as check
 from search_spaces import sources
-from search_spaces.building_blocks.architecture import ArchitectureOptions
-from search_spaces.building_blocks.f1 import f1_metrics
+from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions
+from search_spaces.building_blocks.recipe_parts.f1 import f1_metrics
 from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
 from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.folds import Fold

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from search_spaces.building_blocks import memory
-from search_spaces.building_blocks.memory import (
+from search_spaces.building_blocks.architecture_search import memory
+from search_spaces.building_blocks.architecture_search.memory import (
     DoesNotFit,
     TrainingMemory,
     available_bytes,

@@ -16,10 +16,11 @@ import hpo
 import trainers
 from hpo.config import reader as config
 from search_spaces import imagenet_ab, imagenet_daso, imagenet_oialr
-from search_spaces.building_blocks import memory, methods
+from search_spaces.building_blocks import methods
+from search_spaces.building_blocks.architecture_search import memory
 from search_spaces.building_blocks.imagenet_task import ImageNetOptions, ImageNetParts
+from search_spaces.building_blocks.recipe_parts.schedules import TimmCosine
 from search_spaces.building_blocks.recipes import Recipe, Run
-from search_spaces.building_blocks.schedules import TimmCosine
 from search_spaces.folds import Fold
 from search_spaces.networks.resnet_rs import ResNetRS
 from search_spaces.networks.vit import ViT

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from search_spaces.building_blocks.losses import LOSSES
+from search_spaces.building_blocks.recipe_parts.losses import LOSSES
 
 # Two samples of three classes, whose outputs are y = (0.8, 0.5, 0.2) and (0.6, 0.9, 0.5).
 OUTPUTS = torch.tensor([[0.8, 0.5, 0.2], [0.6, 0.9, 0.5]])

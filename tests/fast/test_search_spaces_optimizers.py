@@ -9,8 +9,8 @@ from torch import nn, optim
 
 import hpo
 import trainers
-from search_spaces.building_blocks import optimizers
-from search_spaces.building_blocks.optimizers import OPTIMIZERS, SCHEDULES
+from search_spaces.building_blocks.recipe_parts import optimizers
+from search_spaces.building_blocks.recipe_parts.optimizers import OPTIMIZERS, SCHEDULES
 
 SPACE = hpo.SearchSpace(optimizers.parameters())
 OWN = {

@@ -17,10 +17,10 @@ import hpo
 import trainers
 from search_spaces import autoformer, bigearthnet, daso_intervals, vit_ab, vit_oialr
 from search_spaces.building_blocks.data_sets.patch_images import Grid
-from search_spaces.building_blocks.f1 import f1_metrics
 from search_spaces.building_blocks.patch_task import PUBLISHED_BANDS
+from search_spaces.building_blocks.recipe_parts.f1 import f1_metrics
+from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch, TimmCosine, cosine
 from search_spaces.building_blocks.recipes import Run
-from search_spaces.building_blocks.schedules import HalvedEachEpoch, TimmCosine, cosine
 from search_spaces.readers.bigearthnet_files.store import Layout
 
 if sys.version_info >= (3, 11):

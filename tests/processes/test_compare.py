@@ -353,7 +353,7 @@ def test_the_baseline_of_table_4_4_has_the_untuned_schedule(
     """In a file of its own: one that was measured with a cosine is not taken for it."""
     pytest.importorskip("transformers")
     from search_spaces import autoformer
-    from search_spaces.building_blocks.schedules import HalvedEachEpoch
+    from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch
 
     module = "search_spaces.autoformer"
     task = autoformer.make_task(horizon=24, second_objective="trainable_fraction", schedule="cosine")

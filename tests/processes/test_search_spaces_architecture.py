@@ -19,7 +19,7 @@ from hpo import cli
 from hpo.individual import COMPLETED, FAILED
 from search_spaces import assignment, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
 from search_spaces.building_blocks import initial_weights
-from search_spaces.building_blocks.architecture import ACTIVATIONS, ORDERS, latency_ms
+from search_spaces.building_blocks.architecture_search.deep_network import ACTIVATIONS, ORDERS, latency_ms
 from search_spaces.networks import residual
 from search_spaces.networks.deep_resnet import DeepResNet, start_new_blocks_as_identity
 from search_spaces.networks.small_resnet import ACTIVATIONS as SMALL_ACTIVATIONS

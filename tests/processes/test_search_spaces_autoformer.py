@@ -22,6 +22,7 @@ import hpo
 import trainers
 from search_spaces import autoformer
 from search_spaces.building_blocks.data_sets.windows import load_parts
+from search_spaces.building_blocks.forecast_task import RECORDED, ForecastTask
 from search_spaces.networks.autoformer import correlated
 from search_spaces.readers.ett import FEATURES
 from search_spaces.standalone import command_line
@@ -54,7 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def tiny(data: str, **changed: Any) -> autoformer.ForecastTask:
+def tiny(data: str, **changed: Any) -> ForecastTask:
     return autoformer.make_task(**{**TINY, "data": data, **changed})
 
 
@@ -73,7 +74,7 @@ def test_random_configurations_train(data: str, tmp_path: Path) -> None:
         found = task.evaluate(trial)
         assert isinstance(found, dict)
         assert math.isfinite(found["value"]), params
-        assert set(found) == {"value", *autoformer.RECORDED}
+        assert set(found) == {"value", *RECORDED}
 
 
 def test_the_fitness_is_the_smallest_error_and_the_model_is_the_one_that_had_it(data: str) -> None:
@@ -297,7 +298,7 @@ def test_campaign_files_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     series(tmp_path / "data" / "ETTm2.csv")
     for name in ("autoformer", "autoformer_small"):
         campaign = hpo.Campaign.from_file(JOBS / f"{name}.toml")
-        assert isinstance(campaign.task, autoformer.ForecastTask)
+        assert isinstance(campaign.task, ForecastTask)
 
 
 def test_options_are_plain_values_that_a_file_and_a_command_line_can_give() -> None:

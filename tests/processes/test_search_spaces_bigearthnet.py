@@ -20,8 +20,9 @@ import hpo
 import trainers
 from hpo.config.reader import read_file
 from search_spaces import bigearthnet
-from search_spaces.building_blocks import losses, optimizers, patch_task
-from search_spaces.building_blocks.f1 import f1_metrics
+from search_spaces.building_blocks import patch_task
+from search_spaces.building_blocks.recipe_parts import losses, optimizers
+from search_spaces.building_blocks.recipe_parts.f1 import f1_metrics
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
 from search_spaces.readers.bigearthnet_files.format import CLASSES
 from search_spaces.standalone import command_line

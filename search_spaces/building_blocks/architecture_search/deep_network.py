@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
 from search_spaces import options as check
-from search_spaces.building_blocks import memory
+from search_spaces.building_blocks.architecture_search import memory
 from search_spaces.building_blocks.recipes import MakeRecipe, Recipe, Run, Searched, TrainingOptions
 from search_spaces.options import Positive
 
