@@ -115,6 +115,7 @@ def _local_sgd(p: dict[str, Any], options: Options, run: Run) -> trainers.Method
         neighbourhood_every=p["neighbourhood_every"] if several else None,
         neighbourhoods=p["household"] * p["neighbourhood"] if several else None,
         world_every=p["world_every"],
+        average_at_epoch_end=False,
     )
 
 

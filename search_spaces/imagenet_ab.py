@@ -20,6 +20,8 @@ from search_spaces.building_blocks.imagenet_task import ImageNetOptions, Size, m
 from search_spaces.options import Count, Positive
 
 if TYPE_CHECKING:
+    from torch import nn
+
     import trainers
     from hpo.individual import Scalar
 
@@ -57,6 +59,11 @@ class Options(ImageNetOptions):
     group_size: Count | None = None
     """Ranks of a group; else 4, with small 1. A single rank trains without groups."""
 
+    def finish(self, network: nn.Module) -> None:
+        from search_spaces.building_blocks.initial_weights import make_orthogonal
+
+        make_orthogonal(network)
+
     @property
     def source(self) -> Size:
         return Size(epochs=EPOCHS, batch_size=4096)
@@ -78,7 +85,6 @@ def default(options: Options) -> dict[str, Scalar]:
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.initial_weights import make_orthogonal
     from search_spaces.building_blocks.recipe_parts.schedules import cosine
 
     vit = options.network == "vit-b-16"
@@ -89,7 +95,7 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         dropout=0.0 if vit else 0.1,
         drop_path=0.1 if vit else 0.0,
     )
-    make_orthogonal(network)
+    options.finish(network)
     return Recipe(
         network=network,
         optimizer=lambda weights: torch.optim.AdamW(

@@ -63,6 +63,11 @@ class Options(ViTOptions):
     """Of vit: the part of the samples of which its last block is left out, earlier blocks less often."""
     width: Count = 16
 
+    def finish(self, network: nn.Module) -> None:
+        from search_spaces.building_blocks.initial_weights import make_orthogonal
+
+        make_orthogonal(network)
+
     def rules(self) -> None:
         super().rules()
         if self.warmup_epochs > self.epochs:
@@ -74,7 +79,6 @@ class Options(ViTOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.initial_weights import make_orthogonal
     from search_spaces.building_blocks.recipe_parts.schedules import cosine
     from search_spaces.networks.vgg import cifar_vgg16
 
@@ -83,7 +87,7 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         model = options.vit(classes=run.classes, drop_path=options.drop_path)
     else:
         model = cifar_vgg16(classes=run.classes, width=options.width)
-    make_orthogonal(model)
+    options.finish(model)
     return Recipe(
         network=model,
         optimizer=lambda weights: torch.optim.AdamW(

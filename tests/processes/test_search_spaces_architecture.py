@@ -67,6 +67,13 @@ def test_the_default_of_bigearthnet_is_the_sources_network(small: bool, tmp_path
         assert count(networks[1]) == 25_557_032 + 9 * 64 * 49 - 981 * 2049
 
 
+def test_a_deep_network_of_ab_training_begins_orthogonal() -> None:
+    options = {"architecture": "deep", "small": True}
+    network = vit_ab.untrained(vit_ab.make_task(**options).default or {}, **options, classes=10)
+    weight = network.get_parameter("classifier.weight").detach()
+    torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)))
+
+
 @pytest.mark.parametrize("campaign", IMAGES, ids=lambda one: one.__name__.split(".")[1])
 def test_image_campaigns_have_deep_networks(campaign: Any) -> None:
     source, deep = campaign.make_task(), campaign.make_task(architecture="deep")

@@ -54,6 +54,8 @@ def test_households_and_neighbourhoods_share_data_as_in_the_study() -> None:
     made = assignment._local_sgd(dict(both.params), assignment.Options(ranks_per_worker=16), Run())
     assert isinstance(made, trainers.LocalSGD)
     assert (made.households, made.neighbourhoods, made.neighbourhood_every) == (4, 8, 2)
+    # Periods go on over epochs: H = 8, L_W = 128 averages 67 times in 182 epochs of 47 steps.
+    assert not made.average_at_epoch_end
     held = trainers.Coarse(shards=8).holders(64, 16, seed=0)
     # Two neighbourhoods of eight ranks: within one no sample twice, and each has all of them.
     for ranks in (range(8), range(8, 16)):

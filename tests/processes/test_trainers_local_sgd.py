@@ -67,11 +67,12 @@ def simulated(
     *,
     start: int = 0,
     joint: int = 1,
+    epoch_ends: bool = True,
     optimizer: Any = sgd,
 ) -> Tensor:
     """One process with a model a worker, that averages parameters over parts of ``size`` ranks every
-    ``period`` steps for (period, size) in ``levels``, the world last, and gradients over parts of ``joint``,
-    and before ``start`` over all.
+    ``period`` steps for (period, size) in ``levels``, the world last, at the end of each epoch or with ``epoch_ends``
+    False of the last one, and gradients over parts of ``joint``, and before ``start`` over all.
     """
     nets = [model() for _ in range(ranks)]
     optimizers = [optimizer(net.parameters()) for net in nets]
@@ -95,8 +96,8 @@ def simulated(
         since += step >= start
         for level in levels:
             period, size = level
-            last = of_epoch == STEPS_PER_EPOCH - 1 and level == levels[-1]
-            if (since and since % period == 0) or last:
+            ends = of_epoch == STEPS_PER_EPOCH - 1 if epoch_ends else step == STEPS - 1
+            if (since and since % period == 0) or (ends and level == levels[-1]):
                 for part in parts(ranks, size):
                     mean = sum(flat(nets[rank]) for rank in part) / len(part)
                     for rank in part:
@@ -118,6 +119,15 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"households": 1, "neighbourhoods": 2, "neighbourhood_every": 2, "world_every": 6},
         {"levels": [(2, 2), (6, 4)]},
+    ),
+    (
+        {"households": 2, "world_every": 7, "average_at_epoch_end": False},
+        {"levels": [(7, 4)], "joint": 2, "epoch_ends": False},
+    ),
+    # Longer than an epoch.
+    (
+        {"households": 1, "world_every": STEPS_PER_EPOCH + 3, "average_at_epoch_end": False},
+        {"levels": [(STEPS_PER_EPOCH + 3, 4)], "epoch_ends": False},
     ),
 ]
 
@@ -324,10 +334,57 @@ def test_the_effective_batch_size_is_recorded_where_it_is_defined() -> None:
     assert run_ranks(4, recorded)[0] == [[8, 2 * 4 * 9 / 16], [None, None], [None, None]]
 
 
+# Epochs that end without an average
+
+
+def evaluated_at_epoch_ends(rank: int) -> None:
+    """Epochs of five steps: none ends with an average, which come after the eighth step and at the run's end."""
+    samples = labelled(10 * dist.get_world_size())
+    method = trainers.LocalSGD(households=1, world_every=8, average_at_epoch_end=False)
+    keywords: dict[str, Any] = {"optimizer": adamw, "epochs": 3, "batch_size": 2, "method": method}
+    whole, again = noisy_model(), noisy_model()
+    own: list[Tensor] = []
+    evaluations = 0
+
+    def weights_and_buffers() -> list[Tensor]:
+        return [each.detach().double().clone() for each in (*whole.parameters(), *whole.buffers())]
+
+    def take(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        nonlocal evaluations
+        if not model.training:
+            evaluations += 1
+            for found, mine in zip(weights_and_buffers(), own, strict=True):
+                mean = mine.clone()
+                dist.all_reduce(mean)
+                torch.testing.assert_close(found, mean / dist.get_world_size())
+            assert not torch.equal(weights_and_buffers()[0], own[0])
+        inputs, classes = batch
+        outputs = model(inputs)
+        return {"loss": cross_entropy(outputs, classes), "outputs": outputs}
+
+    def after_step(step: int, taken: object) -> None:
+        own[:] = weights_and_buffers()
+
+    result = trainers.train(whole, samples, labelled(), step=take, on_step=after_step, **keywords)
+    assert evaluations
+    assert [entry["synchronisations"] for entry in result.history] == [0, 1, 2]
+    # Without evaluations training takes the same course.
+    trainers.train(again, samples, loss=cross_entropy, **keywords)
+    for one, other in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+        first = one.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(one, first)
+
+
+def test_an_evaluation_between_averages_sees_the_mean_and_leaves_the_ranks_as_they_were() -> None:
+    run_ranks(2, evaluated_at_epoch_ends)
+
+
 # Going on
 
 
-def resumed_and_not(rank: int, directory: str) -> None:
+def resumed_and_not(rank: int, directory: str, at_epoch_end: bool) -> None:
     samples = labelled(10 * dist.get_world_size())
     keywords: dict[str, Any] = {
         "loss": cross_entropy,
@@ -337,7 +394,12 @@ def resumed_and_not(rank: int, directory: str) -> None:
         "clip_norm": 1.0,
         "topology": trainers.Topology(ranks_per_node=2),
         "method": trainers.LocalSGD(
-            households=1, neighbourhoods=2, neighbourhood_every=2, world_every=4, start=3
+            households=1,
+            neighbourhoods=2,
+            neighbourhood_every=2,
+            world_every=4,
+            start=3,
+            average_at_epoch_end=at_epoch_end,
         ),
     }
     whole, again = noisy_model(), noisy_model()
@@ -352,8 +414,9 @@ def resumed_and_not(rank: int, directory: str) -> None:
         assert torch.equal(a, b), name
 
 
-def test_resumes_bit_for_bit_with_neighbourhoods(tmp_path: Path) -> None:
-    run_ranks(4, resumed_and_not, str(tmp_path))
+@pytest.mark.parametrize("at_epoch_end", [True, False])
+def test_resumes_bit_for_bit_with_neighbourhoods(tmp_path: Path, at_epoch_end: bool) -> None:
+    run_ranks(4, resumed_and_not, str(tmp_path), at_epoch_end)
 
 
 def with_another_layer(rank: int) -> list[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypedDict, cast
@@ -20,6 +21,7 @@ from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import each_bucket, reconcile_buffers
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
+from trainers.communication.rank_average import averaged_over_ranks
 from trainers.communication.topology import Ranks
 from trainers.methods.strategy import (
     Setup,
@@ -62,7 +64,7 @@ def adapted_period(*, period: int, first_loss: float, loss: float) -> int:
 class LocalSGD:
     """Ranks train alone and average parameters now and then: inside a household every ``household_every`` steps,
     inside a neighbourhood every ``neighbourhood_every``, over all ranks every ``world_every`` (L_H < L_N < L_W), and
-    at each epoch's end.
+    at each epoch's end unless ``average_at_epoch_end`` is False.
 
     Steps count from the last average over all ranks. With ``household_every=1`` households average gradients instead
     of parameters: for SGD, with momentum or not, that is the same; AdamW gains from it, since the ranks of a
@@ -82,6 +84,9 @@ class LocalSGD:
         adaptive (bool; default False): with each epoch after ``start``, ``world_every`` shrinks as the training loss
             falls from that of the first (AdaComm, Wang and Joshi 2018). Inner periods stay; those that are no longer
             shorter have no effect.
+        average_at_epoch_end (bool; default True): average over all ranks at each epoch's end, too. False: periods go on
+            over epochs, as in the study of data assignment; what is evaluated at an epoch's end is the mean of the
+            ranks' parameters, made for the evaluation alone.
 
     Raises:
         ValueError: a setting is not allowed; in the run: ``start`` is the whole run.
@@ -94,6 +99,7 @@ class LocalSGD:
     neighbourhoods: int | None = None
     start: Steps = 0
     adaptive: bool = False
+    average_at_epoch_end: bool = True
 
     def __post_init__(self) -> None:
         for name in ("household_every", "neighbourhood_every", "world_every", "households", "neighbourhoods"):
@@ -257,8 +263,9 @@ class _LocalSGDStrategy(Strategy):
             self._average(self._household)
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
-        self.synchronise()
-        reconcile_buffers(self._setup.communicator.world, self._setup.model)
+        if self._method.average_at_epoch_end:
+            self.synchronise()
+            reconcile_buffers(self._setup.communicator.world, self._setup.model)
         if self._method.adaptive and (epoch + 1) * self._setup.steps_per_epoch > self._start:
             if self._first_loss is None:
                 self._first_loss = train_loss
@@ -266,8 +273,17 @@ class _LocalSGDStrategy(Strategy):
                 period=self._method.world_every, first_loss=self._first_loss, loss=train_loss
             )
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        if self._method.average_at_epoch_end:
+            return nullcontext()
+        return averaged_over_ranks(
+            self._setup.communicator.service, self._setup.model, parameters=self._agreed < self._top
+        )
+
     def finalise(self) -> None:
         self.synchronise()
+        if not self._method.average_at_epoch_end:
+            reconcile_buffers(self._setup.communicator.world, self._setup.model)
 
     def synchronise(self) -> None:
         self._average(self._top)
