@@ -33,6 +33,7 @@ from typing import Any
 from compare_table import FULL_RANK, SHARES, Baseline, places, reached, table
 
 import hpo
+from hpo.cluster import slurm
 from hpo.individual import COMPLETED, Individual
 
 __all__ = ["SHARES", "compared", "main", "measure", "reached", "test_value"]
@@ -253,8 +254,9 @@ class Place:
     too_few: bool = False
 
     def command(self, module: str, port: int) -> list[str]:
-        """What starts ``module`` there. On several nodes srun starts a torchrun on each, which meet at ``port`` of this
-        host. Raises CampaignError where ranks do not divide among nodes, or these are too few.
+        """What starts ``module`` there. On several nodes, the first of this allocation of Slurm, srun starts a torchrun
+        on each with all of the job's cores there; they meet at ``port`` of the first. Raises CampaignError where ranks
+        do not divide among nodes, these are too few, or the allocation has fewer.
         """
         if self.too_few and self.nodes == 1:
             raise hpo.CampaignError(
@@ -276,9 +278,25 @@ class Place:
         ]
         if self.nodes == 1:
             return [*torchrun, "--standalone", "-m", module]
+        hosts = [one.name for one in slurm.allocation(os.environ) or ()]
+        if len(hosts) < self.nodes:
+            raise hpo.CampaignError(
+                f"{self.ranks} ranks on {self.nodes} nodes: here is an allocation of Slurm of {len(hosts)} nodes. "
+                "Start this inside one of as many (sbatch or salloc), or name fewer by --nodes."
+            )
         srun = ["srun", f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--ntasks-per-node=1", "--overlap"]
+        srun += [f"--nodelist={','.join(hosts[: self.nodes])}"]
+        if (cores := cores_of_job()) is not None:
+            # Without a number srun leaves a task one core, for all of the node's ranks.
+            srun += [f"--cpus-per-task={cores}"]
         meeting = [f"--nnodes={self.nodes}", "--rdzv-backend=c10d", f"--rdzv-id=compare-{port}"]
-        return [*srun, *torchrun, *meeting, f"--rdzv-endpoint={socket.gethostname()}:{port}", "-m", module]
+        return [*srun, *torchrun, *meeting, f"--rdzv-endpoint={hosts[0]}:{port}", "-m", module]
+
+
+def cores_of_job() -> int | None:
+    """How many cores this job of Slurm has on each of its nodes, on the one with fewest; None outside of one."""
+    cores = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    return min(slurm.read_counts(cores)) if cores else None
 
 
 def nodes_for(ranks: int) -> int:
@@ -351,7 +369,8 @@ def trained_anew(
                 command.append(f"--directory={shared.resolve()}")
             if seeds is not None:
                 command.append(f"--test-seeds={seeds}")
-            threads = str(max(1, (os.cpu_count() or 1) * place.nodes // place.ranks))
+            cores = (cores_of_job() if place.nodes > 1 else None) or os.cpu_count() or 1
+            threads = str(max(1, cores * place.nodes // place.ranks))
             print(f"compare: measuring {individual.id} on the test part", file=sys.stderr, flush=True)
             code, printed, errors = _run(command, {"OMP_NUM_THREADS": threads, **os.environ}, limit_s)
         if code is None:

@@ -18,6 +18,7 @@ import pytest
 from places import ROOT, TESTS
 
 import hpo
+from hpo.cluster.hosts import Host
 from search_spaces.building_blocks.recipes import Run
 
 
@@ -397,7 +398,7 @@ def on_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
         "    return hpo.Task(space, evaluate, direction='maximize', default={'x': 0.25})\n"
     )
     monkeypatch.chdir(tmp_path)
-    for name in ("SLURM_NTASKS_PER_NODE", "SLURM_JOB_NUM_NODES"):
+    for name in ("SLURM_NTASKS_PER_NODE", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
 
     def made(sent: float, **options: int) -> Path:
@@ -416,9 +417,22 @@ def on_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     return made
 
 
+@pytest.fixture
+def in_a_job(compare: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """in_a_job(nodes): this is in an allocation of Slurm of nodes n0, n1 and so on, with 8 and more cores on each."""
+
+    def allocated(nodes: int) -> None:
+        hosts = tuple(Host(f"n{number}", 2) for number in range(nodes))
+        monkeypatch.setattr(compare.slurm, "allocation", lambda environment: hosts)
+        monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", f"12(x{nodes - 1}),8")
+
+    return allocated
+
+
 def test_what_was_sent_between_nodes_is_not_measured_on_one_by_default(
     compare: ModuleType,
     on_nodes: Callable[..., Path],
+    in_a_job: Callable[[int], None],
     started: list[list[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -429,6 +443,13 @@ def test_what_was_sent_between_nodes_is_not_measured_on_one_by_default(
     assert "4 ranks would be on one node" in printed
     assert "--nodes N" in printed and "--nodes 1 measures on one node all the same" in printed
     assert not started
+    assert compare.main([str(file), "--nodes=2"]) == hpo.CampaignError.exit_code
+    assert (
+        "here is an allocation of Slurm of 0 nodes. Start this inside one of as many"
+        in capsys.readouterr().err
+    )
+    assert not started
+    in_a_job(2)
     assert compare.main([str(file), "--nodes=2"]) == 0
     assert started and all(command[:2] == ["srun", "--nodes=2"] for command in started)
     # What has been measured is printed anywhere.
@@ -447,14 +468,20 @@ def test_on_one_node_it_is_measured_where_that_is_asked_for(
 def test_in_slurm_it_is_measured_on_the_allocation_s_nodes(
     compare: ModuleType,
     on_nodes: Callable[..., Path],
+    in_a_job: Callable[[int], None],
     started: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = on_nodes(5.0)
+    in_a_job(3)
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
     assert compare.main([str(file)]) == 0
     assert started and all(command[:2] == ["srun", "--nodes=2"] for command in started)
+    for command in started:
+        # All of the job's cores on each node, and a meeting on the first of them, wherever this is started.
+        assert {"--nodelist=n0,n1", "--cpus-per-task=8"} <= set(command)
+        assert any(word.startswith("--rdzv-endpoint=n0:") for word in command)
 
 
 @pytest.mark.parametrize(("sent", "options"), [(0.0, {}), (5.0, {"ranks_per_node": 1})])
@@ -485,7 +512,7 @@ def test_ranks_pose_as_nodes_by_the_task_s_own_options_too(compare: ModuleType) 
 def test_a_test_on_two_nodes_is_one_training(
     compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """srun here starts its command once for each node, on this host."""
+    """srun here starts its command once for each node, on this host; tests/ranks/test_slurm.py has a real one."""
     (tmp_path / "srun").write_text(
         '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do case $1 in --nodes=*) n=${1#--nodes=};; esac; shift; done\n'
         'i=0; while [ $i -lt "$n" ]; do "$@" & i=$((i + 1)); done; wait\n'
@@ -499,7 +526,7 @@ def test_a_test_on_two_nodes_is_one_training(
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(compare.socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(compare.slurm, "allocation", lambda environment: (Host("localhost", 2),) * 2)
     one = SimpleNamespace(id="0-3", params={"x": 0.5})
     found = compare.trained_anew("sized", tmp_path, one, compare.Place(ranks=4, nodes=2), [], limit_s=100)
     assert found == {"test": 4.0, "directory": str(tmp_path / "test" / "0-3.run")}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
+from places import JOBS
 from slurm import User, missing
 from terminal import variable, wait_until
 
@@ -129,3 +133,35 @@ def test_a_job_gets_the_gpus_that_it_asks_for_and_each_worker_one(user: User) ->
     lines = (user.terminal.directory / "side.txt").read_text().splitlines()
     assert {line.split()[2] for line in lines} == {"0", "1"}, user.output()
     user.all_is_there_once(12)
+
+
+@pytest.mark.timeout(150)
+def test_compare_trains_on_the_nodes_of_its_job_with_all_of_their_cores(user: User) -> None:
+    folder = user.terminal.directory
+    (folder / "placed.py").write_text(
+        "import json, os\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "mine = {name: os.environ[name] for name in ('SLURMD_NODENAME', 'SLURM_CPUS_PER_TASK', 'LOCAL_WORLD_SIZE')}\n"
+        "all_of_them = [None] * dist.get_world_size()\n"
+        "dist.all_gather_object(all_of_them, mine)\n"
+        "if dist.get_rank() == 0:\n"
+        "    print(json.dumps(all_of_them))\n"
+        "dist.destroy_process_group()\n"
+    )
+    # Both nodes are this machine, whose name is another than theirs.
+    (folder / "started.py").write_text(
+        "import subprocess, sys\n"
+        f"sys.path.insert(0, {str(JOBS)!r})\n"
+        "import compare\n"
+        "command = compare.Place(ranks=4, nodes=2).command('placed', compare._free_port())\n"
+        "command = [word.replace('endpoint=n0:', 'endpoint=127.0.0.1:') for word in command]\n"
+        "sys.exit(subprocess.run(command, timeout=50).returncode)\n"
+    )
+    printed = user.cluster.run(
+        "salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2", sys.executable, "started.py",
+        cwd=folder,
+    )  # fmt: skip
+    found = json.loads(printed)
+    assert sorted(one["SLURMD_NODENAME"] for one in found) == ["n0", "n0", "n1", "n1"]
+    assert {(one["SLURM_CPUS_PER_TASK"], one["LOCAL_WORLD_SIZE"]) for one in found} == {("4", "2")}
