@@ -110,6 +110,7 @@ misbehaving = hpo.Task(hpo.SearchSpace(what=hpo.Categorical(*WHAT), turn=hpo.Int
 def compile_and_train(trial: hpo.Trial) -> float:
     """A small model, compiled, one step; each size anew, as another campaign's configuration would be."""
     import torch
+    from inductor import backend_for
 
     begun = time.perf_counter()
     device = state_of(trial)
@@ -118,8 +119,7 @@ def compile_and_train(trial: hpo.Trial) -> float:
     model = torch.nn.Sequential(torch.nn.Linear(32, width), torch.nn.GELU(), torch.nn.Linear(width, 1)).to(
         device
     )
-    # Without a GPU inductor wants a C++ compiler.
-    step = torch.compile(model, backend="inductor" if device.type == "cuda" else "aot_eager")
+    step = torch.compile(model, backend=backend_for(device))
     loss = step(torch.ones(16, 32, device=device)).square().mean()
     loss.backward()
     value = loss.item()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from inductor import backend_for, recompilations
 from test_gpu_training import Small, apart, classify, samples, weights
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -180,18 +181,6 @@ class Blocks(nn.Module):
         return out
 
 
-def compiles(device: torch.device) -> bool:
-    """Whether inductor finds the compiler that it wants for the device."""
-    try:
-        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
-    except Exception as error:
-        print(f"inductor: {type(error).__name__}: {error}")
-        return False
-    finally:
-        torch._dynamo.reset()
-    return True
-
-
 def in_factors(device: torch.device, backend: str | None) -> Run:
     model = Blocks().to(device)
     for block in model.blocks if backend is not None else ():
@@ -206,11 +195,11 @@ def in_factors(device: torch.device, backend: str | None) -> Run:
 
 def test_compiled_blocks_become_low_rank(device: torch.device, figures: dict[str, Any]) -> None:
     """Converted, and of a lower rank after an update: each time compiled anew."""
-    backend = "inductor" if compiles(device) else "aot_eager"
+    backend = backend_for(device)
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
     # Blocks of one kind share the limit of eight.
-    with torch._dynamo.config.patch(recompile_limit=64):
+    with recompilations(64):
         found = in_factors(device, backend)
     compiled = graphs["unique_graphs"] - before
     expected = in_factors(CPU, None)

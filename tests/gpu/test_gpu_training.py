@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from datetime import timedelta
@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo import run_ranks
+from inductor import backend_for
 from places import ROOT
 from resuming import After
 from skips import not_possible_here
@@ -27,7 +28,6 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import Dataset, TensorDataset
 
 import trainers
-from trainers.communication.kept_groups import KEPT
 from trainers.data.batches import in_order
 from trainers.data.loader import Loader
 from trainers.lowrank.layers import merged
@@ -40,6 +40,7 @@ ENVIRONMENT = {
 pytestmark = [pytest.mark.timeout(200), pytest.mark.filterwarnings("default")]
 
 STEPS, EPOCHS, BATCH = 12, 2, 4
+WIDTHS = (24, 32, 32, 32, 1)
 PHASES: dict[str, Any] = {"warmup_steps": 3, "ab_steps": 6, "rebound_steps": 2, "lr_rebound_steps": 2}
 RANKS: dict[str, Any] = {"delay": 4, "update_every": 3, "sigma_cutoff": 0.2, "layer_step": 0.5}
 AT_ONCE = trainers.DASO(sync_every=1, sync_delay=0, warmup_epochs=0, cooldown_epochs=0, wire_dtype=None)
@@ -102,7 +103,7 @@ def apart(found: Tensor, expected: Tensor, start: Tensor) -> float:
 
 def trained(device: str, batch: int, name: str, **changed: Any) -> Tensor:
     method, per_node = AS_ON_CPU[name]
-    model = perceptron(torch.float64, 24, 32, 32, 32, 1).to(device)
+    model = perceptron(torch.float64, *WIDTHS).to(device)
     trainers.train(
         model, samples(STEPS * BATCH * 2, torch.float64), loss=mse_loss, optimizer=sgd, method=method,
         epochs=EPOCHS, batch_size=batch, timeout=timedelta(seconds=60), progress=False,
@@ -151,7 +152,7 @@ def both(found: Found, name: str) -> Tensor:
 
 @pytest.fixture
 def start() -> Tensor:
-    return weights(perceptron(torch.float64, 24, 32, 32, 32, 1))
+    return weights(perceptron(torch.float64, *WIDTHS))
 
 
 @pytest.mark.parametrize("name", AS_ONE_RANK)
@@ -180,35 +181,6 @@ def test_what_ranks_wait_for_one_another_is_recorded(two_ranks: Found, figures: 
     assert all(0 < seconds < 60 for seconds in waited.values()), waited
 
 
-def trained_twice(rank: int, device: str, names: Sequence[str]) -> dict[str, list[Any]]:
-    """By each method: the weights of both runs, and which groups torch has between and after them."""
-    found = {}
-    for name in names:
-        first = trained(device, BATCH, name)
-        between = kept()
-        second = trained(device, BATCH, name)
-        found[name] = [first, second, between, kept()]
-    return found
-
-
-def kept() -> list[str]:
-    """Names of the groups that wait for another run."""
-    return sorted(
-        group.group_name for group in dist.distributed_c10d._world.pg_map if group.group_desc == KEPT
-    )
-
-
-def test_a_second_run_of_daso_takes_over_the_groups_of_the_first(device: torch.device, start: Tensor) -> None:
-    names = ("DASO", "DASO at once")
-    for found in run_ranks(2, trained_twice, str(device), names, timeout_s=150, method="spawn"):
-        for name in names:
-            first, second, between, after = found[name]
-            assert between and between == after
-            # The same bits on the CPU; a GPU may add up in another order.
-            most = (0.02 if name in ROUNDED else 1e-6) if device.type == "cuda" else 0.0
-            assert apart(second, first, start) <= most
-
-
 def test_torchrun_with_two_ranks(device: torch.device, tmp_path: Path) -> None:
     script = Path(__file__).with_name("under_torchrun.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
@@ -227,24 +199,6 @@ def test_torchrun_with_two_ranks(device: torch.device, tmp_path: Path) -> None:
     torch.testing.assert_close(
         torch.tensor(first["weights"], dtype=torch.float64), alone, rtol=1e-6, atol=1e-9
     )
-
-
-def test_a_group_is_formed_and_left_a_hundred_times(device: torch.device, figures: dict[str, Any]) -> None:
-    """Of NCCL, as between evaluations of a worker; of gloo on the CPU."""
-    script = Path(__file__).with_name("groups_in_turn.py")
-    done = subprocess.run(
-        [sys.executable, script, str(device), "100"],
-        env=ENVIRONMENT,
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    figures["groups of one rank, in turn"] = found
-    assert found["backend"] == ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    settled, last = found["after 20"], found["after 100"]
-    assert last["files"] <= settled["files"] + 8
-    assert last["threads"] <= settled["threads"] + 8
-    assert last["device_mib"] <= settled["device_mib"] + 64
 
 
 # Precision, clipping, accumulation, loading
@@ -316,8 +270,7 @@ def test_precisions_train_what_single_precision_does_on_the_cpu(
 def test_precisions_train_a_compiled_model(
     device: torch.device, classified: tuple[Tensor, trainers.Result], precision: str
 ) -> None:
-    # Without a GPU inductor wants a C++ compiler.
-    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    backend = backend_for(device)
     before = torch.get_float32_matmul_precision()
     model = Small()
     model.compile(backend=backend)

@@ -516,10 +516,21 @@ def test_an_error_waits_for_no_operation_of_gloo_s() -> None:
 
 
 @pytest.mark.parametrize("starting", [False, True])
-def test_out_of_memory_is_no_lost_peer(starting: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB."),
+        ("AcceleratorError", "CUDA error: device-side assert triggered"),
+    ],
+)
+def test_an_error_of_its_own_device_is_no_lost_peer(starting: bool, kind: str, text: str) -> None:
+    if not hasattr(torch, kind):
+        pytest.skip(f"torch {torch.__version__} has no {kind}")
+    error = getattr(torch, kind)
+
     class Started:
         def wait(self, timeout: timedelta) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise error(text)
 
     def start() -> Any:
         if starting:
@@ -534,7 +545,7 @@ def test_out_of_memory_is_no_lost_peer(starting: bool) -> None:
         timeout=timedelta(seconds=1),
         next_is_near=True,
     )
-    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
+    with pytest.raises(error, match=text):
         channel._start(torch.ones(1), "all-reduce", start).wait()
 
 

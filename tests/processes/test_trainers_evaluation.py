@@ -6,10 +6,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from gloo import run_ranks
 from models import labelled
 from torch import Tensor, nn
@@ -239,6 +241,64 @@ def of_own_shards(rank: int) -> tuple[float, float, int]:
 
 def test_shards_of_several_lengths_are_evaluated_once() -> None:
     assert run_ranks(3, of_own_shards) == [(9.0, 9.0, 9), (9.0, 9.0, 0), (9.0, 9.0, 0)]
+
+
+def by_torchmetrics(rank: int, timeout: timedelta = timedelta(minutes=1)) -> list[dict[str, float]]:
+    """By all ranks, by the first two, and of fewer samples than ranks."""
+    from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+
+    class Auroc(BinaryAUROC):
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            super().update(outputs.softmax(1)[:, 1], targets)
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2)
+    metrics: dict[str, Any] = {
+        "accuracy": MulticlassAccuracy(2, average="micro"),  # counts that are summed
+        "auroc": Auroc(),  # keeps all outputs, of which ranks have different numbers
+        "error": 1 - MulticlassAccuracy(2, average="micro"),  # a metric in another
+    }
+    found = []
+    ranks = dist.get_world_size()
+    two = dist.new_group([0, 1]) if ranks > 1 else None
+    for group, count in ((None, 23), (two, 23), (None, 2)):
+        if group is None or rank < 2:
+            given = {"metrics": metrics, "batch_size": 3, "group": group, "timeout": timeout}
+            found.append(trainers.evaluate(model, labelled(count), **given))
+    assert all(one.dist_sync_fn is None for one in metrics.values())
+    return found
+
+
+def test_metrics_of_torchmetrics_are_of_the_ranks_that_evaluate() -> None:
+    (alone,) = run_ranks(1, by_torchmetrics)
+    assert alone[0] == alone[1] and 0 < alone[0]["error"] == pytest.approx(1 - alone[0]["accuracy"])
+    first, second, third = run_ranks(3, by_torchmetrics)
+    for one in (first, second, [third[0], alone[1], third[1]]):
+        for found, expected in zip(one, alone, strict=True):
+            assert found == pytest.approx(expected)
+
+
+def beside_one_that_left(rank: int) -> str:
+    from torchmetrics import MeanMetric
+
+    class Left(MeanMetric):
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            super().update(targets)
+
+        def compute(self) -> Tensor:
+            if rank == 1:
+                raise KeyError("this rank's own")
+            return super().compute()
+
+    with pytest.raises((KeyError, trainers.CommunicationError)) as caught:
+        trainers.evaluate(
+            nn.Linear(6, 2), labelled(), metrics={"mean": Left()}, batch_size=3, timeout=timedelta(seconds=5)
+        )
+    return type(caught.value).__name__
+
+
+def test_a_rank_that_is_missed_by_a_metric_of_torchmetrics_is_an_error_after_the_time_out() -> None:
+    assert run_ranks(2, beside_one_that_left) == ["CommunicationError", "KeyError"]
 
 
 class Numbers(IterableDataset[Any]):

@@ -30,6 +30,11 @@ _SUMMED = (*_SENT, *COMPLEX_TYPES)
 """What both gloo and NCCL take as it is; other types are sent as bytes, where they need not be summed."""
 
 
+_OWN_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+"""RuntimeErrors of this rank and its device, the second from torch 2.8 on, and not of a peer: those who judge runs by
+them must know them.
+"""
+
 _MANY_WAITS = 1000
 _HOST = torch.device("cpu")
 
@@ -209,8 +214,7 @@ class Channel:
             return Pending(self, None, tensor, what)
         try:
             work = start()
-        except torch.OutOfMemoryError:
-            # This rank's own trouble: those who judge runs by it must know it.
+        except _OWN_ERRORS:
             raise
         except RuntimeError as error:
             raise self._lost(what, 0.0, error) from error
@@ -233,7 +237,7 @@ class Channel:
                 work.wait()
                 around[1].record(torch.cuda.current_stream(tensor.device))
                 self._note(around)
-        except torch.OutOfMemoryError:
+        except _OWN_ERRORS:
             raise
         except RuntimeError as error:
             raise self._lost(what, time.perf_counter() - begin, error) from error

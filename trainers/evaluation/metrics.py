@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainers.communication.channel import Channel
 from trainers.communication.gathering import gathered
+from trainers.evaluation.torchmetrics_states import joined_over
 from trainers.structures import joined, mapped, moved
 
 _TEXT_BYTES = 400
@@ -24,8 +25,8 @@ class StreamingMetric(Protocol):
     """A metric that is given a batch at a time, so that no outputs need to be kept. Those of torchmetrics are such.
 
     One of your own also has ``sums()``, which returns the tensors of its state, such as counts of samples and of hits.
-    The ranks sum them, in place, before ``compute``. Those of torchmetrics, which have ``sync_on_compute``, do that
-    themselves in ``compute``, over all ranks.
+    The ranks sum them, in place, before ``compute``. Those of torchmetrics, which have ``sync_on_compute``, join their
+    states themselves in ``compute``, here over the ranks of the evaluation.
     """
 
     def reset(self) -> object:
@@ -120,7 +121,8 @@ class Scores:
         found: dict[str, float] = {}
         for name, metric in self._streaming.items():
             self._sum(name, metric, shared)
-            found[name] = one_number(name, metric.compute())
+            with joined_over(metric, self._channel):
+                found[name] = one_number(name, metric.compute())
 
         def compute() -> list[float]:
             if self._functions:
@@ -171,8 +173,8 @@ class Scores:
                     f"metrics: sums() of {name!r} returned {type(tensor).__name__} in its list, and must return "
                     "tensors, which the ranks sum in place."
                 )
-            # NCCL takes no transposed one.
-            sent = tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
+            # In the host's memory, where a rank that hangs is an error after the time-out.
+            sent = tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
             tensor.copy_(self._channel.all_reduce(sent).wait())
 
     def _of_first_rank(self, compute: Callable[[], list[float]]) -> list[float]:

@@ -57,7 +57,7 @@ class AB:
     A compiled model is compiled anew at each decomposition whose ranks are others, and apart from that for the
     evaluation, which has no gradients and in a group phase a merged model. torch does so 8 times and then runs that
     part uncompiled, which takes less than half of a run of 20 epochs: raise ``torch._dynamo.config.recompile_limit``
-    before the run.
+    (torch 2.6: ``cache_size_limit``) before the run.
 
     Args:
         warmup_steps (int: steps, float: fraction of the run; default 0.3): all ranks train whole weights.

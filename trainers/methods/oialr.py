@@ -59,9 +59,9 @@ class OIALR:
     The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a model in
     this form starts by making it whole. A compiled model is compiled anew where ranks fall, and apart from that for
     the evaluation, which has no gradients. torch does so 8 times and then runs that part uncompiled: raise
-    ``torch._dynamo.config.recompile_limit`` before the run. Metrics: rank/LAYER from the decomposition on,
-    stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors; 1 for a basis that did not turn),
-    ``decomposition_s`` of the busiest rank.
+    ``torch._dynamo.config.recompile_limit`` (torch 2.6: ``cache_size_limit``) before the run. Metrics: rank/LAYER from
+    the decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors; 1 for a basis
+    that did not turn), ``decomposition_s`` of the busiest rank.
 
     Args:
         delay (int: steps, float: fraction of the run; default 1 / 3): steps of full rank; a third of all "yields
