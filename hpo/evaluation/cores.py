@@ -23,6 +23,9 @@ _CPUS = Path("sys/devices/system/cpu")
 _NODES = Path("sys/devices/system/node")
 _PCI = Path("sys/bus/pci/devices")
 _DRIVER = Path("proc/driver/nvidia/gpus")
+_DEV = Path("dev")
+_NVIDIA, _DISPLAYS = "0x10de", "0x03"
+"""The bus' numbers of the vendor, and of the classes of devices that GPUs are in."""
 _HYBRID = Path("sys/devices/cpu_atom")
 """Exists where some cores are slower than others; of equal shares some would be slower, too."""
 _GLOBAL_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -216,18 +219,35 @@ def _distances(root: Path, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def _gpu_nodes(root: Path, environment: Mapping[str, str]) -> list[int | None]:
-    """The NUMA node's number of each visible GPU, in order."""
-    visible = visible_devices(environment, root / _DRIVER)
+    """The NUMA node's number of each visible GPU, in order; empty where that is not known."""
+    visible = visible_devices(environment, root / _DRIVER, root / _DEV)
+    there = _bus_ids(root)
+    if not there or len(visible) == 1 < len(
+        there
+    ):  # the launcher gave each rank one: the others' are not known
+        return []
+    for name in _GLOBAL_GPUS:
+        numbers = tuple(environment.get(name, "").split(","))
+        if len(numbers) == len(visible) and all(map(str.isdecimal, (*numbers, *visible))):
+            visible = numbers
+            break
+    return [_node_of(root, _bus_id(root, name, there)) for name in visible]
+
+
+def _bus_ids(root: Path) -> list[str]:
+    """Of the host's GPUs, in their order. In containers without the driver's folder those of the bus, if all of them
+    have a device file there.
+    """
     with suppress(OSError):
-        there = sorted(path.name for path in (root / _DRIVER).iterdir())
-        if len(visible) == 1 < len(there):  # the launcher gave each rank one: the others' are not known
-            return []
-        for name in _GLOBAL_GPUS:
-            numbers = tuple(environment.get(name, "").split(","))
-            if len(numbers) == len(visible) and all(map(str.isdecimal, (*numbers, *visible))):
-                visible = numbers
-                break
-        return [_node_of(root, _bus_id(root, name, there)) for name in visible]
+        return sorted(path.name for path in (root / _DRIVER).iterdir())
+    with suppress(OSError):
+        found = sorted(
+            path.name
+            for path in (root / _PCI).iterdir()
+            if _text(path / "vendor").strip() == _NVIDIA and _text(path / "class").startswith(_DISPLAYS)
+        )
+        if len(found) == len(visible_devices({}, root / _DRIVER, root / _DEV)):
+            return found
     return []
 
 

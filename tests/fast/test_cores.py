@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,28 @@ def test_a_binding_to_one_core_is_left_and_a_wider_one_kept(root: Path) -> None:
 def test_the_nodes_of_visible_gpus_are_found(
     root: Path, environment: dict[str, str], nodes: tuple[int | None, ...]
 ) -> None:
+    assert seen(root, **environment).gpu_nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("files", "environment", "nodes"),
+    [
+        (range(4), {}, (1, 1, 0, 0)),
+        (range(4), {"CUDA_VISIBLE_DEVICES": "3,0"}, (0, 1)),
+        (range(4), {"CUDA_VISIBLE_DEVICES": "GPU-3abc-1,0"}, (None, 1)),
+        (range(2), {}, ()),  # which of the four are the container's is not known
+    ],
+)
+def test_in_a_container_without_the_driver_s_folder_gpus_are_those_of_the_bus(
+    root: Path, files: range, environment: dict[str, str], nodes: tuple[int | None, ...]
+) -> None:
+    shutil.rmtree(root / "proc")
+    bus = "sys/bus/pci/devices"
+    devices = {one.lower(): ("0x10de", "0x030200") for one in BUS_IDS}
+    others = {"0000:00:02.0": ("0x8086", "0x030000"), "0000:05:00.0": ("0x10de", "0x068000")}
+    for one, (vendor, kind) in {**devices, **others}.items():
+        write(root, {f"{bus}/{one}/vendor": vendor, f"{bus}/{one}/class": kind})
+    write(root, {f"dev/nvidia{number}": "" for number in files} | {"dev/nvidiactl": ""})
     assert seen(root, **environment).gpu_nodes == nodes
 
 
