@@ -10,7 +10,7 @@ from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
 from hpo.islands.coordinator.ending import NOTHING_COMPLETED, STOPPED
-from hpo.terminal import quoted, visible, write
+from hpo.terminal import one_line, quoted, visible, write
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -29,8 +29,7 @@ class Display:
 
     def __init__(self, settings: Settings, task: Task, *, workers: int) -> None:
         self._directory = settings.directory
-        self._directions = list(task.objectives.values())
-        self._names = list(task.objectives)
+        self._objectives = task.objectives
         self._workers = workers
         self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
         self._began: float | None = None
@@ -111,11 +110,11 @@ class Display:
     def _best(self, best: Best | None) -> str:
         if best is None:
             return "none yet"
-        values = [
-            -loss if direction == "maximize" else loss
-            for loss, direction in zip(best.losses, self._directions)
-        ]
-        return " ".join(f"{value:.6g}" for value in values) + f" ({best.id})"
+        values = []
+        for loss, (name, direction) in zip(best.losses, self._objectives.items()):
+            value = f"{-loss if direction == 'maximize' else loss:.6g}"
+            values.append(value if len(self._objectives) == 1 else f"{one_line(name)} {value}")
+        return ", ".join(values) + f" ({best.id})"
 
     def finish(self, coordinator: Coordinator, reason: str, now: float) -> None:
         """The last line: how it stands now, and why it ended."""

@@ -71,3 +71,21 @@ def test_a_slow_rate_is_told_by_the_hour(tmp_path: Path) -> None:
     coordinator, display = launch_of(tmp_path, evaluations=100)
     coordinator.tally.final += 1
     assert "30.0/h" in display.line(coordinator, 220.0).split("  ")
+
+
+@pytest.mark.parametrize(
+    ("objectives", "losses", "shown"),
+    [
+        (None, (-0.75,), "best -0.75 (0-0-1)"),
+        ({"accuracy": "maximize"}, (-0.75,), "best 0.75 (0-0-1)"),
+        ({"accuracy": "maximize", "seconds": "minimize"}, (-0.75, 12.5), "best accuracy 0.75, seconds 12.5 (0-0-1)"),
+    ],
+)  # fmt: skip
+def test_of_several_objectives_the_line_names_each(
+    tmp_path: Path, objectives: dict[str, str] | None, losses: tuple[float, ...], shown: str
+) -> None:
+    coordinator, _ = launch_of(tmp_path)
+    coordinator.tally.best = SimpleNamespace(losses=losses, id="0-0-1")
+    task = hpo.Task(hpo.SearchSpace(n=hpo.Int(1, 9)), evaluate, objectives=objectives)
+    display = Display(from_keywords(directory=tmp_path, evaluations=1), task, workers=3)
+    assert shown in display.line(coordinator, 160.0).split("  ")
