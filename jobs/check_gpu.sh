@@ -85,7 +85,7 @@ if [[ -z $figures ]]; then
 fi
 failed=0 tests=("$@")
 # First what shows soonest that the GPU does not work.
-((${#tests[@]})) || tests=(tests/gpu/test_gpu_{training,options,campaigns}.py)
+((${#tests[@]})) || tests=(tests/gpu/test_gpu_{training,options,evaluation,groups,campaigns}.py)
 if [[ -z $only_figures ]]; then
     # Warnings of other versions than those of constraints.txt are no errors here.
     "$python" -m pytest -p pytest_timeout -p no:cacheprovider -o filterwarnings=default -v --tb=short --durations=15 \

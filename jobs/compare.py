@@ -281,8 +281,19 @@ class Place:
         hosts = [one.name for one in slurm.allocation(os.environ) or ()]
         if len(hosts) < self.nodes:
             raise hpo.CampaignError(
-                f"{self.ranks} ranks on {self.nodes} nodes: here is an allocation of Slurm of {len(hosts)} nodes. "
-                "Start this inside one of as many (sbatch or salloc), or name fewer by --nodes."
+                f"{self.ranks} ranks on {self.nodes} nodes: "
+                + (
+                    f"this allocation of Slurm has {len(hosts)}. "
+                    if hosts
+                    else "no allocation of Slurm is found here. "
+                )
+                + "Start this inside one of as many (sbatch or salloc), or name fewer by --nodes."
+            )
+        if "SLURM_GPUS_PER_TASK" in os.environ:
+            # A node is one task here, and srun would give all of its ranks the GPUs of one.
+            raise hpo.CampaignError(
+                "this job was given --gpus-per-task, with which the ranks of a node cannot have a GPU each here. Ask "
+                "for --gpus-per-node in its place."
             )
         srun = ["srun", f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--ntasks-per-node=1", "--overlap"]
         srun += [f"--nodelist={','.join(hosts[: self.nodes])}"]

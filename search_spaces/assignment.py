@@ -31,8 +31,7 @@ space = hpo.SearchSpace(
     # Dealt anew each epoch; a shard of its own for each rank; several copies of each sample; all samples everywhere.
     assignment=hpo.Categorical("disjoint", "shards", *_COPYING, "full-overlap"),
     copies=hpo.Ordinal(2, 4, 6, 8, 10, 12, 14, when={"assignment": _COPYING}),  # C: ranks that have a sample
-    # L_W. Not 1, which is method = "ddp": accuracy alone would always choose gradients averaged at each step, whatever
-    # they cost to send.
+    # L_W. Not 1, which is method = "ddp": one end of the front, where households change nothing.
     world_every=hpo.Ordinal(2, 4, 8, 16, 32, 64, 128),
     # Ranks in a household, which average gradients at each step; 1: each trains on its own.
     household=hpo.Ordinal(1, 2, 4, 8),

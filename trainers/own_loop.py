@@ -65,7 +65,8 @@ def wrap(
         epochs (int, from 1): of the run. Methods have phases that are fractions of it; all steps must be taken, or the
             ``with`` block be left on all ranks after the same step.
         steps_per_epoch (int, from 1): optimizer steps in each epoch, the same on all ranks. After the last of them
-            buffers, and but for AB's groups parameters, are the same on all ranks.
+            parameters and buffers are the same on all ranks, but for AB's groups and
+            ``LocalSGD(average_at_epoch_end=False)``: evaluate inside ``evaluating``.
         method (Method; default None): how ranks work together; None: ``DDP()``.
         topology (Topology; default None): which ranks share a node; None: those with the same host name.
         timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.

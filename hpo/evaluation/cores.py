@@ -239,7 +239,8 @@ def _bus_ids(root: Path) -> list[str]:
     have a device file there.
     """
     with suppress(OSError):
-        return sorted(path.name for path in (root / _DRIVER).iterdir())
+        if found := sorted(path.name for path in (root / _DRIVER).iterdir()):
+            return found
     with suppress(OSError):
         found = sorted(
             path.name

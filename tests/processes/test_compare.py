@@ -444,10 +444,7 @@ def test_what_was_sent_between_nodes_is_not_measured_on_one_by_default(
     assert "--nodes N" in printed and "--nodes 1 measures on one node all the same" in printed
     assert not started
     assert compare.main([str(file), "--nodes=2"]) == hpo.CampaignError.exit_code
-    assert (
-        "here is an allocation of Slurm of 0 nodes. Start this inside one of as many"
-        in capsys.readouterr().err
-    )
+    assert "no allocation of Slurm is found here. Start this inside one of as many" in capsys.readouterr().err
     assert not started
     in_a_job(2)
     assert compare.main([str(file), "--nodes=2"]) == 0
@@ -507,6 +504,16 @@ def test_ranks_pose_as_nodes_by_the_task_s_own_options_too(compare: ModuleType) 
     assert needs(4)  # one node of four ranks sends nothing
     assert needs(None)
     assert not compare.needs_nodes(SimpleNamespace(), {}, 4, SimpleNamespace(metrics={}, objectives=None))
+
+
+def test_gpus_a_task_are_refused_on_several_nodes(
+    compare: ModuleType, in_a_job: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is one task."""
+    in_a_job(2)
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
+    with pytest.raises(hpo.CampaignError, match=r"--gpus-per-task.*Ask for --gpus-per-node"):
+        compare.Place(ranks=4, nodes=2).command("m", 1)
 
 
 def test_a_test_on_two_nodes_is_one_training(

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from places import ROOT
+from places import JOBS, ROOT, TESTS
 
 
-@pytest.mark.parametrize("module", ["gpu_tasks", "test_gpu_training", "test_gpu_campaigns"])
+@pytest.mark.parametrize("module", ["gpu_tasks", *(path.stem for path in (TESTS / "gpu").glob("test_*.py"))])
 def test_its_modules_can_be_imported(module: str) -> None:
     line = f"import sys; sys.path[:0] = ['tests', 'tests/gpu']; import {module}"
     done = subprocess.run(
@@ -19,9 +19,20 @@ def test_its_modules_can_be_imported(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_groups_are_formed_and_left_in_turn() -> None:
+def test_check_gpu_runs_all_of_them() -> None:
+    (line,) = (
+        one for one in (JOBS / "check_gpu.sh").read_text().splitlines() if "tests/gpu/test_gpu_{" in one
+    )
+    listed = line.partition("test_gpu_{")[2].partition("}")[0].split(",")
+    assert sorted(listed) == sorted(
+        path.stem.removeprefix("test_gpu_") for path in (TESTS / "gpu").glob("test_*.py")
+    )
+
+
+@pytest.mark.parametrize("script", ["groups_in_turn.py", "run_groups_in_turn.py"])
+def test_groups_are_formed_and_left_in_turn(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "tests/gpu/groups_in_turn.py", "cpu", "3"],
+        [sys.executable, f"tests/gpu/{script}", "cpu", "3"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

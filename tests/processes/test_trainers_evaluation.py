@@ -245,15 +245,33 @@ def test_shards_of_several_lengths_are_evaluated_once() -> None:
 
 def by_torchmetrics(rank: int, timeout: timedelta = timedelta(minutes=1)) -> list[dict[str, float]]:
     """By all ranks, by the first two, and of fewer samples than ranks."""
+    from torchmetrics import Metric
     from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
     class Auroc(BinaryAUROC):
         def update(self, outputs: Tensor, targets: Tensor) -> None:
             super().update(outputs.softmax(1)[:, 1], targets)
 
+    class OfBatches(Metric):
+        """The mean square over batches that are not joined: ranks have different numbers of them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("sums", default=[], dist_reduce_fx=None)
+            self.add_state("counts", default=[], dist_reduce_fx=None)
+
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            self.sums.append(outputs.square().sum(0))
+            self.counts.append(torch.tensor(len(outputs)))
+
+        def compute(self) -> Tensor:
+            assert len(self.sums) == len(self.counts)
+            return sum(one.sum() for one in self.sums) / sum(self.counts)  # type: ignore[return-value]
+
     torch.manual_seed(0)
     model = nn.Linear(6, 2)
     metrics: dict[str, Any] = {
+        "of batches": OfBatches(),
         "accuracy": MulticlassAccuracy(2, average="micro"),  # counts that are summed
         "auroc": Auroc(),  # keeps all outputs, of which ranks have different numbers
         "error": 1 - MulticlassAccuracy(2, average="micro"),  # a metric in another

@@ -460,6 +460,27 @@ def test_layers_may_be_exchanged_after_a_synchronisation() -> None:
         assert all(torch.equal(a, b) for a, b in zip(other, first, strict=True))
 
 
+def test_a_checkpoint_from_before_a_setting_came_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def earlier(self: trainers.LocalSGD) -> str:
+        return now(self).replace(", average_at_epoch_end=True", "")
+
+    def run(method: trainers.LocalSGD, stop: int = 100) -> trainers.Result:
+        return trainers.train(
+            noisy_model(), labelled(), loss=cross_entropy, optimizer=sgd, epochs=2, batch_size=8, method=method,
+            checkpoint=tmp_path, interrupt=After(stop),
+        )  # fmt: skip
+
+    now = trainers.LocalSGD.__repr__
+    with monkeypatch.context() as before, pytest.raises(trainers.Interrupted):
+        before.setattr(trainers.LocalSGD, "__repr__", earlier)
+        run(trainers.LocalSGD(), stop=3)
+    with pytest.raises(ValueError, match=r"of other settings: method was .*adaptive=False\)"):
+        run(trainers.LocalSGD(average_at_epoch_end=False))
+    assert run(trainers.LocalSGD()).history
+
+
 # Settings
 
 

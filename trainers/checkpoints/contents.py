@@ -19,6 +19,7 @@ _OF_THE_DEVICE = ("fused", "foreach", "capturable")
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _GROUP = " of group "
 _MESSAGES = re.compile(r", bucket_bytes=\w+")
+_ADDED_SINCE = re.compile(r", average_at_epoch_end=True(?=\))")
 _REMEDY = "Name another directory, or remove it to start anew."
 
 
@@ -87,8 +88,10 @@ def checked(
 
 
 def _compared(setting: object) -> str:
-    """``setting`` without what results do not depend on: sizes of messages, whose default depends on the backend."""
-    return _MESSAGES.sub("", str(setting))
+    """``setting`` without what results do not depend on: sizes of messages, whose default depends on the backend, and
+    settings that earlier versions had not, where they leave all as it was.
+    """
+    return _ADDED_SINCE.sub("", _MESSAGES.sub("", str(setting)))
 
 
 def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:

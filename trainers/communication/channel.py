@@ -31,9 +31,7 @@ _SUMMED = (*_SENT, *COMPLEX_TYPES)
 
 
 _OWN_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
-"""RuntimeErrors of this rank and its device, the second from torch 2.8 on, and not of a peer: those who judge runs by
-them must know them.
-"""
+"""Of this rank's own device, AcceleratorError from torch 2.8 on: raised unchanged, as callers decide by their type."""
 
 _MANY_WAITS = 1000
 _HOST = torch.device("cpu")

@@ -108,7 +108,8 @@ class Scores:
     def values(self, *, shared: bool) -> dict[str, float]:
         """By name, the same on all ranks to the last bit, as they decide by them: rank 0's.
 
-        Collective: with functions, two gathers; of each object's state an all-reduce; a broadcast.
+        Collective: with functions, two gathers; of each object's state an all-reduce, of torchmetrics' two gathers;
+        a broadcast.
 
         Args:
             shared (bool): each rank was given samples of its own; else all were given the same.
@@ -164,8 +165,9 @@ class Scores:
         return function(moved(outputs, self._device), moved(targets, self._device))
 
     def _sum(self, name: str, metric: StreamingMetric, shared: bool) -> None:
+        # torchmetrics join their states themselves; one of these may have the name.
         own: Callable[[], Iterable[Tensor]] | None = getattr(metric, "sums", None)
-        if own is None or self._channel.size == 1 or not shared:
+        if own is None or hasattr(metric, "sync_on_compute") or self._channel.size == 1 or not shared:
             return
         for tensor in own():
             if not isinstance(tensor, Tensor):

@@ -243,7 +243,7 @@ class Run:
                 evaluated.enter_context(self.strategy.evaluating())
                 if self.average is not None:
                     evaluated.enter_context(self.average.in_use())
-                # At an epoch's end the weights are the same, but each rank has an average of its own.
+                # At an epoch's end ``evaluating`` has made the weights the same; each rank's moving average is its own.
                 if not ends_epoch or self.average is not None:
                     evaluated.enter_context(
                         averaged_over_ranks(
