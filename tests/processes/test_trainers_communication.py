@@ -5,6 +5,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from skips import NOT_POSSIBLE
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainers.communication import kept_groups
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import (
     average_tensors,
@@ -586,3 +588,28 @@ def test_nothing_keeps_a_destroyed_group_alive() -> None:
         [sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=120, check=True
     )
     assert "gloo" not in done.stdout
+
+
+def connected_late(rank: int) -> bool:
+    """Whether the other rank was connected when this one's communicator was there; the second rank takes longer."""
+    store = dist.distributed_c10d._get_default_store()
+
+    def make(*arguments: Any, **named: Any) -> dist.ProcessGroup:
+        made = group_apart(*arguments, **named)
+        store.set(f"made by {rank}", "")
+        if rank == 1:
+            store.wait(["made by 0"], timedelta(seconds=20))
+            time.sleep(0.2)  # in which the first would be seen to go on
+            store.set("connected", "")
+        return made
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kept_groups, "group_apart", make)
+        made = communicator()
+    both = store.check(["connected"])
+    made.close()
+    return both
+
+
+def test_no_rank_goes_on_before_all_are_connected() -> None:
+    assert run_ranks(2, connected_late) == [True, True]

@@ -70,6 +70,9 @@ class Communicator:
             """All ranks again, with counters of its own: for what belongs to the loop and not to the method. What is in
             the host's memory has a group of its own there: over gloo a rank that hangs is an error after the time-out,
             and no GPU need have ended its work."""
+            # Who finds a mistake ends at once, and with that would break off what others still connect: these would
+            # report a lost rank in place of the mistake.
+            control.barrier(torch.device("cpu"))
         except BaseException:
             control.host_group = None
             self.close()
