@@ -77,5 +77,5 @@ def test_groups_of_runs_are_made_used_and_given_back_in_turn(
     device: torch.device, figures: dict[str, Any]
 ) -> None:
     """By the functions of ``trainers``, on a GPU over NCCL, with what its channels send."""
-    found = figures["groups of a run of one rank, in turn"] = in_turn("run_groups_in_turn.py", device, 20)
-    assert_nothing_grows(found["after 5"], found["after 20"])
+    found = figures["groups of a run of one rank, in turn"] = in_turn("run_groups_in_turn.py", device, 10)
+    assert_nothing_grows(found["after 5"], found["after 10"])
