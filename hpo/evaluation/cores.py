@@ -222,9 +222,8 @@ def _gpu_nodes(root: Path, environment: Mapping[str, str]) -> list[int | None]:
     """The NUMA node's number of each visible GPU, in order; empty where that is not known."""
     visible = visible_devices(environment, root / _DRIVER, root / _DEV)
     there = _bus_ids(root)
-    if not there or len(visible) == 1 < len(
-        there
-    ):  # the launcher gave each rank one: the others' are not known
+    # Where the launcher gave each rank one, the others' are not known.
+    if not there or len(visible) == 1 < len(there):
         return []
     for name in _GLOBAL_GPUS:
         numbers = tuple(environment.get(name, "").split(","))
