@@ -54,7 +54,6 @@ class Options(ViTOptions):
     batch_size: Count = 32
     method: methods.MethodName = "ab"
     lr: Positive = 2e-3
-    weight_decay: NotNegative = 0.01
     warmup_epochs: NotNegative = 1.0
     """Of the learning rate."""
     group_size: Count = 1

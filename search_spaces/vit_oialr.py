@@ -76,7 +76,9 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     rates = at_width(options.dim if options.architecture == "source" else DIM, p, source=DIM)
     return Recipe(
         network=options.vit(classes=run.classes, qkv_bias=False, drop_path=0.2),
-        optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
+        optimizer=lambda weights: torch.optim.AdamW(
+            weights, lr=rates["lr"], weight_decay=options.weight_decay
+        ),
         schedule=cosine(
             options.cosine,
             warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from search_spaces import options as check
 from search_spaces.building_blocks.image_task import ImageOptions
-from search_spaces.options import CosineForm, Count
+from search_spaces.options import CosineForm, Count, NotNegative
 
 if TYPE_CHECKING:
     from search_spaces.networks.vit import ViT
@@ -20,6 +20,8 @@ class ViTOptions(ImageOptions):
     dim: Count = 48
     depth: Count = 2
     heads: Count = 6
+    weight_decay: NotNegative = 0.01
+    """AdamW's."""
 
     def rules(self) -> None:
         super().rules()

@@ -22,7 +22,7 @@ import trainers
 from hpo.config import reader as config
 from search_spaces import assignment, daso_intervals, digits, vit_ab, vit_oialr
 from search_spaces.building_blocks.daso_intervals import time_and_accuracy
-from search_spaces.building_blocks.image_task import ImageTask
+from search_spaces.building_blocks.image_task import ImageTask, Run
 from search_spaces.standalone import command_line
 from search_spaces.standalone.trained_models import Trained, export
 
@@ -178,6 +178,13 @@ def test_the_sources_settings_are_in_the_campaign_file(
     blocks = 6 * (4 * 768**2 + 768 + 2 * 768 * 3072 + 3072 + 768 + 4 * 768)
     around = 3 * 64 * 768 + 768 + 768 + 17 * 768 + 2 * 768 + 7690
     assert sum(parameter.numel() for parameter in model.parameters()) == blocks + around
+
+
+@pytest.mark.parametrize("module", [vit_oialr, vit_ab])
+def test_the_optimizer_has_the_weight_decay_that_is_asked_for(module: ModuleType) -> None:
+    options = fast(module, weight_decay=0.25).options
+    recipe = module.recipe(module.default, options, Run(data={"classes": 10}))
+    assert recipe.optimizer([torch.nn.Parameter(torch.ones(1))]).defaults["weight_decay"] == 0.25
 
 
 def test_steps_are_parts_of_the_source_s_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
