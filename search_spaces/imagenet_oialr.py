@@ -53,7 +53,6 @@ class Options(ImageNetOptions):
     network: Literal["vit-b-16", "resnet-rs-101"] = "vit-b-16"
     """vit-b-16 or resnet-rs-101."""
     method: methods.MethodName = "oialr"
-    augmentation: Literal["none", "resized-crop-flip", "rand-augment"] = "rand-augment"
 
     @property
     def source(self) -> Size:
@@ -63,6 +62,7 @@ class Options(ImageNetOptions):
             side=160,
             evaluation_side=224 if self.network == "resnet-rs-101" else 160,
             crop_fraction=0.9,
+            augmentation="rand-augment",
         )
 
 

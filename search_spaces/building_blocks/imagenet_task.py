@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from search_spaces.readers.imagenet import ImageFiles, Listing
 
 Network = Literal["vit-b-16", "resnet-50", "resnet-rs-101"]
+Augmentation = Literal["none", "resized-crop-flip", "rand-augment"]
 
 CLASSES = 1000
 _HOME = "runs/made-up"
@@ -39,7 +40,7 @@ _HOME = "runs/made-up"
 @dataclass(frozen=True, kw_only=True)
 class Size:
     """What a source trains with, or a small run: epochs, samples a step of all ranks together, pixels along a side of
-    images to train and to evaluate with, and which part of the shorter side the latter show.
+    images to train and to evaluate with, which part of the shorter side the latter show, and what changes the former.
     """
 
     epochs: int
@@ -48,12 +49,14 @@ class Size:
     evaluation_side: int = 224
     crop_fraction: float = 0.875
     validation_part: float = 0.02
+    augmentation: Augmentation = "resized-crop-flip"
 
 
 SMALL_DIM = 48
 """The width of the ViT that is trained with ``small``."""
 
-SMALL = Size(epochs=6, batch_size=32, side=32, evaluation_side=32, validation_part=0.25)
+# What tells made-up images apart is a direction: flipped or turned they would be of another class.
+SMALL = Size(epochs=6, batch_size=32, side=32, evaluation_side=32, validation_part=0.25, augmentation="none")
 
 
 class ImageNetOptions(ArchitectureOptions):
@@ -75,8 +78,8 @@ class ImageNetOptions(ArchitectureOptions):
     """How many the data must have; else 1000, or with small whatever they have."""
     validation_part: Share | None = None
     """The part of the training images that the fitness is measured on; else 0.02, with small 0.25."""
-    augmentation: Literal["none", "resized-crop-flip", "rand-augment"] = "resized-crop-flip"
-    """What happens to training images: none, resized-crop-flip or rand-augment."""
+    augmentation: Augmentation | None = None
+    """What happens to training images: none, resized-crop-flip or rand-augment; else as the source, with small none."""
     train_samples: Count | None = None
     """How many images to train with; left out: all."""
     lists: str = IMAGENET_LISTS
@@ -116,6 +119,10 @@ class ImageNetOptions(ArchitectureOptions):
             filters=(64, 16, 32, 96, 128),
             reduction=4,
         )
+
+    @property
+    def used_augmentation(self) -> Augmentation:
+        return self.size.augmentation if self.augmentation is None else self.augmentation
 
     @property
     def saves_each_epoch(self) -> bool:
@@ -167,9 +174,9 @@ class ImageNetOptions(ArchitectureOptions):
             parts.listing.train,
             parts.trained,
             side=self.size.side,
-            augmentation=AUGMENTATIONS.get(self.augmentation),
+            augmentation=AUGMENTATIONS.get(self.used_augmentation),
             crop_fraction=self.size.crop_fraction,
-            random_interpolation=self.augmentation == "rand-augment",
+            random_interpolation=self.used_augmentation == "rand-augment",
             seed=seed,
         )
 

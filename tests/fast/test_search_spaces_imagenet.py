@@ -55,10 +55,21 @@ def parameters(network: nn.Module) -> int:
 # Sources
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_made_up_images_stay_of_their_class_unless_asked_otherwise(module: ModuleType) -> None:
+    assert module.Options(small=True).used_augmentation == "none"
+    assert module.Options(small=True, augmentation="rand-augment").used_augmentation == "rand-augment"
+    assert module.Options().used_augmentation in ("resized-crop-flip", "rand-augment")
+
+
 @pytest.mark.parametrize("network", ["vit-b-16", "resnet-rs-101"])
 def test_oialr_is_that_of_table_a_1(network: str) -> None:
     options = imagenet_oialr.Options(network=network)
-    assert (options.most_epochs, options.samples_a_step, options.augmentation) == (125, 1024, "rand-augment")
+    assert (options.most_epochs, options.samples_a_step, options.used_augmentation) == (
+        125,
+        1024,
+        "rand-augment",
+    )
     size = options.size
     assert (size.side, size.evaluation_side, size.crop_fraction) == (
         160,
