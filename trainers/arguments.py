@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
+
+import numpy as np
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -18,18 +20,31 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is a whole number, numpy's included, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether it is an int of at least ``least``, and no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Whether it is a whole number of at least ``least``, numpy's included, and no truth value."""
+    return is_integer(value) and value >= least
+
+
+def make_plain(settings: DataclassInstance) -> None:
+    """Numbers and truth values of numpy in the fields of ``settings``, such as a table of results has, become Python's:
+    checkpoints say of both the same.
+    """
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, np.generic):
+            object.__setattr__(settings, field.name, value.item())
 
 
 def check_kinds(settings: DataclassInstance) -> None:
-    """ValueError unless the fields of ``settings`` that are annotated so hold a float, an int or a bool."""
+    """ValueError unless the fields of ``settings`` that are annotated so hold a float, an int or a bool, which become
+    plain ones.
+    """
+    make_plain(settings)
     for field in fields(settings):
         value = getattr(settings, field.name)
         # Annotations are not evaluated: they are the words that stand there.

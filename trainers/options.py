@@ -12,7 +12,7 @@ from typing import TypedDict
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.arguments import check_argument, is_number, is_whole
+from trainers.arguments import check_argument, is_number, is_whole, make_plain
 from trainers.communication.topology import Topology
 from trainers.data.batches import Assignment
 from trainers.data.fetching import Collate
@@ -63,6 +63,7 @@ class Optimisation:
     activation_checkpointing: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        make_plain(self)
         _check_whole("accumulate", self.accumulate, 1)
         if self.precision not in PRECISIONS:
             raise ValueError(f'precision = {self.precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')
@@ -118,6 +119,7 @@ class DataLoading:
     collate: Collate | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         dealing = callable(getattr(self.assignment, "epoch", None)) and not isinstance(self.assignment, type)
         check_argument(
             "assignment",
@@ -158,6 +160,7 @@ class Checkpointing:
     interrupt: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         check_argument(
             "checkpoint",
             self.checkpoint,
@@ -217,6 +220,7 @@ class Monitoring:
     profile: str | Path | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         _check_callable("report", self.report, "of (number, metrics)")
         _check_callable("on_step", self.on_step, "of (steps, values)")
         check_argument(

@@ -105,6 +105,7 @@ def wrap(
         ("seed", seed, is_integer(seed), "a whole number, the same on all ranks"),
     ):
         check_argument(name, value, allowed, rule)
+    epochs, steps_per_epoch, seed = int(epochs), int(steps_per_epoch), int(seed)
     check_optimizer(optimizer)
     _refuse_other_parameters(model, optimizer)
     refuse_alone_among_many()
@@ -121,7 +122,7 @@ def wrap(
                 "ranks of each node": communicator.nodes,
                 "epochs": epochs,
                 "steps_per_epoch": steps_per_epoch,
-                "seed": int(seed),
+                "seed": seed,
             }
             refuse_other_settings(channel, agreed)
             broadcast_tensors(channel, [*model.parameters(), *model.buffers()])

@@ -265,6 +265,44 @@ def test_steps_are_taken_as_numpy_makes_them(tmp_path: Path) -> None:
     assert trainers.AB(group_size=whole).group_size == 1
 
 
+def test_settings_of_numpy_are_those_of_python(tmp_path: Path) -> None:
+    """As they come out of a table of results: a run that one began goes on with the other."""
+    one: Any = np.int64(1)
+    four: Any = np.int64(4)
+    part: Any = np.float64(0.25)
+    yes: Any = np.bool_(True)
+    for made, plain in (
+        (trainers.DDP(powersgd_rank=four), trainers.DDP(powersgd_rank=4)),
+        (
+            trainers.DASO(sync_every=four, sync_delay=one, warmup_epochs=part, adaptive=yes),
+            trainers.DASO(sync_every=4, sync_delay=1, warmup_epochs=0.25, adaptive=True),
+        ),
+        (trainers.LocalSGD(world_every=four, start=part), trainers.LocalSGD(world_every=4, start=0.25)),
+        (trainers.AB(warmup_steps=part, groups=yes), trainers.AB(warmup_steps=0.25, groups=True)),
+        (trainers.OIALR(delay=one, sigma_cutoff=part), trainers.OIALR(delay=1, sigma_cutoff=0.25)),
+        (trainers.Topology(ranks_per_node=one), trainers.Topology(ranks_per_node=1)),
+    ):
+        assert repr(made) == repr(plain)
+    with pytest.raises(ValueError, match="sync_every must be a whole number of at least 1"):
+        trainers.DASO(sync_every=np.int64(0))  # type: ignore[arg-type]
+
+    own = {
+        "epochs": np.int64(4),
+        "batch_size": np.int64(8),
+        "accumulate": one,
+        "loader_processes": np.int64(0),
+    }
+    with pytest.raises(trainers.Interrupted):
+        train(**own, checkpoint_every=one, evaluate_every=one, checkpoint=tmp_path, interrupt=After(3))
+    result = train(
+        epochs=4, batch_size=8, checkpoint_every=2, evaluate_every=1, checkpoint=tmp_path, interrupt=None
+    )
+    assert result.reason == "finished" and result.history[-1]["steps"] == 8
+    model = nn.Linear(20, 20)
+    found = trainers.evaluate(model, SAMPLES, batch_size=four, metrics={"loss": cross_entropy})
+    assert found["loss"] > 0
+
+
 @pytest.mark.parametrize("method", [trainers.AB(groups=False), trainers.OIALR()], ids=["AB", "OIALR"])
 def test_a_weight_that_the_optimizer_leaves_out_is_named_before_the_first_step(
     method: trainers.Method,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainers.arguments import check_argument, is_integer
+from trainers.arguments import check_argument, is_integer, make_plain
 
 Ranks = tuple[int, ...]
 
@@ -22,6 +22,7 @@ class Topology:
     ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         allowed = self.ranks_per_node is None or is_integer(self.ranks_per_node)
         check_argument(
             "ranks_per_node", self.ranks_per_node, allowed, "a whole number, or None to go by the hosts"

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainers.arguments import is_whole
+from trainers.arguments import is_whole, make_plain
 from trainers.randomness import derive, generators, generators_kept, seed_generators, set_generators
 
 
@@ -38,6 +38,7 @@ class Stream(IterableDataset[object]):
     sharded: bool = False
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if not hasattr(type(self.samples), "__iter__") or isinstance(self.samples, Iterator):
             how = "once only" if isinstance(self.samples, Iterator) else "by number only, if at all"
             raise ValueError(

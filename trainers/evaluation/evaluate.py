@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
+from trainers.arguments import is_whole
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import in_order, length_of, share
@@ -56,7 +57,7 @@ def evaluate(
         TypeError: as for ``train``.
         CommunicationError: a rank is lost or hangs.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if not is_whole(batch_size, 1):
         raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
     if precision not in PRECISIONS:
         raise ValueError(f'precision = {precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')

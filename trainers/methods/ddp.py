@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainers.arguments import is_whole, make_plain
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
 from trainers.methods.powersgd import PowerSGDAverager, merged_states
@@ -34,12 +35,13 @@ class DDP:
     powersgd_rank: int = 4
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if self.compression not in (None, "bf16", "powersgd"):
             raise ValueError(
                 f'DDP(compression={self.compression!r}): must be None, "bf16" or "powersgd". Correct it.'
             )
         columns = self.powersgd_rank
-        if isinstance(columns, bool) or not isinstance(columns, int) or columns < 1:
+        if not is_whole(columns, 1):
             raise ValueError(
                 f"DDP(powersgd_rank={columns!r}): must be a whole number of at least 1. Correct it."
             )

@@ -16,7 +16,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
-from trainers.arguments import check_kinds
+from trainers.arguments import check_kinds, is_whole, make_plain
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import each_bucket, reconcile_buffers
 from trainers.communication.channel import Channel
@@ -102,11 +102,12 @@ class LocalSGD:
     average_at_epoch_end: bool = True
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for name in ("household_every", "neighbourhood_every", "world_every", "households", "neighbourhoods"):
             value = getattr(self, name)
             if value is None and name not in ("household_every", "world_every"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_whole(value, 1):
                 raise ValueError(
                     f"LocalSGD({name}={value!r}): {name} must be a whole number of at least 1. Correct it."
                 )

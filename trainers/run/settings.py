@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from trainers.arguments import check_argument, is_integer, is_number, is_whole
+from trainers.arguments import check_argument, is_integer, is_number, is_whole, make_plain
 from trainers.data.batches import Assignment, Disjoint, InTurn, length_of
 from trainers.data.fetching import check_reading
 from trainers.data.streams import stream_of
@@ -84,6 +84,7 @@ class Settings:
         return self.data.evaluation_batch_size or self.batch_size
 
     def __post_init__(self) -> None:
+        make_plain(self)
         self._check_kinds()
         if (self.epochs is None) == (self.steps is None):
             given = f"epochs = {self.epochs!r}, steps = {self.steps!r}"
