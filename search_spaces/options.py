@@ -27,6 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -71,6 +72,8 @@ class Options(BaseModel):
     )
 
     def __init__(self, **given: Any) -> None:
+        # numpy's numbers, of a table of results, say, are as good as Python's.
+        given = {name: one.item() if isinstance(one, np.generic) else one for name, one in given.items()}
         try:
             super().__init__(**given)
         except ValidationError as error:

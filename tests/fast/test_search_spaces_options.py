@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 import hpo
@@ -46,7 +47,7 @@ def test_a_rule_is_read_off_the_annotation(kind: Any, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "lines"),
     [
         ({"epochs": 0}, ["epochs = 0: must be a whole number of at least 1. Correct it."]),
         (
@@ -64,10 +65,17 @@ def test_a_rule_is_read_off_the_annotation(kind: Any, rule: str) -> None:
         ),
     ],
 )
-def test_all_wrong_options_are_reported_together(given: dict[str, Any], told: list[str]) -> None:
+def test_all_wrong_options_are_reported_together(given: dict[str, Any], lines: list[str]) -> None:
     with pytest.raises(hpo.UsageError) as raised:
         Own(**given)
-    assert sorted(str(raised.value).splitlines()) == sorted(told)
+    assert sorted(str(raised.value).splitlines()) == sorted(lines)
+
+
+def test_options_of_numpy_are_those_of_python() -> None:
+    made = Own(epochs=np.int64(3), part=np.float64(0.25), name=np.str_("b"), most=np.int32(2))
+    assert repr(made) == repr(Own(epochs=3, part=0.25, name="b", most=2))
+    with pytest.raises(hpo.UsageError, match=r"^epochs = 0: must be a whole number of at least 1"):
+        Own(epochs=np.int64(0))
 
 
 def test_an_option_without_a_default_is_asked_for() -> None:
