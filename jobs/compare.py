@@ -121,7 +121,7 @@ def compared(
             too_few=nodes is None
             and needs_nodes(campaign.task, settings.task_options, ranks, chosen["best"]),
         )
-        module = str(settings.task).split(":")[0]
+        module = importable(str(settings.task), file)
         columns: dict[str, Individual | Baseline] = {
             **chosen,
             **baselines_of(campaign.task, module, baselines),
@@ -151,6 +151,19 @@ def compared(
     print()
     print(places(file, settings.directory))
     return 0
+
+
+def importable(task: str, file: Path) -> str:
+    """The module that ``task`` of the campaign file ``file`` names. Where it names the module's own file, this process
+    and those that it starts find the module there from now on.
+    """
+    place = task.split(":")[0]
+    if not place.endswith(".py"):
+        return place
+    path = (file.parent / place).resolve()
+    sys.path.insert(0, str(path.parent))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path.parent), os.environ.get("PYTHONPATH")]))
+    return path.stem
 
 
 def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None) -> dict[str, Baseline]:

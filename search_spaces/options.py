@@ -68,12 +68,18 @@ class Options(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
     )
 
     def __init__(self, **given: Any) -> None:
         # numpy's numbers, of a table of results, say, are as good as Python's.
-        given = {name: one.item() if isinstance(one, np.generic) else one for name, one in given.items()}
+        numbers = {name: field.default for name, field in type(self).model_fields.items()} | given
+        given |= {name: one.item() for name, one in numbers.items() if isinstance(one, np.generic)}
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -119,9 +125,10 @@ class Options(BaseModel):
     def _refusal(cls, name: str, given: dict[str, Any]) -> str:
         if name not in cls.model_fields:
             return f"{name}: there is no such option. There are {', '.join(cls.model_fields)}."
-        if name not in given:
+        field = cls.model_fields[name]
+        if name not in given and field.is_required():
             return f"{name} is missing. Give it."
-        return str(wrong(name, given[name], rule_of(cls.kinds()[name])))
+        return str(wrong(name, given.get(name, field.default), rule_of(cls.kinds()[name])))
 
 
 def rule_of(kind: Any) -> str:

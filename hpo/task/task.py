@@ -367,7 +367,7 @@ def _as_task(reference: str, module: ModuleType, name: str, options: dict[str, o
     if name not in vars(module):
         candidates = [
             *tasks,
-            *(n for n, value in own.items() if inspect.isfunction(value) and n not in tasks),
+            *(n for n, one in own.items() if callable(one) and not inspect.isclass(one) and n not in tasks),
         ]
         raise CampaignError(
             f'task = "{reference}": the module has no {name!r}. {suggestion(name, candidates)}'

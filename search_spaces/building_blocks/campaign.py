@@ -104,29 +104,30 @@ def campaign(
     task: type[Task],
     own: OwnMethod[O] | Callable[[O], OwnMethod[O]] | None = None,
     points: Sequence[Mapping[str, Scalar]] | Callable[[O], Sequence[Mapping[str, Scalar]]] = (),
-    constraints: Callable[[O], Sequence[Constraint]] = lambda options: (),
+    constraints: Sequence[Constraint] | Callable[[O], Sequence[Constraint]] = (),
     judge: Callable[[O], Judge | None] = lambda options: None,
-    objectives: Callable[[O], Mapping[str, str] | None] = lambda options: None,
-    ranks: Callable[[O], int | None] = lambda options: None,
+    objectives: Mapping[str, str] | Callable[[O], Mapping[str, str] | None] | None = None,
+    ranks: int | Callable[[O], int | None] | None = None,
     facts: Sequence[str] = (),
 ) -> tuple[MakeTask[O, Task], Main]:
     """The parts of a campaign's module. What depends on the options is a function of them.
 
     ``own``: the methods that the space is about; the others replace its parameters. ``judge``, ``objectives``: what
-    of a result counts, where it is not the task's score alone. ``ranks``: how many the space is made for. ``facts``:
-    the names of what the data decide about the network.
+    of a result counts, where it is not the task's score alone: ``judge(options)(result, steps)`` is the number of each
+    objective for a ``trainers.Result`` of a run of that many steps. ``ranks``: how many the space is made for.
+    ``facts``: the names of what the data decide about the network.
     """
     module = _module_of(recipe)
     recipe = with_architecture(recipe)
 
-    def made(chosen: O) -> Task:
+    def make(chosen: O) -> Task:
         searched = Searched(
             space=_for(space, chosen),
             default=_for(default, chosen),
             points=_for(points, chosen),
-            constraints=constraints(chosen),
+            constraints=_for(constraints, chosen),
         )
-        judged, directions = judge(chosen), objectives(chosen)
+        judged, directions = judge(chosen), _for(objectives, chosen)
         if isinstance(chosen, ArchitectureOptions) and chosen.architecture == "deep":
             searched = deepened(searched, chosen.deep)
             if (both := chosen.objectives(task.score, task.direction)) is not None:
@@ -144,23 +145,36 @@ def campaign(
                     "'bytes_between_nodes' where a worker's ranks are on several nodes, or second_objective = 'none'."
                 )
             judged = _with(chosen.second_objective, _by_score(task.score, judged))
-            directions = {chosen.second_objective: "minimize", task.score: task.direction}
-        return task(
+            # The score first: it says which of the front is the campaign's best.
+            directions = {task.score: task.direction, chosen.second_objective: "minimize"}
+        made = task(
             searched,
             recipe,
             chosen,
             own=_for(own, chosen),
             judge=judged,
             objectives=directions,
-            ranks=ranks(chosen),
+            ranks=_for(ranks, chosen),
         )
+        _refuse_names_of_options(made.space, options)
+        return made
 
-    make_task = MakeTask(module, options, made, recipe, facts)
+    make_task = MakeTask(module, options, make, recipe, facts)
 
     def main(arguments: Sequence[str] | None = None) -> int:
         return command_line.main(module, make_task, make_task.tests, arguments, network=make_task.untrained)
 
     return make_task, main
+
+
+def _refuse_names_of_options(space: hpo.SearchSpace, options: type[O]) -> None:
+    """UsageError for parameters with an option's name: the option would hold, and the parameter change nothing."""
+    both = [name for name in space.names if name in options.model_fields]
+    if both:
+        raise hpo.UsageError(
+            f"{both[0]}: is a parameter of the space, and an option. Give the parameter another name, and use it in "
+            "the recipe: Recipe(samples_a_step=…) for the samples of a step, say."
+        )
 
 
 def _by_score(score: str, judge: Judge | None) -> Judge:

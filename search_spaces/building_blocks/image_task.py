@@ -104,6 +104,9 @@ class ImageOptions(SmallArchitectureOptions):
     def network_facts(self, parts: Parts) -> dict[str, int]:
         return {"classes": parts.classes}
 
+    def input_facts(self, parts: Parts) -> dict[str, list[float]]:
+        return {"mean": parts.mean.flatten().tolist(), "deviation": parts.deviation.flatten().tolist()}
+
 
 class ImageTask(TrainedTask):
     """Judged by the accuracy on the validation part, to be maximised."""

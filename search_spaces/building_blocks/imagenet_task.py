@@ -189,6 +189,11 @@ class ImageNetOptions(ArchitectureOptions):
     def network_facts(self, parts: ImageNetParts) -> dict[str, int]:
         return {"classes": parts.listing.classes}
 
+    def input_facts(self, parts: ImageNetParts) -> dict[str, list[float]]:
+        from search_spaces.building_blocks.data_sets.imagenet_images import DEVIATION, MEAN
+
+        return {"mean": [255 * one for one in MEAN], "deviation": [255 * one for one in DEVIATION]}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetParts:

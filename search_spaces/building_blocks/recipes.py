@@ -103,6 +103,10 @@ class TrainingOptions(Options, ABC):
         """What the data, and not the configuration, decide about the network: ``Run.data``."""
         return {}
 
+    def input_facts(self, parts: Any) -> dict[str, list[float]]:
+        """What who uses the trained network must know to prepare its inputs; an exported model's file says it."""
+        return {}
+
     def before_training(self, recipe: Callable[[], Recipe], *, ranks: int, device: str) -> None:
         """Raises an error of hpo where what ``recipe()`` makes cannot be trained there."""
 
@@ -114,7 +118,7 @@ class TrainingOptions(Options, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What a configuration means: arguments of ``trainers.train``. ``loss`` None: cross entropy.
-    ``samples_a_step``: of all ranks together; None: the options'.
+    ``samples_a_step``: of all ranks together, for where it is searched; None: the option batch_size.
     ``synchronise_batch_norms``: over all ranks, where torch can: on GPUs, with DDP and OIALR, without folds.
     """
 

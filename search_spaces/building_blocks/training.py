@@ -122,9 +122,9 @@ class TrainedTask(hpo.Task):
         return self._trained(trial, self.options.of_fold(self.options.parts(), fold), fold.group)
 
     def _trained(self, trial: hpo.Trial, parts: Parts, group: ProcessGroup | None) -> dict[str, float]:
-        facts = self.options.network_facts(parts)
-        if trial.rank == 0 and facts:
-            trained_models.note(trial.directory, facts)
+        facts, inputs = self.options.network_facts(parts), self.options.input_facts(parts)
+        if trial.rank == 0 and (facts or inputs):
+            trained_models.note(trial.directory, facts, inputs)
         together = trial.size if group is None else group.size()
         # One configuration by hand has the options of a search, and nothing to compare with.
         minimised = self.options.second_objective == "bytes_between_nodes" and trial.id != "alone"
@@ -281,7 +281,13 @@ class TrainedTask(hpo.Task):
 
     def recipe(self, params: Mapping[str, Scalar], run: Run) -> Recipe:
         """What a configuration means in ``run``."""
-        return self._recipe(dict(params), self.options, run)
+        made = self._recipe(dict(params), self.options, run)
+        if not isinstance(made, Recipe):
+            raise hpo.UsageError(
+                f"the recipe returned an object of type {type(made).__name__}: must be a Recipe. "
+                "Write return Recipe(network=…, optimizer=…, schedule=…)."
+            )
+        return made
 
     def _method(self, params: Mapping[str, Scalar], run: Run) -> trainers.Method:
         p: dict[str, Any] = dict(params)

@@ -35,12 +35,13 @@ class Request:
     """What a command asks for.
 
     ``options``: keywords of make_task, of the file or the campaign and as given; ``start``: parameters of these, None:
-    those of the task's default; ``rest``: arguments that the task's parameters read. ``trained``: the individual whose
-    model is written, nothing being trained.
+    those of the task's default; ``rest``: arguments that the task's parameters read. ``id``: the campaign's individual
+    that has these parameters. ``trained``: the one whose model is written, nothing being trained.
     """
 
     options: Mapping[str, Any]
     start: Mapping[str, Scalar] | None = None
+    id: str | None = None
     rest: Sequence[str] = ()
     seed: int = 0
     test_seeds: int | None = None
@@ -93,6 +94,7 @@ def read(
     return Request(
         options={**known, **options},
         start=start,
+        id=None if trained is None else trained.id,
         rest=rest,
         seed=given.get("seed", 0),
         test_seeds=given.get("test_seeds"),

@@ -51,8 +51,15 @@ def main(
             place.report("\n".join(f"{module}: {line}" for line in str(error).splitlines()))
             return error.exit_code
         if place.rank == 0:
-            print(json.dumps(found, indent=2))
+            print(json.dumps(found, indent=2, default=_plain))
         return 0
+
+
+def _plain(value: object) -> object:
+    """A number of numpy or torch, for JSON."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{value!r}: is no number")
 
 
 def _exported(
@@ -93,7 +100,8 @@ def _trained(
             device=place.device,
         )
         returned = task.evaluate(trial)
-        found: dict[str, Any] = {"params": params, "options": command.all_options(make_task, options)}
+        found: dict[str, Any] = {} if request.id is None else {"id": request.id}
+        found.update(params=params, options=command.all_options(make_task, options))
         found.update(returned if isinstance(returned, Mapping) else {"value": returned})
         if test is not None and request.start is not None:
             repeated = {} if request.test_seeds is None else {"seeds": range(request.test_seeds)}

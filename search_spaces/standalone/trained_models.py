@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 MakeNetwork = Callable[..., "nn.Module"]
 """network(params, **keywords of make_task, **what was noted of the run): the network of a configuration, untrained."""
 
-_NOTE = "network.json"
+_NOTE, _INPUTS = "network.json", "inputs"
 _AGAIN = "--campaign DIR --anew --export FILE"
+TRAINED_TASK = "search_spaces.building_blocks.training"
+"""What a campaign's record names in place of the task's module where Python made the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,26 +37,31 @@ class Trained:
     id: str | None = None
 
 
-def note(directory: Path, facts: Mapping[str, int]) -> None:
-    """Keep beside a run's checkpoint what its data, and not its configuration, decided about the network: keywords of
-    ``MakeNetwork``. So the model can be used where the data are not.
+def note(directory: Path, facts: Mapping[str, int], inputs: Mapping[str, list[float]]) -> None:
+    """Keep beside a run's checkpoint what its data, and not its configuration, decided: ``facts`` about the network,
+    keywords of ``MakeNetwork``, and ``inputs``, how these are prepared. So the model can be used without the data.
     """
     partial = directory / f"{_NOTE}.partial"
-    partial.write_text(json.dumps(facts))
+    partial.write_text(json.dumps({**facts, _INPUTS: inputs}))
     os.replace(partial, directory / _NOTE)
 
 
-def noted(directory: Path) -> dict[str, int]:
-    """What ``note`` kept there; nothing if the network did not depend on data, or the run is of a time before that."""
+def noted(directory: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
+    """The facts and the inputs that ``note`` kept there; nothing if the network did not depend on data, or the run is
+    of a time before that.
+    """
     try:
         found = json.loads((directory / _NOTE).read_text())
     except FileNotFoundError:
-        return {}
+        return {}, {}
     except (OSError, ValueError) as error:
         raise hpo.UsageError(
             f"{directory / _NOTE} cannot be read: {error}. Remove it: the data are read in its place."
         ) from error
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}, {}
+    inputs = found.pop(_INPUTS, {})
+    return found, inputs
 
 
 def check_writable(path: Path) -> None:
@@ -70,6 +77,12 @@ def check_writable(path: Path) -> None:
         raise hpo.UsageError(f"--export {path}: cannot be written: {error}. Name another file.") from error
 
 
+def module_of(reference: str) -> str:
+    """The module that a campaign's ``reference`` to its task names: of "folder/my_space.py:task" my_space."""
+    name = reference.split(":")[0]
+    return Path(name).stem if name.endswith(".py") else name
+
+
 def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trained:
     """The best individual of the campaign in ``directory``, or the one with the id ``chosen``.
 
@@ -78,10 +91,15 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
     result, directories = hpo.Result(directory), EvaluationDirectories(Path(directory))
     identity = result.record.identity
     reference = str(identity.get("task"))
-    if reference.split(":")[0] != module:
+    own = module_of(reference)
+    if own == TRAINED_TASK:
         raise hpo.UsageError(
-            f"{directory} is a campaign of {reference}. Name that module: python -m {reference.split(':')[0]} …"
+            f"{directory} was started from Python with a task that make_task returned, and its record does not say of "
+            f"which module and options. Write `hpo best {quoted(directory)} --json` to a file, and give that by "
+            "--config, with the campaign's options; or search with a campaign file next time."
         )
+    if own not in (module, module.rpartition(".")[2]):
+        raise hpo.UsageError(f"{directory} is a campaign of {reference}. Name that module: python -m {own} …")
     if chosen is None:
         one = result.best
         # Where it was evaluated more than once, the checkpoint of that evaluation which looks best may be gone.
@@ -107,7 +125,7 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
 
 def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, merge: bool) -> None:
     """Write the model that ``trained`` left to ``path``, a safetensors file; with ``merge`` low-rank weights as
-    ordinary ones. Parameters, options and what was noted of the network are in its metadata. UsageError where there is
+    ordinary ones. Parameters, options and what was noted are in its metadata. UsageError where there is
     no such model, or no file can be written there.
     """
     check_writable(path)
@@ -123,13 +141,15 @@ def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, m
             f"{trained.directory} has no checkpoint. A campaign keeps those of its best few (keep = 3); train the "
             f"configuration again: {_AGAIN}"
         )
-    facts = noted(trained.directory)
+    facts, inputs = noted(trained.directory)
     model = network(trained.params, **trained.options, **facts)
     try:
         model = trainers.load_trained(model, found[-1], merge=merge)
     except (FileNotFoundError, ValueError) as error:
         raise hpo.UsageError(f"{error} Or train the configuration again: {_AGAIN}") from error
-    described = {"params": dict(trained.params), "options": dict(trained.options), "network": facts}
+    described = {
+        "params": dict(trained.params), "options": dict(trained.options), "network": facts, _INPUTS: inputs,
+    }  # fmt: skip
     try:
         trainers.save_model(
             model, path, {"module": module, **{name: json.dumps(one) for name, one in described.items()}}

@@ -66,7 +66,7 @@ def test_dictionary_holds_objectives_and_metrics() -> None:
 def test_missing_objective_names_the_nearest() -> None:
     outcome = judge({"valeu": 0.5}, ("value",))
     assert outcome.status == "failed"
-    assert "'value'" in outcome.error and "did you mean 'valeu'" in outcome.error
+    assert "'value'" in outcome.error and "Did you mean 'valeu'?" in outcome.error
     assert outcome.metrics == {"valeu": 0.5}
 
 

@@ -428,13 +428,17 @@ def test_one_configuration_is_trained_and_its_model_written(
         metadata, names = file.metadata(), set(file.keys())
     params, options = json.loads(metadata["params"]), json.loads(metadata["options"])
     assert params == found["params"]
+    parts = vit_oialr.make_task(**options).options.parts()
+    inputs = {name: torch.tensor(one).view(3, 1, 1) for name, one in json.loads(metadata["inputs"]).items()}
+    raw, prepared = parts.train.pixels[0], parts.train.normalised(parts.mean, parts.deviation)[0][0]
+    assert torch.allclose((raw - inputs["mean"]) / inputs["deviation"], prepared, atol=1e-5)
     plain = vit_oialr.untrained(params, **options)
     assert (names == plain.state_dict().keys()) == bool(merge)
     model = trainers.load_model(plain, path)
     # The oracle: the accuracy that the run itself ended with.
     again = trainers.evaluate(
         model,
-        vit_oialr.make_task(**options).options.parts().validation,
+        parts.validation,
         metrics={"loss": torch.nn.functional.cross_entropy},
         batch_size=256,
     )

@@ -1,0 +1,178 @@
+"""A campaign in a module of one's own, named by its file: searched, compared, exported; and what is wrong in one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from places import JOBS
+
+import hpo
+from search_spaces.building_blocks.image_task import ImageOptions, Recipe, image_campaign
+from search_spaces.options import Count, NotNegative
+
+SPACE = hpo.SearchSpace(width=hpo.Ordinal(2, 4), lr=hpo.Float(0.01, 0.1, log=True))
+DEFAULT = {"width": 2, "lr": 0.05}
+
+MODULE = """
+import sys
+import numpy as np
+import hpo
+from search_spaces.building_blocks.image_task import ImageOptions, Recipe, image_campaign
+from search_spaces.options import Count
+
+space = hpo.SearchSpace(width=hpo.Ordinal(2, 4), lr=hpo.Float(0.01, 0.1, log=True))
+default = {"width": 2, "lr": 0.05}
+
+class Options(ImageOptions):
+    epochs: Count = 1
+    batch_size: Count = np.int64(16)
+    train_samples: Count | None = 32
+
+def recipe(p, options, run):
+    import torch, trainers
+    from search_spaces.networks.resnet import ResNet20
+    return Recipe(
+        network=ResNet20(classes=run.classes, width=p["width"]),
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=p["lr"]),
+        schedule=trainers.Cosine(),
+    )
+
+def judge(result, steps):
+    return {"seconds": np.float32(result.metrics["train_s"]), "accuracy": result.metrics["accuracy"]}
+
+make_task, main = image_campaign(
+    space, default, recipe, options=Options,
+    judge=lambda options: judge, objectives={"seconds": "minimize", "accuracy": "maximize"},
+)
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+class Options(ImageOptions):
+    epochs: Count = 1
+    batch_size: Count = 16
+    decay: NotNegative = 0.0
+
+
+def recipe(p: dict[str, Any], options: Options, run: Any) -> Recipe:
+    import trainers
+    from search_spaces.networks.resnet import ResNet20
+
+    return Recipe(
+        network=ResNet20(classes=run.classes, width=2),
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1),
+        schedule=trainers.Cosine(),
+    )
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The campaign file of the module clothes, which lies beside it and not where hpo is started."""
+    folder = tmp_path / "spaces"
+    folder.mkdir()
+    (folder / "clothes.py").write_text(MODULE)
+    file = folder / "clothes.toml"
+    file.write_text(
+        f'task = "clothes.py:make_task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 3\nkeep = 3\n'
+        f'[search]\nkind = "random"\n'
+    )
+    monkeypatch.setattr(sys, "path", [str(JOBS), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "clothes", raising=False)
+    return file
+
+
+def test_a_module_that_is_named_by_its_file_is_compared_and_exported(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hpo.Campaign.from_file(own).run()
+    capsys.readouterr()
+    compare = importlib.import_module("compare")
+    assert compare.main([str(own), "--test-seeds", "1", "--baselines"]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    clothes: ModuleType = importlib.import_module("clothes")
+    directory = hpo.Campaign.from_file(own).settings.directory
+    assert clothes.main(["--campaign", str(directory), "--test-seeds", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["id"] == hpo.Result(directory).best.id
+    assert found["options"]["batch_size"] == 16 and found["seconds"] > 0
+    assert clothes.main(["--campaign", str(directory), "--export", "best.safetensors"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == found["id"]
+
+
+def test_a_campaign_that_python_started_is_of_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_task, main = image_campaign(SPACE, DEFAULT, recipe, options=Options)
+    task = make_task(epochs=1, train_samples=16)
+    hpo.Campaign(task, evaluations=1, directory="run", isolation="inline").run()
+    assert main(["--campaign", "run", "--export", "best.safetensors"]) == 2
+    error = capsys.readouterr().err
+    assert "run was started from Python" in error and "`hpo best run --json`" in error
+
+
+def test_a_parameter_with_an_option_s_name_is_refused() -> None:
+    make_task, _ = image_campaign(
+        hpo.SearchSpace(batch_size=hpo.Ordinal(8, 16)), {"batch_size": 8}, recipe, options=Options
+    )
+    with pytest.raises(hpo.UsageError, match=r"^batch_size: is a parameter of the space, and an option\."):
+        make_task()
+
+
+def test_a_recipe_that_returns_something_else_is_named() -> None:
+    make_task, _ = image_campaign(SPACE, DEFAULT, lambda p, options, run: None, options=Options)  # type: ignore[arg-type,return-value]
+    task = make_task(train_samples=16)
+    with pytest.raises(hpo.UsageError, match="returned an object of type NoneType: must be a Recipe"):
+        task.fit(DEFAULT)
+
+
+def test_what_does_not_depend_on_options_need_not_be_a_function() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def narrow(params: dict[str, Any]) -> bool:
+        seen.append(params)
+        return True
+
+    make_task, _ = image_campaign(
+        SPACE, DEFAULT, recipe, options=Options, constraints=[narrow], ranks=2,
+        objectives={"accuracy": "maximize", "seconds": "minimize"},
+    )  # fmt: skip
+    task = make_task()
+    assert task.objectives == {"accuracy": "maximize", "seconds": "minimize"}
+    assert narrow in task.constraints and task._ranks == 2
+
+
+def test_the_score_comes_first_and_says_which_of_a_front_is_the_best() -> None:
+    make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options)
+    assert [*make_task(second_objective="bytes_between_nodes").objectives] == [
+        "accuracy",
+        "bytes_between_nodes",
+    ]
+
+
+def test_a_default_that_breaks_its_rule_is_refused() -> None:
+    class Wrong(Options):
+        decay: NotNegative = "much"  # type: ignore[assignment]
+
+    make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Wrong)
+    with pytest.raises(
+        hpo.UsageError, match=r"^decay = 'much': must be a number of at least 0\. Correct it\.$"
+    ):
+        make_task()
+
+    class Numpy(Options):
+        epochs: Count = np.int64(3)  # type: ignore[assignment]
+
+    assert repr(Numpy().epochs) == "3"
