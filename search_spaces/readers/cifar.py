@@ -154,8 +154,8 @@ def _binary(label_bytes: int) -> Callable[[bytes, str], Records]:
     def read(content: bytes, source: str) -> Records:
         if not content or len(content) % size:
             raise ValueError(
-                f"{source} has {len(content)} bytes, and must consist of records of {size}: it is cut short, or "
-                "something else. Extract it again."
+                f"{source} has {len(content)} bytes, and must consist of records of {size}, the class and 3 × 32 × 32 "
+                "colours: it is cut short, or something else. Extract it again; write images of your own so."
             )
         table = np.frombuffer(content, np.uint8).reshape(-1, size)
         return table[:, label_bytes:], table[:, label_bytes - 1].astype(np.int64)
@@ -205,8 +205,8 @@ def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar
         wrong = classes[classes >= form.classes]
         if len(wrong):
             raise ValueError(
-                f"{source}: {name} has the class {wrong[0]}, and there are {form.classes}: it is damaged, or "
-                "something else. Extract it again."
+                f"{source}: {name} has the class {wrong[0]}, and there are {form.classes}, from 0 on: it is damaged, "
+                "or something else. Extract it again; count classes of your own from 0."
             )
         parts[name] = Images(
             pixels=pixels.reshape(-1, 3, SIDE, SIDE).copy(),
@@ -217,7 +217,8 @@ def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar
     for name, length in lengths.items():
         if length != usual:
             raise ValueError(
-                f"{source}: {name} has {length} images, and other batches have {usual}. Extract it again."
+                f"{source}: {name} has {length} images, and other batches have {usual}. Extract it again; batches of "
+                "your own must be equally long."
             )
     trained = [parts[name] for name in form.names.train]
     return Cifar(
