@@ -114,8 +114,8 @@ def campaign(
 
     ``own``: the methods that the space is about; the others replace its parameters. ``judge``, ``objectives``: what
     of a result counts, where it is not the task's score alone: ``judge(options)(result, steps)`` is the number of each
-    objective for a ``trainers.Result`` of a run of that many steps. ``ranks``: how many the space is made for.
-    ``facts``: the names of what the data decide about the network.
+    objective for a ``trainers.Result`` of a run of that many steps; without it objectives are the trainer's metrics of
+    these names. ``ranks``: how many the space is made for. ``facts``: names of what the data decide about the network.
     """
     module = _module_of(recipe)
     recipe = with_architecture(recipe)
@@ -128,6 +128,8 @@ def campaign(
             constraints=_for(constraints, chosen),
         )
         judged, directions = judge(chosen), _for(objectives, chosen)
+        if judged is None and directions is not None:
+            judged = _by_metrics([*directions])
         if isinstance(chosen, ArchitectureOptions) and chosen.architecture == "deep":
             searched = deepened(searched, chosen.deep)
             if (both := chosen.objectives(task.score, task.direction)) is not None:
@@ -175,6 +177,20 @@ def _refuse_names_of_options(space: hpo.SearchSpace, options: type[O]) -> None:
             f"{both[0]}: is a parameter of the space, and an option. Give the parameter another name, and use it in "
             "the recipe: Recipe(samples_a_step=…) for the samples of a step, say."
         )
+
+
+def _by_metrics(names: Sequence[str]) -> Judge:
+    """Of a result the metrics of these ``names``."""
+
+    def judged(result: trainers.Result, steps: int) -> dict[str, float]:
+        if missing := [name for name in names if name not in result.metrics]:
+            raise hpo.UsageError(
+                f"objectives: a run has no metric {missing[0]!r}. Name some of {', '.join(sorted(result.metrics))}, or "
+                "give judge, which says what else it is."
+            )
+        return {name: result.metrics[name] for name in names}
+
+    return judged
 
 
 def _by_score(score: str, judge: Judge | None) -> Judge:

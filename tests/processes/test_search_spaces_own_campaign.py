@@ -154,6 +154,18 @@ def test_what_does_not_depend_on_options_need_not_be_a_function() -> None:
     assert narrow in task.constraints and task._ranks == 2
 
 
+def test_objectives_without_a_judge_are_metrics_of_the_trainer() -> None:
+    def judged(second: str) -> dict[str, float]:
+        objectives = {"accuracy": "maximize", second: "minimize"}
+        make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options, objectives=objectives)
+        task = make_task(train_samples=16)
+        return task.judge(task.fit(DEFAULT)[1], 1)
+
+    assert {*judged("train_s")} == {"accuracy", "train_s"}
+    with pytest.raises(hpo.UsageError, match=r"a run has no metric 'seconds'\. Name some of accuracy, "):
+        judged("seconds")
+
+
 def test_the_score_comes_first_and_says_which_of_a_front_is_the_best() -> None:
     make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options)
     assert [*make_task(second_objective="bytes_between_nodes").objectives] == [
