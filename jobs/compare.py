@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -35,6 +36,7 @@ from compare_table import FULL_RANK, SHARES, Baseline, places, reached, table
 import hpo
 from hpo.cluster import slurm
 from hpo.individual import COMPLETED, Individual
+from hpo.task.importing import split_reference
 
 __all__ = ["SHARES", "compared", "main", "measure", "reached", "test_value"]
 
@@ -154,14 +156,19 @@ def compared(
 
 
 def importable(task: str, file: Path) -> str:
-    """The module that ``task`` of the campaign file ``file`` names. Where it names the module's own file, this process
-    and those that it starts find the module there from now on.
+    """The module that ``task`` of the campaign file ``file``, which has been read, names. Where it names the module's
+    own file, processes that this one starts find the module there from now on.
     """
-    place = task.split(":")[0]
+    place, _ = split_reference(task)
     if not place.endswith(".py"):
         return place
     path = (file.parent / place).resolve()
-    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.find_spec(path.stem)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
+        raise hpo.UsageError(
+            f"task = {task!r}: Python has another module of the name {path.stem!r}, which python -m would start. Give "
+            "the file another name."
+        )
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path.parent), os.environ.get("PYTHONPATH")]))
     return path.stem
 

@@ -7,6 +7,7 @@ barrier."""
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import random
 import socket
@@ -464,11 +465,23 @@ class Campaign:
 
     def _bind_directory(self) -> config.Settings:
         """The settings, whose directory no longer depends on the working directory, where the task may change that
-        of this process."""
+        of this process. From now on the objectives are in the order of the campaign there, if one has begun."""
         if self.settings.evaluation.isolation == "inline":
             update = {"directory": self.settings.directory.absolute()}
             self.settings = self.settings.model_copy(update=update)
+        self._order_objectives()
         return self.settings
+
+    def _order_objectives(self) -> None:
+        """As on record: the first of several says which of the front is the best, and losses are kept in this order."""
+        try:
+            recorded = directory.read_identity(self.settings.directory).get("objectives")
+        except CampaignError:
+            return
+        own = self.task.objectives
+        if isinstance(recorded, dict) and recorded.keys() == own.keys() and [*recorded] != [*own]:
+            self.task = copy.copy(self.task)
+            self.task.objectives = {name: own[name] for name in recorded}
 
     def _fence(self, launch: int) -> None:
         """The lock was that of ``launch``, which was silent for long, and may go on: what its ranks still write does

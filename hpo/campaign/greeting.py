@@ -37,7 +37,10 @@ def own_hello(settings: config.Settings, identity: dict[str, object]) -> Hello:
 
 def _fingerprint(settings: config.Settings, identity: dict[str, object]) -> str:
     """Equal on two ranks that would run the same campaign."""
-    content = {"identity": identity, "settings": settings.model_dump(mode="json")}
+    objectives = identity.get("objectives")
+    # Ranks send one another losses in the order of the objectives.
+    order = [*objectives] if isinstance(objectives, dict) else []
+    content = {"identity": identity, "order": order, "settings": settings.model_dump(mode="json")}
     return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=8).hexdigest()
 
 

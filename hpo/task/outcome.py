@@ -134,7 +134,7 @@ def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:
 def _missing(name: str, returned: Mapping[object, object]) -> str:
     names = [str(key) for key in returned]
     near = get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = f" Did you mean {near[0]!r}?" if near else " Return it by that name."
     return f"the task returned a dictionary without objective {name!r} (it holds {_listed(names)}).{hint}"
 
 

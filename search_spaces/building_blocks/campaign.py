@@ -128,7 +128,7 @@ def campaign(
             constraints=_for(constraints, chosen),
         )
         judged, directions = judge(chosen), _for(objectives, chosen)
-        if judged is None and directions is not None:
+        if judged is None and directions is not None and [*directions] != ["value"]:
             judged = _by_metrics([*directions])
         if isinstance(chosen, ArchitectureOptions) and chosen.architecture == "deep":
             searched = deepened(searched, chosen.deep)
@@ -170,13 +170,16 @@ def campaign(
 
 
 def _refuse_names_of_options(space: hpo.SearchSpace, options: type[O]) -> None:
-    """UsageError for parameters with an option's name: the option would hold, and the parameter change nothing."""
-    both = [name for name in space.names if name in options.model_fields]
-    if both:
-        raise hpo.UsageError(
-            f"{both[0]}: is a parameter of the space, and an option. Give the parameter another name, and use it in "
-            "the recipe: Recipe(samples_a_step=…) for the samples of a step, say."
-        )
+    """UsageError for parameters with an option's name, which a command line could not tell apart."""
+    for name in space.names:
+        if name in options.model_fields:
+            hint = (
+                " Recipe(samples_a_step=…) says how many samples a step has." if name == "batch_size" else ""
+            )
+            raise hpo.UsageError(
+                f"{name}: is a parameter of the space, and an option. Give the parameter another name, by which the "
+                f"recipe reads it.{hint}"
+            )
 
 
 def _by_metrics(names: Sequence[str]) -> Judge:

@@ -101,5 +101,5 @@ def time_and_score(options: IntervalOptions) -> Judge:
 
 
 def directions(options: IntervalOptions) -> dict[str, str]:
-    """The two objectives, and their directions."""
-    return {"steps" if options.steps_on_link else "seconds": "minimize", "accuracy": "maximize"}
+    """The two objectives, and their directions; the first says which of the front is the campaign's best."""
+    return {"accuracy": "maximize", "steps" if options.steps_on_link else "seconds": "minimize"}

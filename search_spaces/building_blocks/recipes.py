@@ -118,7 +118,7 @@ class TrainingOptions(Options, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What a configuration means: arguments of ``trainers.train``. ``loss`` None: cross entropy.
-    ``samples_a_step``: of all ranks together, for where it is searched; None: the option batch_size.
+    ``samples_a_step``: of all ranks together, where the batch size is searched; None: the option batch_size.
     ``synchronise_batch_norms``: over all ranks, where torch can: on GPUs, with DDP and OIALR, without folds.
     """
 

@@ -21,7 +21,7 @@ class ViTOptions(ImageOptions):
     depth: Count = 2
     heads: Count = 6
     weight_decay: NotNegative = 0.01
-    """AdamW's."""
+    """Of all weights, decoupled from the gradient (AdamW)."""
 
     def rules(self) -> None:
         super().rules()

@@ -155,7 +155,7 @@ def _binary(label_bytes: int) -> Callable[[bytes, str], Records]:
         if not content or len(content) % size:
             raise ValueError(
                 f"{source} has {len(content)} bytes, and must consist of records of {size}, the class and 3 × 32 × 32 "
-                "colours: it is cut short, or something else. Extract it again; write images of your own so."
+                "colours: it is cut short, or something else. Extract it again; your own images must have this form."
             )
         table = np.frombuffer(content, np.uint8).reshape(-1, size)
         return table[:, label_bytes:], table[:, label_bytes - 1].astype(np.int64)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, Union, get
 import hpo
 from hpo.spelling import unrecognized
 from search_spaces.options import Options
-from search_spaces.standalone.trained_models import Trained, of_campaign
+from search_spaces.standalone.trained_models import Trained, check_module, names_no_module, of_campaign
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
@@ -350,8 +350,8 @@ def _configuration(path: Path, module: str) -> tuple[Mapping[str, Scalar], Mappi
     if not isinstance(params, dict):
         return content, {}
     task = content.get("task")
-    if isinstance(task, str) and task.split(":")[0] != module:
-        raise hpo.UsageError(f"{path} is of {task}. Name that module: python -m {task.split(':')[0]} …")
+    if isinstance(task, str) and not names_no_module(task):
+        check_module(task, module, f"{path} is of")
     options = content.get("options")
     return params, options if isinstance(options, dict) else {}
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 MakeNetwork = Callable[..., "nn.Module"]
 """network(params, **keywords of make_task, **what was noted of the run): the network of a configuration, untrained."""
 
-_NOTE, _INPUTS = "network.json", "inputs"
+_NOTE, _NETWORK, _INPUTS = "network.json", "network", "inputs"
 _AGAIN = "--campaign DIR --anew --export FILE"
-TRAINED_TASK = "search_spaces.building_blocks.training"
+_TRAINED_TASK = "search_spaces.building_blocks.training"
 """What a campaign's record names in place of the task's module where Python made the task."""
 
 
@@ -42,7 +42,7 @@ def note(directory: Path, facts: Mapping[str, int], inputs: Mapping[str, list[fl
     keywords of ``MakeNetwork``, and ``inputs``, how these are prepared. So the model can be used without the data.
     """
     partial = directory / f"{_NOTE}.partial"
-    partial.write_text(json.dumps({**facts, _INPUTS: inputs}))
+    partial.write_text(json.dumps({_NETWORK: facts, _INPUTS: inputs}))
     os.replace(partial, directory / _NOTE)
 
 
@@ -60,8 +60,9 @@ def noted(directory: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
         ) from error
     if not isinstance(found, dict):
         return {}, {}
-    inputs = found.pop(_INPUTS, {})
-    return found, inputs
+    if isinstance(found.get(_NETWORK), dict) and isinstance(found.get(_INPUTS), dict):
+        return found[_NETWORK], found[_INPUTS]
+    return found, {}  # as an earlier version wrote it
 
 
 def check_writable(path: Path) -> None:
@@ -77,10 +78,19 @@ def check_writable(path: Path) -> None:
         raise hpo.UsageError(f"--export {path}: cannot be written: {error}. Name another file.") from error
 
 
-def module_of(reference: str) -> str:
-    """The module that a campaign's ``reference`` to its task names: of "folder/my_space.py:task" my_space."""
-    name = reference.split(":")[0]
-    return Path(name).stem if name.endswith(".py") else name
+def names_no_module(reference: str) -> bool:
+    """Whether Python made the task of the campaign whose ``reference`` to it this is."""
+    return reference.startswith(f"{_TRAINED_TASK}:")
+
+
+def check_module(reference: str, module: str, what: str) -> None:
+    """UsageError where a campaign's ``reference`` to its task, "folder/my_space.py:task", say, is not to ``module``.
+    ``what``: how the sentence begins.
+    """
+    place = reference.rpartition(":")[0]
+    own = Path(place).stem if place.endswith(".py") else place
+    if own != (module.rpartition(".")[2] if place.endswith(".py") else module):
+        raise hpo.UsageError(f"{what} {reference}. Name that module: python -m {own} …")
 
 
 def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trained:
@@ -91,15 +101,13 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
     result, directories = hpo.Result(directory), EvaluationDirectories(Path(directory))
     identity = result.record.identity
     reference = str(identity.get("task"))
-    own = module_of(reference)
-    if own == TRAINED_TASK:
+    if names_no_module(reference):
         raise hpo.UsageError(
             f"{directory} was started from Python with a task that make_task returned, and its record does not say of "
             f"which module and options. Write `hpo best {quoted(directory)} --json` to a file, and give that by "
             "--config, with the campaign's options; or search with a campaign file next time."
         )
-    if own not in (module, module.rpartition(".")[2]):
-        raise hpo.UsageError(f"{directory} is a campaign of {reference}. Name that module: python -m {own} …")
+    check_module(reference, module, f"{directory} is a campaign of")
     if chosen is None:
         one = result.best
         # Where it was evaluated more than once, the checkpoint of that evaluation which looks best may be gone.
@@ -148,7 +156,7 @@ def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, m
     except (FileNotFoundError, ValueError) as error:
         raise hpo.UsageError(f"{error} Or train the configuration again: {_AGAIN}") from error
     described = {
-        "params": dict(trained.params), "options": dict(trained.options), "network": facts, _INPUTS: inputs,
+        "params": dict(trained.params), "options": dict(trained.options), _NETWORK: facts, _INPUTS: inputs,
     }  # fmt: skip
     try:
         trainers.save_model(

@@ -329,7 +329,7 @@ def test_what_a_training_costs_may_be_the_second_objective(tmp_path: Path) -> No
     assert "value" not in found
     assert 0 < found["trainable_fraction"] <= 1
     assert 0 <= found["accuracy"] <= 1
-    with pytest.raises(hpo.UsageError, match=r"second_objective = .*: there are steps and accuracy already"):
+    with pytest.raises(hpo.UsageError, match=r"second_objective = .*: there are accuracy and steps already"):
         daso_intervals.make_task(steps_on_link=8.0, second_objective="bytes_between_nodes")
 
 

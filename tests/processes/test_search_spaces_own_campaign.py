@@ -15,8 +15,10 @@ import torch
 from places import JOBS
 
 import hpo
+from hpo import cli
 from search_spaces.building_blocks.image_task import ImageOptions, Recipe, image_campaign
 from search_spaces.options import Count, NotNegative
+from search_spaces.standalone import trained_models
 
 SPACE = hpo.SearchSpace(width=hpo.Ordinal(2, 4), lr=hpo.Float(0.01, 0.1, log=True))
 DEFAULT = {"width": 2, "lr": 0.05}
@@ -107,8 +109,32 @@ def test_a_module_that_is_named_by_its_file_is_compared_and_exported(
     found = json.loads(capsys.readouterr().out)
     assert found["id"] == hpo.Result(directory).best.id
     assert found["options"]["batch_size"] == 16 and found["seconds"] > 0
+    assert cli.main(["best", str(directory), "--json"]) == 0
+    Path("best.json").write_text(capsys.readouterr().out)
+    assert clothes.main(["--config", "best.json", "--test-seeds", "1"]) == 0
+    assert clothes.main(["--config", "best.json", "--epochs", "0"]) == 2
+    capsys.readouterr()
     assert clothes.main(["--campaign", str(directory), "--export", "best.safetensors"]) == 0
     assert json.loads(capsys.readouterr().out)["id"] == found["id"]
+
+
+def test_a_file_with_the_name_of_another_module_is_refused(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own.parent / "platform.py").write_text(MODULE)
+    own.write_text(own.read_text().replace("clothes.py", "platform.py"))
+    hpo.Campaign.from_file(own).run()
+    capsys.readouterr()
+    assert importlib.import_module("compare").main([str(own), "--test-seeds", "1"]) == 2
+    assert "another module of the name 'platform'" in capsys.readouterr().err
+
+
+def test_what_the_data_decided_is_noted_whatever_its_names(tmp_path: Path) -> None:
+    facts, inputs = {"inputs": 12, "network": 3}, {"mean": [0.5]}
+    trained_models.note(tmp_path, facts, inputs)
+    assert trained_models.noted(tmp_path) == (facts, inputs)
+    (tmp_path / "network.json").write_text('{"inputs": 12, "classes": 3}')  # as versions before wrote it
+    assert trained_models.noted(tmp_path) == ({"inputs": 12, "classes": 3}, {})
 
 
 def test_a_campaign_that_python_started_is_of_no_module(
@@ -121,6 +147,12 @@ def test_a_campaign_that_python_started_is_of_no_module(
     assert main(["--campaign", "run", "--export", "best.safetensors"]) == 2
     error = capsys.readouterr().err
     assert "run was started from Python" in error and "`hpo best run --json`" in error
+    assert cli.main(["best", "run", "--json"]) == 0
+    Path("best.json").write_text(capsys.readouterr().out)
+    own = ["--config", "best.json", "--epochs", "1", "--train-samples", "16", "--test-seeds", "1"]
+    assert main([*own, "--export", "best.safetensors"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["params"] == hpo.Result("run").best.params and Path("best.safetensors").is_file()
 
 
 def test_a_parameter_with_an_option_s_name_is_refused() -> None:
