@@ -239,8 +239,8 @@ def test_steps_count_what_the_link_makes_wait() -> None:
 
 
 def test_time_of_daso_is_measured_or_counted() -> None:
-    assert [*daso_intervals.make_task(steps_on_link=0.0).objectives] == ["seconds", "accuracy"]
-    assert [*daso_intervals.make_task(steps_on_link=2.0).objectives] == ["steps", "accuracy"]
+    assert [*daso_intervals.make_task(steps_on_link=0.0).objectives] == ["accuracy", "seconds"]
+    assert [*daso_intervals.make_task(steps_on_link=2.0).objectives] == ["accuracy", "steps"]
 
 
 def test_a_task_for_four_ranks_says_so() -> None:
