@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 import hpo
@@ -77,9 +77,6 @@ class Options(BaseModel):
     )
 
     def __init__(self, **given: Any) -> None:
-        # numpy's numbers, of a table of results, say, are as good as Python's.
-        numbers = {name: field.default for name, field in type(self).model_fields.items()} | given
-        given |= {name: one.item() for name, one in numbers.items() if isinstance(one, np.generic)}
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -87,6 +84,11 @@ class Options(BaseModel):
             raise hpo.UsageError("\n".join(self._refusal(name, given) for name in places)) from None
         with together():
             self.rules()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_plain(cls, value: object) -> object:
+        return _plain(value)
 
     def rules(self) -> None:
         """Checks that need several options, by ``refuse``, which may be called more than once."""
@@ -128,7 +130,12 @@ class Options(BaseModel):
         field = cls.model_fields[name]
         if name not in given and field.is_required():
             return f"{name} is missing. Give it."
-        return str(wrong(name, given.get(name, field.default), rule_of(cls.kinds()[name])))
+        return str(wrong(name, _plain(given.get(name, field.default)), rule_of(cls.kinds()[name])))
+
+
+def _plain(value: object) -> object:
+    """Numbers of numpy, of a table of results, say, are as good as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def rule_of(kind: Any) -> str:

@@ -55,7 +55,7 @@ class Size:
 SMALL_DIM = 48
 """The width of the ViT that is trained with ``small``."""
 
-# What tells made-up images apart is a direction: flipped or turned they would be of another class.
+# The class of a made-up image is a direction: flipped or turned it would be of another class.
 SMALL = Size(epochs=6, batch_size=32, side=32, evaluation_side=32, validation_part=0.25, augmentation="none")
 
 

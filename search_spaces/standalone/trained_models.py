@@ -133,8 +133,8 @@ def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trai
 
 def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, merge: bool) -> None:
     """Write the model that ``trained`` left to ``path``, a safetensors file; with ``merge`` low-rank weights as
-    ordinary ones. Parameters, options and what was noted are in its metadata. UsageError where there is
-    no such model, or no file can be written there.
+    ordinary ones. Parameters, options and what was noted are in its metadata. UsageError where there is no such model,
+    or no file can be written there.
     """
     check_writable(path)
     import trainers

@@ -219,4 +219,4 @@ def test_a_default_that_breaks_its_rule_is_refused() -> None:
     class Numpy(Options):
         epochs: Count = np.int64(3)  # type: ignore[assignment]
 
-    assert repr(Numpy().epochs) == "3"
+    assert repr(Numpy().epochs) == "3" and not Numpy().model_fields_set
