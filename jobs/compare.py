@@ -8,7 +8,8 @@ What they reach on the test part, with which compression and how many bytes sent
 is made, by the module's own command line on as many ranks and nodes as a worker of the campaign has. Where the campaign
 is about another method than DDP, so is the baseline: what the default says of learning rate and schedule, or the
 module's BASELINE_OPTIONS, trained by DDP at full rank, and for AB training without groups, too. All is kept in
-DIR/test/ and not measured twice; delete what an earlier version has measured there to have what it lacks.
+DIR/test/ and not measured twice, and a call that was stopped goes on. Delete what an earlier version has measured there
+to have what it lacks.
 """
 
 from __future__ import annotations
@@ -395,9 +396,9 @@ def trained_anew(
             json.dump({"id": individual.id, "params": individual.params}, config)
             config.flush()
             command = [*place.command(module, _free_port()), f"--config={config.name}", *flags]
-            shared = path.with_suffix(".run")
-            if place.nodes > 1:  # a temporary directory is its node's alone
-                command.append(f"--directory={shared.resolve()}")
+            # Not a temporary directory, which is its node's alone; and trainings that are stopped go on from there.
+            trainings = path.with_suffix(".run")
+            command.append(f"--directory={trainings.resolve()}")
             if seeds is not None:
                 command.append(f"--test-seeds={seeds}")
             cores = (cores_of_job() if place.nodes > 1 else None) or os.cpu_count() or 1
@@ -406,8 +407,8 @@ def trained_anew(
             code, printed, errors = _run(command, {"OMP_NUM_THREADS": threads, **os.environ}, limit_s)
         if code is None:
             raise hpo.CampaignError(
-                f"{shlex.join(command)} was not done after {limit_s:g} s and was stopped. Give it longer by --limit. "
-                f"What it printed:\n{printed}{errors}"
+                f"{shlex.join(command)} was not done after {limit_s:g} s and was stopped. Give it longer by --limit; "
+                f"what is saved of its trainings is not repeated. What it printed:\n{printed}{errors}"
             )
         if code:
             raise hpo.CampaignError(
@@ -417,7 +418,7 @@ def trained_anew(
         partial = path.with_suffix(".partial")
         partial.write_text(printed)
         os.replace(partial, path)
-        shutil.rmtree(shared, ignore_errors=True)
+        shutil.rmtree(trainings, ignore_errors=True)
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

@@ -74,10 +74,12 @@ class MakeTask(Generic[O, Task]):
         seeds: Sequence[int] = (0, 1, 2),
         ranks: int = 1,
         device: str = "cpu",
+        saved_in: Callable[[int], Path | None] = lambda seed: None,
         **options: Any,
     ) -> list[dict[str, float]]:
         """As ``TrainedTask.tests`` of the task for ``options``."""
-        return self(**options).tests(params, seeds=seeds, ranks=ranks, device=device)
+        task = self(**options)
+        return task.tests(params, seeds=seeds, ranks=ranks, device=device, saved_in=saved_in)
 
     def untrained(self, params: Mapping[str, Scalar], **given: Any) -> nn.Module:
         """The network of a configuration, untrained, for ``trainers.load_model`` to fill. ``given``: options, and what

@@ -168,17 +168,35 @@ class TrainedTask(hpo.Task):
         return sum(one["test"] for one in each) / len(each)
 
     def tests(
-        self, params: Mapping[str, Scalar], *, seeds: Sequence[int], ranks: int = 1, device: str = "cpu"
+        self,
+        params: Mapping[str, Scalar],
+        *,
+        seeds: Sequence[int],
+        ranks: int = 1,
+        device: str = "cpu",
+        saved_in: Callable[[int], Path | None] = lambda seed: None,
     ) -> list[dict[str, float]]:
         """As ``test``: of each seed the score, "test", and on the training's own validation part, where there is one,
         "validation"; "test_NAME" for each NAME of ``test_metrics``; and what ``TESTED`` names.
+
+        ``saved_in``: from a seed to the directory of an individual, or one like it, in which its training is saved and
+        from which it goes on; a training that has ended there is not repeated. None: it is not saved.
         """
         import trainers
 
         parts, found = self.options.parts(), []
         metrics = {f"test_{name}": metric for name, metric in self.test_metrics(parts).items()}
         for seed in seeds:
-            model, result = self.fit(params, parts, seed=seed, ranks=ranks, device=device)
+            directory = saved_in(seed)
+            model, result = self.fit(
+                params,
+                parts,
+                seed=seed,
+                ranks=ranks,
+                device=device,
+                checkpoint=None if directory is None else checkpoint_in(directory, ranks),
+                on_other_ranks="restart",
+            )
             scores = trainers.evaluate(
                 model,
                 parts.test,

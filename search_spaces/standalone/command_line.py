@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import hpo
@@ -14,9 +15,9 @@ from search_spaces.standalone.arguments import MakeTask, Request
 from search_spaces.standalone.torchrun import Place, directory_of, joined
 from search_spaces.standalone.trained_models import MakeNetwork, Trained, check_writable, export
 
-Test = Callable[..., "float | list[dict[str, float]]"]
-"""test(params, ranks=…, device=…, seeds=…, **keywords of make_task): a score on the test part, or of each of ``seeds``
-one, "test", with what the training took."""
+Test = Callable[..., list[dict[str, float]]]
+"""test(params, ranks=…, device=…, saved_in=…, **keywords of make_task), with --test-seeds N also seeds=range(N): as
+``TrainedTask.tests``."""
 
 
 def main(
@@ -31,11 +32,11 @@ def main(
 
     Every parameter of the space is an option, and so is every keyword of ``make_task``. What is not given is
     as in the task's default point, in the file named by --config, or, with --campaign, in the best of that campaign,
-    whose options of the task are taken, too. With either, ``test`` is called:
-    test(params, ranks=…, device=…, **keywords of make_task), and with --test-seeds N also seeds=range(N). With
-    ``network``(params, **keywords of make_task), which makes the untrained network, --export writes the trained one
-    to a file; its checkpoint is looked for in folders *-ranks of the trial's directory. With --campaign it is
-    the one that the campaign has trained, and nothing else is done, unless --anew is given.
+    whose options of the task are taken, too. With either, ``test`` trains it with several seeds and tests it. The
+    training that the evaluation has done is not repeated, and with --directory all are saved there, for a second
+    call to go on. With ``network``(params, **keywords of make_task), which makes the untrained network, --export
+    writes the trained one to a file; its checkpoint is looked for in folders *-ranks of the trial's directory. With
+    --campaign it is the one that the campaign has trained, and nothing else is done, unless --anew is given.
 
     A user's mistake is one sentence on standard error; wrong options are one each.
     """
@@ -105,13 +106,32 @@ def _trained(
         found.update(returned if isinstance(returned, Mapping) else {"value": returned})
         if test is not None and request.start is not None:
             repeated = {} if request.test_seeds is None else {"seeds": range(request.test_seeds)}
-            tested = test(params, ranks=place.size, device=place.device, **repeated, **options)
-            if isinstance(tested, list):
-                found["tests"] = tested
-                tested = sum(one["test"] for one in tested) / len(tested)
-            found["test"] = tested
+            tests = test(
+                params,
+                ranks=place.size,
+                device=place.device,
+                saved_in=_places(request, directory),
+                **repeated,
+                **options,
+            )
+            found.update(tests=tests, test=sum(one["test"] for one in tests) / len(tests))
         if path is not None and network is not None and place.rank == 0:
             trained = Trained(params=params, options=options, directory=directory)
             export(trained, path, module=module, network=network, merge=request.merge)
             found["exported"] = str(path)
     return found
+
+
+def _places(request: Request, directory: Path) -> Callable[[int], Path | None]:
+    """Where the test's training of a seed is saved: in ``directory``, as the evaluation's is, if the user named it. Of
+    folds no training is one of the test's, which has all samples.
+    """
+    evaluated = None if request.options.get("folds") else request.seed
+    others = request.directory
+
+    def place(seed: int) -> Path | None:
+        if seed == evaluated:
+            return directory
+        return None if others is None else others / f"test-seed-{seed}"
+
+    return place

@@ -60,7 +60,7 @@ def test_a_test_over_its_limit_is_stopped_in_a_sentence(
         compare.test_value("forever", tmp_path, one, 1, [], limit_s=3.0)
     printed = str(caught.value)
     assert "-m forever --config=" in printed
-    assert "was not done after 3 s and was stopped. Give it longer by --limit." in printed
+    assert "was not done after 3 s and was stopped. Give it longer by --limit;" in printed
     assert not list((tmp_path / "test").glob("*.json"))
 
 
@@ -537,6 +537,28 @@ def test_a_test_on_two_nodes_is_one_training(
     one = SimpleNamespace(id="0-3", params={"x": 0.5})
     found = compare.trained_anew("sized", tmp_path, one, compare.Place(ranks=4, nodes=2), [], limit_s=100)
     assert found == {"test": 4.0, "directory": str(tmp_path / "test" / "0-3.run")}
+
+
+def test_trainings_of_a_call_that_failed_are_kept_for_the_next(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counted.py").write_text(
+        "import json, pathlib, sys\n"
+        "where = [one for one in sys.argv if one.startswith('--directory=')][0].split('=')[1]\n"
+        "pathlib.Path(where).mkdir(exist_ok=True)\n"
+        "saved = pathlib.Path(where, 'saved')\n"
+        "if saved.exists():\n"
+        "    print(json.dumps({'test': 0.5, 'directory': where}))\n"
+        "else:\n"
+        "    saved.touch()\n"
+        "    sys.exit(3)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    one = SimpleNamespace(id="0-3", params={"x": 0.5})
+    with pytest.raises(hpo.CampaignError, match="returned 3"):
+        compare.test_value("counted", tmp_path, one, 1, [])
+    assert compare.test_value("counted", tmp_path, one, 1, []) == 0.5
+    assert not (tmp_path / "test" / "0-3.run").exists()
 
 
 def test_the_benchmark_of_campaigns_prints_rows_as_readme_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from search_spaces.building_blocks.data_sets.windows import load_parts
 from search_spaces.building_blocks.forecast_task import RECORDED, ForecastTask
 from search_spaces.networks.autoformer import correlated
 from search_spaces.readers.ett import FEATURES
-from search_spaces.standalone import command_line
 
 TINY: dict[str, Any] = {
     "stride": 4,
@@ -307,13 +306,7 @@ def test_options_are_plain_values_that_a_file_and_a_command_line_can_give() -> N
 
 
 def main(*arguments: str) -> int:
-    return command_line.main(
-        "search_spaces.autoformer",
-        autoformer.make_task,
-        autoformer.test_error,
-        arguments,
-        network=autoformer.untrained,
-    )
+    return int(autoformer.main(arguments))
 
 
 def test_a_test_has_the_absolute_error_beside_the_squared_one(data: str) -> None:

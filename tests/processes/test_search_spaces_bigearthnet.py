@@ -25,7 +25,6 @@ from search_spaces.building_blocks.recipe_parts import losses, optimizers
 from search_spaces.building_blocks.recipe_parts.f1 import f1_metrics
 from search_spaces.networks.residual import ACTIVATIONS, ORDERS
 from search_spaces.readers.bigearthnet_files.format import CLASSES
-from search_spaces.standalone import command_line
 
 SPACE = bigearthnet.make_space(8)
 FAST: dict[str, Any] = {"small": True, "epochs": 1, "batch_size": 16}
@@ -211,13 +210,7 @@ def test_one_configuration_from_a_file_is_tested(tmp_path: Path, capsys: pytest.
     path.write_text(json.dumps([{"id": "0-0-1", "value": 0.5, "params": default(lr=0.01)}]))
     arguments = ["--small", "true", "--epochs", "1", "--batch-size", "16", "--config", str(path)]
     made = tmp_path / "model.safetensors"
-    code = command_line.main(
-        "search_spaces.bigearthnet",
-        bigearthnet.make_task,
-        bigearthnet.test_f1,
-        [*arguments, "--export", str(made)],
-        network=bigearthnet.untrained,
-    )
+    code = bigearthnet.main([*arguments, "--export", str(made)])
     found = json.loads(capsys.readouterr().out)
     assert code == 0
     assert 0 <= found["test"] <= 1

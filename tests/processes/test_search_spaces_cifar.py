@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,7 +24,6 @@ from hpo.config import reader as config
 from search_spaces import assignment, daso_intervals, digits, vit_ab, vit_oialr
 from search_spaces.building_blocks.daso_intervals import time_and_accuracy
 from search_spaces.building_blocks.image_task import ImageTask, Run
-from search_spaces.standalone import command_line
 from search_spaces.standalone.trained_models import Trained, export
 
 MODULES = [vit_oialr, vit_ab, daso_intervals, assignment]
@@ -400,17 +400,12 @@ def test_with_folds_the_test_part_is_met_by_a_network_trained_on_all_others(
 # From search to use
 
 QUICK = ["--epochs", "2", "--batch-size", "4", "--train-samples", "32", "--dim", "24", "--depth", "2"]
+OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 2}
 LOW = ["--delay", "1000", "--update-every", "300", "--sigma-cutoff", "0.5", "--lr", "1e-3"]
 
 
 def main(*arguments: str) -> int:
-    return command_line.main(
-        "search_spaces.vit_oialr",
-        vit_oialr.make_task,
-        vit_oialr.test_accuracy,
-        arguments,
-        network=vit_oialr.untrained,
-    )
+    return int(vit_oialr.main(arguments))
 
 
 @pytest.mark.parametrize("merge", [[], ["--merge"]])
@@ -483,14 +478,7 @@ def test_the_best_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.Captu
     checkpoint.rename(tmp_path / "away")
     assert main("--campaign", str(directory), "--export", str(path)) == 2
     assert "has no checkpoint" in capsys.readouterr().err
-    wrong = command_line.main(
-        "search_spaces.vit_ab",
-        vit_ab.make_task,
-        None,
-        ["--campaign", str(directory), "--export", str(path)],
-        network=vit_ab.untrained,
-    )
-    assert wrong == 2
+    assert vit_ab.main(["--campaign", str(directory), "--export", str(path)]) == 2
     assert "python -m search_spaces.vit_oialr" in capsys.readouterr().err
 
 
@@ -502,15 +490,70 @@ def test_the_test_is_the_mean_of_as_many_trainings_as_asked_for(
     config = ["--config", str(file)]
     assert main(*QUICK, *config, "--test-seeds", "2") == 0
     found = json.loads(capsys.readouterr().out)["test"]
-    options = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 2}
     each = [
-        vit_oialr.test_accuracy(vit_oialr.default, ranks=1, device="cpu", seeds=[seed], **options)
+        vit_oialr.test_accuracy(vit_oialr.default, ranks=1, device="cpu", seeds=[seed], **OPTIONS)
         for seed in range(2)
     ]
     assert found == pytest.approx(sum(each) / 2)
     for wrong in ("0", "-1", "many"):
         assert main(*QUICK, *config, "--test-seeds", wrong) == 2
         assert f"{wrong}: must be a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The seed of each training that has done steps."""
+    seeds: list[int] = []
+    whole = trainers.train
+
+    def train(*given: Any, seed: int, **keywords: Any) -> trainers.Result:
+        checkpoint = keywords["checkpoint"]
+        before = None if checkpoint is None else saved(checkpoint)
+        result = whole(*given, seed=seed, **keywords)
+        if checkpoint is None or saved(checkpoint) != before:
+            seeds.append(seed)
+        return result
+
+    def saved(checkpoint: Path) -> list[str]:
+        return sorted(f"{one.name} {one.stat().st_mtime_ns}" for one in checkpoint.glob("*"))
+
+    monkeypatch.setattr(trainers, "train", train)
+    yield seeds
+
+
+@pytest.mark.parametrize("method", ["ddp", "oialr", "ab"])
+def test_a_test_takes_the_training_of_the_evaluation_for_its_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trainings: list[int], method: str
+) -> None:
+    """The oracle: the same seeds trained anew."""
+    options = {**OPTIONS, "method": method}
+    params = vit_oialr.make_task(**options).default
+    anew = vit_oialr.make_task.tests(params, seeds=range(2), **options)
+    assert trainings == [0, 1]
+    trainings.clear()
+    (tmp_path / "one.json").write_text(json.dumps(params))
+    arguments = ["--config", str(tmp_path / "one.json"), "--test-seeds", "2", "--method", method]
+    assert main(*QUICK, *arguments, "--seed", "1") == 0
+    assert trainings == [1, 0]
+    for one, other in zip(json.loads(capsys.readouterr().out)["tests"], anew, strict=True):
+        assert {**one, "train_s": 0} == {**other, "train_s": 0}
+
+
+def test_trainings_of_a_test_that_are_saved_are_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trainings: list[int]
+) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(vit_oialr.default))
+    arguments = ["--config", str(tmp_path / "one.json"), "--directory", str(tmp_path / "run")]
+    assert main(*QUICK, *arguments, "--test-seeds", "2") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(*QUICK, *arguments, "--test-seeds", "3") == 0
+    second = json.loads(capsys.readouterr().out)
+    assert trainings == [0, 1, 2]
+    assert second["tests"][:2] == first["tests"]
+    # With folds each has all samples, which none of the evaluation's trainings had.
+    trainings.clear()
+    assert main(*QUICK, *arguments[:2], "--folds", "2", "--test-seeds", "1") == 0
+    assert len(trainings) == 3
 
 
 def test_folds_leave_a_model_each_and_say_how_to_come_by_one(

@@ -22,7 +22,6 @@ from search_spaces.building_blocks import image_task
 from search_spaces.networks import small_resnet
 from search_spaces.readers import small_images
 from search_spaces.readers.small_images import load_images
-from search_spaces.standalone import command_line
 
 FAST = {"epochs": 1, "train_samples": 40, "batch_size": 20}
 
@@ -294,9 +293,7 @@ QUICK = ["--epochs", "1", "--train-samples", "40"]
 
 
 def main(*arguments: str) -> int:
-    return command_line.main(
-        "search_spaces.digits", digits.make_task, digits.test_accuracy, arguments, network=digits.untrained
-    )
+    return int(digits.main(arguments))
 
 
 def test_one_configuration_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,6 @@ from search_spaces import (
 from search_spaces.building_blocks import image_task
 from search_spaces.building_blocks.data_sets import augmentation
 from search_spaces.readers import cifar, published, small_images
-from search_spaces.standalone import command_line
 from search_spaces.standalone.torchrun import Place
 
 IMAGES: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment]
@@ -51,14 +50,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def main(module: ModuleType, *arguments: str) -> int:
     """As ``python -m``."""
-    tests = {digits: "test_accuracy", autoformer: "test_error", bigearthnet: "test_f1"}
-    return command_line.main(
-        module.__name__,
-        module.make_task,
-        getattr(module, tests.get(module, "test_accuracy")),
-        arguments,
-        network=getattr(module, "untrained", None),
-    )
+    return int(module.main(arguments))
 
 
 @pytest.fixture
