@@ -22,7 +22,6 @@ MakeNetwork = Callable[..., "nn.Module"]
 """network(params, **keywords of make_task, **what was noted of the run): the network of a configuration, untrained."""
 
 _NOTE, _NETWORK, _INPUTS = "network.json", "network", "inputs"
-_AGAIN = "--campaign DIR --anew --export FILE"
 _TRAINED_TASK = "search_spaces.building_blocks.training"
 """What a campaign's record names in place of the task's module where Python made the task."""
 
@@ -35,6 +34,11 @@ class Trained:
     options: Mapping[str, Any]
     directory: Path
     id: str | None = None
+
+    @property
+    def again(self) -> str:
+        """The arguments that train it again, for a message."""
+        return f"--campaign DIR {f'--id {self.id} ' if self.id else ''}--anew --export FILE"
 
 
 def note(directory: Path, facts: Mapping[str, int], inputs: Mapping[str, list[float]]) -> None:
@@ -143,18 +147,18 @@ def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, m
     if not found:
         if any(trained.directory.glob("fold-*")):
             raise hpo.UsageError(
-                f"{trained.directory} holds a model of each fold. Train one of the configuration: {_AGAIN} --folds 0"
+                f"{trained.directory} holds a model of each fold. Train one of the configuration: {trained.again} --folds 0"
             )
         raise hpo.UsageError(
             f"{trained.directory} has no checkpoint. A campaign keeps those of its best few (keep = 3); train the "
-            f"configuration again: {_AGAIN}"
+            f"configuration again: {trained.again}"
         )
     facts, inputs = noted(trained.directory)
     model = network(trained.params, **trained.options, **facts)
     try:
         model = trainers.load_trained(model, found[-1], merge=merge)
     except (FileNotFoundError, ValueError) as error:
-        raise hpo.UsageError(f"{error} Or train the configuration again: {_AGAIN}") from error
+        raise hpo.UsageError(f"{error} Or train the configuration again: {trained.again}") from error
     described = {
         "params": dict(trained.params), "options": dict(trained.options), _NETWORK: facts, _INPUTS: inputs,
     }  # fmt: skip

@@ -477,7 +477,9 @@ def test_the_best_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.Captu
     (checkpoint,) = (directory / "evaluations" / best.id).glob("*-ranks")
     checkpoint.rename(tmp_path / "away")
     assert main("--campaign", str(directory), "--export", str(path)) == 2
-    assert "has no checkpoint" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "has no checkpoint" in printed
+    assert f"--campaign DIR --id {best.id} --anew --export FILE" in printed
     assert vit_ab.main(["--campaign", str(directory), "--export", str(path)]) == 2
     assert "python -m search_spaces.vit_oialr" in capsys.readouterr().err
 
