@@ -147,7 +147,8 @@ def export(trained: Trained, path: Path, *, module: str, network: MakeNetwork, m
     if not found:
         if any(trained.directory.glob("fold-*")):
             raise hpo.UsageError(
-                f"{trained.directory} holds a model of each fold. Train one of the configuration: {trained.again} --folds 0"
+                f"{trained.directory} holds a model of each fold. Train one of the configuration: {trained.again} "
+                "--folds 0"
             )
         raise hpo.UsageError(
             f"{trained.directory} has no checkpoint. A campaign keeps those of its best few (keep = 3); train the "
