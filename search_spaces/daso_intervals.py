@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
+from search_spaces import options as check
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.daso_intervals import (
     IntervalOptions,
@@ -51,6 +52,16 @@ class Options(ImageOptions, IntervalOptions):
     """For batch_size."""
     width: Count = 32
     steps_on_link: NotNegative = 8.0
+
+    def rules(self) -> None:
+        super().rules()
+        if self.network == "perceptron" and self.method in ("oialr", "ab", "ab-no-groups"):
+            check.refuse(
+                "network",
+                self.network,
+                f"resnet20, resnet50 or vgg16 with method = {self.method!r}, which finds no layer to factor in a "
+                "perceptron",
+            )
 
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:

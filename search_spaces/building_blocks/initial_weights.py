@@ -25,21 +25,25 @@ _OF_THE_STATE = ("params", "last_lr")
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Names of a network's tensors: those that were filled, and, of the others, why they were not."""
+    """Names of a network's tensors: those that were filled, and, of the others, why they were not. ``unused``: those of
+    the other model that this network has not.
+    """
 
     taken: tuple[str, ...]
     left: Mapping[str, str]
+    unused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         reasons = "".join(f"\n  {name}: {why}" for name, why in self.left.items())
-        return f"{len(self.taken)} of {len(self.taken) + len(self.left)} tensors taken{reasons}"
+        unused = f"\n  not in this network: {', '.join(self.unused)}" if self.unused else ""
+        return f"{len(self.taken)} of {len(self.taken) + len(self.left)} tensors taken{reasons}{unused}"
 
 
 def take(model: nn.Module, state: Mapping[str, Tensor]) -> Transfer:
     """Fill what ``state`` has by the same name and shape; counters and other tensors of integers stay."""
-    taken, left = [], {}
+    taken, left, own = [], {}, model.state_dict()
     with torch.no_grad():
-        for name, tensor in model.state_dict().items():
+        for name, tensor in own.items():
             if not tensor.is_floating_point():
                 continue
             found = state.get(name)
@@ -50,7 +54,8 @@ def take(model: nn.Module, state: Mapping[str, Tensor]) -> Transfer:
             else:
                 tensor.copy_(found)
                 taken.append(name)
-    return Transfer(taken=tuple(taken), left=left)
+    unused = tuple(name for name in state if name not in own)
+    return Transfer(taken=tuple(taken), left=left, unused=unused)
 
 
 def make_orthogonal(model: nn.Module) -> None:

@@ -28,6 +28,10 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import Dataset, TensorDataset
 
 import trainers
+from search_spaces.building_blocks.data_sets.patch_images import UPSAMPLING, PatchImages
+from search_spaces.readers.bigearthnet import load_bigearthnet
+from search_spaces.readers.bigearthnet_archive import made_up_store
+from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet
 from trainers.data.batches import in_order
 from trainers.data.loader import Loader
 from trainers.lowrank.layers import merged
@@ -306,6 +310,27 @@ def test_on_device_gets_what_the_data_set_made_on_the_device(device: torch.devic
     found = [torch.cat(part).tolist() for part in zip(*batches, strict=True)]
     values = samples.values.tolist()
     assert found == [[2 * value for value in values], [-value for value in values]]
+
+
+@pytest.fixture(scope="module")
+def patches(tmp_path_factory: pytest.TempPathFactory) -> BigEarthNet:
+    store = made_up_store(tmp_path_factory.mktemp("patches"), patches=16, processes=1, show=False)
+    return load_bigearthnet(store, "train")
+
+
+@pytest.mark.parametrize("size", [120, 100, 20])
+@pytest.mark.parametrize("upsampling", UPSAMPLING)
+def test_patches_become_the_same_images_on_the_device(
+    device: torch.device, patches: BigEarthNet, upsampling: str, size: int
+) -> None:
+    samples = PatchImages(patches, size=size, upsampling=upsampling)
+    expected, targets = samples.images(range(len(samples)))
+    with Loader(samples, device=device, processes=0) as loader:
+        batches = list(loader.batches(in_order(range(len(samples)), batch_size=4), epoch=0))
+    images, found = (torch.cat(part) for part in zip(*batches, strict=True))
+    assert images.device.type == device.type
+    assert torch.allclose(images.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.cpu(), targets)
 
 
 class DrawsOnTheDevice(Dataset[Any]):

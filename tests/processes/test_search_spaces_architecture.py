@@ -161,6 +161,11 @@ def test_what_does_not_fit_is_a_failure_with_a_reason(
         raise AssertionError("nothing may be trained")
 
     monkeypatch.setattr(trainers, "train", train)
+    for name, value in (("memory", 0.0001), ("cost", "latency")):
+        with pytest.raises(
+            hpo.UsageError, match=f"{name} = {value!r}: must be left out, or architecture 'deep'"
+        ):
+            digits.make_task(**{name: value})
     task = digits.make_task(**DEEP, memory=0.0001)
     result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, isolation="inline").run()
     [one] = result.individuals

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import hpo
 import trainers
 from search_spaces import assignment, autoformer, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
-from search_spaces.building_blocks import methods, patch_task
+from search_spaces.building_blocks import initial_weights, methods, patch_task
 from search_spaces.building_blocks.recipes import LR_FACTOR
 from search_spaces.folds import Fold
 
@@ -68,7 +68,7 @@ def test_every_campaign_has_every_method(
 ) -> None:
     options: dict[str, Any] = {"method": name}
     if module is daso_intervals:
-        options["steps_on_link"] = 0.0
+        options.update(steps_on_link=0.0, network="resnet20", width=4)
     task = module.make_task(**options)
     if name in own:
         assert task.space.describe() == module.space.describe()
@@ -121,7 +121,32 @@ def test_time_is_counted_for_methods_whose_synchronisations_are_known() -> None:
     assert task.judge(result, 10) == {"steps": 10 + 10 * 3.0, "accuracy": 0.5}
 
 
+@pytest.mark.parametrize("name", ["oialr", "ab", "ab-no-groups"])
+def test_what_factors_layers_refuses_the_perceptron_and_trains_the_others(name: str) -> None:
+    options: dict[str, Any] = {
+        **SMALL,
+        "steps_on_link": 0.0,
+        "warmup_epochs": 0,
+        "cooldown_epochs": 0,
+        "method": name,
+    }
+    with pytest.raises(
+        hpo.UsageError, match="network = 'perceptron': must be resnet20, resnet50 or vgg16 with"
+    ):
+        daso_intervals.make_task(**options)
+    task = daso_intervals.make_task(**options, network="resnet20", width=4)
+    (found,) = task.tests(task.default or {}, seeds=[0])
+    assert found.get("factored_compression_ratio", found["compression_ratio"]) != 1
+
+
 # Weights to begin with
+
+
+def test_what_another_model_has_beside_the_network_is_reported() -> None:
+    linear = torch.nn.Linear(2, 2)
+    state = {**torch.nn.Linear(2, 2).state_dict(), "head.weight": torch.zeros(2), "head.bias": torch.zeros(2)}
+    transfer = initial_weights.take(linear, state)
+    assert str(transfer) == "2 of 2 tensors taken\n  not in this network: head.weight, head.bias"
 
 
 def test_weights_that_agree_in_name_and_shape_are_begun_with(

@@ -66,6 +66,9 @@ _SIDE_LEFT_AS_IT_IS = 8
 """Pixels: an image of as many leaves the last of four stages one pixel without the stem's reduction."""
 
 
+_OF_DEEP_NETWORKS = "only deep networks have this option"
+
+
 class ArchitectureOptions(TrainingOptions):
     """The options of campaigns whose network may be a deep one."""
 
@@ -79,6 +82,15 @@ class ArchitectureOptions(TrainingOptions):
     """
     memory: Positive | None = None
     """GiB that a rank may use: a deep network that needs more is not trained. Left out: what its device has."""
+
+    def rules(self) -> None:
+        super().rules()
+        if self.architecture == "deep":
+            return
+        if self.memory is not None:
+            check.refuse("memory", self.memory, f"left out, or architecture 'deep': {_OF_DEEP_NETWORKS}")
+        if self.cost == "latency":
+            check.refuse("cost", self.cost, f"left out, or architecture 'deep': {_OF_DEEP_NETWORKS}")
 
     @property
     @abstractmethod
@@ -130,9 +142,7 @@ class SmallArchitectureOptions(ArchitectureOptions):
     def rules(self) -> None:
         super().rules()
         if self.small and self.architecture != "deep":
-            check.refuse(
-                "small", self.small, "false, or architecture 'deep': only deep networks have this option"
-            )
+            check.refuse("small", self.small, f"false, or architecture 'deep': {_OF_DEEP_NETWORKS}")
 
 
 def parameters(deep: Deep) -> dict[str, Parameter]:
