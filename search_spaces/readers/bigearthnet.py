@@ -2,6 +2,7 @@
 
 python -m search_spaces.readers.bigearthnet ARCHIVE OUT     # made once: from v1, v2 or its LMDB; resumable
 python -m search_spaces.readers.bigearthnet --verify OUT    # every patch against its checksum
+python -m search_spaces.readers.bigearthnet ARCHIVE OUT --repair    # and what is damaged is read again
 
 train = load_bigearthnet(OUT, "train", bands=["B04", "B03", "B02"])
 train.read([0, 1, 2])                                       # uint16 (3, values): bands in their own resolutions
@@ -20,7 +21,7 @@ import numpy as np
 
 from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, SPLITS, checked_bands
-from search_spaces.readers.bigearthnet_files.store import Store, anew
+from search_spaces.readers.bigearthnet_files.store import Store
 
 __all__ = ["BANDS", "CLASSES", "load_bigearthnet"]
 
@@ -73,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", metavar="OUT", help="the directory to make; 160 kB a patch of twelve bands")
     parser.add_argument("--verify", action="store_true", help="read OUT again and compare with its checksums")
     parser.add_argument(
+        "--repair", action="store_true", help="verify what OUT holds first, and read again what is damaged"
+    )
+    parser.add_argument(
         "--lists",
         metavar="DIR",
         help="where the split lists or parquet files are, if not in or beside ARCHIVE",
@@ -91,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.archive is None) is not given.verify:
         parser.error("name ARCHIVE and OUT, or --verify and OUT alone.")
+    if given.verify and given.repair:
+        parser.error("--verify only looks. Name ARCHIVE and OUT with --repair.")
     if given.processes is not None and given.processes < 1:
         parser.error(f"--processes {given.processes}: must be 1 or more.")
     try:
@@ -98,8 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             damaged = verify(given.out)
             for name in damaged:
                 print(f"Patch {name}: its pixels or labels are not what was stored.")
-            found = f"{len(damaged)} damaged. {anew(given.out)}" if damaged else "every patch is whole"
-            print(f"{given.out}: {found}")
+            remedy = (
+                f"Read them again: python -m search_spaces.readers.bigearthnet ARCHIVE {given.out} --repair"
+            )
+            print(
+                f"{given.out}: {f'{len(damaged)} damaged. {remedy}' if damaged else 'every patch is whole'}"
+            )
             return 1 if damaged else 0
         summary = convert(
             given.archive,
@@ -108,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bands=given.bands.split(",") if given.bands else None,
             patches=given.patches,
             on_error=given.on_error,
+            repair=given.repair,
             processes=given.processes,
         )
         print(summary)

@@ -27,14 +27,15 @@ import rasterio
 from pyarrow import parquet
 from safetensors.numpy import save
 
-from search_spaces.readers.bigearthnet import main
+from search_spaces.readers.bigearthnet import load_bigearthnet, main
 from search_spaces.readers.bigearthnet_archive import main as make
 from search_spaces.readers.bigearthnet_archive import make_archive
 from search_spaces.readers.bigearthnet_files import convert as converting
 from search_spaces.readers.bigearthnet_files.convert import convert, verify
-from search_spaces.readers.bigearthnet_files.format import SIDES, Version
+from search_spaces.readers.bigearthnet_files.format import SIDES, SPLITS, Version
 from search_spaces.readers.bigearthnet_files.lists import Patch
 from search_spaces.readers.bigearthnet_files.sources import open_archive
+from search_spaces.readers.bigearthnet_files.store import PATCH
 
 PATCHES = 12
 
@@ -388,16 +389,39 @@ def contents(store: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in store.iterdir()}
 
 
-def test_what_verify_finds_is_made_anew(made: Path, copied: Callable[[str], Path], said: Said) -> None:
+def test_what_verify_finds_is_read_again(made: Path, copied: Callable[[str], Path], said: Said) -> None:
     store = copied("store")
     names = {flip(store, 2), flip(store, PATCHES - 1)}
     code, printed, _ = said("--verify", store)
     assert code == 1
     assert set(verify(store, show=False)) == names
-    assert f"{store}: 2 damaged. Remove {store} and begin anew." in printed
-    shutil.rmtree(store)
-    assert said(made / "v2", store, "--processes", "1")[0] == 0
-    assert contents(store) == contents(made / "store")
+    assert f"{store}: 2 damaged. Read them again: python -m" in printed
+    # Where the archive has lost one of them, too, the other is mended, and nothing trains with this one.
+    archive, lost = copied("v2"), min(names)
+    next(archive.rglob(f"{lost}/*_B02.tif")).write_bytes(b"")
+    code, printed, _ = said(archive, store, "--processes", "1", "--repair", "--on-error", "skip")
+    assert code == 0
+    assert "damaged, and read again: 2" in printed and "skipped: 1," in printed
+    left = {name for split in SPLITS for name in load_bigearthnet(store, split).names()}
+    assert lost not in left and len(left) == PATCHES - 1
+    code, printed, _ = said(made / "v2", store, "--processes", "1", "--repair")
+    assert code == 0
+    assert "damaged, and read again: 0" in printed
+    for name in ("pixels.npy", "patches.npy"):
+        assert contents(store)[name] == contents(made / "store")[name]
+
+
+def test_a_label_that_changed_is_read_again(made: Path, copied: Callable[[str], Path], said: Said) -> None:
+    store = copied("store")
+    content = bytearray((store / "patches.npy").read_bytes())
+    content[-3 * PATCH.itemsize + PATCH.fields["labels"][1] + 4] ^= 1  # type: ignore[index]
+    (store / "patches.npy").write_bytes(content)
+    code, printed, _ = said(made / "v2", store, "--processes", "1", "--repair")
+    assert code == 0
+    assert "damaged, and read again: 1" in printed
+    assert contents(store)["patches.npy"] == contents(made / "store")["patches.npy"]
+    with pytest.raises(SystemExit):
+        said("--verify", store, "--repair")
 
 
 @pytest.mark.parametrize(

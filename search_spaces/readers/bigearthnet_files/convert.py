@@ -45,7 +45,7 @@ _Chunk = Sequence[tuple[int, Patch]]
 class Summary:
     """What became of every patch: ``stored`` by split, ``left_out`` by reason, ``skipped`` by name.
 
-    ``listed``: how many the lists name, by split.
+    ``listed``: how many the lists name, by split. ``damaged``: how many were read again; None if none was looked for.
     """
 
     directory: Path
@@ -53,11 +53,14 @@ class Summary:
     left_out: dict[str, int]
     skipped: dict[str, str]
     listed: dict[str, int]
+    damaged: int | None = None
 
     def __str__(self) -> str:
         counts = ", ".join(f"{self.stored.get(split, 0)} {split}" for split in SPLITS)
         size = (self.directory / PIXELS).stat().st_size
         lines = [f"{self.directory}: {counts} patches, {size / 1e6:.0f} MB"]
+        if self.damaged is not None:
+            lines.append(f"damaged, and read again: {self.damaged}")
         lines += [f"left out: {count}, {reason}" for reason, count in sorted(self.left_out.items())]
         if self.skipped:
             lines.append(
@@ -83,13 +86,15 @@ def convert(
     bands: Sequence[str] | None = None,
     patches: int | None = None,
     on_error: str = "refuse",
+    repair: bool = False,
     processes: int | None = None,
     show: bool = True,
 ) -> Summary:
     """Read the archive's patches and store them in ``directory``; goes on if some of them are there.
 
     ``patches``: this many of all splits together, always the same ones (default: all). ``on_error``: "refuse"
-    raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them.
+    raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them. ``repair``:
+    what is stored is verified first, and what is damaged read again.
 
     What was read before an error is kept, and all but the last half minute's before a kill or a power cut. ValueError
     for options that contradict what ``directory`` holds or the archive's lists, or damaged files; FileNotFoundError;
@@ -113,6 +118,7 @@ def convert(
     skipped: dict[str, str] = {}
     with locked(directory):
         rows = begun(directory, version, wanted, chosen)
+        damaged = _forget_damaged(directory, rows, show=show) if repair else None
         todo = [(row, wanted[row]) for row in np.flatnonzero(~rows["labels"].any(axis=1)).tolist()]
         _check_beforehand(archive, directory, [patch for _, patch in todo], chosen, on_error)
         done, kept_at = len(wanted) - len(todo), time.monotonic()
@@ -145,7 +151,17 @@ def convert(
         left_out={why: count for why, count in left_out.items() if count},
         skipped={name: why for name, why in skipped.items() if why != CLASSLESS},
         listed=dict(Counter(patch.split for patch in archive.patches)),
+        damaged=damaged,
     )
+
+
+def _forget_damaged(directory: Path, rows: Patches, *, show: bool) -> int:
+    """Take the labels of what is damaged, by which it is still to be read; returns the number of such patches."""
+    if not (directory / INDEX).exists():
+        return 0  # the last run did not come to the end, and its patches have only just been written
+    damaged = np.isin(rows["name"], np.array(verify(directory, show=show), dtype=rows["name"].dtype))
+    rows["labels"][damaged] = False
+    return int(damaged.sum())
 
 
 def verify(directory: str | Path, *, show: bool = True) -> list[str]:
