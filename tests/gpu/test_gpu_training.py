@@ -15,7 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import stand_ins
 import torch
 import torch.distributed as dist
 from gloo import run_ranks
@@ -30,7 +32,6 @@ from torch.utils.data import Dataset, TensorDataset
 import trainers
 from search_spaces.building_blocks.data_sets.patch_images import UPSAMPLING, PatchImages
 from search_spaces.readers.bigearthnet import load_bigearthnet
-from search_spaces.readers.bigearthnet_archive import made_up_store
 from search_spaces.readers.bigearthnet_files.dataset import BigEarthNet
 from trainers.data.batches import in_order
 from trainers.data.loader import Loader
@@ -314,7 +315,11 @@ def test_on_device_gets_what_the_data_set_made_on_the_device(device: torch.devic
 
 @pytest.fixture(scope="module")
 def patches(tmp_path_factory: pytest.TempPathFactory) -> BigEarthNet:
-    store = made_up_store(tmp_path_factory.mktemp("patches"), patches=16, processes=1, show=False)
+    store = stand_ins.bigearthnet(tmp_path_factory.mktemp("stored") / "patches", patches=(12, 1, 1))
+    pixels, draw = np.load(store / "pixels.npy"), np.random.default_rng(0)
+    for band in pixels.dtype.names:
+        pixels[band] = draw.integers(0, 10_000, pixels[band].shape)
+    np.save(store / "pixels.npy", pixels)
     return load_bigearthnet(store, "train")
 
 
