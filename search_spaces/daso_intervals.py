@@ -55,7 +55,8 @@ class Options(ImageOptions, IntervalOptions):
 
     def rules(self) -> None:
         super().rules()
-        if self.network == "perceptron" and self.method in ("oialr", "ab", "ab-no-groups"):
+        perceptron = self.architecture == "source" and self.network == "perceptron"
+        if perceptron and self.method in ("oialr", "ab", "ab-no-groups"):
             check.refuse(
                 "network",
                 self.network,

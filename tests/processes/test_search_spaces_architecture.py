@@ -154,6 +154,12 @@ def test_latency_leaves_the_network_as_it_is() -> None:
     assert network.training and int(network[0].num_batches_tracked) == 0
 
 
+@pytest.mark.parametrize(("name", "value"), [("memory", 0.0001), ("cost", "latency")])
+def test_options_of_deep_networks_are_refused_for_others(name: str, value: object) -> None:
+    with pytest.raises(hpo.UsageError, match=f"{name} = {value!r}: must be left out, or architecture 'deep'"):
+        digits.make_task(**{name: value})
+
+
 def test_what_does_not_fit_is_a_failure_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,11 +167,6 @@ def test_what_does_not_fit_is_a_failure_with_a_reason(
         raise AssertionError("nothing may be trained")
 
     monkeypatch.setattr(trainers, "train", train)
-    for name, value in (("memory", 0.0001), ("cost", "latency")):
-        with pytest.raises(
-            hpo.UsageError, match=f"{name} = {value!r}: must be left out, or architecture 'deep'"
-        ):
-            digits.make_task(**{name: value})
     task = digits.make_task(**DEEP, memory=0.0001)
     result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, isolation="inline").run()
     [one] = result.individuals

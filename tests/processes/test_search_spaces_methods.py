@@ -134,6 +134,10 @@ def test_what_factors_layers_refuses_the_perceptron_and_trains_the_others(name: 
         hpo.UsageError, match="network = 'perceptron': must be resnet20, resnet50 or vgg16 with"
     ):
         daso_intervals.make_task(**options)
+    # A deep network takes the place of the perceptron.
+    assert (
+        "bottleneck" in daso_intervals.make_task(**options, architecture="deep", small=True).space.parameters
+    )
     task = daso_intervals.make_task(**options, network="resnet20", width=4)
     (found,) = task.tests(task.default or {}, seeds=[0])
     assert found.get("factored_compression_ratio", found["compression_ratio"]) != 1
