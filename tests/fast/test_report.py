@@ -30,7 +30,7 @@ from hpo.results.figures.registry import BY_NAME, FIGURES
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.figures.timeline import busy_share
 from hpo.results.report.command import names, read, report
-from hpo.results.report.content import content, encoded
+from hpo.results.report.content import content, details, encoded
 from hpo.results.report.health import findings
 from hpo.results.report.page import report as page
 from hpo.results.report.summary import summary
@@ -387,6 +387,24 @@ def test_the_best_stands_beside_the_default(tmp_path: Path) -> None:
     assert found.comparison is not None and found.comparison.heads == ["best", "default"]
     (row,) = found.comparison.parameters
     assert (row.values, row.places) == (["0.1", "0.01"], pytest.approx([0.75, 0.5]))
+
+
+def test_a_chosen_none_is_not_a_parameter_that_does_not_exist(tmp_path: Path) -> None:
+    records = [
+        finished(0, 5.0, {"kind": "sgd", "decay": 0.5}, operator="default"),
+        finished(1, 4.0, {"kind": "sgd", "decay": None}),
+        finished(2, 6.0, {"kind": "adam"}),
+    ]
+    space = hpo.SearchSpace(
+        kind=hpo.Categorical("sgd", "adam"), decay=hpo.Categorical(None, 0.5, when={"kind": "sgd"})
+    )
+    drawn = source(home(tmp_path, records, space=space))
+    found = summary(drawn)
+    assert found.comparison is not None and found.top is not None
+    (row,) = [one for one in found.comparison.parameters if one.name == "decay"]
+    assert (row.values, row.differs) == (["None", "0.5"], True)
+    assert [line[-1] for line in found.top.rows] == ["None", "0.5", "–"]
+    assert details(drawn, {"0-0-0", "0-0-1", "0-0-2"}).params["decay"] == [0.5, "None", None]
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -197,7 +197,13 @@ def details(source: Source, identities: Collection[str]) -> Details:
         objectives={
             one_line(name): _column([source.value(one, name) for one in found]) for name in source.objectives
         },
-        params={one_line(name): _column([one.params.get(name) for one in found]) for name in names},
+        # Where a parameter does not exist there is null, which the page leaves out; None may be chosen.
+        params={
+            one_line(name): _column(
+                ["None" if one.params.get(name, 0) is None else one.params.get(name) for one in found]
+            )
+            for name in names
+        },
         errors={
             one.id: (one.error or "")[-_LONGEST_ERROR:] for one in _spread([o for o in found if o.error])
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -239,13 +239,15 @@ def _comparison(source: Source) -> Comparison | None:
         ids=[one.id for one in individuals],
         results=results,
         parameters=[
-            _row(name, parameters.get(name), [one.params.get(name) for one in individuals])
+            _row(name, parameters.get(name), [one.params for one in individuals])
             for name in dict.fromkeys(names)
         ],
     )
 
 
-def _row(name: str, parameter: Parameter | None, values: Sequence[Scalar]) -> Row:
+def _row(name: str, parameter: Parameter | None, chosen: Sequence[Mapping[str, Scalar]]) -> Row:
+    values = [params.get(name) for params in chosen]
+    shown = [_chosen(params, name) for params in chosen]
     low = high = ""
     places: list[float | None] = []
     if isinstance(parameter, Float | Int) and parameter.low < parameter.high:
@@ -261,16 +263,23 @@ def _row(name: str, parameter: Parameter | None, values: Sequence[Scalar]) -> Ro
         places = [choices.index(one) / (len(choices) - 1) if one in choices else None for one in values]
     return Row(
         one_line(name),
-        [_shown(one) for one in values],
+        shown,
         places,
         low,
         high,
-        differs=len({repr(one) for one in values}) > 1,
+        differs=len({(text, repr(one)) for text, one in zip(shown, values, strict=True)}) > 1,
     )
 
 
 def _shown(value: object) -> str:
     return "–" if value is None else number(value)
+
+
+def _chosen(params: Mapping[str, Scalar], name: str) -> str:
+    """The value of a parameter, which may be None; not that of one that does not exist in ``params``."""
+    if name not in params:
+        return "–"
+    return "None" if params[name] is None else number(params[name])
 
 
 def _top(source: Source) -> Table | None:
@@ -291,7 +300,7 @@ def _top(source: Source) -> Table | None:
             [
                 one.id,
                 *(_shown((one.objectives or {}).get(name)) for name in objectives),
-                *(_shown(one.params.get(name)) for name in names),
+                *(_chosen(one.params, name) for name in names),
             ]
             for one in found
         ],
