@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ from hpo.terminal import one_line, quoted, write
 from hpo.text import excerpt
 
 _DRAWS = 10_000
+_DRAWS_OF_ALL = 1_000
+"""As many configurations are given to the constraints in any case."""
 
 
 class Campaign:
@@ -285,8 +288,12 @@ class Campaign:
     def _check_constraints(self) -> None:
         rng = random.Random(0)
         space, task = self.task.space, self.task
+        if not task.constraints:
+            return
         drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
-        if not task.constraints or any(task.allows(params) for params in drawn):
+        # Not only until one is allowed: a constraint that raises for some is to be found before anything starts.
+        first = [task.allows(params) for params in islice(drawn, _DRAWS_OF_ALL)]
+        if any(first) or any(map(task.allows, drawn)):
             return
         # Rare ones are found where the space can be gone through.
         if not task.listable or not any(True for _ in task.configurations()):

@@ -25,7 +25,7 @@ from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
-from hpo.errors import EXIT_RESUMABLE, describe_os_error
+from hpo.errors import EXIT_RESUMABLE, CampaignError, describe_os_error
 from hpo.evaluation.cores import may_use
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
@@ -43,7 +43,7 @@ from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.leader.storage import StorageWait, storage_sentence
-from hpo.islands.messages import End, Start, Surroundings
+from hpo.islands.messages import End, Remark, Start, Surroundings, encode
 from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.individuals import failures, located
@@ -61,19 +61,25 @@ from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import SearchContext
 from hpo.space.restricted import restricted
-from hpo.space.space import listable
+from hpo.space.space import SearchSpace, listable
 from hpo.task.code_version import CodeVersion, code_of
+from hpo.task.known_point import Allows
 from hpo.task.task import MAXIMIZE, Task, TaskSource, listed
 from hpo.terminal import one_line, write
 
+_CONSTRAINTS = "[constraints]"
+"""No name of a metric, as remarks have."""
 
-def _unseen(task: Task, only: Sequence[Mapping[str, Sequence[Scalar]]]) -> list[UnseenConfigurations]:
+
+def _unseen(
+    whole: SearchSpace, allows: Allows, only: Sequence[Mapping[str, Sequence[Scalar]]]
+) -> list[UnseenConfigurations]:
     """What islands that keep to ``only`` can evaluate, by island."""
 
     parts = [part for place, part in enumerate(only) if part not in only[:place]]
-    spaces = [restricted(task.space, part) for part in parts]
+    spaces = [restricted(whole, part) for part in parts]
     unseen = [
-        UnseenConfigurations(partial(listed, task, space) if listable(space) else None) for space in spaces
+        UnseenConfigurations(partial(listed, space, allows) if listable(space) else None) for space in spaces
     ]
     return [unseen[parts.index(part)] for part in only]
 
@@ -94,6 +100,7 @@ class Assembly:
     code: CodeVersion | None = None
     writer: JournalWriter | None = None
     log: LaunchLog | None = None
+    _constraint_raised: bool = False
 
     def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start) -> RankRoles:
         """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island."""
@@ -274,7 +281,7 @@ class Assembly:
         began = config.deadline_from(settings, transport.now())
 
         def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
-            return wanted(label, params, space, self.task.allows)
+            return wanted(label, params, space, self.allows)
 
         coordinator = Coordinator(
             transport=transport,
@@ -295,7 +302,9 @@ class Assembly:
             tally=earlier.tally,
             duplicates=settings.search.duplicates,
             phases=Phases([phase.until for phase in settings.phase]),
-            unseen=_unseen(self.task, [settings.search_of(island).only for island in range(layout.islands)]),
+            unseen=_unseen(
+                space, self.allows, [settings.search_of(island).only for island in range(layout.islands)]
+            ),
             grace_s=settings.evaluation.grace_s,
             commands=Commands(
                 inbox=Inbox(settings.directory),
@@ -400,6 +409,7 @@ class Assembly:
                 evaluations=settings.evaluations,
                 objectives=len(objectives),
                 inline=settings.evaluation.isolation == "inline",
+                allows=self.allows if self.task.constraints else None,
             ),
         )
         return Leader(
@@ -416,7 +426,7 @@ class Assembly:
             settings=LeaderSettings(
                 seed=settings.seed,
                 losses=self.task.losses,
-                allows=self.task.allows,
+                allows=self.allows,
                 migration=MigrationSettings(
                     # What an interval of training reached says nothing of its parameters where training begins.
                     probability=0.0 if search.traits.needs_checkpoints else search.migration,
@@ -438,6 +448,20 @@ class Assembly:
             forget=EvaluationDirectories(settings.directory).forget,
             signalled=lambda: self.signals.count > 0,
         )
+
+    def allows(self, params: dict[str, Scalar]) -> bool:
+        """Whether the constraints hold. While the campaign runs, a configuration for which one raises is refused: it
+        may be one of thousands, and would come again in each launch that goes on."""
+        try:
+            return self.task.allows(params)
+        except CampaignError as error:
+            if not self._constraint_raised:
+                self._constraint_raised = True
+                sentence = (
+                    f"configurations for which a constraint raises are left out: {str(error).rstrip('.')}"
+                )
+                self.transport.send(0, encode(Remark(_CONSTRAINTS, sentence)))
+            return False
 
     @property
     def _source(self) -> TaskSource:

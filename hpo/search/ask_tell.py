@@ -115,7 +115,13 @@ class Search:
         if checked.traits.without_clock:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})
         reevaluation.check(checked.reevaluate, checked.kind, self._objectives)
-        self._breeder = make_breeder(space, checked, SearchContext(objectives=len(self._objectives)))
+        self._breeder = make_breeder(
+            space,
+            checked,
+            SearchContext(
+                objectives=len(self._objectives), allows=self._allows if self._constraints else None
+            ),
+        )
         self._duplicates = checked.duplicates
         self._proposals = Proposals(
             space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from hpo.individual import Scalar
 from hpo.journal.records import Record
 from hpo.search.population import Member, Population
+from hpo.task.known_point import Allows
 from hpo.task.outcome import Outcome
 from hpo.task.trial import Job
 
@@ -62,7 +63,8 @@ class SearchContext:
     ``clock``: seconds, None where proposals must not depend on it. ``all_workers``: of the campaign;
     ``local_workers``: led from this host; ``cores``: of this host; ``workers``: of its island; ``islands``: of the
     campaign.
-    ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds."""
+    ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds. ``allows``: the constraints,
+    None where there are none."""
 
     clock: Callable[[], float] | None = None
     all_workers: int = 1
@@ -73,6 +75,7 @@ class SearchContext:
     evaluations: int | None = None
     objectives: int = 1
     inline: bool = True
+    allows: Allows | None = None
 
 
 class Breeder:

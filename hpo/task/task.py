@@ -113,7 +113,7 @@ class Task:
 
     def configurations(self) -> Iterator[tuple[Params, str]]:
         """All configurations of a finite space that the constraints allow, with their keys."""
-        return (one for one in listed(self, self.space) if one is not None)
+        return (one for one in listed(self.space, self.allows) if one is not None)
 
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:
@@ -156,11 +156,11 @@ def losses_of(values: Mapping[str, float], objectives: Mapping[str, str]) -> tup
     return tuple(-values[name] if way == MAXIMIZE else values[name] for name, way in objectives.items())
 
 
-def listed(task: Task, space: SearchSpace) -> Iterator[tuple[Params, str] | None]:
-    """All configurations of the finite ``space``, the task's or a part of it, with their keys; None in the place of one
-    that the task's constraints refuse."""
+def listed(space: SearchSpace, allows: Callable[[Params], bool]) -> Iterator[tuple[Params, str] | None]:
+    """All configurations of the finite ``space`` with their keys; None in the place of one that the constraints refuse,
+    of which ``allows`` knows."""
     for params in space.enumerate():
-        yield (params, space.key(params)) if task.allows(params) else None
+        yield (params, space.key(params)) if allows(params) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -363,6 +363,29 @@ def test_failures_guide_away():
     assert sum(x < 0.52 for x in proposed) >= 15
 
 
+def test_what_a_constraint_excludes_is_not_proposed_where_the_best_lies_beside_it():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1), n=hpo.Int(1, 4))
+
+    def allows(params):
+        return params["x"] + params["y"] < 0.8
+
+    population, rng = Population(), random.Random(3)
+    while len(population) < 30:
+        genome = space.sample(rng)
+        if allows(params := space.decode(genome)):
+            loss = (-params["x"] - 2 * params["y"],)
+            population.add(Member(f"0-0-{len(population)}", genome, loss, COMPLETED))
+
+    def proposed(breeder):
+        return [space.decode(breeder.breed(population, random.Random(n)).genome) for n in range(10)]
+
+    assert sum(map(allows, proposed(SurrogateBreeder(space)))) <= 6, "the constraint does not bind"
+    found = proposed(SurrogateBreeder(space, allows=allows))
+    assert all(map(allows, found))
+    best = min(member.losses[0] for member in population)
+    assert sum(-params["x"] - 2 * params["y"] < best for params in found) >= 5
+
+
 def test_what_is_remembered_is_bounded_and_holds_the_best():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
     known, population, rng = Observations(VectorisedGenomes(space)), Population(), random.Random(0)

@@ -25,7 +25,7 @@ from hpo.individual import Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.leader.leader import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import Start, Surroundings
+from hpo.islands.messages import Remark, Start, Surroundings, decode
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import LocalTransport
 from hpo.search.protocols import Candidate, SearchContext
@@ -130,7 +130,7 @@ def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
     assert given.settings == LeaderSettings(
         seed=7,
         losses=TASK.losses,
-        allows=TASK.allows,
+        allows=made.allows,
         migration=MigrationSettings(probability=0.25, copy=True, emigrants=(0, 2, 0), ring=False),
         retries=3,
         duplicates=True,
@@ -206,6 +206,24 @@ def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.Monkey
             inline=False,
         ),
     ]
+
+
+def test_a_constraint_that_raises_refuses_and_is_named_once(tmp_path: Path) -> None:
+    def ratio(params: dict[str, Any]) -> bool:
+        return 1 / params["x"] < 5
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Int(0, 9)), lambda trial: 0.0, constraints=[ratio])
+    made = assembly(tmp_path, task, phase=[])
+    allows = leader(made).settings.allows
+    assert [allows({"x": x}) for x in (0, 1, 0)] == [False, True, False]
+    (remark,) = [decode(data) for _, data in made.transport.poll()]
+    assert isinstance(remark, Remark)
+    assert "ZeroDivisionError: division by zero, for {'x': 0}" in remark.sentence
+    # Where the finite space is gone through, it is refused, too.
+    unseen = coordinator(made).given.unseen[0]
+    taken: set[str] = set()
+    found = [one.params["x"] for one in iter(lambda: unseen.next(taken), None)]
+    assert sorted(found) == [*range(1, 10)]
 
 
 def test_trials_are_seeded_by_the_campaigns_seed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from places import ROOT
 
+import hpo
 from hpo.errors import CampaignError, UsageError
 from hpo.space.space import Categorical, Float, Int, SearchSpace
 from hpo.task import importing as usercode
@@ -81,6 +82,15 @@ def test_a_constraint_cannot_change_the_configuration() -> None:
     params = {**POINT}
     assert Task(SPACE, evaluate, constraints=[lambda given: given.pop("x")]).allows(params)
     assert params == POINT
+
+
+def test_a_constraint_that_raises_for_one_in_fifty_is_found_before_anything_starts(tmp_path: Path) -> None:
+    space = SearchSpace(heads=Int(0, 49), x=Float(0, 1))
+    task = Task(space, evaluate, constraints=[lambda params: 8 / params["heads"] > 0])
+    campaign = hpo.Campaign(task, directory=tmp_path / "run", evaluations=4, isolation="inline")
+    with pytest.raises(CampaignError, match="ZeroDivisionError: division by zero"):
+        campaign.run()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_constraint_that_raises_is_named_with_the_configuration() -> None:

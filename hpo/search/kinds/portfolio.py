@@ -30,7 +30,7 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
     """The surrogate and evolution; CMA-ES where all parameters are numbers that always exist and Propulate is
     installed; TPE where Optuna is."""
     breeders: dict[str, Breeder] = {
-        "surrogate": SurrogateBreeder(space, settings),
+        "surrogate": SurrogateBreeder(space, settings, allows=context.allows),
         "evolution": EvolutionBreeder(space, settings),
     }
     numbers = [one for one in space.parameters.values() if not isinstance(one, Categorical) and not one.when]

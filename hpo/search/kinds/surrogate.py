@@ -15,6 +15,7 @@ from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring, SearchContext
 from hpo.space.space import SearchSpace
+from hpo.task.known_point import Allows
 
 INITIAL = 10
 """Completed individuals of the island before the first model."""
@@ -44,12 +45,13 @@ _DEFAULTS = SearchSettings()
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
     """Evolution, screened by models: always, or within a budget of time where there is a clock."""
     if settings.kind == "surrogate":
-        return SurrogateBreeder(space, settings)
+        return SurrogateBreeder(space, settings, allows=context.allows)
     if context.clock is None:
         return EvolutionBreeder(space, settings)
     return TimeBudgetedSurrogate(
         space,
         settings,
+        allows=context.allows,
         clock=context.clock,
         # Of several objectives there are no models.
         first=first_of_worker(context) if context.objectives == 1 else 0,
@@ -66,14 +68,18 @@ class SurrogateBreeder(EvolutionBreeder):
 
     Among the most promising are always some of each value of one unordered parameter, for else children of the
     leading value crowd out those of others whose own parameters are not tuned yet; and while the best stalls, half of
-    the proposals take another value than the leading one. What was proposed or seen before is not proposed. With
-    several objectives it is the typed evolution. The setting ``random`` is a quarter of the share that is drawn at
-    random."""
+    the proposals take another value than the leading one. What was proposed or seen before is not proposed. Nor is
+    what a constraint refuses: models never see anything of it, and where the best lies beside it, expect the best of
+    it. With several objectives it is the typed evolution. The setting ``random`` is a quarter of the share that is
+    drawn at random. ``allows``: the constraints, None where there are none."""
 
     operator = "surrogate"
 
-    def __init__(self, space: SearchSpace, settings: SearchSettings = _DEFAULTS) -> None:
+    def __init__(
+        self, space: SearchSpace, settings: SearchSettings = _DEFAULTS, *, allows: Allows | None = None
+    ) -> None:
         super().__init__(space, settings)
+        self._allows = allows
         self._genomes = VectorisedGenomes(space)
         self._known = Observations(self._genomes)
         self._ensemble = ModelEnsemble(self._genomes)
@@ -117,11 +123,15 @@ class SurrogateBreeder(EvolutionBreeder):
         return Offspring(children.genome(genomes[index].tolist()), self.operator, ids)
 
     def _bounds(self, genomes: Any, judge: AcquisitionFunction) -> Any:
-        """Infinite for what is not new."""
+        """Infinite for what is not new, or not allowed."""
         import numpy
 
         rows = self._genomes.rows(genomes)
         fresh = self._known.new(rows)
+        if self._allows is not None:
+            for place in numpy.flatnonzero(fresh).tolist():
+                genome = self._genomes.genome(genomes[place].tolist())
+                fresh[place] = self._allows(self._space.decode(genome))
         bounds = numpy.full(len(genomes), numpy.inf)
         if fresh.any():
             bounds[fresh] = judge(rows[fresh])
@@ -173,11 +183,12 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
         space: SearchSpace,
         settings: SearchSettings = _DEFAULTS,
         *,
+        allows: Allows | None = None,
         clock: Callable[[], float],
         first: int = _FIRST,
         background: bool = False,
     ) -> None:
-        super().__init__(space, settings)
+        super().__init__(space, settings, allows=allows)
         self._clock = clock
         self._first = first
         self._background = background
