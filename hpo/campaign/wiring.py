@@ -26,7 +26,7 @@ from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.errors import EXIT_RESUMABLE, CampaignError, describe_os_error
-from hpo.evaluation.cores import may_use
+from hpo.evaluation.cores import cores_here
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
@@ -403,7 +403,7 @@ class Assembly:
                 clock=transport.now,
                 all_workers=sum(map(len, groups)),
                 local_workers=surroundings.local_leaders,
-                cores=len(may_use()),
+                cores=cores_here(),
                 workers=len(groups[place.island]),
                 islands=len(groups),
                 evaluations=settings.evaluations,

@@ -8,6 +8,7 @@ of the CPU that first touches it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from hpo.evaluation.cpu_quota import cpu_quota, whole_cpus
 from hpo.evaluation.devices import visible_devices
 
 _ROOT = Path("/")
@@ -45,13 +47,15 @@ class HostCores:
 
     ``cores``: those that evaluators of this rank may use; ``distances``: from each NUMA node to each, as Linux gives
     them; ``gpu_nodes``: the NUMA node of each visible GPU, None where it is not known; ``total``: how many CPUs the
-    system would let this rank use; ``uniform``: whether its cores are about as fast as each other."""
+    system would let this rank use; ``uniform``: whether its cores are about as fast as each other; ``quota``: CPUs'
+    worth of time that its cgroups allow."""
 
     cores: tuple[Core, ...]
     distances: tuple[tuple[int, ...], ...] = ((10,),)
     gpu_nodes: tuple[int | None, ...] = ()
     total: int
     uniform: bool = True
+    quota: float = math.inf
 
     @property
     def fingerprint(self) -> str:
@@ -79,14 +83,15 @@ def evaluator_share(
 
     It is all that its rank may use where they do not, where there are fewer cores than ranks, where some cores are
     slower than others, and where the user wants more threads in each evaluator (OMP_NUM_THREADS) than the smallest
-    share has CPUs."""
+    share has CPUs. A quota of CPU time is shared alike, and bounds the threads."""
+    most = whole_cpus(host.quota, local_size)
     shares = deal(host, local_size) if agreed and host.uniform else None
     if shares is not None and _wanted_threads(environment) <= min(map(len, shares)):
         # One a core, as torch has it, and the same for all: the ranks of a worker keep pace.
         threads = min(sum(share.issuperset(core.cpus) for core in host.cores) for share in shares)
-        return Share(shares[local_rank], threads)
+        return Share(shares[local_rank], int(min(threads, most)))
     everything = len(host.cpus) if agreed else host.total
-    return Share(host.cpus, max(1, min(len(host.cpus), everything // local_size)))
+    return Share(host.cpus, int(max(1, min(len(host.cpus), everything // local_size, most))))
 
 
 def deal(host: HostCores, ranks: int) -> list[frozenset[int]] | None:
@@ -131,6 +136,11 @@ def _wanted_threads(environment: Mapping[str, str]) -> int:
 
 
 # --- what there is ---------------------------------------------------------------------------------------------------
+
+
+def cores_here() -> int:
+    """How many CPUs processes of this host can keep busy, as far as the system lets this one know."""
+    return int(min(len(may_use()), whole_cpus(cpu_quota())))
 
 
 def may_use() -> frozenset[int]:
@@ -191,6 +201,7 @@ def described(
         ),
         total=len(widest),
         uniform=not (root / _HYBRID).exists(),
+        quota=cpu_quota(root),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ from hpo.evaluation.cores import (
     read_list,
     running_on,
 )
+from hpo.evaluation.cpu_quota import cpu_quota
 from hpo.islands.resume.start import surroundings
 
 
@@ -261,6 +263,58 @@ def test_gpus_without_a_node_are_without_a_home(root: Path) -> None:
     write(root, {f"sys/bus/pci/devices/{bus_id.lower()}/numa_node": "-1" for bus_id in BUS_IDS})
     assert seen(root).gpu_nodes == (None,) * 4
     assert dealt(seen(root), 4) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "400000 100000"}, 4.0),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, math.inf),
+        ({"proc/self/cgroup": "0::/"}, math.inf),
+        ({}, math.inf),
+        # The least of its own and of those that it is in.
+        (
+            {
+                "proc/self/cgroup": "0::/system.slice/job/step",
+                "sys/fs/cgroup/system.slice/job/step/cpu.max": "max 100000",
+                "sys/fs/cgroup/system.slice/job/cpu.max": "150000 100000",
+                "sys/fs/cgroup/system.slice/cpu.max": "300000 100000",
+            },
+            1.5,
+        ),
+        # Version 1; in a container its own cgroup is the root of what is mounted, and beside it an empty version 2.
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:cpuset:/docker/abc\n0::/",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "600000",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            6.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            math.inf,
+        ),
+        ({"proc/self/cgroup": "nonsense", "sys/fs/cgroup/cpu.max": "1 1"}, math.inf),
+    ],
+)
+def test_the_quota_of_a_container_is_read(tmp_path: Path, files: dict[str, str], quota: float) -> None:
+    assert cpu_quota(write(tmp_path, files)) == quota
+
+
+def test_threads_of_all_evaluators_fit_into_the_quota(root: Path) -> None:
+    write(root, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "200000 100000"})
+    host = seen(root)
+    assert host.fingerprint != seen(root.parent / "none").fingerprint
+    for agreed in (True, False):
+        threads = {size: {one.threads for one in share(host, size, agreed=agreed)} for size in (1, 2, 3, 8)}
+        assert threads == {1: {2}, 2: {1}, 3: {1}, 8: {1}}
+    # Where they run is not bound more closely: the quota is of time.
+    assert [len(one.cpus) for one in share(host, 2)] == [4, 4]
 
 
 def test_slow_cores_are_nobody_s_share(root: Path) -> None:

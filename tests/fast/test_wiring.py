@@ -19,7 +19,7 @@ from hpo.campaign.wiring import Assembly
 from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.config.reader import from_keywords
-from hpo.evaluation.cores import may_use
+from hpo.evaluation.cores import cores_here
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Scalar
 from hpo.islands.assignment import Assignment
@@ -198,7 +198,7 @@ def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.Monkey
             clock=made.transport.now,
             all_workers=3,
             local_workers=2,
-            cores=len(may_use()),
+            cores=cores_here(),
             workers=1,
             islands=2,
             evaluations=50,

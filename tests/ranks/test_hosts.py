@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from terminal import Terminal
 
 from hpo.campaign import launch
 from hpo.cluster import hosts
-from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
+from hpo.cluster.hosts import Fleet, Host, check_room, cores, left, read_hostfile, room, silent
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
@@ -107,8 +106,8 @@ def test_a_hostfile_that_is_wrong(tmp_path: Path, text: str) -> None:
             {"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "72(x2)"},
             (144, "CPUs in this Slurm job"),
         ),
-        (None, {"SLURM_JOB_ID": "1"}, (len(os.sched_getaffinity(0)), "cores on this host")),
-        (None, {"SLURM_TASKS_PER_NODE": "4"}, (len(os.sched_getaffinity(0)), "cores on this host")),
+        (None, {"SLURM_JOB_ID": "1"}, cores()),
+        (None, {"SLURM_TASKS_PER_NODE": "4"}, cores()),
     ],
 )
 def test_what_there_is_for_ranks_to_run_on(
