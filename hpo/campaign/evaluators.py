@@ -67,10 +67,20 @@ class Jobs:
 
     def _parent(self, identity: str) -> str:
         """Decided here, once for all ranks of the worker."""
-        if self._directories.holds(identity):
+        there = self._directories.holds(identity)
+        self._count(there)
+        return str(self._directories.path(identity).absolute()) if there else ""
+
+    def offers(self, parent: str) -> bool:
+        """Whether a child that is about to be bred can go on from what ``parent`` has saved."""
+        there = self._directories.may_hold(parent)
+        self._count(there)
+        return there
+
+    def _count(self, there: bool) -> None:
+        if there:
             self._orphans = None
-            return str(self._directories.path(identity).absolute())
-        if self._orphans is not None:
+        elif self._orphans is not None:
             self._orphans += 1
             if self._orphans == _ORPHANS_REPORTED:
                 self._orphans = None
@@ -80,7 +90,6 @@ class Jobs:
                     "[search] inherit = false, where the kind is not pbt",
                     sys.stderr,
                 )
-        return ""
 
 
 def _warner(place: WorkerPlacement) -> Callable[[str], None]:

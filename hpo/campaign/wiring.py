@@ -395,6 +395,7 @@ class Assembly:
         settings, transport = self.settings, self.transport
         search = settings.search_of(place.island)
         objectives = self.task.objectives
+        jobs = Jobs(EvaluationDirectories(settings.directory), settings.seed)
         space, breeder = searched(
             self.task.space,
             settings,
@@ -410,6 +411,7 @@ class Assembly:
                 objectives=len(objectives),
                 inline=settings.evaluation.isolation == "inline",
                 allows=self.allows if self.task.constraints else None,
+                offers=jobs.offers,
             ),
         )
         return Leader(
@@ -421,7 +423,7 @@ class Assembly:
             space=space,
             breeder=breeder,
             crew=crew,
-            job_of=Jobs(EvaluationDirectories(settings.directory), settings.seed),
+            job_of=jobs,
             journal=writer,
             settings=LeaderSettings(
                 seed=settings.seed,

@@ -82,17 +82,19 @@ class PhasedBreeder(WrappingBreeder):
 
 
 class InheritingBreeder(WrappingBreeder):
-    """Breeds as ``breeder`` does; children go on from the checkpoint of their first parent. An individual of another
-    island gives none: its checkpoint may be gone."""
+    """Breeds as ``breeder`` does; children go on from the checkpoint of their first parent that ``offers`` one. An
+    individual of another island gives none: its checkpoint may be gone. A child without is a configuration like others,
+    which is not evaluated twice."""
 
-    def __init__(self, breeder: Breeder) -> None:
+    def __init__(self, breeder: Breeder, offers: Callable[[str], bool]) -> None:
         super().__init__(breeder)
+        self._offers = offers
         self.checkpoints_for_others = _LATEST_KEPT
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         child = self.breeder.breed(population, rng)
         native = {member.id for member in population if not member.history}
-        parent = next((one for one in child.parents if one in native), "")
+        parent = next((one for one in child.parents if one in native and self._offers(one)), "")
         return replace(child, inherits=parent) if parent else child
 
 
@@ -113,7 +115,7 @@ def searched(
         parts = [_open(space, settings, island, number) for number in range(len(settings.phase))]
         used = phased = PhasedSpace([*parts, used])
         breeder = PhasedBreeder(phased, make)
-    return used, InheritingBreeder(breeder) if settings.inherits(island) else breeder
+    return used, InheritingBreeder(breeder, context.offers) if settings.inherits(island) else breeder
 
 
 def problems(space: SearchSpace, settings: Settings, island: int) -> Iterator[str]:

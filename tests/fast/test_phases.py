@@ -103,10 +103,13 @@ def test_an_immigrant_gives_no_checkpoint() -> None:
 
     population = Population()
     population.add(Member("1-0-0", (0, 0, 0.1), (1.0,), COMPLETED, history=(1,)))
-    breeder = InheritingBreeder(Fixed())
+    saved = {"0-0-1"}
+    breeder = InheritingBreeder(Fixed(), lambda identity: identity in saved)
     assert breeder.breed(population, random.Random(0)).inherits == ""
     population.add(Member("0-0-1", (0, 0, 0.2), (2.0,), COMPLETED))
     assert breeder.breed(population, random.Random(0)).inherits == "0-0-1"
+    saved.clear()
+    assert breeder.breed(population, random.Random(0)).inherits == "", "there is nothing to go on from"
     assert breeder.checkpoints_for_others > 0
 
 

@@ -204,6 +204,7 @@ def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.Monkey
             evaluations=50,
             objectives=1,
             inline=False,
+            offers=given.job_of.offers,
         ),
     ]
 
