@@ -517,7 +517,7 @@ def test_a_search_starts_from_what_is_entered(kind):
     found = entered_and_asked(search)
     # The same draws, but for what the entered ones change.
     assert (found == entered_and_asked(hpo.Search(space, seed=3, kind=kind))) is (kind == "random")
-    if kind not in ("random", "pso", "nelder-mead"):
+    if kind not in ("random", "pso"):
         assert sorted(found[:10])[5] < sorted(map(value, points))[25], "bred from the good ones at once"
     with pytest.raises(UsageError, match="x = 2: must be"):
         search.enter({"x": 2, "y": 0.5, "n": 1}, 0.0)

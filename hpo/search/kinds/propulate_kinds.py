@@ -326,7 +326,8 @@ class PsoBreeder(_CubeBreeder):
 
 class NelderMeadBreeder(_CubeBreeder):
     """Propulate's parallel Nelder–Mead. It decides between expansion, contraction and shrinking by where this
-    worker's last point came to stand, which it knows by its generation: that is kept here by genome."""
+    worker's last point came to stand, which it knows by its generation: that is kept here by genome. The first simplex
+    is around the best point that is known."""
 
     operator = "nelder-mead"
 
@@ -340,7 +341,8 @@ class NelderMeadBreeder(_CubeBreeder):
 
         if self._propagator is None:
             p = _propagators()
-            start = self._point(self._space.sample(rng))
+            genome = population.best[0].genome if population.best else self._space.sample(rng)
+            start = self._point(genome)
             self._propagator = p.ParallelNelderMead(self._cube, self._rng, start, scale=0.2)
         self._rng.seed(rng.getrandbits(64))
         self._propagator.init.rng = numpy.random.default_rng(rng.getrandbits(64))
