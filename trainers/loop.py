@@ -27,7 +27,7 @@ from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.parameter_groups import grouped, refuse_unknown_settings
 from trainers.optim.schedules import Constant, Schedule
 from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation, Ranks
-from trainers.precision import matrix_products
+from trainers.precision import matrix_products, without_autocast
 from trainers.randomness import generators_kept
 from trainers.run.model_checks import refuse_foreign_tensors, refuse_wrapped
 from trainers.run.result import Result
@@ -161,7 +161,13 @@ def train(
     refuse_alone_among_many()
     device, saved = settings.device, checkpointing.checkpoint is not None
     # The device first: a communicator may have a library allocate something there.
-    with generators_kept(), current(device), matrix_products(device, optimisation.precision):
+    with (
+        generators_kept(),
+        current(device),
+        # Forward passes open their own, as ``precision`` says.
+        without_autocast(device),
+        matrix_products(device, optimisation.precision),
+    ):
         communicator = Communicator(
             topology=ranks.topology, timeout=ranks.timeout, device=device, among=ranks.group
         )

@@ -31,6 +31,7 @@ from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, Setup, State, check_method
 from trainers.names import plain, plain_name, renamed
+from trainers.precision import autocast_as_now, without_autocast
 from trainers.run.model_checks import refuse_foreign_tensors, refuse_wrapped
 from trainers.run.settings import check_optimizer, check_tensors
 
@@ -110,7 +111,7 @@ def wrap(
     _refuse_other_parameters(model, optimizer)
     refuse_alone_among_many()
     device = device_of(model)
-    with current(device):
+    with _own_precision(device):
         communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
         try:
             channel = communicator.service
@@ -194,7 +195,7 @@ class Wrapped:
         if self._begun or self._step == self._setup.total_steps:
             return
         self._begun = True
-        with current(self._device):
+        with _own_precision(self._device):
             self._strategy.before_pass(self._step, last=False)
 
     def backward(self, loss: Tensor, *, last: bool = True, **arguments: Any) -> None:
@@ -231,11 +232,13 @@ class Wrapped:
                 "run.backward(loss): the model has not been called in training since the last step. Call it itself, "
                 "and not parts of it, or run.begin_step() before these; after optimizer.step(), compute the loss anew."
             )
-        with current(self._device):
+        with _own_precision(self._device):
             self._strategy.before_pass(self._step, last=last)
+        with current(self._device):
             torch.autograd.backward(loss, **arguments)
             self._loss += loss.detach().reshape(())
-            if last:
+        if last:
+            with _own_precision(self._device):
                 self._strategy.reduce_gradients(self._step)
         self._passed, self._reduced = True, last
 
@@ -248,7 +251,8 @@ class Wrapped:
         # A loop that leaves steps out, as torch's GradScaler does, evaluates before the last step of its epoch.
         buffers = averaged_over_ranks(service, self._model, parameters=False)
         agreed = buffers if self._strategy.replicated else nullcontext()
-        with current(self._device), self._strategy.evaluating(), agreed:
+        as_caller_has_it = autocast_as_now(self._device)
+        with _own_precision(self._device), self._strategy.evaluating(), agreed, as_caller_has_it:
             yield
 
     def metrics(self) -> dict[str, float]:
@@ -256,7 +260,7 @@ class Wrapped:
         waited, and what ``trainers.train`` would add to its metrics. Every rank calls it.
         """
         mine = self._communicator.traffic()
-        with current(self._device):
+        with _own_precision(self._device):
             summed = self._summed(
                 torch.tensor(list(mine.values()), dtype=torch.float64, device="cpu")
             ).tolist()
@@ -268,10 +272,13 @@ class Wrapped:
         """All by which this rank goes on after this step, bit for bit: of the model, the optimizer and the method.
         Tensors, numbers, strings, lists and dictionaries of them; not copied. Save each rank's own: replicas differ.
 
+        A step that the optimizer has left out is not counted: the next one has its number.
+
         Raises:
-            RuntimeError: in the midst of a step.
+            RuntimeError: in the midst of a step. It is over with ``optimizer.step()`` or, where gradients are the same
+                on all ranks, with the last ``run.backward``, after which the optimizer may leave it out.
         """
-        if self._passed:
+        if self._passed and not (self._reduced and self._strategy.replicated):
             raise RuntimeError(
                 "run.state_dict(): in the midst of a step, whose gradients are not kept. Save after optimizer.step()."
             )
@@ -304,7 +311,7 @@ class Wrapped:
                 "settings, model and ranks, or start anew."
             )
         names = {plain_name(name): name for name, _ in self._model.named_parameters()}
-        with current(self._device):
+        with _own_precision(self._device):
             # First the strategy: it may have to give model and optimizer other shapes.
             self._strategy.load(cast(State, renamed(state["strategy"], lambda name: names.get(name, name))))
             fill_model(self._model, state["model"], where=_WHERE)
@@ -332,7 +339,7 @@ class Wrapped:
             return
         try:
             if finalise and self._step < self._setup.total_steps:
-                with current(self._device):
+                with _own_precision(self._device):
                     self._strategy.finalise()
                     reconcile_buffers(self._communicator.service, self._model)
             keep = keep or finalise
@@ -341,7 +348,8 @@ class Wrapped:
             _at_work.discard(self._optimizer)
             for hook in self._hooks:
                 hook.remove()
-            self._strategy.close()
+            with _own_precision(self._device):
+                self._strategy.close()
             self._communicator.close(keep=keep)
 
     def __enter__(self) -> Wrapped:
@@ -378,7 +386,7 @@ class Wrapped:
         if self._strategy.changes_rate:
             self._set_rates(self._rates)
         setup, loss = self._setup, self._loss
-        with current(self._device):
+        with _own_precision(self._device):
             self._strategy.after_step(self._step, loss)
             self._loss_sum += loss
             self._loss = self._no_loss()
@@ -407,6 +415,13 @@ class Wrapped:
 
     def _summed(self, values: Tensor) -> Tensor:
         return self._communicator.service.all_reduce(values.to("cpu", copy=True)).wait()
+
+
+@contextmanager
+def _own_precision(device: torch.device) -> Iterator[None]:
+    """For what a method does: ``device`` is the current one, and of the caller's autocast there is nothing."""
+    with current(device), without_autocast(device):
+        yield
 
 
 def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:

@@ -19,6 +19,33 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, an autocast that the caller is in does nothing on ``device``: what a method computes becomes weights and
+    bases, which keep their type.
+    """
+    if not _in_autocast():
+        return nullcontext()
+    # torch forgets the weights that it has cast when the outermost autocast ends. One inside this, of each step, shall
+    # not find those of the step before.
+    return torch.autocast(device.type, enabled=False, cache_enabled=False)
+
+
+def autocast_as_now(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, autocast does on ``device`` what it does where this is called; the weights may be others there."""
+    if not _in_autocast():
+        return nullcontext()
+    kind = device.type
+    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+def _in_autocast() -> bool:
+    """Whether the caller is inside a ``torch.autocast``, be it one that is not enabled."""
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
+
+
 @contextmanager
 def matrix_products(device: torch.device, precision: str) -> Iterator[None]:
     """Inside, products of float32 matrices on a GPU use TF32 where ``precision`` is "tf32": 10 bits of the mantissa,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainers
-from trainers.optim.early_stopping import EarlyStopping
+from trainers.optim import schedules
+from trainers.optim.early_stopping import EarlyStopping, recorded
 
 LR = 0.4
 EPOCHS = 12.0
@@ -64,6 +65,8 @@ def test_a_rate_below_the_least_one_is_not_raised_to_it() -> None:
     flat = [{"epoch": 1.0, "loss": 1.0}, {"epoch": 2.0, "loss": 1.0}, {"epoch": 3.0, "loss": 1.0}]
     assert schedule.rate(0.5, epoch=3.0, epochs=EPOCHS, history=flat) == 0.2
     assert schedule.rate(0.05, epoch=3.0, epochs=EPOCHS, history=flat) == 0.05
+    line = trainers.Polynomial(min_lr=0.2)
+    assert [line.rate(0.05, epoch=t, epochs=EPOCHS) for t in (0.0, 5.5, 12.0)] == [0.05] * 3
 
 
 def test_cosine_is_torch_s() -> None:
@@ -114,6 +117,33 @@ def test_reduce_on_plateau_counts_from_the_end_of_the_warm_up() -> None:
     flat = [{"loss": 1.0}] * 5
     assert schedule.rate(LR, epoch=5, epochs=9, history=flat) == LR
     assert schedule.rate(LR, epoch=6, epochs=9, history=[*flat, {"loss": 1.0}]) == LR / 2
+
+
+def test_reduce_on_plateau_reads_a_history_once_and_each_that_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[float] = []
+
+    def counted(entry: dict[str, float], *given: str) -> float:
+        read.append(recorded(entry, *given))
+        return read[-1]
+
+    monkeypatch.setattr(schedules, "recorded", counted)
+    schedule = trainers.ReduceOnPlateau(metric="loss", patience=0)
+
+    def rate(lr: float = LR) -> float:
+        return schedule.rate(lr, epoch=4.0, epochs=EPOCHS, history=history)
+
+    history = [{"loss": 1.0}, {"loss": 1.0}]
+    assert [rate(), rate(), rate(2 * LR)] == [LR / 2, LR / 2, LR] and len(read) == 2
+    history.append({"loss": 1.0})
+    assert [rate(), rate()] == [LR / 4] * 2 and len(read) == 5
+    history[1] = {"loss": 0.5}
+    assert [rate(), rate()] == [LR / 2] * 2 and len(read) == 8
+    history = history[:1]
+    assert rate() == LR
+    fresh = trainers.ReduceOnPlateau(metric="loss", patience=0)
+    assert (schedule, hash(schedule), repr(schedule)) == (fresh, hash(fresh), repr(fresh))
 
 
 @pytest.mark.parametrize(

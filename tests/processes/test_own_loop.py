@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -282,6 +283,47 @@ def test_an_evaluation_sees_the_same_model_on_all_ranks_after_a_step_was_left_ou
     assert torch.equal(one, other)
 
 
+LEFT_OUT = (4, 5, 9)
+"""Of these the first is where OIALR decomposes, and the last ends an epoch."""
+
+
+def saved_after_left_out_steps(rank: int, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of a run in a piece and of one that is saved after each step that was left out, and goes on in another."""
+    ended = []
+    for saves in (False, True):
+        net = Net()
+        optimizer = adamw(net.parameters_trained())
+        run = wrapped(net, name, 1, optimizer=optimizer)
+        for number, (x, y) in enumerate(pair for epoch in range(EPOCHS) for pair in batches(epoch)):
+            optimizer.zero_grad()
+            run.backward(cross_entropy(net(x), y))
+            if number not in LEFT_OUT:
+                optimizer.step()
+            elif saves:
+                state = copy.deepcopy(run.state_dict())
+                with pytest.raises(KeyboardInterrupt), run:
+                    raise KeyboardInterrupt
+                net = Net()
+                optimizer = adamw(net.parameters_trained())
+                run = wrapped(net, name, 1, optimizer=optimizer)
+                run.load_state_dict(state)
+        run.close()
+        ended.append(state_of(net))
+    return ended[0], ended[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    cases(
+        [("OIALR", 1), ("AB without groups", 1), ("DDP PowerSGD", 2)],
+        nightly=[("DDP", 1), ("OIALR", 2), ("AB without groups", 2)],
+    ),
+)
+def test_a_run_that_is_saved_after_a_step_was_left_out_ends_with_the_same_bits(name: str, ranks: int) -> None:
+    for whole, pieces in of(ranks, saved_after_left_out_steps, name):
+        assert_identical(whole, pieces)
+
+
 def begun_in_a_handler(rank: int, left_early: bool) -> dict[str, Tensor]:
     try:
         raise ValueError("another matter")
@@ -300,6 +342,43 @@ def begun_in_a_handler(rank: int, left_early: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("left_early", [True, False])
 def test_a_loop_inside_the_handler_of_an_error_ends_alike_on_all_ranks(left_early: bool) -> None:
     assert_identical(*run_ranks(2, begun_in_a_handler, left_early))
+
+
+# torch.autocast
+
+
+def in_autocast(rank: int, name: str) -> tuple[dict[str, Tensor], list[tuple[Any, Any, bool]]]:
+    """Each step, and each second evaluation, as a whole in autocast."""
+    net, evaluated = Net(), []
+    optimizer = adamw(net.parameters_trained())
+    with wrapped(net, name, 1, optimizer=optimizer) as run:
+        for epoch in range(EPOCHS):
+            for x, y in batches(epoch):
+                with torch.autocast("cpu", torch.bfloat16):
+                    optimizer.zero_grad()
+                    run.backward(cross_entropy(net(x), y))
+                    optimizer.step()
+            with run.evaluating():
+                seen = state_of(net)
+            with torch.autocast("cpu", torch.bfloat16), run.evaluating():
+                evaluated.append((seen, state_of(net), net.output(torch.ones(1, 16)).dtype))
+        moments = [value for of in optimizer.state.values() for value in of.values() if value.dim()]
+        assert {value.dtype for value in moments} == {torch.float32}
+    return state_of(net), evaluated
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    cases([("OIALR", 1), ("AB without groups", 1), ("AB", 2)], nightly=[("DDP PowerSGD", 2), ("DASO", 2)]),
+)
+def test_in_autocast_a_method_computes_in_the_weights_precision(name: str, ranks: int) -> None:
+    for state, evaluated in of(ranks, in_autocast, name):
+        assert {value.dtype for value in state.values() if value.is_floating_point()} == {torch.float32}
+        for basis in (value for key, value in state.items() if key.endswith("_u")):
+            torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]), rtol=0, atol=1e-5)
+        for outside, inside, dtype in evaluated:
+            assert_identical(outside, inside)
+            assert dtype is torch.bfloat16
 
 
 # torch.compile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -316,6 +317,41 @@ def test_powersgd_keeps_its_order_where_ranks_lack_a_gradient() -> None:
     for matrix, bias in run_ranks(2, powersgd_with_a_bias_of_rank_0):
         torch.testing.assert_close(matrix, torch.ones(8, 12))
         torch.testing.assert_close(bias, torch.full((8,), 0.5))
+
+
+def powersgd_with_an_overflow(rank: int, overflows: float) -> tuple[list[Tensor], ...]:
+    """The means after a step in which one element of rank 1 is ``overflows``, where that step was left out, and those
+    of that step.
+    """
+    comm = Communicator(topology=None, timeout=timedelta(seconds=10), device=torch.device("cpu"))
+    found, during = [], []
+    for left_out in (False, True):
+        parameters = [nn.Parameter(torch.zeros(8, 12)), nn.Parameter(torch.zeros(6, 2, 5))]
+        averager = PowerSGDAverager(parameters, comm.world, rank=1, seed=0)
+        for step in range(4):
+            if step == 2 and left_out:
+                continue
+            generator = torch.Generator().manual_seed(2 * step + rank)
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            if step == 2 and rank == 1:
+                parameters[0].grad[3, 4] = overflows  # type: ignore[index]
+            averager.arm()
+            averager.finish()
+            if step == 2:
+                during = [parameter.grad.clone() for parameter in parameters]
+        found.append([parameter.grad.clone() for parameter in parameters])
+        averager.close()
+    return found[0], found[1], during
+
+
+@pytest.mark.parametrize("overflows", [math.inf, math.nan])
+def test_powersgd_goes_on_after_a_step_that_overflows_as_if_it_had_not_been(overflows: float) -> None:
+    (after, expected, during), (other, _, seen) = run_ranks(2, powersgd_with_an_overflow, overflows)
+    for found, same, without in zip(after, other, expected, strict=True):
+        assert torch.equal(found, same) and torch.equal(found, without)
+    assert not during[0].isfinite().all() and not seen[0].isfinite().all()
+    assert during[1].isfinite().all()
 
 
 class Marked(nn.Module):

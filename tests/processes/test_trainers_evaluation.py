@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_ranks
+from gloo import outcomes_of_ranks, run_ranks
 from models import labelled
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -209,6 +209,72 @@ def test_objects_keep_no_outputs_and_their_state_is_summed() -> None:
         assert run_ranks(ranks, counted, Texts()) == [11.0] * ranks
     # Fewer samples than ranks: all take them all, and they count once.
     assert run_ranks(3, counted, torch.utils.data.Subset(Texts(), [4, 5])) == [2.0] * 3
+
+
+class Share:
+    """Of samples whose first input is above 0: of none there is no share."""
+
+    def reset(self) -> None:
+        self.seen = torch.zeros(2, dtype=torch.int64)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.seen += torch.tensor([int((outputs > 0).sum()), len(outputs)])
+
+    def sums(self) -> list[Tensor]:
+        return [self.seen]
+
+    def compute(self) -> float:
+        return int(self.seen[0]) / int(self.seen[1])
+
+
+def of_two_samples(rank: int, failing: bool) -> dict[str, float]:
+    """Both of a rank's own kinds of metrics, one of torchmetrics with a group of its user's, and a step's loss."""
+    from torchmetrics import MeanMetric
+
+    class Mean(MeanMetric):
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            super().update(outputs)
+
+        def compute(self) -> Tensor:
+            return torch.zeros(2) if failing else super().compute()
+
+    class Pairs(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            return torch.full((1,), float(index)), torch.full((1,), 3.0)
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        outputs = model(batch[0])
+        return {"loss": (outputs - batch[1]).square().mean(), "outputs": outputs}
+
+    everyone = dist.new_group(list(range(dist.get_world_size())))
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(0.0)
+    result = trainers.train(
+        model,
+        torch.utils.data.ConcatDataset([Pairs()] * 3),
+        Pairs(),
+        step=step,
+        metrics={"share": Share(), "mean": Mean(process_group=everyone), "count": lambda o, t: len(o)},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        epochs=1,
+        batch_size=1,
+        timeout=timedelta(seconds=20),
+    )
+    return {name: result.metrics[name] for name in ("validation_loss", "share", "mean", "count")}
+
+
+def test_of_fewer_samples_than_ranks_rank_0_computes_alone() -> None:
+    expected = {"validation_loss": 6.5, "share": 0.5, "mean": 0.5, "count": 2.0}
+    assert run_ranks(3, of_two_samples, False) == [expected] * 3
+    for (kind, text), error in zip(
+        outcomes_of_ranks(3, of_two_samples, True), ["TypeError: metrics: 'mean'", *["Rank 0, which"] * 2]
+    ):
+        assert kind == "raised" and error in text
 
 
 class Counted(Kept):

@@ -726,6 +726,19 @@ def test_parameter_groups_keep_their_own_rates() -> None:
     assert seen == [(1, pytest.approx(0.5**0.8)), (2, pytest.approx(0.5**1.8))]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_inside_an_autocast_of_the_caller_is_that_outside(precision: str, enabled: bool) -> None:
+    method = trainers.OIALR(delay=4, update_every=3)
+    alone, inside = model(), model()
+    expected = train(alone, method=method, precision=precision)
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        found = train(inside, method=method, precision=precision)
+        assert torch.is_autocast_enabled("cpu") == enabled and torch.is_autocast_cache_enabled()
+    assert_identical(state_of(alone), state_of(inside))
+    assert without_times(found) == without_times(expected)
+
+
 def test_bf16_is_autocast_with_full_precision_weights() -> None:
     dtypes = set()
 

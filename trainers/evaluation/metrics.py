@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainers.communication.channel import Channel
 from trainers.communication.gathering import gathered
-from trainers.evaluation.torchmetrics_states import joined_over
+from trainers.evaluation.torchmetrics_states import alone, joined_over
 from trainers.structures import joined, mapped, moved
 
 _TEXT_BYTES = 400
@@ -38,7 +38,9 @@ class StreamingMetric(Protocol):
         ...
 
     def compute(self) -> Tensor | float:
-        """The value over all that was taken. Called on every rank; rank 0's counts."""
+        """The value over all that was taken. Called on every rank, of which rank 0's counts; on rank 0 alone where
+        there are fewer samples than ranks.
+        """
         ...
 
 
@@ -108,11 +110,11 @@ class Scores:
     def values(self, *, shared: bool) -> dict[str, float]:
         """By name, the same on all ranks to the last bit, as they decide by them: rank 0's.
 
-        Collective: with functions, two gathers; of each object's state an all-reduce, of torchmetrics' two gathers;
-        a broadcast.
+        Collective: a broadcast; before it, if ``shared``, with functions two gathers, of each object's state an
+        all-reduce, of torchmetrics' two gathers.
 
         Args:
-            shared (bool): each rank was given samples of its own; else all were given the same.
+            shared (bool): each rank was given samples of its own; else rank 0 was given all.
 
         Raises:
             TypeError: a metric returned something else than one number, or what batches hold cannot be joined.
@@ -120,12 +122,18 @@ class Scores:
         """
         together = self._gathered(shared)
         found: dict[str, float] = {}
-        for name, metric in self._streaming.items():
-            self._sum(name, metric, shared)
-            with joined_over(metric, self._channel):
-                found[name] = one_number(name, metric.compute())
+        if shared:
+            for name, metric in self._streaming.items():
+                self._sum(name, metric)
+                with joined_over(metric, self._channel):
+                    found[name] = one_number(name, metric.compute())
 
         def compute() -> list[float]:
+            if not shared:
+                # The other ranks' have taken nothing, of which many a quotient cannot be.
+                for name, metric in self._streaming.items():
+                    with alone(metric):
+                        found[name] = one_number(name, metric.compute())
             if self._functions:
                 if not together:
                     raise ValueError(
@@ -164,10 +172,10 @@ class Scores:
         # It holds tensors of the GPU, weights of classes say.
         return function(moved(outputs, self._device), moved(targets, self._device))
 
-    def _sum(self, name: str, metric: StreamingMetric, shared: bool) -> None:
+    def _sum(self, name: str, metric: StreamingMetric) -> None:
         # torchmetrics join their states themselves; one of these may have the name.
         own: Callable[[], Iterable[Tensor]] | None = getattr(metric, "sums", None)
-        if own is None or hasattr(metric, "sync_on_compute") or self._channel.size == 1 or not shared:
+        if own is None or hasattr(metric, "sync_on_compute") or self._channel.size == 1:
             return
         for tensor in own():
             if not isinstance(tensor, Tensor):

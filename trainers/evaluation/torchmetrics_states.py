@@ -55,6 +55,26 @@ def joined_over(metric: object, channel: Channel) -> Iterator[None]:
                 setattr(part, name, own)
 
 
+@contextmanager
+def alone(metric: object) -> Iterator[None]:
+    """Inside, ``metric.compute()`` is of what this rank was given, whatever its user has set, and so are those of
+    metrics in it: no other rank calls it. Other objects than torchmetrics' are left as they are.
+    """
+    parts: list[Any] = [
+        part
+        for part in (metric.modules() if isinstance(metric, nn.Module) else ())
+        if hasattr(part, "sync_on_compute")
+    ]
+    before = [(part, part.distributed_available_fn) for part in parts]
+    for part in parts:
+        part.distributed_available_fn = lambda: False
+    try:
+        yield
+    finally:
+        for part, available in before:
+            part.distributed_available_fn = available
+
+
 def _made_equally_long(part: Any, channel: Channel) -> dict[str, list[Tensor]]:
     """Bring the lists of tensors that ``part`` does not concatenate before it sends them, of a tensor a batch or a
     sample, to the length of the longest of all ranks. Returns by name the lists as they were.

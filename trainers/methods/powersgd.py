@@ -21,7 +21,8 @@ class PowerSGDAverager:
     """Averages matrices through factors P (m × r) and Q (n × r), and all else as it is.
 
     A gradient of more than two dimensions is taken as (first, all the others). It is worth factors only where
-    (m + n) r < m n. Each rank keeps what its factors missed and adds it to its next gradient.
+    (m + n) r < m n. Each rank keeps what its factors missed and adds it to its next gradient. Where gradients overflow,
+    those that come out are not finite either, and all that is kept stays as it was: the step can be left out.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], channel: Channel, *, rank: int, seed: int) -> None:
@@ -52,11 +53,16 @@ class PowerSGDAverager:
         corrected = [g.reshape(e.shape) + e for g, e in zip(gradients, self._errors, strict=True)]
         ps = self._averaged([m @ q for m, q in zip(corrected, self._qs, strict=True)])
         ps = _orthonormal(ps)
-        self._qs = self._averaged([m.mH @ p for m, p in zip(corrected, ps, strict=True)])
+        qs = self._averaged([m.mH @ p for m, p in zip(corrected, ps, strict=True)])
+        # Of the means, into which what one rank has of infinities goes, too: all ranks decide alike. The host does not
+        # read it, as it would have to wait for a GPU.
+        finite = torch.cat([q.flatten() for q in qs]).isfinite().all() if qs else torch.tensor(True)
         for i, gradient in enumerate(gradients):
-            approximation = ps[i] @ self._qs[i].mH
-            torch.sub(corrected[i], approximation, out=self._errors[i])
+            approximation = ps[i] @ qs[i].mH
+            missed = corrected[i].sub_(approximation)
+            torch.where(finite, missed, self._errors[i], out=self._errors[i])
             gradient.copy_(approximation.view(gradient.shape))
+        self._qs = [torch.where(finite, q, kept) for q, kept in zip(qs, self._qs, strict=True)]
         self._others.finish()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ warm-up; its own course begins, at the full rate, where the warm-up ends, and is
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,12 +87,12 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """Half a cosine from lr down to ``min_lr``: min_lr + (lr - min_lr) (1 + cos(π (t/T)^k)) / 2.
+    """Half a cosine from lr to ``min_lr``: min_lr + (lr - min_lr) (1 + cos(π (t/T)^k)) / 2.
 
     Args:
         warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
         warmup_lr (float; default 0.0): the rate at which the warm-up starts.
-        min_lr (float; default 0.0): the smallest rate.
+        min_lr (float; default 0.0): the last rate. A group whose own is below it rises to it, as timm's and torch's do.
         k_decay (float, above 0; default 1.0): the k of Zhang and Li (arXiv 2004.05909): above 1 the rate stays high
             longer, below 1 it falls earlier.
 
@@ -172,7 +173,7 @@ class Polynomial(Schedule):
         warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
         warmup_lr (float; default 0.0): the rate at which the warm-up starts.
         power (float, above 0; default 1.0): 1 is a straight line.
-        min_lr (float; default 0.0): the smallest rate.
+        min_lr (float; default 0.0): the smallest rate; of a group whose own is below it, that one.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -188,7 +189,8 @@ class Polynomial(Schedule):
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         left = max(1.0 - epoch / epochs, 0.0) if epochs > 0 else 0.0
-        return self.min_lr + (lr - self.min_lr) * math.pow(left, self.power)
+        low = min(self.min_lr, lr)
+        return low + (lr - low) * math.pow(left, self.power)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +235,7 @@ class ReduceOnPlateau(Schedule):
         factor (float, between 0 and 1; default 0.5): what is left of the rate after each reduction.
         patience (int, evaluations, epochs by default; default 5): see above.
         min_delta (float; default 0.0): an improvement is larger than this.
-        min_lr (float; default 0.0): the smallest rate.
+        min_lr (float; default 0.0): the smallest rate; of a group whose own is below it, that one.
 
     Raises:
         ValueError: a setting is not allowed; in the run: it does not record ``metric``.
@@ -257,6 +259,16 @@ class ReduceOnPlateau(Schedule):
         self._refuse_unless(self.min_lr >= 0, "min_lr", "at least 0")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        return max(lr * self.factor ** self._reductions(history), min(self.min_lr, lr))
+
+    def _reductions(self, history: History) -> int:
+        """How many there have been. Each step asks, for each group: counted once for the same entries, which stay as
+        they are.
+        """
+        known: tuple[History, int] = vars(self).get("_counted", ((), 0))
+        # To see that all entries are those of then takes a small part of the time of counting.
+        if len(known[0]) == len(history) and all(map(operator.is_, known[0], history)):
+            return known[1]
         best: float | None = None
         without = reductions = 0
         begins = [0.0, *(entry.get("epoch", float(index)) for index, entry in enumerate(history, 1))]
@@ -270,4 +282,6 @@ class ReduceOnPlateau(Schedule):
                 without += 1
             if without > self.patience:
                 reductions, without = reductions + 1, 0
-        return max(lr * self.factor**reductions, min(self.min_lr, lr))
+        # No field: of settings it is none, and equal ones stay equal.
+        object.__setattr__(self, "_counted", (tuple(history), reductions))
+        return reductions
