@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare_table import FULL_RANK, SHARES, Baseline, places, reached, table
+from compare_table import FULL_RANK, SHARES, Baseline, dominates, places, reached, table
 
 import hpo
 from hpo.cluster import slurm
@@ -253,15 +253,6 @@ def measure(module: str, objectives: Mapping[str, str], score: str | None = None
             importlib.import_module(module), "MEASURE", "accuracy" if direction == "maximize" else "error"
         )
     )
-
-
-def dominates(one: Individual, other: Individual, objectives: Mapping[str, str]) -> bool:
-    """Whether ``one`` is at least as good as ``other`` in all objectives, and better in one."""
-    signs = {name: 1 if way == "maximize" else -1 for name, way in objectives.items()}
-    gains = [
-        sign * ((one.objectives or {})[name] - (other.objectives or {})[name]) for name, sign in signs.items()
-    ]
-    return min(gains) >= 0 and max(gains) > 0
 
 
 @dataclass(frozen=True, kw_only=True)

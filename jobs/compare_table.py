@@ -40,6 +40,25 @@ class Baseline:
     options: Mapping[str, Any]
 
 
+def dominates(one: Individual, other: Individual, objectives: Mapping[str, str]) -> bool:
+    """Whether ``one`` is at least as good as ``other`` in all objectives, and better in one."""
+    signs = {name: 1 if way == "maximize" else -1 for name, way in objectives.items()}
+    gains = [
+        sign * ((one.objectives or {})[name] - (other.objectives or {})[name]) for name, sign in signs.items()
+    ]
+    return min(gains) >= 0 and max(gains) > 0
+
+
+def _of_which(result: hpo.Result, columns: Mapping[str, Individual | Baseline]) -> str:
+    """Of which configurations the best of several objectives was chosen."""
+    best, default = columns["best"], columns.get("default")
+    if not isinstance(best, Individual) or not isinstance(default, Individual):
+        return "of the whole front"
+    if best.id == default.id or dominates(best, default, result.record.objectives):
+        return "among those that dominate the default there"
+    return "of the whole front, of which nothing dominates the default there"
+
+
 def table(
     result: hpo.Result,
     columns: Mapping[str, Individual | Baseline],
@@ -70,7 +89,7 @@ def table(
     lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
     lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
     lines.append("")
-    by = "alone" if alone else "among those that dominate the default there"
+    by = "alone" if alone else _of_which(result, columns)
     times = {len(one.get("tests", ())) for one in tests.values()} - {0}
     count = "three" if times <= {3} else " or ".join(map(str, sorted(times)))
     lines.append(

@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from hpo.individual import COMPLETED, FINAL, PRUNED, RUNNING, STATUSES, Individual, Scalar
+from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, RUNNING, STATUSES, Individual, Scalar
+from hpo.islands.coordinator.ending import FUTILE
 from hpo.islands.coordinator.tally import MOST_RECENT
 from hpo.islands.coordinator.worker_registry import DRAINED, FAILING
 from hpo.journal import commands, lock
@@ -28,7 +29,7 @@ from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import Repeated, in_words
 from hpo.results.record import CampaignRecord, load
 from hpo.results.running import Running
-from hpo.task.outcome import summary_line
+from hpo.task.outcome import alike, summary_line
 from hpo.terminal import one_line
 
 _MOST_BYTES = 1 << 22
@@ -153,6 +154,9 @@ def folded(record: CampaignRecord) -> Overview:
     running = counts.pop(RUNNING)
     launch = record.launches[-1] if record.launches else None
     launched = launch.launched if launch else None
+    failed = FINAL - {COMPLETED, PRUNED}
+    if record.ended is not None and record.ended[0] == FUTILE:
+        failed |= {LOST}  # what the next launch evaluates anew, and what went wrong
     repeated = pareto.repeated(record)
     top = [one.individual for one in repeated[:1]] or pareto.best(record, 1)
     return Overview(
@@ -178,7 +182,7 @@ def folded(record: CampaignRecord) -> Overview:
         errors=errors(
             (one.id, one.status, summary_line(one.error or ""))
             for one in record.individuals
-            if one.status in FINAL - {COMPLETED, PRUNED}
+            if one.status in failed and (one.error or one.status != LOST)
         ),
         torn=[path.name for path in record.torn],
         stop_pending=record.stop_pending,
@@ -229,18 +233,19 @@ def _best(one: Individual, repeated: list[Repeated]) -> Best:
 
 
 def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
-    """What went wrong, the most frequent first: how often, the latest to meet it, and a line of the error.
-    ``failures``: id, status and error, in the order in which they started."""
-    found: dict[tuple[str, str], tuple[int, str]] = {}
+    """What went wrong, the most frequent first: how often, the latest to meet it, and a line of its error; errors that
+    differ by numbers alone are one. ``failures``: id, status and error, in the order in which they started."""
+    found: dict[tuple[str, str], tuple[int, str, str]] = {}
     for identity, status, error in failures:
-        number, _ = found.get((status, error), (0, ""))
-        found[status, error] = number + 1, identity
+        key = status, alike(error)
+        number = found[key][0] if key in found else 0
+        found[key] = number + 1, identity, error
     ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
     lines = [
         f"{number} {status}, {latest} the latest: {one_line(error)}"
-        for (status, error), (number, latest) in ordered[:_MOST_ERRORS]
+        for (status, _), (number, latest, error) in ordered[:_MOST_ERRORS]
     ]
-    rest = sum(number for _, (number, _) in ordered[_MOST_ERRORS:])
+    rest = sum(number for _, (number, _, _) in ordered[_MOST_ERRORS:])
     return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
 
 
@@ -299,7 +304,8 @@ def read(directory: Path) -> Overview | None:
             holds = in_step and found.token == holder.token and not found.journals
     except (OSError, ValueError, RecursionError):
         return None
-    if not holds:
+    if not holds or (found.overview.ended or ("",))[0] == FUTILE:
+        # Errors of what is to be evaluated anew, which are the cause, stand in the journals alone.
         return None
     overview, alive = found.overview, holder is not None
     return msgspec.structs.replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,10 @@ from hpo.task.metrics import as_number, keep
 from hpo.text import excerpt
 
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_TRAINERS = f"{Path(_PACKAGE).with_name('trainers')}{os.sep}"
+_LIBRARY = re.compile(r"python3\.\d+")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _WIDEST = 300
 """Characters of the one line that describes an error."""
 
@@ -115,10 +120,33 @@ def describe_exception(error: BaseException) -> str:
 
 
 def summary_line(error: str) -> str:
-    """The line that says what went wrong: of a traceback the exception's first, else the first."""
-    lines = error.rpartition("Traceback (most recent call last):")[2].splitlines()
+    """The line that says what went wrong: of a traceback the exception's first with the place in the user's files, else
+    the first. Of a long one the middle is left out: remedies stand at the end."""
+    _, header, last = error.rpartition("Traceback (most recent call last):")
+    lines = last.splitlines()
     found = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
-    return _encodable(found if len(found) <= _WIDEST else f"{found[: _WIDEST - 1]}…")
+    if len(found) > _WIDEST:
+        found = f"{found[: _WIDEST // 2]} … {found[3 - _WIDEST // 2 :]}"
+    places = [place for place in _FRAME.findall(last) if _is_users(place[0])] if header else []
+    if places:
+        path, line = places[-1]
+        found += f" ({os.path.basename(path)}, line {line})"
+    return _encodable(found)
+
+
+def alike(line: str) -> str:
+    """``line`` of an error without its numbers, which differ where the cause is the same: shapes, say."""
+    return _NUMBER.sub("#", line)
+
+
+def _is_users(path: str) -> bool:
+    """Whether a frame's file is none of Python, of an installed package or of what is installed with this one."""
+    parts = Path(path).parts
+    return not (
+        path.startswith((_PACKAGE, _TRAINERS, "<"))
+        or {"site-packages", "dist-packages"} & {*parts}
+        or any(_LIBRARY.fullmatch(part) for part in parts)
+    )
 
 
 def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.evaluation.conversation import EvaluationOver, answer_of, to_line
-from hpo.task.outcome import Outcome, describe_exception, judge, summary_line
+from hpo.task.outcome import Outcome, alike, describe_exception, judge, summary_line
 from hpo.task.trial import Trial, attempt
 
 
@@ -122,4 +123,24 @@ def test_exception_inside_this_package_only_keeps_its_frames() -> None:
 
 def test_a_line_that_is_cut_says_so() -> None:
     assert summary_line("x" * 300) == "x" * 300
-    assert summary_line("x" * 301) == f"{'x' * 299}…"
+    assert summary_line("y" * 150 + "x" * 151) == f"{'y' * 150} … {'x' * 147}", "remedies stand at the end"
+
+
+def test_a_line_of_a_traceback_names_the_user_s_place(tmp_path: Path) -> None:
+    module = tmp_path / "my_task.py"
+    module.write_text("import json\ndef evaluate(trial):\n    json.loads('{')\n    return 1.0\n")
+    names: dict[str, Any] = {}
+    exec(compile(module.read_text(), str(module), "exec"), names)
+    failed = attempt(names["evaluate"], Trial.alone({}, directory=tmp_path / "own"), ("value",))
+    assert summary_line(failed.error or "").startswith(
+        "json.decoder.JSONDecodeError: Expecting property name"
+    )
+    assert summary_line(failed.error or "").endswith(" (my_task.py, line 3)")
+    judged = attempt(lambda trial: "no", Trial.alone({}, directory=tmp_path / "own"), ("value",))
+    assert ", line" not in summary_line(judged.error or "")
+
+
+def test_numbers_do_not_tell_errors_apart() -> None:
+    shapes = ("shapes cannot be multiplied (32x8 and 9x6)", "shapes cannot be multiplied (32x39 and 40x6)")
+    assert alike(shapes[0]) == alike(shapes[1]) != alike("KeyError: 'lr'") != alike("KeyError: 'width'")
+    assert alike("returned '0.7367' of type str") == alike("returned '1.2e-05' of type str")

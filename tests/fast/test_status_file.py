@@ -13,6 +13,7 @@ from hpo.individual import REEVALUATION, STATUSES
 from hpo.islands.leader import publishing
 from hpo.journal import lock
 from hpo.results import overview
+from hpo.results import text as texts
 from hpo.results.record import load
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-1, 1), kind=hpo.Categorical("a", "b"))
@@ -58,6 +59,20 @@ def test_after_each_launch_it_says_what_the_journals_say(campaign, task):
         found = overview.read(home)
         assert found is not None and sum(found.evaluations.values()) == evaluations
         assert settled(found) == settled(overview.folded(load(home)))
+
+
+def test_after_a_launch_that_came_to_nothing_the_errors_are_those_of_its_evaluations(tmp_path):
+    def broken(trial):
+        return trial.params["y"]
+
+    task = hpo.Task(SPACE, broken)
+    with pytest.raises(hpo.HpoError, match="KeyError: 'y'"):
+        hpo.Campaign(task, directory=tmp_path / "run", evaluations=40, isolation="inline").run()
+    found = overview.of(tmp_path / "run")
+    assert found.evaluations["lost"] >= 5 and found.ended == ("futile", 1)
+    (line,) = found.errors
+    assert "lost, 0-0-" in line and "the latest: KeyError: 'y' (test_status_file.py, line " in line
+    assert "KeyError: 'y'" in texts.status(tmp_path / "run", found)
 
 
 def test_a_launch_that_stopped_early_has_left_it_too(campaign):

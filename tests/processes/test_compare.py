@@ -19,6 +19,7 @@ from places import ROOT, TESTS
 
 import hpo
 from hpo.cluster.hosts import Host
+from hpo.individual import Individual
 from search_spaces.building_blocks.recipes import Run
 
 
@@ -197,6 +198,35 @@ def test_that_the_best_is_the_default_is_said(compare: ModuleType, default: str)
         "accuracy",
     )
     assert ("The best is the default" in shown) is (default == "0-0")
+
+
+@pytest.mark.parametrize(
+    ("size", "of"), [(2.0, "among those that dominate"), (4.0, "of the whole front, of which")]
+)
+def test_of_which_the_best_was_chosen_is_said(compare: ModuleType, size: float, of: str) -> None:
+    best, default = (
+        Individual(
+            id=name,
+            island=0,
+            worker=0,
+            sequence=place,
+            params={},
+            operator="random",
+            parents=(),
+            status="completed",
+            objectives={"accuracy": accuracy, "size": size},
+        )
+        for place, (name, accuracy, size) in enumerate([("0-0-1", 0.9, size), ("0-0-0", 0.8, 3.0)])
+    )
+    record = SimpleNamespace(individuals=[best], objectives={"accuracy": "maximize", "size": "minimize"})
+    shown = compare.table(
+        SimpleNamespace(best=best, record=record),
+        {"best": best, "default": default},
+        dict.fromkeys(("best", "default"), trainings([0.5])),
+        "accuracy",
+        "accuracy",
+    )
+    assert f"The best is chosen by validation accuracy {of}" in " ".join(shown.split())
 
 
 def test_any_number_of_trainings_and_what_they_took(compare: ModuleType) -> None:

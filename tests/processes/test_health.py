@@ -457,9 +457,15 @@ def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
 
 
 def test_one_worker_needs_no_more_than_thirty() -> None:
-    outcome = lambda number: Outcome(status=FAILED, error=f"KeyError: {number}")  # noqa: E731
+    outcome = lambda number: Outcome(status=FAILED, error=f"KeyError: {'ab'[number % 2]}")  # noqa: E731
     simulation = simulate(outcome, workers=1, islands=1)
     assert end(simulation) == (FUTILE, 1) and finished(simulation, FAILED) == 30
+
+
+def test_errors_that_differ_by_numbers_are_the_same() -> None:
+    outcome = lambda number: Outcome(status=FAILED, error=f"ValueError: {number}x{number / 7} does not fit")  # noqa: E731
+    simulation = simulate(outcome, workers=1, islands=1)
+    assert end(simulation) == (FUTILE, 1) and finished(simulation, FAILED) == 10
 
 
 def test_who_was_pruned_or_returned_nan_has_trained() -> None:

@@ -7,10 +7,10 @@
   its scratch disk fails, crashes or times out.
 - *A launch* has come to nothing once ``limit`` evaluations in a row have failed on all workers together, or more where
   that is not improbable. A third of that is enough, but not below five, if nothing has worked in this launch and all
-  errors are the same. At least as many as there are workers must have failed. Then nothing more begins until what runs
-  has ended, for at most ``patience_s``. If that fails too, the launch ends, and these failures are reopened: they do
-  not use up the budget. Only the status ``failed`` counts, of individuals that were begun in this launch: ``timeout``
-  and ``crashed`` may have other causes.
+  errors are the same but for numbers in them. At least as many as there are workers must have failed. Then nothing more
+  begins until what runs has ended, for at most ``patience_s``. If that fails too, the launch ends, and these failures
+  are reopened: they do not use up the budget. Only the status ``failed`` counts, of individuals that were begun in this
+  launch: ``timeout`` and ``crashed`` may have other causes.
 - *A sign of life* is an evaluation that completed, was pruned, or had reported a finite value before it ended in any
   way, but by returning what is no value, as without ``return``; for the launch, also one that returned NaN or an
   infinity. It ends a worker's or the launch's row of failures.
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, LOST, PRUNED
 from hpo.islands.assignment import Assignment
 from hpo.islands.messages import EvaluationEnd
+from hpo.task.outcome import alike
 
 _FEWEST = 3
 """Failures in a row that a worker is suspected after, where hardly any other evaluation fails."""
@@ -239,7 +240,7 @@ class Health:
         if self._succeeded:
             # Of all evaluations, these too: after one success in thirty, thirty failures are no surprise.
             needed = max(needed, improbable(self._succeeded, self._failed))
-        elif len({one.error for one in self._row}) == 1:
+        elif len({alike(one.error) for one in self._row}) == 1:
             needed = max(min(needed, _HANDFUL), math.ceil(needed / _SAME))
         return len(self._row) >= needed
 
@@ -262,12 +263,15 @@ class Health:
 
     def sentence(self) -> str:
         """What happened, the rule and the remedy."""
-        (error, times), *_ = Counter(one.error for one in self._row).most_common(1) or [("", 0)]
-        latest = {one.error: one.again.id or "" for one in self._row}
-        shown = [f"{times} of them for this, {latest.get(error)} the latest: {error}"]
-        shown += [self._printed(latest[error])] if error in latest else []
+        (kind, times), *_ = Counter(alike(one.error) for one in self._row).most_common(1) or [("", 0)]
+        latest = {alike(one.error): one for one in self._row}
+        shown = [f"{times} of them for this, "]
+        if kind in latest:
+            identity = latest[kind].again.id or ""
+            shown[0] += f"{identity} the latest: {latest[kind].error}"
+            shown += [self._printed(identity)]
         last = self._row[-1] if self._row else None
-        if last is not None and last.error != error:
+        if last is not None and alike(last.error) != kind:
             shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id or "")]
         causes = "\n    ".join(filter(None, shown))
         since = "none completed" if not self._succeeded else "none completed any more"

@@ -3,6 +3,8 @@ is mended; where one ends all launches, so does the campaign."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from terminal import Terminal, wait_until
 
@@ -60,6 +62,7 @@ def test_a_data_set_that_is_not_there_ends_the_launch_and_the_same_command_goes_
         assert log.name == "output-0.txt" and log.read_text().startswith("reading the data")
         status = terminal.hpo("status", "run").stdout
         assert "futile: evaluations of the last launch failed one after the other" in status
+        assert re.search(r"errors +\d+ lost, \S+ the latest: FileNotFoundError", status), status
     assert terminal.hpo("check", "run").returncode == 0
 
     terminal.write("data.txt", "3.0")
