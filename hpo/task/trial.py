@@ -32,6 +32,8 @@ from hpo.text import excerpt
 
 _Given = ParamSpec("_Given")
 _TAKEN = frozenset(CURVE_COLUMNS)
+_DIVERGED = "[diverged]"
+"""No name of a metric, as remarks have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,7 @@ class Trial:
         "_asked_to_save",
         "_curve",
         "_directory",
+        "_diverged_in",
         "_last_step",
         "_link",
         "_parent",
@@ -157,6 +160,8 @@ class Trial:
         self._curve = curve
         self._last_step: int | None = None
         self._asked_to_save = False
+        # The epoch in which the loss of a training was not finite.
+        self._diverged_in: int | None = None
         self._directory = job.directory
         self._parent = job.parent
         if job.parent == "":
@@ -372,6 +377,8 @@ class _EpochReport:
             self._trial.remarks[name] = (
                 f"metric {name!r} of the training is not in the curves, where {name} is another"
             )
+        if not all(math.isfinite(metrics.get(name, 0.0)) for name in ("train_loss", "validation_loss")):
+            self._trial._diverged_in = epoch
         self._trial.report(epoch, metrics[self._value], **named)
 
 
@@ -404,6 +411,11 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
         )
         if error is trial._storage_error:
             outcome = not_begun(trial._storage_error, trial._directory)
+    if outcome.status == COMPLETED and trial._diverged_in is not None:
+        trial.remarks[_DIVERGED] = (
+            f"the loss of a training was not finite in epoch {trial._diverged_in}, where it ended, and what evaluate "
+            f"returned counts all the same. Where result.reason is 'diverged', return float('nan')"
+        )
     seconds = time.perf_counter() - begun
     return replace(
         outcome,

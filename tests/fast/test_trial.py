@@ -93,6 +93,25 @@ def test_training_ends_early_at_a_last_step_that_the_campaign_knows(tmp_path: Pa
     assert [step for step, _ in link.reports] == [1, 2] and link.last_steps == [5, 2]
 
 
+@pytest.mark.parametrize("returned", [0.3, math.nan])
+def test_a_training_that_diverged_and_counts_is_named(tmp_path: Path, returned: float) -> None:
+    def evaluate(trial: Trial) -> float:
+        result = train_two_numbers(
+            **trial.training(value="one"),
+            metrics={"one": lambda outputs, targets: 1.0},
+            schedule=trainers.Constant(warmup_epochs=0.5, warmup_lr=1e30),
+        )
+        assert result.reason == "diverged"
+        return returned
+
+    link = Recorder(limit=math.inf)
+    link.should_checkpoint = lambda: False  # type: ignore[method-assign]
+    outcome = attempt(evaluate, make(link, tmp_path), ("value",))
+    assert outcome.status == ("completed" if returned == 0.3 else "invalid"), outcome.error
+    named = [sentence for sentence in outcome.remarks.values() if "was not finite in epoch 1" in sentence]
+    assert len(named) == (returned == 0.3)
+
+
 def test_a_metric_that_training_does_not_record_is_refused(tmp_path: Path) -> None:
     def on_step(steps: int, values: object) -> None:
         raise AssertionError("it is refused before the first step")
