@@ -19,7 +19,7 @@ from search_spaces.building_blocks.architecture_search.deep_network import (
     with_architecture,
 )
 from search_spaces.building_blocks.recipes import MakeRecipe, O, OwnMethod, Run, Searched
-from search_spaces.building_blocks.training import TrainedTask
+from search_spaces.building_blocks.training import TrainedTask, check_recorded
 from search_spaces.standalone import command_line
 
 if TYPE_CHECKING:
@@ -130,8 +130,10 @@ def campaign(
             constraints=_for(constraints, chosen),
         )
         judged, directions = judge(chosen), _for(objectives, chosen)
+        needs: Sequence[str] = ()
         if judged is None and directions is not None and [*directions] != ["value"]:
-            judged = _by_metrics([*directions])
+            needs = [*directions]
+            judged = _by_metrics(needs)
         if isinstance(chosen, ArchitectureOptions) and chosen.architecture == "deep":
             searched = deepened(searched, chosen.deep)
             if (both := chosen.objectives(task.score, task.direction)) is not None:
@@ -157,6 +159,7 @@ def campaign(
             chosen,
             own=_for(own, chosen),
             judge=judged,
+            needs=needs,
             objectives=directions,
             ranks=_for(ranks, chosen),
         )
@@ -188,11 +191,7 @@ def _by_metrics(names: Sequence[str]) -> Judge:
     """Of a result the metrics of these ``names``."""
 
     def judged(result: trainers.Result, steps: int) -> dict[str, float]:
-        if missing := [name for name in names if name not in result.metrics]:
-            raise hpo.UsageError(
-                f"objectives: a run has no metric {missing[0]!r}. Name some of {', '.join(sorted(result.metrics))}, or "
-                "give judge, which says what else it is."
-            )
+        check_recorded(names, result.metrics)
         return {name: result.metrics[name] for name in names}
 
     return judged

@@ -56,7 +56,8 @@ class TrainedTask(hpo.Task):
     """A task that trains a network by a recipe, and judges the result by the metric ``score``.
 
     A run whose loss is not finite has NaN for every objective, and so is an invalid individual. UsageError where the
-    data are not there. ``ranks``: how many the space is made for; None: any.
+    data are not there. ``ranks``: how many the space is made for; None: any. ``needs``: the trainer's metrics that
+    ``judge`` reads, as far as that is known before a run.
     """
 
     score = "validation_loss"
@@ -75,6 +76,7 @@ class TrainedTask(hpo.Task):
         *,
         own: OwnMethod[Any] | None = None,
         judge: Callable[[trainers.Result, int], dict[str, float]] | None = None,
+        needs: Sequence[str] = (),
         objectives: Mapping[str, str] | None = None,
         ranks: int | None = None,
     ) -> None:
@@ -83,6 +85,7 @@ class TrainedTask(hpo.Task):
             _check_weights(options.init)
         self.options = options
         self.judge = self._last if judge is None else judge
+        self._needs = needs
         self._recipe, self._own, self._ranks = recipe, own, ranks
         searched = searched.with_method(options.method, own)
         super().__init__(
@@ -131,6 +134,8 @@ class TrainedTask(hpo.Task):
         if minimised and (together == 1 or (self.options.ranks_per_node or 1) >= together):
             raise self._nothing_sent(together)
         parent = trial.parent_checkpoint
+        training = trial.training(value=self.score)
+        training["report"] = _CheckedReport(training["report"], self._needs)
         model, result = self.fit(
             trial.params,
             parts,
@@ -138,7 +143,7 @@ class TrainedTask(hpo.Task):
             device=trial.device,
             parent=None if parent is None else checkpoint_in(parent, trial.size),
             group=group,
-            **trial.training(value=self.score),
+            **training,
         )
         if minimised and not result.metrics["bytes_between_nodes"]:
             raise self._nothing_sent(together)
@@ -330,6 +335,32 @@ class TrainedTask(hpo.Task):
             raise hpo.UsageError(
                 f"ranks_per_worker = {self._ranks} is what this task is for, and there are {ranks}. Make the campaign "
                 "file's [layout] and [task_options] agree, or start as many with torchrun."
+            )
+
+
+class _CheckedReport:
+    """``report`` of ``trial.training``; a run without the metrics ``needs`` ends before its first step."""
+
+    def __init__(self, report: Any, needs: Sequence[str]) -> None:
+        self._report, self._needs = report, needs
+        self.set_last_epoch: Callable[[int], None] = report.set_last_epoch
+
+    def check_metrics(self, names: Iterable[str]) -> None:
+        self._report.check_metrics(known := tuple(names))
+        check_recorded(self._needs, known)
+
+    def __call__(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._report(epoch, metrics)
+
+
+def check_recorded(needs: Sequence[str], recorded: Iterable[str]) -> None:
+    """UsageError for one of the objectives ``needs`` that is no metric of a run, of which these are ``recorded``."""
+    known = sorted(recorded)
+    for name in needs:
+        if name not in known:
+            raise hpo.UsageError(
+                f"objectives: a run has no metric {name!r}. Name some of {', '.join(known)}, or give judge, which says "
+                "what else it is."
             )
 
 

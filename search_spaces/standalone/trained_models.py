@@ -94,7 +94,10 @@ def check_module(reference: str, module: str, what: str) -> None:
     place = reference.rpartition(":")[0]
     own = Path(place).stem if place.endswith(".py") else place
     if own != (module.rpartition(".")[2] if place.endswith(".py") else module):
-        raise hpo.UsageError(f"{what} {reference}. Name that module: python -m {own} …")
+        raise hpo.UsageError(
+            f"{what} {reference}. Name that module, if it has this command line: python -m {own} …; of another one "
+            "trainers.load_trained fills a model that you build from DIR/evaluations/ID."
+        )
 
 
 def of_campaign(directory: Path, module: str, chosen: str | None = None) -> Trained:

@@ -198,6 +198,19 @@ def test_objectives_without_a_judge_are_metrics_of_the_trainer() -> None:
         judged("seconds")
 
 
+def test_an_objective_that_is_no_metric_is_found_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objectives = {"accuracy": "maximize", "seconds": "minimize"}
+    make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options, objectives=objectives)
+    task = make_task(train_samples=16)
+    steps: list[object] = []
+    monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: steps.append(given))
+    with pytest.raises(hpo.UsageError, match=r"a run has no metric 'seconds'\. Name some of accuracy, "):
+        task.evaluate(hpo.Trial.alone(DEFAULT, directory=tmp_path))
+    assert not steps
+
+
 def test_the_score_comes_first_and_says_which_of_a_front_is_the_best() -> None:
     make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options)
     assert [*make_task(second_objective="bytes_between_nodes").objectives] == [
