@@ -457,6 +457,11 @@ def _choices(section: str, key: str) -> tuple[str, ...]:
 
 def _syntax(path: Path, message: str) -> str:
     """The sentence for text that is no TOML, with its line."""
+    if path.suffix == ".py":
+        return (
+            f'{path}: is Python, and hpo takes a campaign file (TOML). Write one with task = "{path.name}:NAME", NAME '
+            "being the task in it, directory and evaluations, and name that."
+        )
     found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message)
     place = f"{path}, line {found[2]}, column {found[3]}" if found else f"{path}"
     reason = (found[1] if found else message).rstrip(".")

@@ -532,6 +532,12 @@ def test_text_that_is_no_toml_is_told_with_its_line(tmp_path: Path, text: str, p
     assert "not valid TOML" in str(caught.value)
 
 
+def test_a_python_file_is_no_campaign_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import hpo\n")
+    with pytest.raises(UsageError, match=r'mine\.py: is Python, .* task = "mine\.py:NAME"'):
+        read_file(tmp_path / "mine.py")
+
+
 def test_a_key_with_the_name_of_a_section_is_named(tmp_path: Path) -> None:
     path = file(tmp_path, 'task = "t.py:task"\nevaluation = 12\n\n[evaluation]  # how\ntimeout = 5\n')
     with pytest.raises(UsageError) as caught:
