@@ -386,6 +386,22 @@ def test_what_a_constraint_excludes_is_not_proposed_where_the_best_lies_beside_i
     assert sum(-params["x"] - 2 * params["y"] < best for params in found) >= 5
 
 
+def test_a_constraint_that_does_not_bind_is_given_what_is_proposed_alone():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), kind=hpo.Categorical(*"abc"))
+    population = populated(space, [float(n) for n in range(20)])
+    seen = []
+
+    def allows(params):
+        seen.append(params)
+        return True
+
+    free, bound = SurrogateBreeder(space), SurrogateBreeder(space, allows=allows)
+    for n in range(5):
+        child = bound.breed(population, random.Random(n))
+        assert child == free.breed(population, random.Random(n)) and seen.pop() == space.decode(child.genome)
+        assert not seen
+
+
 def test_what_is_remembered_is_bounded_and_holds_the_best():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
     known, population, rng = Observations(VectorisedGenomes(space)), Population(), random.Random(0)

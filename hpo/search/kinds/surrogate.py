@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hpo.config.settings import SearchSettings
@@ -91,10 +92,23 @@ class SurrogateBreeder(EvolutionBreeder):
         if population.judged < INITIAL or len(best) < 2:
             return Offspring(self._space.sample(rng), "random")
         self._ensemble.learn(self._known.observe(population))
-        return self._searched(self._fittest(population), self._ensemble.judge(self._known, rng), rng)
+        pool, judge = self._fittest(population), self._ensemble.judge(self._known, rng)
+        state = rng.getstate()
+        child = self._searched(pool, judge, rng)
+        if self._allows is not None and not self._allows(self._space.decode(child.genome)):
+            # Only now: constraints may have to build a network, and this gives them some seventy configurations.
+            rng.setstate(state)
+            child = self._searched(pool, judge, rng, self._allows)
+        return child
 
-    def _searched(self, pool: Sequence[Member], judge: AcquisitionFunction, rng: random.Random) -> Offspring:
-        """The lowest bound that is found."""
+    def _searched(
+        self,
+        pool: Sequence[Member],
+        judge: AcquisitionFunction,
+        rng: random.Random,
+        allows: Allows | None = None,
+    ) -> Offspring:
+        """The lowest bound that is found; with ``allows`` of what that allows, from which alone is bred."""
         import numpy
 
         children, known = self._genomes, self._known
@@ -106,48 +120,78 @@ class SurrogateBreeder(EvolutionBreeder):
         # Of each child its parents' places in the pool, -1 for none.
         origins = numpy.concatenate([picked, numpy.full((at_random, 2), -1)])
         bounds = self._bounds(genomes, judge)
+        looked_at = numpy.zeros(len(genomes), dtype=bool)
         niche = rng.choice(children.unordered) if children.unordered else None
         elsewhere = niche is not None and rng.random() < _ELSEWHERE and known.stalled
         for steps in _FINER:
-            promising = _promising(genomes, bounds, niche)
+            promising = self._chosen(partial(_promising, niche=niche), genomes, bounds, looked_at, allows)
             genomes, bounds, origins = genomes[promising], bounds[promising], origins[promising]
+            looked_at = looked_at[promising]
             more, picked = children.children(genomes, _REFINED, generator, self._crossover, steps)
             genomes = numpy.concatenate([genomes, more])
             bounds = numpy.concatenate([bounds, self._bounds(more, judge)])
             origins = numpy.concatenate([origins, origins[picked[:, 0]]])
-        index = int(bounds.argmin())
+            looked_at = numpy.concatenate([looked_at, numpy.zeros(len(more), dtype=bool)])
+        index = int(self._chosen(_lowest, genomes, bounds, looked_at, allows)[0])
         if niche is not None and elsewhere:
-            index = _elsewhere(genomes, bounds, niche, index, rng)
+            other = partial(_elsewhere, niche=niche, index=index, rng=rng)
+            index = int(self._chosen(other, genomes, bounds, looked_at, allows)[0])
         known.use(children.rows(genomes[index : index + 1]))
         ids = tuple(dict.fromkeys(pool[one].id for one in origins[index].tolist() if one >= 0))
         return Offspring(children.genome(genomes[index].tolist()), self.operator, ids)
 
+    def _chosen(
+        self,
+        choose: Callable[[Any, Any], Any],
+        genomes: Any,
+        bounds: Any,
+        looked_at: Any,
+        allows: Allows | None,
+    ) -> Any:
+        """The places that ``choose(genomes, bounds)`` returns once there is none among them that is not allowed; the
+        bounds of those become infinite. ``looked_at``: of which ``genomes`` that is known."""
+        while True:
+            chosen = choose(genomes, bounds)
+            if allows is None:
+                return chosen
+            refused = []
+            for place in chosen.tolist():
+                if not looked_at[place] and math.isfinite(bounds[place]):
+                    looked_at[place] = True
+                    genome = self._genomes.genome(genomes[place].tolist())
+                    if not allows(self._space.decode(genome)):
+                        refused.append(place)
+            if not refused:
+                return chosen
+            bounds[refused] = math.inf
+
     def _bounds(self, genomes: Any, judge: AcquisitionFunction) -> Any:
-        """Infinite for what is not new, or not allowed."""
+        """Infinite for what is not new."""
         import numpy
 
         rows = self._genomes.rows(genomes)
         fresh = self._known.new(rows)
-        if self._allows is not None:
-            for place in numpy.flatnonzero(fresh).tolist():
-                genome = self._genomes.genome(genomes[place].tolist())
-                fresh[place] = self._allows(self._space.decode(genome))
         bounds = numpy.full(len(genomes), numpy.inf)
         if fresh.any():
             bounds[fresh] = judge(rows[fresh])
         return bounds
 
 
-def _elsewhere(genomes: Any, bounds: Any, niche: int, index: int, rng: random.Random) -> int:
+def _lowest(genomes: Any, bounds: Any) -> Any:
+    """The place of the lowest bound, alone in an array."""
+    return bounds.argmin(keepdims=True)
+
+
+def _elsewhere(genomes: Any, bounds: Any, *, niche: int, index: int, rng: random.Random) -> Any:
     """The place of the lowest bound among those with another value in the column ``niche`` than ``index`` has, which is
-    drawn at random."""
+    drawn at random, alone in an array."""
     import numpy
 
     fresh = numpy.isfinite(bounds)
     others = [one for one in numpy.unique(genomes[fresh, niche]).tolist() if one != genomes[index, niche]]
     if not others:
-        return index
-    return int(numpy.where(genomes[:, niche] == rng.choice(others), bounds, numpy.inf).argmin())
+        return numpy.array([index])
+    return numpy.where(genomes[:, niche] == rng.choice(others), bounds, numpy.inf).argmin(keepdims=True)
 
 
 def _promising(genomes: Any, bounds: Any, niche: int | None) -> Any:
