@@ -30,6 +30,7 @@ class Optimisation:
     Args:
         precision (str; default "fp32"): "fp32" leaves all tensors as they are, "tf32" lets a GPU
             multiply float32 matrices in TF32 (10 bits of mantissa) and changes nothing on a CPU, "bf16" is autocast.
+            An autocast around the call does nothing; one in ``step`` does what it says.
         clip_norm (float; default None): the largest norm of the gradient that the optimizer gets; None: any.
         clip_value (float; default None): the largest absolute value of its elements; None: any.
         accumulate (int, from 1; default 1): backward passes per optimizer step, each with ``batch_size`` samples per
