@@ -54,7 +54,7 @@ def _of_which(result: hpo.Result, columns: Mapping[str, Individual | Baseline]) 
     best, default = columns["best"], columns.get("default")
     if not isinstance(best, Individual) or not isinstance(default, Individual):
         return "of the whole front"
-    if best.id == default.id or dominates(best, default, result.record.objectives):
+    if dominates(best, default, result.record.objectives):
         return "among those that dominate the default there"
     return "of the whole front, of which nothing dominates the default there"
 

@@ -276,7 +276,8 @@ class Wrapped:
 
         Raises:
             RuntimeError: in the midst of a step. It is over with ``optimizer.step()`` or, where gradients are the same
-                on all ranks, with the last ``run.backward``, after which the optimizer may leave it out.
+                on all ranks, with the last ``run.backward``, after which the optimizer may leave it out: what is saved
+                there goes on without that step.
         """
         if self._passed and not (self._reduced and self._strategy.replicated):
             raise RuntimeError(

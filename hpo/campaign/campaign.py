@@ -67,7 +67,8 @@ from hpo.text import excerpt
 
 _DRAWS = 10_000
 _DRAWS_OF_ALL = 1_000
-"""As many configurations are given to the constraints in any case."""
+"""As many are looked at for one for which a constraint raises, if that takes no longer than the seconds below."""
+_SEARCHED_S = 2.0
 
 
 class Campaign:
@@ -292,8 +293,12 @@ class Campaign:
             return
         drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
         # Not only until one is allowed: a constraint that raises for some is to be found before anything starts.
-        first = [task.allows(params) for params in islice(drawn, _DRAWS_OF_ALL)]
-        if any(first) or any(map(task.allows, drawn)):
+        until, found = time.monotonic() + _SEARCHED_S, False
+        for params in islice(drawn, _DRAWS_OF_ALL):
+            found |= task.allows(params)
+            if found and time.monotonic() > until:
+                break
+        if found or any(map(task.allows, drawn)):
             return
         # Rare ones are found where the space can be gone through.
         if not task.listable or not any(True for _ in task.configurations()):

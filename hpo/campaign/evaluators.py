@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +71,12 @@ class Jobs:
         self._count(there)
         return str(self._directories.path(identity).absolute()) if there else ""
 
-    def offers(self, parent: str) -> bool:
-        """Whether a child that is about to be bred can go on from what ``parent`` has saved."""
-        there = self._directories.may_hold(parent)
-        self._count(there)
-        return there
+    def offers(self, parents: Sequence[str]) -> str:
+        """The first of the ``parents`` of a child that is about to be bred that has saved something; empty if none."""
+        found = next((one for one in parents if self._directories.may_hold(one)), "")
+        if parents:
+            self._count(bool(found))
+        return found
 
     def _count(self, there: bool) -> None:
         if there:
@@ -85,7 +86,7 @@ class Jobs:
             if self._orphans == _ORPHANS_REPORTED:
                 self._orphans = None
                 write(
-                    f"hpo: {_ORPHANS_REPORTED} individuals in a row found nothing of their parents, and began anew. "
+                    f"hpo: of {_ORPHANS_REPORTED} children in a row no parent had saved anything, and they begin anew. "
                     "Let the task save into trial.directory at its end, and load from trial.parent_checkpoint; or set "
                     "[search] inherit = false, where the kind is not pbt",
                     sys.stderr,

@@ -281,7 +281,7 @@ class Assembly:
         began = config.deadline_from(settings, transport.now())
 
         def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
-            return wanted(label, params, space, self.allows)
+            return wanted(label, params, space, self.task.allows)
 
         coordinator = Coordinator(
             transport=transport,

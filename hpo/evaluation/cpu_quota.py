@@ -32,9 +32,13 @@ def _limits(root: Path) -> Iterator[float]:
             for folder in _up(root / _CGROUPS, path):
                 yield from _limit(*_text(folder / "cpu.max").split()[:2])
         elif "cpu" in controllers.split(","):
-            for folder in _up(root / _CGROUPS / controllers, path):
-                quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
-                yield from _limit(quota, period)
+            # Folders have the controllers' names in an order of their own; "cpu" is a link to the right one.
+            for base in dict.fromkeys((controllers, "cpu")):
+                for folder in _up(root / _CGROUPS / base, path):
+                    quota, period = (
+                        _text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+                    )
+                    yield from _limit(quota, period)
 
 
 def _up(base: Path, path: str) -> Iterator[Path]:
@@ -51,5 +55,5 @@ def _limit(quota: str = "", period: str = "") -> Iterator[float]:
 
 def _text(path: Path) -> str:
     with suppress(OSError):
-        return path.read_text()
+        return path.read_text(errors="surrogateescape")
     return ""

@@ -82,11 +82,11 @@ class PhasedBreeder(WrappingBreeder):
 
 
 class InheritingBreeder(WrappingBreeder):
-    """Breeds as ``breeder`` does; children go on from the checkpoint of their first parent that ``offers`` one. An
-    individual of another island gives none: its checkpoint may be gone. A child without is a configuration like others,
-    which is not evaluated twice."""
+    """Breeds as ``breeder`` does; children go on from the checkpoint of the parent that ``offers`` names. An individual
+    of another island gives none: its checkpoint may be gone. A child without is a configuration like others, which is
+    not evaluated twice."""
 
-    def __init__(self, breeder: Breeder, offers: Callable[[str], bool]) -> None:
+    def __init__(self, breeder: Breeder, offers: Callable[[Sequence[str]], str]) -> None:
         super().__init__(breeder)
         self._offers = offers
         self.checkpoints_for_others = _LATEST_KEPT
@@ -94,7 +94,7 @@ class InheritingBreeder(WrappingBreeder):
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         child = self.breeder.breed(population, rng)
         native = {member.id for member in population if not member.history}
-        parent = next((one for one in child.parents if one in native and self._offers(one)), "")
+        parent = self._offers([one for one in child.parents if one in native])
         return replace(child, inherits=parent) if parent else child
 
 

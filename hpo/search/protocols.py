@@ -64,7 +64,8 @@ class SearchContext:
     ``local_workers``: led from this host; ``cores``: of this host; ``workers``: of its island; ``islands``: of the
     campaign.
     ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds. ``allows``: the constraints,
-    None where there are none. ``offers``: whether a child can go on from what an individual has saved."""
+    None where there are none. ``offers``: the first of a child's parents that has
+    saved something to go on from, empty if none has."""
 
     clock: Callable[[], float] | None = None
     all_workers: int = 1
@@ -76,7 +77,7 @@ class SearchContext:
     objectives: int = 1
     inline: bool = True
     allows: Allows | None = None
-    offers: Callable[[str], bool] = lambda identity: True
+    offers: Callable[[Sequence[str]], str] = lambda parents: next(iter(parents), "")
 
 
 class Breeder:

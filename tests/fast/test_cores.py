@@ -162,7 +162,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
+        path.write_text(f"{text}\n", errors="surrogateescape")
     return root
 
 
@@ -298,6 +298,14 @@ def test_gpus_without_a_node_are_without_a_home(root: Path) -> None:
                 "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
             },
             math.inf,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpuacct,cpu:/job\n3:pids:/\udcff",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "250000",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
+            },
+            2.5,
         ),
         ({"proc/self/cgroup": "nonsense", "sys/fs/cgroup/cpu.max": "1 1"}, math.inf),
     ],

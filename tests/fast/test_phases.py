@@ -104,7 +104,7 @@ def test_an_immigrant_gives_no_checkpoint() -> None:
     population = Population()
     population.add(Member("1-0-0", (0, 0, 0.1), (1.0,), COMPLETED, history=(1,)))
     saved = {"0-0-1"}
-    breeder = InheritingBreeder(Fixed(), lambda identity: identity in saved)
+    breeder = InheritingBreeder(Fixed(), lambda parents: next((one for one in parents if one in saved), ""))
     assert breeder.breed(population, random.Random(0)).inherits == ""
     population.add(Member("0-0-1", (0, 0, 0.2), (2.0,), COMPLETED))
     assert breeder.breed(population, random.Random(0)).inherits == "0-0-1"

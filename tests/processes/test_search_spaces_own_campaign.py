@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from places import JOBS
 import hpo
 from hpo import cli
 from search_spaces.building_blocks.image_task import ImageOptions, Recipe, image_campaign
+from search_spaces.building_blocks.training import _CheckedReport
 from search_spaces.options import Count, NotNegative
 from search_spaces.standalone import trained_models
 
@@ -209,6 +210,13 @@ def test_an_objective_that_is_no_metric_is_found_before_the_first_step(
     with pytest.raises(hpo.UsageError, match=r"a run has no metric 'seconds'\. Name some of accuracy, "):
         task.evaluate(hpo.Trial.alone(DEFAULT, directory=tmp_path))
     assert not steps
+
+
+def test_a_layer_s_metric_may_be_recorded_later() -> None:
+    inner = SimpleNamespace(check_metrics=lambda names: None, set_last_epoch=lambda epochs: None)
+    _CheckedReport(inner, ["accuracy", "rank/fc"]).check_metrics(["accuracy", "lr"])
+    with pytest.raises(hpo.UsageError, match="no metric 'loss'"):
+        _CheckedReport(inner, ["loss", "rank/fc"]).check_metrics(["accuracy", "lr"])
 
 
 def test_the_score_comes_first_and_says_which_of_a_front_is_the_best() -> None:

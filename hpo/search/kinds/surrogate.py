@@ -96,7 +96,7 @@ class SurrogateBreeder(EvolutionBreeder):
         state = rng.getstate()
         child = self._searched(pool, judge, rng)
         if self._allows is not None and not self._allows(self._space.decode(child.genome)):
-            # Only now: constraints may have to build a network, and this gives them some seventy configurations.
+            # Only now: a constraint may have to build a network, and this gives it tens to hundreds of configurations.
             rng.setstate(state)
             child = self._searched(pool, judge, rng, self._allows)
         return child
@@ -108,7 +108,8 @@ class SurrogateBreeder(EvolutionBreeder):
         rng: random.Random,
         allows: Allows | None = None,
     ) -> Offspring:
-        """The lowest bound that is found; with ``allows`` of what that allows, from which alone is bred."""
+        """The lowest bound that is found; with ``allows`` of what that allows, from which is bred as far as there is
+        enough of it."""
         import numpy
 
         children, known = self._genomes, self._known
