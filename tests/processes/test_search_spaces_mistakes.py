@@ -535,7 +535,7 @@ def test_the_options_of_a_campaign_come_along(
         ({"options": {"colour": "red"}}, "has the option colour, which search_spaces.vit_ab does not know"),
         (
             {"task": "search_spaces.vit_oialr:make_task"},
-            "python -m search_spaces.vit_oialr",
+            "Name that module, if it has this command line: python -m search_spaces.vit_oialr",
         ),
         ({"options": {"epochs": "one"}}, "epochs = 'one': must be a whole number"),
     ],

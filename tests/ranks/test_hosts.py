@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from terminal import Terminal
 
 from hpo.campaign import launch
 from hpo.cluster import hosts
-from hpo.cluster.hosts import Fleet, Host, check_room, cores, left, read_hostfile, room, silent
+from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
@@ -106,14 +108,24 @@ def test_a_hostfile_that_is_wrong(tmp_path: Path, text: str) -> None:
             {"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "72(x2)"},
             (144, "CPUs in this Slurm job"),
         ),
-        (None, {"SLURM_JOB_ID": "1"}, cores()),
-        (None, {"SLURM_TASKS_PER_NODE": "4"}, cores()),
+        (None, {"SLURM_JOB_ID": "1"}, (len(os.sched_getaffinity(0)), "cores on this host")),
+        (None, {"SLURM_TASKS_PER_NODE": "4"}, (len(os.sched_getaffinity(0)), "cores on this host")),
     ],
 )
 def test_what_there_is_for_ranks_to_run_on(
-    listed: tuple[Host, ...] | None, environ: dict[str, str], expected: tuple[int, str]
+    monkeypatch: pytest.MonkeyPatch,
+    listed: tuple[Host, ...] | None,
+    environ: dict[str, str],
+    expected: tuple[int, str],
 ) -> None:
+    monkeypatch.setattr("hpo.cluster.hosts.cpu_quota", lambda: math.inf)
     assert room(listed, environ) == expected
+
+
+def test_a_quota_below_the_cores_is_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8))
+    monkeypatch.setattr("hpo.cluster.hosts.cpu_quota", lambda: 2.5)
+    assert room(None, {}) == (2, "CPUs of this container's quota")
 
 
 def test_more_than_four_ranks_for_each_are_refused() -> None:
