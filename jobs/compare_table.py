@@ -15,6 +15,8 @@ from typing import Any
 
 import hpo
 from hpo.individual import COMPLETED, Individual
+from hpo.search.models import pareto
+from hpo.task.task import losses_of
 
 SHARES = ("accuracy", "top-5 accuracy", "micro-F1", "macro-F1")
 """Measures from 0 to 1."""
@@ -42,11 +44,8 @@ class Baseline:
 
 def dominates(one: Individual, other: Individual, objectives: Mapping[str, str]) -> bool:
     """Whether ``one`` is at least as good as ``other`` in all objectives, and better in one."""
-    signs = {name: 1 if way == "maximize" else -1 for name, way in objectives.items()}
-    gains = [
-        sign * ((one.objectives or {})[name] - (other.objectives or {})[name]) for name, sign in signs.items()
-    ]
-    return min(gains) >= 0 and max(gains) > 0
+    first, second = (losses_of(each.objectives or {}, objectives) for each in (one, other))
+    return pareto.dominates(first, second)
 
 
 def _of_which(result: hpo.Result, columns: Mapping[str, Individual | Baseline]) -> str:

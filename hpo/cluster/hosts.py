@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from hpo.errors import UsageError
-from hpo.evaluation.cpu_quota import cpu_quota, whole_cpus
+from hpo.evaluation.cpu_quota import cpu_quota, within
 
 _PROBE_S = 10.0
 """How long a host gets to answer."""
@@ -86,8 +86,9 @@ def room(listed: Sequence[Host] | None, environ: Mapping[str, str]) -> tuple[int
 
 def cores() -> tuple[int, str]:
     """How many this process may use, and what they are."""
-    bound, quota = len(os.sched_getaffinity(0)), whole_cpus(cpu_quota())
-    return (bound, "cores on this host") if bound <= quota else (int(quota), "CPUs of this container's quota")
+    bound = len(os.sched_getaffinity(0))
+    count = within(cpu_quota(), bound)
+    return count, "cores on this host" if count == bound else "CPUs of this container's quota"
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from hpo.evaluation.cpu_quota import cpu_quota, whole_cpus
+from hpo.evaluation.cpu_quota import cpu_quota, within
 from hpo.evaluation.devices import visible_devices
 
 _ROOT = Path("/")
@@ -84,14 +84,14 @@ def evaluator_share(
     It is all that its rank may use where they do not, where there are fewer cores than ranks, where some cores are
     slower than others, and where the user wants more threads in each evaluator (OMP_NUM_THREADS) than the smallest
     share has CPUs. A quota of CPU time is shared alike, and bounds the threads."""
-    most = whole_cpus(host.quota, local_size)
     shares = deal(host, local_size) if agreed and host.uniform else None
     if shares is not None and _wanted_threads(environment) <= min(map(len, shares)):
         # One a core, as torch has it, and the same for all: the ranks of a worker keep pace.
         threads = min(sum(share.issuperset(core.cpus) for core in host.cores) for share in shares)
-        return Share(shares[local_rank], int(min(threads, most)))
+        return Share(shares[local_rank], within(host.quota, threads, local_size))
     everything = len(host.cpus) if agreed else host.total
-    return Share(host.cpus, int(max(1, min(len(host.cpus), everything // local_size, most))))
+    threads = min(len(host.cpus), everything // local_size)
+    return Share(host.cpus, within(host.quota, threads, local_size))
 
 
 def deal(host: HostCores, ranks: int) -> list[frozenset[int]] | None:
@@ -140,7 +140,7 @@ def _wanted_threads(environment: Mapping[str, str]) -> int:
 
 def cores_here() -> int:
     """How many CPUs processes of this host can keep busy, as far as the system lets this one know."""
-    return int(min(len(may_use()), whole_cpus(cpu_quota())))
+    return within(cpu_quota(), len(may_use()))
 
 
 def may_use() -> frozenset[int]:

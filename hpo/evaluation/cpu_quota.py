@@ -19,9 +19,9 @@ def cpu_quota(root: Path = _ROOT) -> float:
     return min(_limits(root), default=inf)
 
 
-def whole_cpus(quota: float, ranks: int = 1) -> float:
-    """How many CPUs each of ``ranks`` may keep busy within ``quota``, one at least."""
-    return quota if quota == inf else max(1, int(quota / ranks))
+def within(quota: float, cpus: int, ranks: int = 1) -> int:
+    """How many of its ``cpus`` each of ``ranks`` can keep busy within ``quota``, one at least."""
+    return max(1, int(min(cpus, quota / ranks)))
 
 
 def _limits(root: Path) -> Iterator[float]:

@@ -238,7 +238,7 @@ def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
     found: dict[tuple[str, str], tuple[int, str, str]] = {}
     for identity, status, error in failures:
         key = status, alike(error)
-        number = found[key][0] if key in found else 0
+        number, *_ = found.get(key, (0, "", ""))
         found[key] = number + 1, identity, error
     ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
     lines = [

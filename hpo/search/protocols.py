@@ -62,10 +62,9 @@ class SearchContext:
 
     ``clock``: seconds, None where proposals must not depend on it. ``all_workers``: of the campaign;
     ``local_workers``: led from this host; ``cores``: of this host; ``workers``: of its island; ``islands``: of the
-    campaign.
-    ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds. ``allows``: the constraints,
-    None where there are none. ``offers``: the first of a child's parents that has
-    saved something to go on from, empty if none has."""
+    campaign. ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds. ``allows``: the
+    constraints, None where there are none. ``offers``: the first of a child's parents that has saved something to go on
+    from, empty if none has."""
 
     clock: Callable[[], float] | None = None
     all_workers: int = 1

@@ -35,12 +35,10 @@ def joined_over(metric: object, channel: Channel) -> Iterator[None]:
     What has a ``process_group`` or a ``dist_sync_fn`` from its user is left as it is. Other objects than torchmetrics'
     are, too. Collective.
     """
-    parts: list[Any] = [
+    parts = [
         part
-        for part in (metric.modules() if isinstance(metric, nn.Module) else ())
-        if hasattr(part, "sync_on_compute")
-        and getattr(part, "process_group", None) is None
-        and getattr(part, "dist_sync_fn", None) is None
+        for part in _parts(metric)
+        if getattr(part, "process_group", None) is None and getattr(part, "dist_sync_fn", None) is None
     ]
     before = [(part, part.distributed_available_fn, _made_equally_long(part, channel)) for part in parts]
     for part in parts:
@@ -60,11 +58,7 @@ def alone(metric: object) -> Iterator[None]:
     """Inside, ``metric.compute()`` is of what this rank was given, whatever its user has set, and so are those of
     metrics in it: no other rank calls it. Other objects than torchmetrics' are left as they are.
     """
-    parts: list[Any] = [
-        part
-        for part in (metric.modules() if isinstance(metric, nn.Module) else ())
-        if hasattr(part, "sync_on_compute")
-    ]
+    parts = _parts(metric)
     before = [(part, part.distributed_available_fn) for part in parts]
     for part in parts:
         part.distributed_available_fn = lambda: False
@@ -73,6 +67,12 @@ def alone(metric: object) -> Iterator[None]:
     finally:
         for part, available in before:
             part.distributed_available_fn = available
+
+
+def _parts(metric: object) -> list[Any]:
+    """Of torchmetrics' ``metric`` itself and the metrics in it; of another object none."""
+    modules = metric.modules() if isinstance(metric, nn.Module) else ()
+    return [part for part in modules if hasattr(part, "sync_on_compute")]
 
 
 def _made_equally_long(part: Any, channel: Channel) -> dict[str, list[Tensor]]:

@@ -24,6 +24,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, LOST, PRUNED
 from hpo.islands.assignment import Assignment
@@ -64,6 +65,11 @@ class Failure:
     status: str
     again: Assignment
     error: str
+
+    @cached_property
+    def cause(self) -> str:
+        """Equal where errors differ by numbers alone. Kept: a row of thousands is asked for it again and again."""
+        return alike(self.error)
 
 
 @dataclass
@@ -240,7 +246,7 @@ class Health:
         if self._succeeded:
             # Of all evaluations, these too: after one success in thirty, thirty failures are no surprise.
             needed = max(needed, improbable(self._succeeded, self._failed))
-        elif len({alike(one.error) for one in self._row}) == 1:
+        elif len({one.cause for one in self._row}) == 1:
             needed = max(min(needed, _HANDFUL), math.ceil(needed / _SAME))
         return len(self._row) >= needed
 
@@ -263,16 +269,14 @@ class Health:
 
     def sentence(self) -> str:
         """What happened, the rule and the remedy."""
-        (kind, times), *_ = Counter(alike(one.error) for one in self._row).most_common(1) or [("", 0)]
-        latest = {alike(one.error): one for one in self._row}
-        shown = [f"{times} of them for this, "]
-        if kind in latest:
-            identity = latest[kind].again.id or ""
-            shown[0] += f"{identity} the latest: {latest[kind].error}"
-            shown += [self._printed(identity)]
-        last = self._row[-1] if self._row else None
-        if last is not None and alike(last.error) != kind:
-            shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id or "")]
+        shown = []
+        latest = {one.cause: one for one in self._row}
+        for cause, times in Counter(one.cause for one in self._row).most_common(1):
+            one, last = latest[cause], self._row[-1]
+            shown += [f"{times} of them for this, {one.again.id} the latest: {one.error}"]
+            shown += [self._printed(one.again.id or "")]
+            if last.cause != cause:
+                shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id or "")]
         causes = "\n    ".join(filter(None, shown))
         since = "none completed" if not self._succeeded else "none completed any more"
         assert self._limit is not None
