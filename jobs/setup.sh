@@ -126,10 +126,19 @@ trap 'rm -rf "$scratch"' EXIT
 python() { "$venv/bin/python" "$@"; }
 # Never into the user's own packages, which all environments of that Python see.
 pip() { PIP_USER=0 python -m pip --disable-pip-version-check "$@"; }
+# Most modules are never imported, and to compile them all takes half of the time. Those that every evaluator imports are
+# compiled here, beside the next installation: not by all evaluators at once, nor again by each where
+# PYTHONDONTWRITEBYTECODE is set. An import that fails here fails in its own words where it is needed.
+install() { pip install "${quiet[@]}" --no-compile "$@"; }
+compile_in_background() { env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -W ignore -c "import $1" >/dev/null 2>&1 & }
 stopped() { die "$* could not be installed: pip says above why. Run this again when that is mended."; }
 
 constraints=$scratch/constraints.txt
 upgrade=()
+# The pip of Python 3.10 and 3.11 takes four times as long to find the versions. Without a newer one it works as well.
+if [[ -z $into ]] && ! python -c 'import pip, sys; sys.exit(int(pip.__version__.split(".")[0]) < 25)'; then
+    install --upgrade 'pip>=25.1,<27' 2>/dev/null || say "no newer pip is to be had: this may take a few minutes."
+fi
 case $mode in
     pinned) cp jobs/constraints.txt "$constraints" ;;
     newest) : >"$constraints" && upgrade=(--upgrade --upgrade-strategy eager) ;;
@@ -158,15 +167,14 @@ if [[ $mode == pinned ]]; then
     installed=$(python jobs/requirements.py installed | grep '^torch==' || true)
     if [[ $installed != "$torch" && $installed != "$torch+"* ]] || [[ -n $cuda && $installed == *+cpu ]]; then
         say "installing ${choices[0]}, $why"
-        if ! pip install "${quiet[@]}" --constraint "$constraints" "${choices[0]}" 2>"$scratch/log"; then
-            if ! grep -q 'No matching distribution found for torch' "$scratch/log"; then
-                cat "$scratch/log" >&2
-                stopped torch
-            fi
-            say "there is none: installing ${choices[1]}. If that is several GB too many on a machine without a GPU," \
-                "name an index of CPU builds in PIP_EXTRA_INDEX_URL."
-            pip install "${quiet[@]}" --constraint "$constraints" "${choices[1]}" || stopped torch
+        # pip's words for a build that no index has depend on its version and on the constraints that it is given, so any
+        # failure leads to the other build. What is wrong with both, such as the network, the second attempt says.
+        if ! install --constraint "$constraints" "${choices[0]}" 2>"$scratch/log"; then
+            say "pip finds none ($(grep -m 1 '^ERROR' "$scratch/log" | cut -c 1-200)), installing ${choices[1]}. If that" \
+                "is several GB too many on a machine without a GPU, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
+            install --constraint "$constraints" "${choices[1]}" || stopped torch
         fi
+        compile_in_background torch._dynamo
     fi
 fi
 
@@ -192,13 +200,16 @@ if [[ $pinned_propulate == clash ]]; then
     say "propulate's pins (${pins[*]}) do not hold with what is there ($(tr '\n' ' ' <"$constraints")):" \
         "it is installed without them. pip check will say so; the kinds of search that need it run all the same."
     mapfile -t requirements < <(python jobs/requirements.py unpinned "${extras[@]}")
-    pip install "${quiet[@]}" --constraint "$constraints" "${requirements[@]}" || stopped "the packages"
+    install --constraint "$constraints" "${requirements[@]}" || stopped "the packages"
     hpo=. build=(--no-deps)
 fi
-pip install "${quiet[@]}" "${upgrade[@]}" "${build[@]}" --constraint "$constraints" --editable "$hpo" || stopped "the packages"
+install "${upgrade[@]}" "${build[@]}" --constraint "$constraints" --editable "$hpo" || stopped "the packages"
 if [[ $pinned_propulate != yes ]]; then
-    pip install "${quiet[@]}" --no-deps propulate==1.2.2 || stopped propulate
+    install --no-deps propulate==1.2.2 || stopped propulate
 fi
+
+compile_in_background "trainers, hpo.campaign.wiring, sklearn.ensemble, pandas, propulate"
+wait
 
 [[ -n $into ]] || printf '%s\n' "$wanted" >"$stamp"
 say "done: $venv/bin/hpo"

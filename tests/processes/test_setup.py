@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from cases import cases
 from places import ROOT
 from skips import NOT_POSSIBLE
 
@@ -26,13 +28,14 @@ def repository(tmp_path: Path) -> Path:
 
 
 def set_up(
-    repository: Path, *arguments: object, path: tuple[Path, ...] = ()
+    repository: Path, *arguments: object, path: tuple[Path, ...] = (), **variables: object
 ) -> subprocess.CompletedProcess[str]:
-    """setup.sh with ``path`` as PYTHONPATH, as a cluster's modules set it."""
+    """setup.sh with ``path`` as PYTHONPATH, as a cluster's modules set it, and environment ``variables``."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     # What is installed has to do: nothing can be fetched, nor is setuptools to build with.
     environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    environment |= {name: str(value) for name, value in variables.items()}
     # A Python that has no packages of its own, first on PATH.
     binaries = repository.parent / "bin"
     binaries.mkdir(exist_ok=True)
@@ -91,6 +94,48 @@ def test_where_numpy_2_is_propulate_goes_without_its_pins(repository: Path, tmp_
     )
     assert f"torch=={version('torch')} numpy==2.4.6" in done.stderr
     assert (environment / "bin" / "hpo").exists() and not (repository / ".venv").exists()
+
+
+def wheel(folder: Path, name: str, number: str) -> None:
+    """An installable wheel without modules, for every Python."""
+    info = f"{name}-{number}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{number}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize(
+    ("builds", "options", "constraint", "chosen"),
+    cases(
+        # pip has other words for a build that is missing where a constraint names torch.
+        [(["2.13.0"], [], "torch<=2.14.1", "2.13.0")],
+        nightly=[
+            (["2.13.0", "2.13.0+cpu"], [], "torch<=2.14.1", "2.13.0+cpu"),
+            (["2.13.0+cpu"], ["--cuda"], "", "2.13.0+cpu"),
+            (["2.12.0"], [], "", None),
+        ],
+    ),
+)
+def test_the_build_of_torch_that_there_is(
+    repository: Path,
+    tmp_path: Path,
+    builds: list[str],
+    options: list[str],
+    chosen: str | None,
+    constraint: str,
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    for number in builds:
+        wheel(index, "torch", number)
+    (tmp_path / "constraint").write_text(constraint)
+    done = set_up(repository, *options, PIP_FIND_LINKS=index, PIP_CONSTRAINT=tmp_path / "constraint")
+    found = [one.name for one in (repository / ".venv").glob("lib/python*/site-packages/torch-*.dist-info")]
+    assert found == ([] if chosen is None else [f"torch-{chosen}.dist-info"]), done.stderr
+    # The index has nothing else, so that set-up stops after torch where it gets so far.
+    lacking = "torch" if chosen is None else "the packages"
+    assert done.returncode == 1 and f"{lacking} could not be installed" in done.stderr
 
 
 def test_what_cannot_be_is_said(repository: Path, tmp_path: Path) -> None:
