@@ -46,7 +46,5 @@ def _bring(modes: Modes) -> None:
         if module.training != mode:
             module.train(mode)  # and what is in it, which comes later and gets its own mode then
     for module, mode in modes.items():
-        if (
-            module.training != mode
-        ):  # its own ``train``, or that of another module that holds it, does otherwise
-            module.training = mode
+        # Where its own ``train``, or that of another module that holds it, does otherwise.
+        module.training = mode

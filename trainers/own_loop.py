@@ -311,12 +311,15 @@ class Wrapped:
         changed = state.get("changed", {})
         # The loop may have thawed them by now. A method that factors weights has chosen among those of the begin.
         fixed = self._strategy.reparametrises
-        thawed = {f"parameter {n}": is_now for n, is_now in changed.get("trained", {}).items() if not fixed}
+        thawed = set() if fixed else {f"parameter {name}" for name in changed.get("trained", {})}
         differing = [
             f"{name} was {was}, is {self._identity.get(name, 'not there')}"
             for name, was in state["identity"].items()
             if was != self._identity.get(name)
-            and not (name in thawed and thawed[name] == (not self._identity[name].endswith(FROZEN)))
+            and not (
+                name in thawed
+                and was.removesuffix(FROZEN) == self._identity.get(name, "").removesuffix(FROZEN)
+            )
         ]
         if differing:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +200,28 @@ def refused(rank: int) -> list[str]:
     return found
 
 
+def within_an_epoch(rank: int) -> str:
+    net = frozen()
+    alone: dict[str, Any] = {
+        "on_step": lambda steps, values: net.conv.requires_grad_(steps >= 7 and rank == 0)
+    }
+    with pytest.raises(trainers.CommunicationError) as caught:
+        train(
+            net, "DDP", 1, optimizer=lambda _: adamw(net.parameters()), timeout=timedelta(seconds=2), **alone
+        )
+    return str(caught.value)
+
+
+def test_a_layer_that_one_rank_thaws_within_an_epoch_ends_the_run() -> None:
+    first, _ = run_ranks(2, within_an_epoch)
+    assert first.startswith(
+        "Rank 0 trains conv.weight, conv.bias from step 8 on, and other ranks have not said so"
+    )
+
+
 def test_what_ranks_cannot_average_ends_the_run_on_all_of_them() -> None:
     for alone, late in run_ranks(2, refused):
-        assert "parameters trained from step 6 on" in alone and "not the same on all ranks" in alone
+        assert "trained in addition from step 6 on" in alone and "not the same on all ranks" in alone
         assert late.startswith("conv.weight, conv.bias: trained since this step's forward pass has begun")
 
 

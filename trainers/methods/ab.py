@@ -239,6 +239,10 @@ class _ABTraining(Strategy):
     def replica(self) -> Ranks | None:
         return self._channel.ranks
 
+    @property
+    def evaluates_alike(self) -> bool:
+        return self._factored and self._exchange is not None
+
     def learning_rate(self, step: int, scheduled: float) -> float:
         # The decomposition comes with the first pass, after this.
         changed_at = step if self._to_decompose(step) else self._changed_at

@@ -57,7 +57,7 @@ class Setup:
     batch_size: int
     seed: int
     steps: int | None = None
-    trained: TrainedParameters = field(init=False, repr=False)
+    trained: TrainedParameters = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trained", TrainedParameters(self.model))
@@ -144,8 +144,8 @@ class Strategy:
         """The set of trained parameters, or the shape of one, is not what it was."""
 
     def parameters_thawed(self) -> None:
-        """The user has thawed or frozen parameters, or given the optimizer more; called before a step, on all ranks.
-        Those that were frozen are the same on all ranks.
+        """The user has thawed parameters, which are the same on all ranks, or given the optimizer more; called before a
+        step, on all ranks.
         """
         self.synchronise()
         self.parameters_changed()

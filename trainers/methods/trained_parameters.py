@@ -44,6 +44,6 @@ class TrainedParameters:
             if id(parameter) not in known and (parameter.requires_grad or parameter.grad is not None)
         ]
 
-    def frozen(self) -> list[nn.Parameter]:
-        """Exchanged parameters that require no gradient any more."""
-        return [parameter for parameter in self._exchanged.values() if not parameter.requires_grad]
+    def __contains__(self, parameter: nn.Parameter) -> bool:
+        """Whether ``parameter`` is exchanged."""
+        return id(parameter) in self._exchanged

@@ -64,29 +64,29 @@ class Thawing:
         setup = self._setup
         # A frozen parameter may have a gradient of before, until the next zero_grad.
         added = [p for p in setup.trained.beside(setup.optimizer) if p.requires_grad]
-        frozen = setup.trained.frozen() if agree else []
-        if not (added or frozen or agree):
+        if not (added or agree):
             return
-        changed = {"trained": self._names(added), "frozen": self._names(frozen)}
         try:
+            # One number, as ranks compare at an epoch's end: a rank that has changed nothing may be there already, and
+            # then both end with what differs.
             refuse_other_settings(
                 setup.communicator.service,
-                {f"parameters {how} from step {step + 1} on": names for how, names in changed.items()},
+                {
+                    f"parameters that are trained in addition from step {step + 1} on": self._names(added)
+                    or "none"
+                },
             )
         except CommunicationError as error:
             if not added:
                 raise
             raise CommunicationError(
-                f"Rank {setup.communicator.rank} trains {changed['trained']} from step {step + 1} on, and other ranks "
+                f"Rank {setup.communicator.rank} trains {self._names(added)} from step {step + 1} on, and other ranks "
                 f"have not said so. Thaw layers and add parameter groups after the same step on all ranks. ({error})"
             ) from error
-        if added or frozen:
-            if added:
-                refuse_foreign_tensors(
-                    setup.model.parameters(),
-                    setup.optimizer,
-                    remedy="Add what is trained to the model, too.",
-                )
+        if added:
+            refuse_foreign_tensors(
+                setup.model.parameters(), setup.optimizer, remedy="Add what is trained to the model, too."
+            )
             self._exchange()
 
     def check_step(self) -> None:
@@ -104,7 +104,9 @@ class Thawing:
         trained = {
             name: parameter.requires_grad
             for name, parameter in self._named().items()
-            if self._began.get(name, parameter.requires_grad) != parameter.requires_grad
+            if name in self._began
+            and (self._began[name] != parameter.requires_grad or parameter in self._setup.trained)
+            and not (self._began[name] and parameter.requires_grad)
         }
         groups = [
             [names.get(id(parameter), "") for parameter in group["params"]]
@@ -123,9 +125,9 @@ class Thawing:
         if not state:
             return
         named, optimizer = self._named(), self._setup.optimizer
-        for name, trained in state.get("trained", {}).items():
-            if name in named:
-                named[name].requires_grad_(trained)
+        changed = {named[n]: is_now for n, is_now in state.get("trained", {}).items() if n in named}
+        for parameter in changed:
+            parameter.requires_grad_(True)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for names in state.get("groups", ()):
             parameters = {name: named[name] for name in names if name in named}
@@ -135,6 +137,8 @@ class Thawing:
         for name, module in self._setup.model.named_modules():
             module.training = modes.get(plain_name(f"{name}."), module.training)
         self._exchange()
+        for parameter, trained in changed.items():
+            parameter.requires_grad_(trained)  # what is frozen since has been exchanged, too
 
     def _exchange(self) -> None:
         self._strategy.parameters_thawed()
