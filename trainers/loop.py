@@ -23,6 +23,7 @@ from trainers.evaluation.metrics import Metric
 from trainers.keywords import combined, refuse_unknown, with_fields_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, check_method
+from trainers.modes import warn_of_evaluation_mode
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.parameter_groups import grouped, refuse_unknown_settings
 from trainers.optim.schedules import Constant, Schedule
@@ -74,7 +75,8 @@ def train(
     ``optimisation=trainers.Optimisation(clip_norm=1.0)``.
 
     Args:
-        model (Module): on the device where it is to be trained. Rank 0's parameters and buffers count.
+        model (Module): on the device where it is to be trained. Rank 0's parameters and buffers count. Modules that are
+            in ``eval()`` stay so in training.
         train_set (Dataset): its items are pairs of inputs and targets, each a tensor or a structure: tuples, lists
             and dictionaries of them. A tuple or dictionary of inputs becomes the model's arguments. An IterableDataset
             has a ``__len__``, or comes as ``Stream``, which says how ranks share it. If it has a method ``set_epoch``,
@@ -195,6 +197,8 @@ def train(
                 remedy="Give what is trained of a loss to the model, and compute the loss in it or by step=.",
             )
             refuse_other_optimizers(channel, made)
+            if communicator.rank == 0:
+                warn_of_evaluation_mode(model)
             run = Run(settings, communicator, made, method)
             del made
             try:

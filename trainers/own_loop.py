@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.arguments import check_argument, is_integer, is_whole
-from trainers.checkpoints.contents import fill_buffers, fill_model, fill_optimizer, form_of
+from trainers.checkpoints.contents import FROZEN, fill_buffers, fill_model, fill_optimizer, form_of
 from trainers.communication.buckets import broadcast_tensors, reconcile_buffers
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_average import averaged_over_ranks
@@ -34,6 +34,7 @@ from trainers.names import plain, plain_name, renamed
 from trainers.precision import autocast_as_now, without_autocast
 from trainers.run.model_checks import refuse_foreign_tensors, refuse_wrapped
 from trainers.run.settings import check_optimizer, check_tensors
+from trainers.run.thawing import Thawing
 
 _WHERE = "the given state"
 _at_work: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -62,7 +63,8 @@ def wrap(
 
     Args:
         model (Module): on the device where it is to be trained. Rank 0's parameters and buffers count.
-        optimizer (Optimizer): of all parameters of ``model`` that require a gradient, and of no others.
+        optimizer (Optimizer): of all parameters of ``model`` that require a gradient; it may have frozen ones, too.
+            What is thawed, or added as a group, between two steps is trained by ``method`` from then on.
         epochs (int, from 1): of the run. Methods have phases that are fractions of it; all steps must be taken, or the
             ``with`` block be left on all ranks after the same step.
         steps_per_epoch (int, from 1): optimizer steps in each epoch, the same on all ranks. After the last of them
@@ -164,6 +166,7 @@ class Wrapped:
             "optimizer": type(setup.optimizer).__name__,
         }
         self._strategy = method.strategy(setup)
+        self._thawing = Thawing(setup, self._strategy)
         self._communicator.release()
         self._identity |= {f"parameter {name}": form for name, form in form_of(self._model).items()}
         self._step = 0
@@ -196,6 +199,7 @@ class Wrapped:
             return
         self._begun = True
         with _own_precision(self._device):
+            self._thawing.begin_step(self._step, agree=self._step % self._setup.steps_per_epoch == 0)
             self._strategy.before_pass(self._step, last=False)
 
     def backward(self, loss: Tensor, *, last: bool = True, **arguments: Any) -> None:
@@ -230,7 +234,8 @@ class Wrapped:
         if not self._begun:
             raise RuntimeError(
                 "run.backward(loss): the model has not been called in training since the last step. Call it itself, "
-                "and not parts of it, or run.begin_step() before these; after optimizer.step(), compute the loss anew."
+                "and not parts of it, or run.begin_step() before these, or before it where the model as a whole is in "
+                "eval(); after optimizer.step(), compute the loss anew."
             )
         with _own_precision(self._device):
             self._strategy.before_pass(self._step, last=last)
@@ -249,10 +254,11 @@ class Wrapped:
         """
         service = self._communicator.service
         # A loop that leaves steps out, as torch's GradScaler does, evaluates before the last step of its epoch.
-        buffers = averaged_over_ranks(service, self._model, parameters=False)
-        agreed = buffers if self._strategy.replicated else nullcontext()
+        buffers = averaged_over_ranks(service, self._model, parameters=())
+        strategy = self._strategy
+        agreed = buffers if strategy.replicated and not strategy.evaluates_alike else nullcontext()
         as_caller_has_it = autocast_as_now(self._device)
-        with _own_precision(self._device), self._strategy.evaluating(), agreed, as_caller_has_it:
+        with _own_precision(self._device), strategy.evaluating(), agreed, as_caller_has_it:
             yield
 
     def metrics(self) -> dict[str, float]:
@@ -285,6 +291,7 @@ class Wrapped:
             )
         return {
             "identity": self._identity,
+            "changed": self._thawing.state(),
             "step": self._step,
             "loss_sum": self._loss_sum,
             "model": plain(self._model.state_dict()),
@@ -301,10 +308,18 @@ class Wrapped:
         Raises:
             ValueError: it is of another run.
         """
+        changed = state.get("changed", {})
+        # The loop may have thawed them by now. A method that factors weights has chosen among those of the begin.
+        fixed = self._strategy.reparametrises
+        thawed = set() if fixed else {f"parameter {name}" for name in changed.get("trained", {})}
         differing = [
             f"{name} was {was}, is {self._identity.get(name, 'not there')}"
             for name, was in state["identity"].items()
             if was != self._identity.get(name)
+            and not (
+                name in thawed
+                and was.removesuffix(FROZEN) == self._identity.get(name, "").removesuffix(FROZEN)
+            )
         ]
         if differing:
             raise ValueError(
@@ -313,6 +328,7 @@ class Wrapped:
             )
         names = {plain_name(name): name for name, _ in self._model.named_parameters()}
         with _own_precision(self._device):
+            self._thawing.load(changed)
             # First the strategy: it may have to give model and optimizer other shapes.
             self._strategy.load(cast(State, renamed(state["strategy"], lambda name: names.get(name, name))))
             fill_model(self._model, state["model"], where=_WHERE)
@@ -374,6 +390,7 @@ class Wrapped:
                 "optimizer.step(): the gradients are this rank's alone. Call run.backward(loss) in place of "
                 "loss.backward() before it, the last time in a step without last=False."
             )
+        self._thawing.check_step()
         if not self._strategy.changes_rate:
             return
         groups = optimizer.param_groups
@@ -442,7 +459,7 @@ def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
                 f"model: {name} is sharded over ranks, and methods work with whole tensors. Leave sharding out."
             )
     refuse_foreign_tensors(
-        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        model.parameters(),
         optimizer,
         remedy="Make it from model.parameters(), one optimizer a model.",
     )

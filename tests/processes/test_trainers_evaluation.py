@@ -313,10 +313,33 @@ def by_torchmetrics(rank: int, timeout: timedelta = timedelta(minutes=1)) -> lis
     """By all ranks, by the first two, and of fewer samples than ranks."""
     from torchmetrics import Metric
     from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+    from torchmetrics.detection.mean_ap import MeanAveragePrecision
 
     class Auroc(BinaryAUROC):
         def update(self, outputs: Tensor, targets: Tensor) -> None:
             super().update(outputs.softmax(1)[:, 1], targets)
+
+    class Masks(MeanAveragePrecision):
+        """Its states as with masks, without the libraries that it computes by: masks belong to scores."""
+
+        def __init__(self) -> None:
+            Metric.__init__(self)
+            self.iou_type = ("segm",)
+            for name in ("detection_mask", "groundtruth_mask", "detection_scores"):
+                self.add_state(name, default=[], dist_reduce_fx=None)
+
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            for score in outputs.argmax(1):
+                number = int(score)
+                self.detection_mask.append((((4, 4), bytes([number, 255])),))
+                self.groundtruth_mask.append(())
+                self.detection_scores.append(score[None])
+
+        def compute(self) -> Tensor:
+            masks = [mask for ((size, mask),) in self.detection_mask]
+            assert masks == [bytes([int(score), 255]) for score in self.detection_scores]
+            assert self.groundtruth_mask == [()] * len(masks)
+            return torch.tensor(len(masks) + sum(map(float, self.detection_scores)) / 100)
 
     class OfBatches(Metric):
         """The mean square over batches that are not joined: ranks have different numbers of them."""
@@ -340,6 +363,7 @@ def by_torchmetrics(rank: int, timeout: timedelta = timedelta(minutes=1)) -> lis
         "of batches": OfBatches(),
         "accuracy": MulticlassAccuracy(2, average="micro"),  # counts that are summed
         "auroc": Auroc(),  # keeps all outputs, of which ranks have different numbers
+        "masks": Masks(),
         "error": 1 - MulticlassAccuracy(2, average="micro"),  # a metric in another
     }
     found = []
@@ -462,6 +486,28 @@ def test_modules_are_in_their_modes_again_after_an_evaluation() -> None:
     found = trainers.evaluate(model, labelled(), metrics={"loss": cross_entropy}, batch_size=8)
     assert found["loss"] > 0
     assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_the_next_batch_is_fetched_before_metrics_wait_for_the_last() -> None:
+    events: list[str] = []
+
+    class Noted(Dataset[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            events.append(f"read {index}")
+            return torch.zeros(1), 0
+
+    class Taking(Kept):
+        def update(self, outputs: Any, targets: Any) -> None:
+            events.append("update")
+
+        def compute(self) -> float:
+            return 0.0
+
+    trainers.evaluate(nn.Linear(1, 1), Noted(), metrics={"taking": Taking()}, batch_size=1)
+    assert events == ["read 0", "read 1", "update", "read 2", "update", "update"]
 
 
 class Merging(nn.Linear):

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import trainers
 from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint
 from trainers.methods.local_sgd import adapted_period, effective_batch_size
@@ -379,6 +380,35 @@ def evaluated_at_epoch_ends(rank: int) -> None:
 
 def test_an_evaluation_between_averages_sees_the_mean_and_leaves_the_ranks_as_they_were() -> None:
     run_ranks(2, evaluated_at_epoch_ends)
+
+
+def averages_of_weights(rank: int) -> list[int]:
+    """At each report, how often the weights have been summed over the ranks so far."""
+    counts: list[int] = []
+    of_weights, plain = [0], Channel.all_reduce
+
+    def all_reduce(channel: Channel, tensor: Tensor) -> Any:
+        of_weights[0] += tensor.numel() >= 6 * 16
+        return plain(channel, tensor)
+
+    Channel.all_reduce = all_reduce  # type: ignore[method-assign]
+    trainers.train(
+        noisy_model(),
+        labelled(20),
+        labelled(),
+        loss=cross_entropy,
+        optimizer=adamw,
+        epochs=2,
+        batch_size=2,
+        evaluate_every=2,
+        method=trainers.LocalSGD(households=1, world_every=99, average_at_epoch_end=False),
+        report=lambda number, metrics: counts.append(of_weights[0]),
+    )
+    return counts
+
+
+def test_weights_are_averaged_once_for_an_evaluation() -> None:
+    assert run_ranks(2, averages_of_weights) == [[1, 2, 3, 4, 5]] * 2
 
 
 # Going on

@@ -18,6 +18,8 @@ _OF_THE_DEVICE = ("fused", "foreach", "capturable")
 """Entries of an optimizer's parameter groups that say how it computes, and not what: another device may need others."""
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _GROUP = " of group "
+FROZEN = " and frozen"
+"""What the form of a parameter ends with where the run did not train it as it began."""
 _MESSAGES = re.compile(r", bucket_bytes=\w+")
 _ADDED_SINCE = re.compile(r", average_at_epoch_end=True(?=\))")
 _REMEDY = "Name another directory, or remove it to start anew."
@@ -53,6 +55,8 @@ class Saved(_Always, total=False):
     ema: dict[str, Tensor]
     """The moving average of the parameters, where there is one, and that of this rank's buffers."""
     ema_buffers: dict[str, Tensor]
+    changed: dict[str, Any]
+    """Of the model and the optimizer's groups since the run began, by the user: see ``trainers.run.thawing``."""
     form: dict[str, str]
     """Of the model's parameters, as the run began. Checkpoints of earlier versions have none."""
 
@@ -189,7 +193,7 @@ def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], 
 def form_of(model: nn.Module) -> dict[str, str]:
     """Of each parameter its shape, and whether it is trained."""
     return {
-        plain_name(name): f"{tuple(parameter.shape)}{'' if parameter.requires_grad else ' and frozen'}"
+        plain_name(name): f"{tuple(parameter.shape)}{'' if parameter.requires_grad else FROZEN}"
         for name, parameter in model.named_parameters()
     }
 

@@ -42,6 +42,8 @@ class GradientAverager:
         self._keep_none = keep_none
         # Of each bucket sent with flags, the places in it of parameters without a gradient on this rank.
         self._lacking: list[list[int]] = []
+        # Parameters without a gradient that were frozen since: their zeros are not for the optimizer.
+        self._frozen: list[Tensor] = []
         # Of each bucket, the parameters that have no gradient yet.
         self._missing: list[set[int]] = []
         self._under_way: list[Pending] = []
@@ -73,9 +75,9 @@ class GradientAverager:
             bucket.unpack(gradients)
             # Once the sum is back in the gradient's own precision: dividing on the wire would round again.
             torch._foreach_div_(gradients, self._channel.size)
-        for parameter in _unused(self._buckets, self._lacking):
+        for parameter in (*_unused(self._buckets, self._lacking), *self._frozen):
             parameter.grad = None
-        self._under_way, self._lacking = [], []
+        self._under_way, self._lacking, self._frozen = [], [], []
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
@@ -111,6 +113,8 @@ class GradientAverager:
         flat = bucket.pack([gradient_of(parameter) for parameter in bucket.tensors])
         if self._keep_none:
             _flag(bucket, lacking)
+        else:
+            self._frozen += [bucket.tensors[at] for at in lacking if not bucket.tensors[at].requires_grad]
         self._lacking.append(lacking if self._keep_none else [])
         self._under_way.append(self._channel.all_reduce(flat))
 

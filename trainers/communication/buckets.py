@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trainers.communication.channel import COMPLEX_TYPES, REAL_TYPES, Channel
 from trainers.communication.communicator import Communicator
 from trainers.names import format_of
+from trainers.running_statistics import running_statistics
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
@@ -169,14 +170,16 @@ def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
 
 
 def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
-    """Make the model's buffers the same on all ranks: floating-point ones their mean, others rank 0's."""
-    floating, others = buffers_of(model)
-    average_tensors(channel, floating)
+    """Make the model's buffers the same on all ranks: running statistics their mean, others rank 0's."""
+    statistics, others = buffers_of(model)
+    average_tensors(channel, statistics)
     broadcast_tensors(channel, others)
 
 
 def buffers_of(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The buffers of ``model`` that have a mean, and the others."""
+    """The running statistics among the buffers of ``model``, which have a mean, and the other buffers."""
+    statistics = {id(module._buffers[key]) for module, key in running_statistics(model).values()}
     own = list(model.buffers())
     # Types of eight bits and less are for storage; they have no arithmetic.
-    return [b for b in own if b.dtype in REAL_TYPES], [b for b in own if b.dtype not in REAL_TYPES]
+    averaged = [b for b in own if id(b) in statistics and b.dtype in REAL_TYPES]
+    return averaged, [b for b in own if id(b) not in statistics or b.dtype not in REAL_TYPES]

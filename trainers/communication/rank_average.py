@@ -4,7 +4,7 @@ weights that are each rank's own average over steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,9 +15,11 @@ from trainers.communication.channel import Channel
 
 
 @contextmanager
-def averaged_over_ranks(channel: Channel, model: nn.Module, *, parameters: bool) -> Iterator[None]:
-    """Inside, buffers and, with ``parameters``, trained parameters of ``model`` are their means over ``channel``'s
-    ranks, and buffers that have none are the first rank's; afterwards each rank has its own again. Collective.
+def averaged_over_ranks(
+    channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]
+) -> Iterator[None]:
+    """Inside, running statistics of ``model`` and its ``parameters``, those in which ranks differ, are their means over
+    ``channel``'s ranks, and other buffers are the first rank's; afterwards each rank has its own again. Collective.
     """
     if channel.size == 1:
         yield
@@ -33,14 +35,14 @@ def averaged_over_ranks(channel: Channel, model: nn.Module, *, parameters: bool)
                 tensor.copy_(own)
 
 
-def average_over_ranks(channel: Channel, model: nn.Module, *, parameters: bool) -> None:
+def average_over_ranks(channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]) -> None:
     """As ``averaged_over_ranks``, for good."""
     averaged, others = _tensors(model, parameters)
     average_tensors(channel, averaged)
     broadcast_tensors(channel, others)
 
 
-def _tensors(model: nn.Module, parameters: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _tensors(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """What has a mean, and what has not."""
-    floating, others = buffers_of(model)
-    return [*(p for p in model.parameters() if p.requires_grad and parameters), *floating], others
+    statistics, others = buffers_of(model)
+    return [*parameters, *statistics], others

@@ -20,6 +20,7 @@ from trainers.data.loader import Loader
 from trainers.data.streams import stream_of
 from trainers.evaluation.forward import Forward, Step
 from trainers.evaluation.metrics import MeanLoss, Metric, Scores, check_metrics
+from trainers.modes import modes_of, restore_modes
 from trainers.precision import PRECISIONS, autocast, matrix_products
 
 
@@ -38,7 +39,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of ``model`` on ``samples``, by name; the same on every rank of the initialised group, or alone.
 
-    The ranks' models must be the same. The model is left in training or evaluation mode as it was.
+    The ranks' models must be the same. Each module is left in the mode, training or evaluation, that it was in.
 
     Args:
         model (Module): on the device where it is to be evaluated.
@@ -116,11 +117,16 @@ def scores(
     computed = Scores(metrics, channel=channel, device=device)
     losses = [metric for metric in metrics.values() if isinstance(metric, MeanLoss)]
     needed = len(losses) < len(metrics)
-    was_training, modes = model.training, [(module, module.training) for module in model.modules()]
+    modes = modes_of(model)
     model.eval()
     try:
         with closing(_batches(samples, loader, batch_size=batch_size, channel=channel)) as batches:
+            computing: tuple[object, object, int] | None = None
             for inputs, targets, count in batches:
+                # Only now that this batch is on its way: what metrics take of the one before, the host waits for.
+                if computing is not None:
+                    computed.update(*computing)
+                    computing = None
                 with autocast(device, precision):
                     loss, outputs = forward.evaluated(model, inputs, targets, outputs=needed)
                 if not shared and channel.rank:
@@ -129,13 +135,11 @@ def scores(
                     if loss is not None:
                         mean.add(loss, count)
                 if needed:
-                    computed.update(outputs, targets, count)
+                    computing = outputs, targets, count
+            if computing is not None:
+                computed.update(*computing)
     finally:
-        # By their own ``train``, as some do more there; and then those that the user has in the other mode.
-        model.train(was_training)
-        for module, mode in modes:
-            if module.training != mode:
-                module.train(mode)
+        restore_modes(model, modes)
     return computed.values(shared=shared)
 
 

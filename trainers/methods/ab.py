@@ -239,6 +239,10 @@ class _ABTraining(Strategy):
     def replica(self) -> Ranks | None:
         return self._channel.ranks
 
+    @property
+    def evaluates_alike(self) -> bool:
+        return self._factored and self._exchange is not None
+
     def learning_rate(self, step: int, scheduled: float) -> float:
         # The decomposition comes with the first pass, after this.
         changed_at = step if self._to_decompose(step) else self._changed_at
@@ -306,9 +310,8 @@ class _ABTraining(Strategy):
         if self._factored:
             self._merge()
 
-    def parameters_changed(self) -> None:
-        if not self._factored:
-            self._weights = self._found()
+    def parameters_thawed(self) -> None:
+        # They stay whole, and in a group phase merge as all that is no factor.
         self._average()
 
     def metrics(self) -> dict[str, float]:
@@ -462,11 +465,11 @@ class _ABTraining(Strategy):
         if self._averager is not None:
             self._averager.close()
             self._averager = None
-        channel = self._channel
+        channel, trained = self._channel, self._setup.trained.exchanged()
         if channel.size > 1:
             narrow = self._method.compression == "bf16" and channel is self._communicator.world
             self._averager = GradientAverager(
-                self._setup.model.parameters(),
+                trained,
                 channel,
                 wire_dtype=torch.bfloat16 if narrow else None,
                 # Groups merge what optimizers keep, and so all of them must keep the same.
@@ -490,22 +493,22 @@ class _ABTraining(Strategy):
             return [weight.matrix().clone() for weight in self._weights]
         if moments:
             self._average_settings()
-        floating, others = buffers_of(self._setup.model)
-        average_tensors(self._exchange.inside, floating)
+        statistics, others = buffers_of(self._setup.model)
+        average_tensors(self._exchange.inside, statistics)
         broadcast_tensors(self._communicator.world, others)
         return self._exchange.merged(
             self._weights,
             self._starts,
-            [*self._shared_parameters(), *floating, *(self._shared_moments() if moments else [])],
+            [*self._shared_parameters(), *statistics, *(self._shared_moments() if moments else [])],
             merge=self._method.merge,
             gain=self._method.merge_gain,
             loss=self._loss_sum / max(1, self._loss_steps),
         )
 
     def _shared_parameters(self) -> list[nn.Parameter]:
-        """The trained parameters that are no factors."""
+        """The parameters that are, or were, trained and are no factors."""
         factors = {id(factor) for weight in self._weights for factor in weight.factors.values()}
-        return [p for p in self._setup.model.parameters() if p.requires_grad and id(p) not in factors]
+        return [parameter for parameter in self._setup.trained.ever() if id(parameter) not in factors]
 
     def _shared_moments(self) -> list[Tensor]:
         """What the optimizer keeps of them, but for counts of steps, which are the same everywhere, and for single

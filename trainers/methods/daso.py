@@ -219,7 +219,7 @@ class _DASOStrategy(Strategy):
             self._exchange.receive()
         self._sent, self._agreed, self._since_sync = None, True, 0
         self.close()
-        trained = [parameter for parameter in self._setup.model.parameters() if parameter.requires_grad]
+        trained = self._setup.trained.exchanged()
         if self._node.size > 1:
             self._averager = GradientAverager(trained, self._node, keep_none=self._across.size == 1)
         link = link_over(self._setup.communicator.backend)

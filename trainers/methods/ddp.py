@@ -77,9 +77,9 @@ class _Averaging(Strategy):
 
     def parameters_changed(self) -> None:
         self.close()
+        parameters = self._setup.trained.exchanged()
         if self._world.size == 1:
             return
-        parameters = [parameter for parameter in self._setup.model.parameters() if parameter.requires_grad]
         if self._method.compression == "powersgd":
             self._averager = PowerSGDAverager(
                 parameters, self._world, rank=self._method.powersgd_rank, seed=self._setup.seed

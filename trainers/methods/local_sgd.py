@@ -214,6 +214,11 @@ class _LocalSGDStrategy(Strategy):
         self._averager: GradientAverager | None = None
         self._averaged: int | None = None
         """The level whose parts average gradients now."""
+        setup.trained.exchanged()
+
+    @property
+    def evaluates_alike(self) -> bool:
+        return not self._method.average_at_epoch_end
 
     @property
     def replicated(self) -> bool:
@@ -229,14 +234,18 @@ class _LocalSGDStrategy(Strategy):
         self.close()
         self._agreed, self._since_world = self._top, 0
 
+    def parameters_thawed(self) -> None:
+        self.close()  # the next pass has it anew, and averages of parameters are of what is trained then
+
     def before_pass(self, step: int, *, last: bool) -> None:
         level = self._gradients_over(step)
         if self._averaged != level:
             self.close()
             of_all = level == self._top
             channel = self._setup.communicator.world if of_all else self._household_channel
+            trained = self._setup.trained.exchanged()
             if level > 0:
-                self._averager = GradientAverager(self._setup.model.parameters(), channel, keep_none=of_all)
+                self._averager = GradientAverager(trained, channel, keep_none=of_all)
             self._averaged = level
         if last and self._averager is not None:
             self._averager.arm()
@@ -277,9 +286,9 @@ class _LocalSGDStrategy(Strategy):
     def evaluating(self) -> AbstractContextManager[None]:
         if self._method.average_at_epoch_end:
             return nullcontext()
-        return averaged_over_ranks(
-            self._setup.communicator.service, self._setup.model, parameters=self._agreed < self._top
-        )
+        setup = self._setup
+        differing = setup.trained.ever() if self._agreed < self._top else ()
+        return averaged_over_ranks(setup.communicator.service, setup.model, parameters=differing)
 
     def finalise(self) -> None:
         self.synchronise()
@@ -346,7 +355,7 @@ class _LocalSGDStrategy(Strategy):
         if self._agreed >= target:
             return
         crossed = range(self._agreed + 1, target + 1)
-        for bucket in each_bucket(p for p in self._setup.model.parameters() if p.requires_grad):
+        for bucket in each_bucket(self._setup.trained.ever()):
             flat = bucket.pack(bucket.tensors)
             for upper in crossed:
                 level = self._levels[upper]

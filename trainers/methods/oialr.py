@@ -54,7 +54,7 @@ class OIALR:
     moments of the optimizer follow into the new coordinates.
 
     Eligible are trained weights of Linear, Conv1d, Conv2d and MultiheadAttention that no other layer shares and whose
-    shape allows it (``trainers.lowrank.layers``).
+    shape allows it (``trainers.lowrank.layers``); what is thawed in mid-run stays whole.
 
     The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a model in
     this form starts by making it whole. A compiled model is compiled anew where ranks fall, and apart from that for
@@ -179,6 +179,10 @@ class _LowRank(Strategy):
     def replica(self) -> Ranks | None:
         return self._under.replica
 
+    @property
+    def evaluates_alike(self) -> bool:
+        return self._under.evaluates_alike
+
     def own_state(self) -> State:
         return {"decomposition_s": self._work.own_s, "under": dict(self._under.own_state())}
 
@@ -214,6 +218,9 @@ class _LowRank(Strategy):
 
     def synchronise(self) -> None:
         self._under.synchronise()
+
+    def parameters_thawed(self) -> None:
+        self._under.parameters_thawed()
 
     def metrics(self) -> dict[str, float]:
         communicator, parameters = self._setup.communicator, list(self._setup.model.parameters())

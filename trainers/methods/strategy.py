@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from trainers.arguments import is_integer, is_number
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
+from trainers.methods.trained_parameters import TrainedParameters
 
 State = Mapping[str, object]
 """Tensors, numbers, strings and lists and dictionaries of them."""
@@ -45,6 +46,7 @@ class Setup:
         batch_size (int): samples that a rank takes at a step, in all passes together.
         seed (int): of the run.
         steps (int; default None): of the run; None: those of its epochs. Fewer where the last epoch is cut short.
+        trained (TrainedParameters): those of the model, which a strategy asks for what it is to exchange.
     """
 
     model: nn.Module
@@ -55,6 +57,10 @@ class Setup:
     batch_size: int
     seed: int
     steps: int | None = None
+    trained: TrainedParameters = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trained", TrainedParameters(self.model))
 
     @property
     def total_steps(self) -> int:
@@ -85,6 +91,13 @@ class Strategy:
     @property
     def reparametrises(self) -> bool:
         """Whether it replaces parameters, or their coordinates, during a run, so that they have no average of steps."""
+        return False
+
+    @property
+    def evaluates_alike(self) -> bool:
+        """Whether inside ``evaluating`` all ranks have the same model between any two steps; else the loop averages
+        within an epoch what differs.
+        """
         return False
 
     @property
@@ -129,6 +142,13 @@ class Strategy:
 
     def parameters_changed(self) -> None:
         """The set of trained parameters, or the shape of one, is not what it was."""
+
+    def parameters_thawed(self) -> None:
+        """The user has thawed parameters, which are the same on all ranks, or given the optimizer more; called before a
+        step, on all ranks.
+        """
+        self.synchronise()
+        self.parameters_changed()
 
     def metrics(self) -> dict[str, float]:
         """Further numbers to record with each epoch, the same on all ranks."""

@@ -12,28 +12,33 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trainers.names import plain_name
+from trainers.running_statistics import running_statistics
 
 _MOST_CAST_BYTES = 1 << 26
 
 
 class MovingAverage:
-    """average ← decay · average + (1 - decay) · weights after each step, of trained parameters and of buffers of
-    floating-point numbers; after the first step it is the weights. The model's parameters stay the same objects.
+    """average ← decay · average + (1 - decay) · weights after each step, of trained parameters and of running
+    statistics; after the first step it is the weights. All else is the model's own. The model's parameters stay the
+    same objects.
 
     It is kept in single precision at least: in bfloat16, steps of a thousandth of a difference would be lost.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._parameters = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
-        # By their places: a forward pass may put another tensor there.
-        self._places = {
-            plain_name(f"{prefix}.{name}" if prefix else name): (module, name)
-            for prefix, module in model.named_modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.is_floating_point()
-        }
+        self._places = running_statistics(model)
         self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average: dict[str, Tensor] = {}
+
+    def include(self, model: nn.Module) -> None:
+        """Average from now on what ``model`` trains in addition; until now it was as it is."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and self._parameters.get(plain_name(name)) is not parameter:
+                self._parameters[plain_name(name)] = parameter
+                if self._average:
+                    value = parameter.detach()
+                    self._average[plain_name(name)] = value.to(_dtype_of_average(value.dtype), copy=True)
 
     def _weights(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {name: p.detach() for name, p in self._parameters.items()}
@@ -95,12 +100,12 @@ class MovingAverage:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """That of the buffers."""
+        """The average of the running statistics, by plain names."""
         return {name: value for name, value in self._average.items() if name in self._places}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Go on from ``saved``, parameters and buffers together."""
-        # In earlier versions it had the weights' own precision.
+        # In earlier versions it had the weights' own precision, and other buffers, too.
         self._average = {
             name: saved[name].to(value.device, _dtype_of_average(value.dtype), copy=True)
             for name, value in self._weights().items()

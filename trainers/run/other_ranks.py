@@ -7,7 +7,7 @@ The place in the run is one in its samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -21,6 +21,7 @@ from trainers.data.batches import Disjoint, length_of
 from trainers.methods.strategy import Strategy
 from trainers.run.position import Length, same_place
 from trainers.run.settings import Settings
+from trainers.running_statistics import running_statistics
 
 _OF_OTHERS = ("nodes", "batch_size", "accumulate")
 
@@ -132,9 +133,10 @@ class OtherRanks:
 
     def _merged(self, owns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What this rank goes on with, of what each of them kept for itself."""
+        statistics = running_statistics(self.settings.model).keys()
         return {
-            "buffers": _means([own["buffers"] for own in owns]),
-            "ema_buffers": _means([own.get("ema_buffers", {}) for own in owns]),
+            "buffers": _means([own["buffers"] for own in owns], of=statistics),
+            "ema_buffers": _means([own.get("ema_buffers", {}) for own in owns], of=statistics),
             "loss_sum": torch.stack([own["loss_sum"] for own in owns]).mean(0),
             "train_s": sum(own["train_s"] for own in owns) / len(owns),
             "evaluation_s": sum(own["evaluation_s"] for own in owns) / len(owns),
@@ -175,11 +177,11 @@ class OtherRanks:
         )
 
 
-def _means(of_ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Of floating-point tensors; others are the first rank's."""
+def _means(of_ranks: Sequence[Mapping[str, Tensor]], *, of: Collection[str]) -> dict[str, Tensor]:
+    """The mean over the ranks of the tensors with these names; others are the first rank's."""
     return {
         name: torch.stack([tensors[name].double() for tensors in of_ranks]).mean(0).to(first.dtype)
-        if first.is_floating_point()
+        if name in of
         else first
         for name, first in of_ranks[0].items()
     }

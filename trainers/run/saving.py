@@ -26,6 +26,7 @@ from trainers.optim.moving_average import MovingAverage
 from trainers.run.other_ranks import OtherRanks, OtherRanksError
 from trainers.run.position import Length, Position
 from trainers.run.settings import Settings
+from trainers.run.thawing import Thawing
 
 
 def identity_of(
@@ -54,6 +55,7 @@ class SavedState:
         length: Length,
         average: MovingAverage | None,
         identity: Mapping[str, str],
+        thawing: Thawing,
     ) -> None:
         self._settings = settings
         self._model = settings.model
@@ -63,6 +65,7 @@ class SavedState:
         self._position = position
         self._length = length
         self._average = average
+        self._thawing = thawing
         self.best: Best | None = None
         self._best_memory = HostCopy()
         self._identity = identity
@@ -114,6 +117,7 @@ class SavedState:
             shared={
                 "identity": self._identity,
                 "form": self._form,
+                "changed": self._thawing.state(),
                 "epoch": position.steps // self._length.steps_per_epoch,
                 "step": position.steps % self._length.steps_per_epoch,
                 "history": position.history,
@@ -170,6 +174,7 @@ class SavedState:
             saved = checked(content, identity=settings, form=self._form, where=where, but=others.may_differ)
             if not others.same:
                 saved = others.go_on(saved, self._strategy, owns)
+            self._thawing.load(saved.get("changed", {}))
             # First the strategy: it may have to give the model other shapes.
             self._strategy.load(self._by_the_model_s_names(saved["strategy"]))
             fill_model(self._model, saved["model"], where=where)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -24,6 +24,7 @@ from trainers.data.loader import Loader
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
 from trainers.methods.strategy import Method, Setup, Strategy
+from trainers.modes import modes_of, put_in_training, restore_modes
 from trainers.names import plain_name
 from trainers.optim.moving_average import MovingAverage
 from trainers.options import Metrics
@@ -36,6 +37,7 @@ from trainers.run.recording import Recorder
 from trainers.run.result import Interrupted, Result
 from trainers.run.saving import SavedState, identity_of
 from trainers.run.settings import TOTALS, Settings
+from trainers.run.thawing import Thawing
 from trainers.run.training_step import TrainingStep
 
 
@@ -48,6 +50,8 @@ class Run:
         self.settings = settings
         self.communicator = communicator
         self.model = settings.model
+        self.modes = modes_of(self.model)
+        """As the user has set them, for the end of the run."""
         self.optimizer = optimizer
         self.length = settings.length(len(self._plan(epoch=0)))
         steps = {"steps an epoch": self.length.steps_per_epoch}
@@ -66,21 +70,21 @@ class Run:
             steps=self.length.steps,
             steps_per_epoch=self.length.steps_per_epoch,
         )
-        self.strategy: Strategy = method.strategy(
-            Setup(
-                model=self.model,
-                optimizer=optimizer,
-                communicator=communicator,
-                epochs=math.ceil(self.length.epochs),
-                steps_per_epoch=self.length.steps_per_epoch,
-                batch_size=settings.batch_size * settings.optimisation.accumulate,
-                seed=settings.seed,
-                steps=self.length.steps,
-            )
+        self.setup = Setup(
+            model=self.model,
+            optimizer=optimizer,
+            communicator=communicator,
+            epochs=math.ceil(self.length.epochs),
+            steps_per_epoch=self.length.steps_per_epoch,
+            batch_size=settings.batch_size * settings.optimisation.accumulate,
+            seed=settings.seed,
+            steps=self.length.steps,
         )
+        self.strategy: Strategy = method.strategy(self.setup)
         communicator.release()
         decay = settings.optimisation.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
+        self.thawing = Thawing(self.setup, self.strategy, average=self.average, modes=self.modes)
         self.saved = SavedState(
             settings,
             communicator,
@@ -90,8 +94,9 @@ class Run:
             self.length,
             self.average,
             identity,
+            self.thawing,
         )
-        self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average)
+        self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average, self.thawing)
         self.recomputed: ActivationCheckpointing | None = None
         self.profiler: Profiler | None = None
         self.save_timer: SaveTimer | None = None
@@ -121,6 +126,7 @@ class Run:
         self.progress.close()
         if self.profiler is not None:
             self.profiler.close()
+        restore_modes(self.model, self.modes)
 
     def _loader(self, samples: Dataset[object]) -> Loader:
         return Loader(
@@ -172,7 +178,7 @@ class Run:
             derive(self.settings.seed, "step", step, self.communicator.rank)
             for step in range(position.steps, position.steps + len(planned))
         ]
-        self.model.train()
+        put_in_training(self.model)
         with closing(batches):
             for seed, passes in zip(seeds, planned, strict=True):
                 self._stop_if_asked()
@@ -186,6 +192,9 @@ class Run:
     def _take_step(self, passes: list[Batch], batches: Iterator[tuple[object, object]], seed: int) -> None:
         position, step = self.position, self.position.steps
         begin = time.perf_counter()
+        # After these the user's ``report`` was called.
+        agree = self.length.ends_epoch(step) or self.length.evaluates(step)
+        self.thawing.begin_step(step, agree=agree)
         rates = self._set_learning_rate(step)
         seed_generators(seed)
         taken = self.training_step.take(step, passes, batches, rate=rates[0])
@@ -237,19 +246,14 @@ class Run:
         }
         stopping = settings.early_stopping
         keeps_best = stopping is not None and stopping.restore_best
+        is_last = position.steps == self.length.steps
+        if is_last:
+            # What is evaluated is what stays, and nothing is averaged twice.
+            self.strategy.finalise()
         with ExitStack() as evaluated:
             # Replicas that differ are made one for it, which costs communication.
             if settings.validation_set is not None or keeps_best:
-                evaluated.enter_context(self.strategy.evaluating())
-                if self.average is not None:
-                    evaluated.enter_context(self.average.in_use())
-                # At an epoch's end ``evaluating`` has made the weights the same; each rank's moving average is its own.
-                if not ends_epoch or self.average is not None:
-                    evaluated.enter_context(
-                        averaged_over_ranks(
-                            self.communicator.service, self.model, parameters=not self.strategy.replicated
-                        )
-                    )
+                evaluated.enter_context(self._made_alike(ends_epoch=ends_epoch))
             if settings.validation_set is not None:
                 begin = time.perf_counter()
                 entry.update(self._scores(settings.validation_set))
@@ -264,7 +268,7 @@ class Run:
         self.progress.evaluated(entry)
         if not all(map(math.isfinite, (train_loss, entry.get("validation_loss", 0.0)))):
             position.reason = "diverged"
-        elif position.steps == self.length.steps:
+        elif is_last:
             position.reason = "finished"
         elif stopping and stopping.should_stop(position.history):
             position.reason = "stopped early"
@@ -272,12 +276,11 @@ class Run:
             if not ends_epoch:
                 epoch = position.steps // self.length.steps_per_epoch
                 self.strategy.end_epoch(epoch, train_loss)
-            self.strategy.finalise()
+            if not is_last:
+                self.strategy.finalise()
             if self.average is not None:
                 self.average.fill()
-                average_over_ranks(
-                    self.communicator.service, self.model, parameters=not self.strategy.replicated
-                )
+                average_over_ranks(self.communicator.service, self.model, parameters=self._differing())
             # It may have merged, and sent, what an early stop left apart.
             entry.update(self.recorder.totals(position, self.strategy))
             self._announce_last_report(len(position.history))
@@ -285,6 +288,30 @@ class Run:
             settings.monitoring.report(len(position.history), dict(entry))
         if settings.checkpointing.checkpoint_every is None or self._save_is_due() or position.reason:
             self.saved.save(wait=bool(position.reason))
+
+    @contextmanager
+    def _made_alike(self, *, ends_epoch: bool) -> Iterator[None]:
+        """Inside, all ranks have the model that is to be evaluated; each parameter is averaged once."""
+        service = self.communicator.service
+        if self.average is not None:
+            # Each rank's moving average is its own, whatever its weights are.
+            with (
+                self.average.in_use(),
+                averaged_over_ranks(service, self.model, parameters=self._differing()),
+            ):
+                yield
+            return
+        with self.strategy.evaluating():
+            # At an epoch's end the weights are the same.
+            if ends_epoch or self.strategy.evaluates_alike:
+                yield
+                return
+            with averaged_over_ranks(service, self.model, parameters=self._differing()):
+                yield
+
+    def _differing(self) -> list[nn.Parameter]:
+        """Parameters of which ranks may have values of their own."""
+        return [] if self.strategy.replicated else self.setup.trained.ever()
 
     def _save_is_due(self) -> bool:
         """Whether ``checkpoint_every`` asks for a checkpoint; asked once after each step, on every rank."""
@@ -330,6 +357,8 @@ class Run:
         """Of each group; the new ones. To read them from tensors would have the host wait for a GPU."""
         rates = []
         for group in self.optimizer.param_groups:
+            if "initial_lr" not in group:  # added in mid-run
+                group["initial_lr"] = float(group["lr"])
             scheduled = self.settings.schedule.rate(
                 group["initial_lr"],
                 epoch=step / self.length.steps_per_epoch,

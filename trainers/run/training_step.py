@@ -15,6 +15,7 @@ from trainers.optim.moving_average import MovingAverage
 from trainers.options import StepMetrics
 from trainers.precision import autocast
 from trainers.run.settings import Settings
+from trainers.run.thawing import Thawing
 
 
 class TrainingStep:
@@ -26,12 +27,14 @@ class TrainingStep:
         optimizer: Optimizer,
         strategy: Strategy,
         average: MovingAverage | None,
+        thawing: Thawing,
     ) -> None:
         self._settings = settings
         self._forward = settings.forward
         self._optimizer = optimizer
         self._strategy = strategy
         self._average = average
+        self._thawing = thawing
 
     def take(
         self, step: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]], *, rate: float
@@ -67,6 +70,7 @@ class TrainingStep:
             nn.utils.clip_grad_value_(trained, options.clip_value)
         elif options.clip_norm is not None:
             taken["gradient_norm"] = nn.utils.clip_grad_norm_(trained, options.clip_norm).detach()
+        self._thawing.check_step()
         self._optimizer.step()
         strategy.after_step(step, local_loss)
         if self._average is not None:

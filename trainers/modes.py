@@ -1,0 +1,50 @@
+"""Modes of a model's modules, in training or in evaluation: what the user has put in ``eval()`` stays there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from torch import nn
+
+Modes = Mapping[nn.Module, bool]
+"""Of each module whether it is in training."""
+
+
+def modes_of(model: nn.Module) -> Modes:
+    """The modes that the modules of ``model`` have now."""
+    return {module: module.training for module in model.modules()}
+
+
+def restore_modes(model: nn.Module, modes: Modes) -> None:
+    """Bring the modules of ``model`` back to ``modes``, by their own ``train``, as some do more there."""
+    model.train(modes[model])
+    _bring(modes)
+
+
+def put_in_training(model: nn.Module) -> None:
+    """Call ``model.train``, for what an own one does there, such as to keep norms in evaluation, and leave in
+    evaluation what is there already: the whole model, if it is.
+    """
+    before = modes_of(model)
+    model.train(model.training)
+    _bring({module: module.training and before.get(module, True) for module in model.modules()})
+
+
+def warn_of_evaluation_mode(model: nn.Module) -> None:
+    """Warn where no module of ``model`` is in training, as some libraries leave what they load."""
+    if not any(module.training for module in model.modules()):
+        warnings.warn(
+            "model: it is in eval() as a whole and stays so: its dropout is off, and its batch norms keep their "
+            "statistics. Where that is not meant, call model.train() before.",
+            stacklevel=3,
+        )
+
+
+def _bring(modes: Modes) -> None:
+    for module, mode in modes.items():
+        if module.training != mode:
+            module.train(mode)  # and what is in it, which comes later and gets its own mode then
+    for module, mode in modes.items():
+        # Where its own ``train``, or that of another module that holds it, does otherwise.
+        module.training = mode

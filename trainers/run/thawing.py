@@ -1,0 +1,165 @@
+"""Layers that the user thaws or freezes, and parameter groups that the user adds, in mid-run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainers.communication.channel import CommunicationError
+from trainers.communication.rank_consistency import refuse_other_settings
+from trainers.methods.strategy import Setup, Strategy
+from trainers.modes import Modes
+from trainers.names import plain_name
+from trainers.optim.moving_average import MovingAverage
+from trainers.run.model_checks import refuse_foreign_tensors
+
+
+class Thawing:
+    """Keeps what ranks exchange to what the optimizer trains, and a checkpoint to what the user has changed.
+
+    Without it each rank would train a thawed layer, or the parameters of an added group, for itself.
+
+    Args:
+        setup (Setup): of the run, whose ``strategy`` is made.
+        strategy (Strategy): at work.
+        average (MovingAverage; default None): of the weights.
+        modes (dict; default None): modes of the model's modules as the run began; None: the caller sets them.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        strategy: Strategy,
+        *,
+        average: MovingAverage | None = None,
+        modes: Modes | None = None,
+    ) -> None:
+        self._setup = setup
+        self._strategy = strategy
+        self._average = average
+        self._modes = modes
+        # A method of the user's own may exchange parameters without saying so.
+        self._active = setup.trained.asked or not strategy.reparametrises
+        if not setup.trained.asked:
+            setup.trained.exchanged()
+        self._began = {name: parameter.requires_grad for name, parameter in self._named().items()}
+        self._groups = len(setup.optimizer.param_groups)
+
+    def begin_step(self, step: int, *, agree: bool) -> None:
+        """Have the strategy exchange what is trained from ``step`` on; before its forward pass, on every rank.
+
+        Args:
+            step (int): counted from the run's begin.
+            agree (bool): ranks compare what has changed, as after an epoch or an evaluation; else they do so where one
+                finds that something is trained in addition.
+
+        Raises:
+            ValueError: not all ranks have changed the same, or the optimizer has tensors that are not the model's.
+            CommunicationError: the other ranks have not changed it after the same step.
+        """
+        if not self._active:
+            return
+        setup = self._setup
+        # A frozen parameter may have a gradient of before, until the next zero_grad.
+        added = [p for p in setup.trained.beside(setup.optimizer) if p.requires_grad]
+        if not (added or agree):
+            return
+        try:
+            # One number, as ranks compare at an epoch's end: a rank that has changed nothing may be there already, and
+            # then both end with what differs.
+            refuse_other_settings(
+                setup.communicator.service,
+                {
+                    f"parameters that are trained in addition from step {step + 1} on": self._names(added)
+                    or "none"
+                },
+            )
+        except CommunicationError as error:
+            if not added:
+                raise
+            raise CommunicationError(
+                f"Rank {setup.communicator.rank} trains {self._names(added)} from step {step + 1} on, and other ranks "
+                f"have not said so. Thaw layers and add parameter groups after the same step on all ranks. ({error})"
+            ) from error
+        if added:
+            refuse_foreign_tensors(
+                setup.model.parameters(), setup.optimizer, remedy="Add what is trained to the model, too."
+            )
+            self._exchange()
+
+    def check_step(self) -> None:
+        """ValueError where the optimizer is about to train what ranks have not exchanged."""
+        if self._active and (others := self._setup.trained.beside(self._setup.optimizer)):
+            raise ValueError(
+                f"{self._names(others)}: trained since this step's forward pass has begun, so that ranks could not "
+                "exchange the gradients. Thaw layers and add parameter groups between steps: in report or on_step, or "
+                "in a loop of your own before the forward pass."
+            )
+
+    def state(self) -> dict[str, Any]:
+        """What the user has changed since the run began, by name; empty where nothing has."""
+        names = {id(parameter): name for name, parameter in self._named().items()}
+        trained = {
+            name: parameter.requires_grad
+            for name, parameter in self._named().items()
+            if name in self._began
+            and (self._began[name] != parameter.requires_grad or parameter in self._setup.trained)
+            and not (self._began[name] and parameter.requires_grad)
+        }
+        groups = [
+            [names.get(id(parameter), "") for parameter in group["params"]]
+            for group in self._setup.optimizer.param_groups[self._groups :]
+        ]
+        modes = {
+            plain_name(f"{name}."): module.training
+            for name, module in self._setup.model.named_modules()
+            if self._modes is not None and self._modes.get(module, module.training) != module.training
+        }
+        found = {"trained": trained, "groups": groups, "modes": modes}
+        return {name: value for name, value in found.items() if value}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Change the model and the optimizer as ``state`` says, before these and the strategy are filled."""
+        if not state:
+            return
+        named, optimizer = self._named(), self._setup.optimizer
+        changed = {named[n]: is_now for n, is_now in state.get("trained", {}).items() if n in named}
+        for parameter in changed:
+            parameter.requires_grad_(True)
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for names in state.get("groups", ()):
+            parameters = {name: named[name] for name in names if name in named}
+            if not held.issuperset(map(id, parameters.values())):
+                optimizer.add_param_group(_like(optimizer.param_groups[0], parameters))
+        modes = state.get("modes", {})
+        for name, module in self._setup.model.named_modules():
+            module.training = modes.get(plain_name(f"{name}."), module.training)
+        self._exchange()
+        for parameter, trained in changed.items():
+            parameter.requires_grad_(trained)  # what is frozen since has been exchanged, too
+
+    def _exchange(self) -> None:
+        self._strategy.parameters_thawed()
+        self._setup.trained.exchanged()
+        if self._average is not None:
+            self._average.include(self._setup.model)
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {plain_name(name): parameter for name, parameter in self._setup.model.named_parameters()}
+
+    def _names(self, parameters: Sequence[nn.Parameter]) -> str:
+        names = {id(parameter): name for name, parameter in self._named().items()}
+        return ", ".join(names.get(id(p), f"a tensor of shape {tuple(p.shape)}") for p in parameters)
+
+
+def _like(group: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+    """A parameter group with the settings of ``group``, until a checkpoint's are loaded."""
+    settings = {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in group.items()
+        if name not in ("params", "param_names")
+    }
+    named = "param_names" in group
+    return {**settings, "params": [*parameters.items()] if named else [*parameters.values()]}
