@@ -99,7 +99,7 @@ def test_another_run_is_refused_by_name(tmp_path: Path, case: str, finished: boo
 
 
 class Drawing(Dataset[tuple[Tensor, Tensor]]):
-    """Draws from ``generator``, or anew from the system's entropy, or from torch's global one, and counts reads."""
+    """Draws from its generator, the system's entropy, torch's generator, or hardly anything; counts reads."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.kind, self.reads = kind, 0
@@ -115,7 +115,6 @@ class Drawing(Dataset[tuple[Tensor, Tensor]]):
             "entropy": lambda: np.random.default_rng().normal(),
             "global": lambda: float(torch.randn(())),
             "rounding": lambda: 1e-4 * self.generator.normal(),
-            "raises": lambda: 1 / 0 if self.reads < 3 else 0.0,
         }[self.kind]()
         return X[index] + drawn, X[index, :1]
 
@@ -137,10 +136,10 @@ def test_a_look_at_the_data_draws_nothing(tmp_path: Path, checkpoint: bool) -> N
     assert samples.generator.normal() == expected.normal()
 
 
-class Slow(Drawing):
-    """Has a seed for each epoch, and a generator that it makes at the first sample, in each process."""
+class OfEpochs(Drawing):
+    """Other samples in each epoch."""
 
-    epoch, made = 0, None
+    epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -150,11 +149,11 @@ class Slow(Drawing):
 
 
 def test_epochs_and_state_of_objects_do_not_count(tmp_path: Path) -> None:
-    samples, loss = Slow("own", 0), Scaled(1.0)
+    samples, loss = OfEpochs("own", 0), Scaled(1.0)
     begun(tmp_path, False, train_set=samples, loss=loss)
     assert samples.epoch == 1 and loss.calls
     assert trained(tmp_path, train_set=samples, loss=loss).reason == "finished"
-    assert trained(tmp_path, train_set=Slow("own", 0), loss=Scaled(1.0)).reason == "finished"
+    assert trained(tmp_path, train_set=OfEpochs("own", 0), loss=Scaled(1.0)).reason == "finished"
 
 
 def test_changed_code_of_a_named_function_warns(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ class Scores:
         if not self._functions:
             return []
         mine, self._kept = self._kept, []
-        # Where rank 0 has no batch, those of others come as plain tuples, lists and dictionaries.
+        # Where rank 0 has no batch, those of others come as tuples, lists and dictionaries.
         of_ranks = gathered(mine, self._channel, self._device) if shared else [mine]
         return [batch for batches in of_ranks or () for batch in cast(list[_Batch], batches)]
 

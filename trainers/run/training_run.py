@@ -56,9 +56,6 @@ class Run:
         self.length = settings.length(len(planned))
         steps = {"steps an epoch": self.length.steps_per_epoch}
         refuse_other_settings(communicator.service, steps)
-        warn_of_shared_series(settings, communicator.service)
-        if communicator.rank == 0:
-            warn_of_traps(settings, optimizer, planned)
         self.recorder = Recorder(settings, communicator)
         self.position = Position(loss_sums=torch.zeros(2, dtype=torch.float64, device=settings.device))
         self.train_loader = self._loader(settings.train_set)
@@ -106,6 +103,10 @@ class Run:
             self.recorder.check_names(self.strategy)
             if self.strategy.reparametrises:
                 refuse_copied_groups(optimizer, type(method).__name__)
+            # After the method, which refuses some of it.
+            if communicator.rank == 0:
+                warn_of_traps(settings, optimizer, planned)
+            warn_of_shared_series(settings, communicator.service)
             if self.average is not None and self.strategy.reparametrises:
                 raise ValueError(
                     f"ema_decay = {decay}: {type(method).__name__} changes the form of the weights in the midst of the "
