@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
@@ -24,6 +24,7 @@ from trainers.keywords import combined, refuse_unknown, with_fields_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, check_method
 from trainers.modes import warn_of_evaluation_mode
+from trainers.optim.composite import Composite
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.parameter_groups import grouped, refuse_unknown_settings
 from trainers.optim.schedules import Constant, Schedule
@@ -49,7 +50,7 @@ def train(
     *,
     loss: Loss | None = None,
     step: Step | None = None,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer | Sequence[Optimizer]],
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int,
@@ -91,8 +92,8 @@ def train(
             of "loss", a tensor without dimensions, the mean over the batch, and "outputs", which metrics and ``loss``
             get. It is called in training and, without gradients, in evaluation, where "validation_loss" is then the
             mean of its losses over samples. None: "loss" is ``loss`` of the model's outputs.
-        optimizer (callable): gets the parameters that require a gradient and returns a torch optimizer; see
-            ``parameter_groups``.
+        optimizer (callable): gets the parameters that require a gradient and returns a torch optimizer, or a list of
+            optimizers of different parameters; see ``parameter_groups``.
         epochs (int, from 1; default None): the run's length in passes over the training set.
         steps (int, from 1; default None): its length in optimizer steps, in place of ``epochs``.
         batch_size (int, from 1): samples per rank and backward pass.
@@ -190,7 +191,6 @@ def train(
                 raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
             # Kept nowhere here: what a decomposition replaces would else stay in memory to the run's end.
             made = _made(optimizer, model, optimisation)
-            check_optimizer(made)
             refuse_foreign_tensors(
                 model.parameters(),
                 made,
@@ -216,12 +216,23 @@ def train(
 
 
 def _made(
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], model: nn.Module, options: Optimisation
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer | Sequence[Optimizer]],
+    model: nn.Module,
+    options: Optimisation,
 ) -> Optimizer:
     if options.parameter_groups is None:
-        return optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
+        return _as_one(optimizer([parameter for parameter in model.parameters() if parameter.requires_grad]))
     groups = grouped(model, options.parameter_groups)
-    made = optimizer(cast("Any", groups))
-    if isinstance(made, Optimizer):
-        refuse_unknown_settings(made, groups)
+    made = _as_one(optimizer(cast("Any", groups)))
+    refuse_unknown_settings(made, groups)
     return made
+
+
+def _as_one(made: Optimizer | Sequence[Optimizer]) -> Optimizer:
+    """What the user's function returned, checked, as one optimizer."""
+    if not isinstance(made, (list, tuple)) or not made:
+        check_optimizer(made)
+        return cast("Optimizer", made)
+    for part in made:
+        check_optimizer(part)
+    return Composite(made) if len(made) > 1 else made[0]

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.arguments import check_argument, is_integer, is_whole
-from trainers.checkpoints.contents import FROZEN, fill_buffers, fill_model, fill_optimizer, form_of
+from trainers.checkpoints.contents import (
+    FROZEN,
+    fill_buffers,
+    fill_model,
+    fill_optimizer,
+    form_of,
+    optimizer_state,
+)
 from trainers.communication.buckets import broadcast_tensors, reconcile_buffers
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_average import averaged_over_ranks
@@ -297,7 +304,7 @@ class Wrapped:
             "model": plain(self._model.state_dict()),
             # Also those that the model's state leaves out.
             "buffers": plain(dict(self._model.named_buffers())),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": optimizer_state(self._optimizer),
             "strategy": renamed(dict(self._strategy.state()), plain_name),
             "counters": self._communicator.counters(),
         }

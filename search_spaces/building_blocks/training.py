@@ -289,7 +289,7 @@ class TrainedTask(hpo.Task):
             loader_processes=options.loader_processes,
             checkpoint=checkpoint,
             on_other_ranks=on_other_ranks,
-            checkpoint_every=None if options.saves_each_epoch else sys.maxsize,
+            checkpoint_every=None if options.saves_each_epoch or checkpoint is None else sys.maxsize,
             report=report,
             interrupt=interrupt,
             group=group,

@@ -96,7 +96,7 @@ def test_a_run_in_pieces_ends_with_the_same_bits(tmp_path: Path, pieces: int) ->
         "schedule": trainers.ReduceOnPlateau(patience=0, metric="validation_loss", warmup_epochs=0.5),
     }
     whole, resumed = model(), model()
-    expected = train(whole, **settings)
+    expected = train(whole, **{**settings, "checkpoint_every": None})
     for _ in range(12 // pieces):
         with pytest.raises(trainers.Interrupted):
             train(model(), checkpoint=tmp_path, interrupt=After(pieces), **settings)

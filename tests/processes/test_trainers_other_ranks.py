@@ -170,7 +170,8 @@ def part(rank: int, directory: str, stop: int | None) -> tuple[list[int], list[i
     else:
         with pytest.raises(trainers.Interrupted):
             train(normalised(), "OIALR", 1, method=method, interrupt=After(stop), **keywords)
-    return taken, data.given, result
+    # Before the first step rank 0 looks at four samples, each of them twice.
+    return taken, data.given[0 if rank else 8 :], result
 
 
 def own_of(directory: Path, rank: int) -> Any:

@@ -116,6 +116,12 @@ def test_a_loop_of_one_s_own_trains_alone_and_under_torchrun(folder, start):
     assert float(error) < 0.1
 
 
+@pytest.mark.parametrize("script", ["muon_with_adamw.py", "own_random_numbers.py"])
+def test_an_example_of_training_runs_without_a_warning(folder, script):
+    _, loss = run(folder, sys.executable, "-W", "error", script).stdout.split()
+    assert float(loss) < 32
+
+
 @pytest.mark.parametrize("library", cases(["ddp", "accelerate"], nightly=["lightning"]))
 def test_a_script_of_one_s_own_trains_on_two_ranks(folder, library):
     if library != "ddp":

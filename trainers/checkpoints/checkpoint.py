@@ -50,6 +50,11 @@ class Checkpoint:
         self._memory = HostCopy()
         self._token = ""
 
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._communicator.rank
+
     def try_writing(self) -> None:
         """ValueError if a rank cannot write there: better now than when there is something to lose."""
         with self.by_all("write to"):
@@ -125,8 +130,8 @@ class Checkpoint:
         if writing is not None:
             writing.close()
 
-    def _text_of_first(self, text: str) -> str:
-        """Rank 0's."""
+    def text_of_first(self, text: str) -> str:
+        """Rank 0's ``text``, on every rank."""
         content = bytearray(text.encode())
         channel = self._communicator.service
         length = int(channel.broadcast(torch.tensor([len(content)], device="cpu")).wait().item())
@@ -149,7 +154,7 @@ class Checkpoint:
         with self.by_all("read its latest of"):
             # Rank 0 decides: another rank may see the directory a moment earlier or later.
             latest = latest_text(self._directory) if self._communicator.rank == 0 else ""
-        latest = self._text_of_first(latest)
+        latest = self.text_of_first(latest)
         if not latest:
             return None
         files = Files(self._directory, latest)

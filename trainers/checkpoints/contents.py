@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainers.checkpoints.callables import same_code
 from trainers.communication.rank_consistency import shown
+from trainers.data.probing import Samples, other_samples
 from trainers.methods.strategy import State
 from trainers.names import plain, plain_name
+from trainers.optim.composite import kind_of
 
 _OF_THE_DEVICE = ("fused", "foreach", "capturable")
 """Entries of an optimizer's parameter groups that say how it computes, and not what: another device may need others."""
@@ -22,7 +27,24 @@ FROZEN = " and frozen"
 """What the form of a parameter ends with where the run did not train it as it began."""
 _MESSAGES = re.compile(r", bucket_bytes=\w+")
 _ADDED_SINCE = re.compile(r", average_at_epoch_end=True(?=\))")
-_REMEDY = "Name another directory, or remove it to start anew."
+REMEDY = "Name another directory, or remove it to start anew."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What rank 0 sees of the user's functions and data, alike on all ranks.
+
+    Attributes:
+        identity (dict): names of functions, and lengths, by name; part of a checkpoint's identity.
+        code (dict): digests of the functions' code.
+        samples (dict): summaries of a few samples of each data set.
+        warns (bool): whether this rank warns.
+    """
+
+    identity: dict[str, str]
+    code: dict[str, str]
+    samples: dict[str, Samples]
+    warns: bool = True
 
 
 class Best(TypedDict):
@@ -59,6 +81,10 @@ class Saved(_Always, total=False):
     """Of the model and the optimizer's groups since the run began, by the user: see ``trainers.run.thawing``."""
     form: dict[str, str]
     """Of the model's parameters, as the run began. Checkpoints of earlier versions have none."""
+    code: dict[str, str]
+    """Digests of the user's functions by name; see ``callables``. Earlier versions have none of them."""
+    samples: dict[str, Samples]
+    """Summaries of a few samples of the data sets by name; see ``probing``. Earlier versions have none of them."""
 
 
 def checked(
@@ -75,7 +101,7 @@ def checked(
     missing = sorted(Saved.__required_keys__ - found.keys())
     if missing:
         raise ValueError(
-            f"The checkpoint in {where} is of something else than a run: no {missing[0]}. {_REMEDY}"
+            f"The checkpoint in {where} is of something else than a run: no {missing[0]}. {REMEDY}"
         )
     saved = cast(Saved, found)
     differing = [
@@ -86,9 +112,40 @@ def checked(
         and _compared(was) != _compared(identity.get(name))
     ]
     if differing:
-        raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {_REMEDY}")
+        raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {REMEDY}")
     _refuse_other_model(saved.get("form", form), form, where)
     return saved
+
+
+def refuse_others(saved: Saved, now: Facts, *, where: str) -> None:
+    """ValueError where ``saved``, from ``where``, is of other data or another lambda than ``now``; a warning where a
+    named function has other code, which may compute the same.
+    """
+    was = saved.get("samples", {})
+    for name, samples in now.samples.items():
+        if other_samples(was.get(name), samples):
+            raise ValueError(
+                f"The checkpoint in {where} is of other data: samples {', '.join(str(one[0]) for one in samples)} of "
+                f"{name} are not what they were. {REMEDY}"
+            )
+    codes = saved.get("code", {})
+    changed = [name for name, code in now.code.items() if not same_code(codes.get(name), code)]
+    for name in changed:
+        if "<lambda>" in now.identity.get(name, ""):
+            raise ValueError(
+                f"The checkpoint in {where} is of other settings: {name} was another lambda. {REMEDY}"
+            )
+    if changed and now.warns:
+        kept = (
+            "its result is that of the code before"
+            if saved["reason"]
+            else "the run goes on with the new code"
+        )
+        warnings.warn(
+            f"The code of {', '.join(changed)} is not what it was when the checkpoint in {where} was written: {kept}. "
+            f"If it computes something else: {REMEDY[0].lower()}{REMEDY[1:]}",
+            stacklevel=2,
+        )
 
 
 def _compared(setting: object) -> str:
@@ -124,6 +181,19 @@ def fill_buffers(model: nn.Module, buffers: Mapping[str, Tensor], *, where: str)
         buffer.copy_(found[name])
 
 
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """``optimizer.state_dict()``. ValueError where it has lost track of its parameters, as one that keeps others inside
+    does when a method exchanges some.
+    """
+    try:
+        return optimizer.state_dict()
+    except KeyError as error:
+        raise ValueError(
+            f"optimizer: {type(optimizer).__name__}.state_dict() does not know all parameters that it trains, some of "
+            "which the method has exchanged. If it is made of other optimizers, have optimizer= return a list of them."
+        ) from error
+
+
 def fill_optimizer(
     optimizer: Optimizer,
     state: dict[str, Any],
@@ -139,7 +209,7 @@ def fill_optimizer(
     try:
         optimizer.load_state_dict(_computed_as_by(optimizer, state))
     except ValueError as error:
-        raise ValueError(f"The checkpoint in {where} is of another optimizer: {error}. {_REMEDY}") from error
+        raise ValueError(f"The checkpoint in {where} is of another optimizer: {error}. {REMEDY}") from error
     for group, rate in zip(optimizer.param_groups, own, strict=True):
         if isinstance(rate, Tensor):
             # A captured step reads this very tensor; that of the file is on the CPU.
@@ -186,7 +256,7 @@ def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], 
         first, others = names[0], f", and {len(names) - 1} more differ" if len(names) > 1 else ""
         raise ValueError(
             f"The checkpoint in {where} is of another model: {first} was {saved.get(first, 'not there')}, is "
-            f"{own.get(first, 'not there')}{others}. {_REMEDY}"
+            f"{own.get(first, 'not there')}{others}. {REMEDY}"
         )
 
 
@@ -207,7 +277,7 @@ def described(optimizer: Optimizer) -> dict[str, str]:
     """The optimizer's kind, and the settings of its parameter groups by name; parameters' own names are not of them:
     those of factors, or of a compiled model, are others.
     """
-    found = {"optimizer": type(optimizer).__name__}
+    found = {"optimizer": kind_of(optimizer)}
     for index, group in enumerate(optimizer.param_groups):
         settings = {name: value for name, value in group.items() if name not in _NO_SETTINGS}
         found.update({f"{name}{_GROUP}{index}": shown(value) for name, value in settings.items()})

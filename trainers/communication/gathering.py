@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,6 +139,16 @@ def _restored(described: _Described, reader: _Reader, *, like_this: object) -> o
     ]
     if fits:
         return like(like_this, parts)
-    return (
-        parts if kind == "list" else tuple(parts) if kind == "tuple" else dict(zip(keys, parts, strict=True))
-    )
+    if kind == "dict":
+        return _Fields(zip(keys, parts, strict=True))
+    return parts if kind == "list" else tuple(parts)
+
+
+class _Fields(dict[Any, Any]):
+    """Parts of a mapping or a dataclass of another rank, of which this rank has no example: found by both."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None

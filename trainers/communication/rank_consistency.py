@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from trainers.communication.channel import Channel
 from trainers.names import format_of, plain_name
+from trainers.optim.composite import kind_of
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHOWN = 200
@@ -74,7 +75,7 @@ def refuse_other_optimizers(channel: Channel, optimizer: Optimizer) -> None:
         for index, group in enumerate(optimizer.param_groups)
         for name, value in sorted(group.items())
     }
-    kind = f"{type(optimizer).__name__} with {len(groups)} settings in {len(optimizer.param_groups)} groups"
+    kind = f"{kind_of(optimizer)} with {len(groups)} settings in {len(optimizer.param_groups)} groups"
     refuse_other_settings(channel, {"optimizer": kind})
     refuse_other_settings(channel, groups)
 

@@ -30,9 +30,8 @@ class Batch:
 class Assignment(Protocol):
     """How samples are dealt to ranks.
 
-    A checkpoint keeps its ``repr`` to know whether a run goes on with the same one: it must name the settings,
-    as a dataclass's does. That of a class without a ``__repr__`` of its own differs in every process, and
-    nothing could be resumed.
+    A checkpoint keeps its ``repr`` to know whether a run goes on with the same assignment: it must name the settings,
+    as a dataclass's does. Without a ``__repr__`` of its own, class and constructor arguments count.
     """
 
     def epoch(

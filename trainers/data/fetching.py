@@ -75,7 +75,7 @@ class Fetched(Dataset[object]):
         self.on_device = whole.on_device if isinstance(whole, FinishesOnDevice) else None
         """What the data set does on the device, if anything."""
         self._samples: object = given
-        self._epoch_setters = [*_epoch_setters(given)]
+        self._epoch_setters = [*epoch_setters(given)]
         self._chosen: Tensor | None = None
         # Not its subclasses, whose items may be others than the tensors'.
         self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
@@ -171,16 +171,16 @@ def _undivided(samples: object) -> Any:
     return samples
 
 
-def _epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:
+def epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:
     """``set_epoch`` of ``samples``, or of what torch's Subset and ConcatDataset have made it of."""
     own = getattr(samples, "set_epoch", None)
     if own is not None:
         yield own
     elif isinstance(samples, Subset):
-        yield from _epoch_setters(samples.dataset)
+        yield from epoch_setters(samples.dataset)
     elif isinstance(samples, ConcatDataset):
         for part in samples.datasets:
-            yield from _epoch_setters(part)
+            yield from epoch_setters(part)
 
 
 def _chosen(samples: object) -> Tensor | None:

@@ -136,9 +136,7 @@ class Scores:
                         found[name] = one_number(name, metric.compute())
             if self._functions:
                 if not together:
-                    raise ValueError(
-                        "validation_set: it gave rank 0 no samples. Bring data, for rank 0 at least."
-                    )
+                    raise ValueError("validation_set: it gave no rank a sample. Bring data.")
                 samples, all_outputs, all_targets = zip(*together, strict=True)
                 together.clear()
                 outputs = joined(all_outputs, samples, "outputs")
@@ -155,10 +153,8 @@ class Scores:
         if not self._functions:
             return []
         mine, self._kept = self._kept, []
+        # Where rank 0 has no batch, those of others come as tuples, lists and dictionaries.
         of_ranks = gathered(mine, self._channel, self._device) if shared else [mine]
-        if not mine:
-            # Only rank 0's own batches show of which kinds the containers of the others are.
-            return []
         return [batch for batches in of_ranks or () for batch in cast(list[_Batch], batches)]
 
     def _call(

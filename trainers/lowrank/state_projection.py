@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainers.optim.composite import part_of
 from trainers.optim.ftrl import Ftrl
 from trainers.precision import full_precision
 
@@ -66,6 +67,7 @@ def exchange(
     Without a ``projection``, or for an optimizer whose state is of other kinds than moments and counts, the
     state starts anew, the count of steps with it. ValueError if the optimizer does not train ``old``.
     """
+    optimizer = part_of(optimizer, old)
     params, index = _place(optimizer, old)
     params[index] = new
     state = optimizer.state.pop(old, {})
@@ -138,6 +140,7 @@ def _has_mean(value: Tensor) -> bool:
 
 def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> None:
     """Let ``optimizer`` train ``new`` as well, after ``beside`` and with its settings."""
+    optimizer = part_of(optimizer, beside)
     params, index = _place(optimizer, beside)
     params.insert(index + 1, new)
     _begin(optimizer, new)

@@ -75,6 +75,10 @@ class _Averaging(Strategy):
     def replicated(self) -> bool:
         return True
 
+    @property
+    def plans_ahead(self) -> bool:
+        return False
+
     def parameters_changed(self) -> None:
         self.close()
         parameters = self._setup.trained.exchanged()

@@ -172,6 +172,11 @@ class _LowRank(Strategy):
         return True
 
     @property
+    def plans_ahead(self) -> bool:
+        method = self._method
+        return not (is_integer(method.delay) and is_integer(method.update_every)) or self._under.plans_ahead
+
+    @property
     def replicated(self) -> bool:
         return self._under.replicated
 

@@ -101,6 +101,13 @@ class Strategy:
         return False
 
     @property
+    def plans_ahead(self) -> bool:
+        """Whether what it does at a step depends on how many steps the run has, or its end leaves another state than
+        the same step within a longer run: then no run is made longer by it.
+        """
+        return True
+
+    @property
     def changes_rate(self) -> bool:
         """Whether ``learning_rate`` may give another rate than the scheduled one. In a loop of the user's own it is
         asked for only then: reading a rate that is a tensor on a GPU would have the host wait for it.

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainers.names import plain_name
+from trainers.optim.composite import kind_of
 
 GroupSettings = Callable[[str, nn.Parameter], Mapping[str, object]]
 """(name, parameter) to the optimizer's settings for it, by name; those that are not there are the optimizer's own."""
@@ -43,6 +44,6 @@ def refuse_unknown_settings(optimizer: Optimizer, groups: list[dict[str, object]
         for name in group.keys() - {"params"}:
             if name not in optimizer.defaults:
                 raise ValueError(
-                    f"parameter_groups: {type(optimizer).__name__} has no setting {name!r}. It has "
+                    f"parameter_groups: {kind_of(optimizer)} has no setting {name!r}. It has "
                     f"{', '.join(optimizer.defaults)}."
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
@@ -20,6 +20,17 @@ def refuse_wrapped(model: nn.Module, *, instead: str) -> None:
                 f"model: {name or 'it'} is in {type(module).__name__}, which exchanges gradients itself. Pass the "
                 f"module inside (.module){instead}."
             )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if _is_sharded(tensor):
+            raise ValueError(
+                f"model: {name} is a DTensor, as fully_shard and tensor parallelism make it, and methods exchange "
+                "whole tensors. Pass the model before it is sharded."
+            )
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    # Without an import of torch.distributed.tensor, which takes a second.
+    return type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor"
 
 
 def refuse_foreign_tensors(parameters: Iterable[nn.Parameter], optimizer: Optimizer, *, remedy: str) -> None:
@@ -33,3 +44,20 @@ def refuse_foreign_tensors(parameters: Iterable[nn.Parameter], optimizer: Optimi
             f"optimizer: {others} of its tensors {'is' if others == 1 else 'are'} not of the model, and would be "
             f"neither averaged over ranks nor saved. {remedy}"
         )
+
+
+def refuse_copied_groups(optimizer: Optimizer, owner: str) -> None:
+    """ValueError where ``optimizer`` makes its groups or its state anew whenever it is asked for them: a parameter that
+    the method ``owner`` exchanges would not be exchanged in it.
+    """
+    for name in ("param_groups", "state"):
+        if getattr(optimizer, name) is not getattr(optimizer, name):
+            raise composite_error(optimizer, f"{owner} exchanges parameters in its {name}, which it copies")
+
+
+def composite_error(optimizer: Optimizer, why: str) -> ValueError:
+    """Error that ``optimizer``, of several others, does not let its parameters be exchanged."""
+    return ValueError(
+        f"optimizer: {type(optimizer).__name__} is made of others, it seems, and {why}. Have optimizer= return a list "
+        "of the others in its place."
+    )

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from typing import cast
 
 from torch.optim import Optimizer
 
+from trainers.checkpoints.callables import code_of, named, settings_of
 from trainers.checkpoints.checkpoint import Checkpoint, Found
 from trainers.checkpoints.contents import (
     Best,
+    Facts,
+    Saved,
     checked,
     described,
     fill_buffers,
     fill_model,
     fill_optimizer,
     form_of,
+    optimizer_state,
+    refuse_others,
 )
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
+from trainers.data.batches import length_of
+from trainers.data.probing import Samples, probed
+from trainers.data.streams import stream_of
 from trainers.methods.strategy import Method, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.moving_average import MovingAverage
+from trainers.run.longer import may_be_longer
 from trainers.run.other_ranks import OtherRanks, OtherRanksError
 from trainers.run.position import Length, Position
 from trainers.run.settings import Settings
@@ -35,11 +45,50 @@ def identity_of(
     """What a checkpoint must have been written with to be gone on from; ``optimizer`` as the user made it."""
     return {
         **settings.identity(),
-        "method": repr(method),
+        "method": settings_of(method),
         # Methods keep state by place in the node: others could take it up, and would go apart.
         "nodes": repr(communicator.nodes),
         **described(optimizer),
     }
+
+
+def facts_of(settings: Settings, checkpoint: Checkpoint) -> Facts:
+    """What rank 0 sees of the user's functions and data. Collective."""
+    with checkpoint.by_all("say of which run it is to"):
+        text = _described_facts(settings) if checkpoint.rank == 0 else ""
+    names, code, samples = json.loads(checkpoint.text_of_first(text))
+    return Facts(identity=names, code=code, samples=samples, warns=checkpoint.rank == 0)
+
+
+def _described_facts(settings: Settings) -> str:
+    functions: dict[str, object] = {"loss": settings.loss, "step": settings.step}
+    functions |= {"collate": settings.data.collate}
+    functions |= {f"metric {name}": metric for name, metric in settings.metrics.items()}
+    validation = settings.validation_set
+    identity = {
+        **{name: named(function) for name, function in functions.items()},
+        "metrics": ", ".join(settings.metrics) or "none",
+        "early_stopping": settings_of(settings.early_stopping),
+        "samples of validation_set": "none"
+        if validation is None
+        else str(stream_of(validation) or length_of(validation)),
+    }
+    codes = {name: code_of(function) for name, function in functions.items()}
+    code = {name: text for name, text in codes.items() if text is not None}
+    return json.dumps([identity, code, _samples(settings)])
+
+
+def _samples(settings: Settings) -> dict[str, Samples]:
+    """Summaries of both data sets, but for a training set of which each rank may have another."""
+    found: dict[str, Samples] = {}
+    processes, collate = settings.data.loader_processes, settings.data.collate
+    if settings.deals_all_alike:
+        found["train_set"] = probed(settings.train_set, processes=processes, collate=collate, epoch=0).samples
+    if settings.validation_set is not None:
+        found["validation_set"] = probed(
+            settings.validation_set, processes=processes, collate=collate, epoch=None
+        ).samples
+    return found
 
 
 class SavedState:
@@ -75,6 +124,10 @@ class SavedState:
         """The model's names, which strategies know weights by, of those in checkpoints."""
         directory = settings.checkpointing.checkpoint
         self.checkpoint = Checkpoint(directory, communicator) if directory is not None else None
+        self._facts = Facts(identity={}, code={}, samples={})
+        if self.checkpoint is not None:
+            self._facts = facts_of(settings, self.checkpoint)
+            self._identity = {**identity, **self._facts.identity}
 
     def close(self) -> None:
         if self.checkpoint is not None:
@@ -103,7 +156,7 @@ class SavedState:
         position = self._position
         model_and_optimizer = {
             "model": plain(self._model.state_dict()),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": optimizer_state(self._optimizer),
             **({} if self._average is None else {"ema": self._average.parameters}),
         }
         strategy, mine = self._strategy, self._communicator.rank
@@ -118,6 +171,8 @@ class SavedState:
                 "identity": self._identity,
                 "form": self._form,
                 "changed": self._thawing.state(),
+                "code": self._facts.code,
+                "samples": self._facts.samples,
                 "epoch": position.steps // self._length.steps_per_epoch,
                 "step": position.steps % self._length.steps_per_epoch,
                 "history": position.history,
@@ -171,7 +226,10 @@ class SavedState:
             owns = [found.own(n) for n in ([rank] if others.same else range(found.ranks))]
         with checkpoint.by_all("go on from its part of"):
             content, settings = {**found.shared, **owns[0]}, self._identity
-            saved = checked(content, identity=settings, form=self._form, where=where, but=others.may_differ)
+            longer = self._may_be_longer(content, where) if others.same else ()
+            may_differ = (*others.may_differ, *longer)
+            saved = checked(content, identity=settings, form=self._form, where=where, but=may_differ)
+            refuse_others(saved, self._facts, where=where)
             if not others.same:
                 saved = others.go_on(saved, self._strategy, owns)
             self._thawing.load(saved.get("changed", {}))
@@ -195,10 +253,24 @@ class SavedState:
         if others.same:
             checkpoint.is_saved(position.steps)
         position.reason, position.history = saved["reason"], saved["history"]
+        if longer and position.reason == "finished":
+            position.reason = ""
         for entry in position.history:  # of earlier versions, in which evaluations were at the ends of epochs
             entry.setdefault("steps", entry["epoch"] * self._length.steps_per_epoch)
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
+
+    def _may_be_longer(self, content: Mapping[str, object], where: str) -> tuple[str, ...]:
+        if Saved.__required_keys__ - content.keys():  # ``checked`` says so
+            return ()
+        return may_be_longer(
+            cast(Saved, content),
+            self._settings,
+            self._length,
+            optimizer=self._optimizer,
+            strategy=self._strategy,
+            where=where,
+        )
 
     def _strategy_state(self, state: State) -> State:
         return cast(State, renamed(dict(state), plain_name))

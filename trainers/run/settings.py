@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole, make_plain
+from trainers.checkpoints.callables import settings_of
 from trainers.data.batches import Assignment, Disjoint, InTurn, length_of
 from trainers.data.fetching import check_reading
 from trainers.data.streams import stream_of
@@ -72,6 +73,13 @@ class Settings:
     def dealing(self) -> Assignment:
         """What deals the training set: the ``assignment``, or the order of a stream."""
         return self.assignment if stream_of(self.train_set) is None else InTurn()
+
+    @property
+    def deals_all_alike(self) -> bool:
+        """Whether each rank has the same training set: a user's own assignment may deal each another set, or other
+        batches.
+        """
+        return type(self.assignment).__module__.startswith("trainers.")
 
     @property
     def forward(self) -> Forward:
@@ -165,8 +173,8 @@ class Settings:
 
     def agreed(self) -> dict[str, object]:
         """What has to be the same on all ranks, or they would wait for one another in vain, or train apart."""
-        # A user's own assignment may deal each rank another set, or other batches; steps are compared with all.
-        ours = type(self.assignment).__module__.startswith("trainers.")
+        # Steps are compared with all.
+        ours = self.deals_all_alike
         validation: object = None
         if self.validation_set is not None:
             validation = stream_of(self.validation_set) or length_of(self.validation_set)
@@ -206,13 +214,13 @@ class Settings:
             "batch_size": str(self.batch_size),
             "accumulate": str(self.optimisation.accumulate),
             "samples": str(stream_of(self.train_set) or length_of(self.train_set)),
-            "schedule": repr(self.schedule),
+            "schedule": settings_of(self.schedule),
             "precision": self.optimisation.precision,
             "clip_norm": repr(self.optimisation.clip_norm),
             "clip_value": repr(self.optimisation.clip_value),
             "label_smoothing": repr(self.optimisation.label_smoothing),
             "ema_decay": repr(self.optimisation.ema_decay),
-            "assignment": repr(self.assignment),
+            "assignment": settings_of(self.assignment),
             "seed": str(self.seed),
         }
 

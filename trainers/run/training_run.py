@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
@@ -30,6 +31,7 @@ from trainers.optim.moving_average import MovingAverage
 from trainers.options import Metrics
 from trainers.randomness import derive, seed_generators
 from trainers.run.activation_checkpointing import ActivationCheckpointing
+from trainers.run.model_checks import refuse_copied_groups
 from trainers.run.position import Position
 from trainers.run.profiling import Profiler
 from trainers.run.progress import ProgressLine
@@ -39,6 +41,7 @@ from trainers.run.saving import SavedState, identity_of
 from trainers.run.settings import TOTALS, Settings
 from trainers.run.thawing import Thawing
 from trainers.run.training_step import TrainingStep
+from trainers.run.traps import warn_of_shared_series, warn_of_traps
 
 
 class Run:
@@ -53,7 +56,8 @@ class Run:
         self.modes = modes_of(self.model)
         """As the user has set them, for the end of the run."""
         self.optimizer = optimizer
-        self.length = settings.length(len(self._plan(epoch=0)))
+        planned = self._plan(epoch=0)
+        self.length = settings.length(len(planned))
         steps = {"steps an epoch": self.length.steps_per_epoch}
         refuse_other_settings(communicator.service, steps)
         self.recorder = Recorder(settings, communicator)
@@ -102,6 +106,12 @@ class Run:
         self.save_timer: SaveTimer | None = None
         try:
             self.recorder.check_names(self.strategy)
+            if self.strategy.reparametrises:
+                refuse_copied_groups(optimizer, type(method).__name__)
+            # After the method, which refuses some of it.
+            if communicator.rank == 0:
+                warn_of_traps(settings, optimizer, planned)
+            warn_of_shared_series(settings, communicator.service)
             if self.average is not None and self.strategy.reparametrises:
                 raise ValueError(
                     f"ema_decay = {decay}: {type(method).__name__} changes the form of the weights in the midst of the "
@@ -270,6 +280,8 @@ class Run:
             position.reason = "diverged"
         elif is_last:
             position.reason = "finished"
+        elif self._warned_of_undefined():
+            position.reason = "diverged"
         elif stopping and stopping.should_stop(position.history):
             position.reason = "stopped early"
         if position.reason:
@@ -312,6 +324,22 @@ class Run:
     def _differing(self) -> list[nn.Parameter]:
         """Parameters of which ranks may have values of their own."""
         return [] if self.strategy.replicated else self.setup.trained.ever()
+
+    def _warned_of_undefined(self) -> bool:
+        """Whether a metric was NaN at each of at least two evaluations in the run's first tenth or later: it will stay
+        so. Early evaluations alone may have too little to compute it of.
+        """
+        history = self.position.history
+        if len(history) < 2 or 10 * self.position.steps < self.length.steps:
+            return False
+        names = [name for name in self.settings.metrics if all(math.isnan(one[name]) for one in history)]
+        if names and self.communicator.rank == 0:
+            warnings.warn(
+                f"metrics: {', '.join(names)} was NaN at each of {len(history)} evaluations, and the run ends as "
+                "diverged. If it may be undefined for a while, return another number, 0.0 say.",
+                stacklevel=2,
+            )
+        return bool(names)
 
     def _save_is_due(self) -> bool:
         """Whether ``checkpoint_every`` asks for a checkpoint; asked once after each step, on every rank."""

@@ -1,0 +1,215 @@
+"""What trains otherwise than it reads warns once, and what is right does not; errors of torch become sentences."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from resuming import After, assert_identical, state_of
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import Dataset, TensorDataset
+
+import trainers
+
+X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1, keepdim=True))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def sgd(parameters: Any) -> Optimizer:
+    return SGD(parameters, lr=0.01)
+
+
+def train(net: nn.Module | None = None, **changed: Any) -> trainers.Result:
+    settings: dict[str, Any] = {
+        "train_set": DATA, "loss": mse_loss, "optimizer": sgd, "epochs": 2, "batch_size": 8, **changed
+    }  # fmt: skip
+    return trainers.train(net or model(), **settings)
+
+
+def matrices(parameters: Any) -> Optimizer:
+    return SGD([one for one in parameters if one.ndim == 2], lr=0.01)
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, *, draws: bool) -> None:
+        self.draws, self.generator = draws, np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = self.generator.normal() if self.draws else np.random.normal()
+        return X[index] + noise, X[index, :1]
+
+
+class Seeded(Noisy):
+    def set_epoch(self, epoch: int) -> None:
+        self.generator = np.random.default_rng(epoch)
+
+
+HALF = TensorDataset(X.half(), X.half().sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"checkpoint_every": 2}, "checkpoint_every = 2: nothing is saved"),
+        ({"batch_size": 1000}, "batch_size = 1000: .* at most 32"),
+        ({"net": model().half(), "train_set": HALF}, "6 .* are float16"),
+        ({"optimizer": matrices}, r"leaves out 3 \(0.bias, 2.bias, 4.bias\)"),
+        (
+            {"train_set": Noisy(draws=True), "loader_processes": 2},
+            "draws from a random generator that it holds",
+        ),
+    ],
+)
+def test_a_trap_warns_once(settings: dict[str, Any], message: str) -> None:
+    with pytest.warns(UserWarning, match=message) as caught:
+        train(**settings)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 32},
+        {"batch_size": 20},
+        {"precision": "bf16"},
+        {"train_set": Noisy(draws=True)},
+        {"train_set": Noisy(draws=False), "loader_processes": 2},
+        {"train_set": Seeded(draws=True), "loader_processes": 2},
+    ],
+)
+def test_what_is_right_does_not_warn(settings: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(**settings)
+
+
+# Several optimizers
+
+
+def muon_and_adamw(parameters: Any) -> list[Optimizer]:
+    parameters = list(parameters)
+    muon = getattr(torch.optim, "Muon", SGD)  # from torch 2.9 on
+    return [
+        muon([one for one in parameters if one.ndim == 2], lr=0.02),
+        AdamW([one for one in parameters if one.ndim != 2], lr=0.003),
+    ]
+
+
+METHODS = [
+    trainers.DDP(),
+    trainers.DASO(),
+    trainers.LocalSGD(),
+    trainers.OIALR(delay=2, update_every=2),
+    trainers.AB(groups=False),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_several_optimizers_train_all_by_every_method_and_resume(
+    tmp_path: Path, method: trainers.Method
+) -> None:
+    whole, pieces, began = model(), model(), state_of(model())
+    settings = {"optimizer": muon_and_adamw, "method": method, "epochs": 4}
+    train(whole, **settings)
+    for steps in (3, 6, None):
+        interrupt = None if steps is None else After(steps)
+        try:
+            train(pieces, checkpoint=tmp_path, interrupt=interrupt, **settings)
+        except trainers.Interrupted:
+            pieces = model()
+    assert_identical(state_of(whole), state_of(pieces))
+    after = trainers.merged(whole).state_dict()
+    assert all(not torch.equal(value, after[name]) for name, value in began.items())
+
+
+def test_several_optimizers_equal_the_same_optimizer_of_all() -> None:
+    one, several = model(), model()
+    train(one, optimizer=lambda parameters: AdamW(parameters, lr=0.01), schedule=trainers.Cosine())
+    train(
+        several,
+        optimizer=lambda parameters: [AdamW(half, lr=0.01) for half in (parameters[:2], parameters[2:])],
+        schedule=trainers.Cosine(),
+    )
+    assert_identical(state_of(one), state_of(several))
+
+
+class Both(Optimizer):
+    """Two in one, made by hand."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parts = muon_and_adamw(parameters)
+        self.defaults = {}
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return {key: value for part in self.parts for key, value in part.state.items()}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> Any:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+
+class Holding(Both):
+    """The same, with lists of its own."""
+
+    param_groups = state = None  # type: ignore[assignment]
+
+    def __init__(self, parameters: Any) -> None:
+        self.parts = muon_and_adamw(parameters)
+        Optimizer.__init__(self, [group for part in self.parts for group in part.param_groups], {})
+
+
+@pytest.mark.parametrize("kind", [Both, Holding])
+def test_a_composite_that_a_method_cannot_change_is_refused(tmp_path: Path, kind: Any) -> None:
+    method = trainers.OIALR(delay=2, update_every=2)
+    with pytest.raises(ValueError, match=f"^optimizer: {kind.__name__}.* return a list of"):
+        train(optimizer=kind, method=method, checkpoint=tmp_path)
+
+
+# Metrics that are not numbers
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason", "evaluations"),
+    [
+        (lambda calls: float("nan"), "diverged", 3),
+        (lambda calls: float("nan") if calls < 3 else 1.0, "finished", 30),
+    ],
+)
+def test_a_metric_that_is_never_a_number_ends_the_run(metric: Any, reason: str, evaluations: int) -> None:
+    calls: list[int] = []
+
+    def counted(outputs: Tensor, targets: Tensor) -> float:
+        calls.append(0)
+        return float(metric(len(calls)))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = train(validation_set=DATA, metrics={"mine": counted, "mse": mse_loss}, epochs=30)
+    assert (result.reason, len(result.history)) == (reason, evaluations)
+    assert ["mine was NaN" in str(one.message) for one in caught] == [True] * (reason == "diverged")

@@ -1,0 +1,162 @@
+"""A look at a few samples of a data set before the run, which leaves the data set as it was.
+
+Where processes are to read ahead, one of them takes the look: what a data set opens or makes at its first sample, a
+file or a generator of each process say, must not be in this process when others are forked from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from trainers.data.batches import Batch, length_of
+from trainers.data.fetching import Collate, Fetched, Order
+from trainers.data.own_generators import OwnGenerators, comparable
+from trainers.data.streams import stream_of
+from trainers.randomness import generators_kept
+from trainers.structures import parts_of
+
+Part = list[Any]
+"""Of a tensor, number or text in a sample: its shape, up to 16 means of consecutive parts, and their size."""
+Samples = list[list[Any]]
+"""Number and parts of each sample; lists, as files hold them."""
+
+_SAMPLES = 4
+_MEANS = 16
+_LIMIT_S = 2.0
+"""Seconds after which no further sample is read."""
+_TIMEOUT_S = 60.0
+_SAME = 0.01
+"""Share of a part's size up to which means are the same: decoders and devices differ in roundings."""
+_REPEATED = 1e-6
+"""The same for a sample that is read twice by one process."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Attributes:
+    samples (list): a summary of some samples; empty where they are random, stream, or could not be read.
+    drawn_from (int): a number for the state of the data set's own generators where reading draws from them, else 0.
+    """
+
+    samples: Samples
+    drawn_from: int = 0
+
+
+def probed(samples: Dataset[object], *, processes: int, collate: Collate | None, epoch: int | None) -> Probed:
+    """Summary of samples of a data set that is read by number. Reading one that raises is left to the training.
+
+    Args:
+        samples (Dataset): of pairs.
+        processes (int, from 0): that are to read ahead.
+        collate (callable): as ``train``'s.
+        epoch (int): for the data set's ``set_epoch``; None: it is not called.
+    """
+    if stream_of(samples) is not None:
+        return Probed([])
+    probe = _Probe(samples, collate, epoch)
+    try:
+        if not processes:
+            return probe.taken()
+        # Its iterator draws a number, on the default device with a generator of the CPU.
+        with torch.device("cpu"):
+            taken: list[Probed] = [
+                *DataLoader(
+                    probe,
+                    batch_size=None,
+                    num_workers=1,
+                    timeout=_TIMEOUT_S,
+                    generator=torch.Generator(),
+                )
+            ]
+        return taken[0]
+    except Exception:  # the user's data set; where it cannot be read the training says so
+        return Probed([])
+
+
+def other_samples(was: object, now: Samples) -> bool:
+    """Whether ``now`` is of another data set than ``was``, from a checkpoint: every sample that both have differs."""
+    before = {one[0]: one[1] for one in was if len(one) == 2} if isinstance(was, list) else {}
+    common = [(before[number], parts) for number, parts in now if number in before]
+    return bool(common) and all(_differ(one, other, _SAME) for one, other in common)
+
+
+class _Probe(Dataset[Probed]):
+    """A data set of one item, what there is to see of another."""
+
+    def __init__(self, samples: Dataset[object], collate: Collate | None, epoch: int | None) -> None:
+        self._samples, self._collate, self._epoch = samples, collate, epoch
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Probed:
+        return self.taken()
+
+    def taken(self) -> Probed:
+        own = OwnGenerators(self._samples)
+        states = own.states()
+        try:
+            with generators_kept():
+                summaries = self._read_twice()
+            drawn = [comparable(one) for one in own.states()] != [comparable(one) for one in states]
+        finally:
+            own.restore(states)
+        # A generator that was made at the first sample draws, too.
+        made = len(OwnGenerators(self._samples).generators) != len(states)
+        number = 0
+        if drawn:
+            text = "".join(map(comparable, states))
+            number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") + 1
+        return Probed([] if drawn or made or own.hides_epochs else summaries, number)
+
+    def _read_twice(self) -> Samples:
+        """Nothing where a sample differs from itself."""
+        fetched = Fetched(self._samples, collate=self._collate, rank=0, ranks=1, seed=0)
+        found: Samples = []
+        begin, last = time.monotonic(), length_of(self._samples) - 1
+        for number in sorted({last * part // (_SAMPLES - 1) for part in range(_SAMPLES)}):
+            order = Order(
+                self._epoch, Batch(indices=torch.tensor([number], device="cpu"), weight=1.0, seed=1)
+            )
+            once, again = ([*_summaries(fetched.__getitems__(order)[0])] for _ in range(2))
+            if _differ(once, again, _REPEATED):
+                return []
+            found.append([number, once])
+            if time.monotonic() - begin > _LIMIT_S:
+                break
+        return found
+
+
+def _summaries(value: object) -> Iterator[Part]:
+    if isinstance(value, (Tensor, np.ndarray, np.generic, bool, int, float)):
+        tensor = torch.as_tensor(value, device="cpu").detach()
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        numbers = tensor.double().nan_to_num().flatten()
+        means = [part.mean().item() for part in numbers.tensor_split(min(_MEANS, max(1, len(numbers))))]
+        size = numbers.square().mean().sqrt().item()
+        yield [str(tuple(tensor.shape)), means if len(numbers) else [], size if len(numbers) else 0.0]
+    elif isinstance(value, (str, bytes)):
+        yield [f"text {zlib.crc32(value.encode() if isinstance(value, str) else value)}", [], 0.0]
+    else:
+        for _, part in parts_of(value) or ():
+            yield from _summaries(part)
+
+
+def _differ(one: Sequence[Part], other: Sequence[Part], share: float) -> bool:
+    if [part[0] for part in one] != [part[0] for part in other]:
+        return True
+    for (_, means, size), (_, others, of_other) in zip(one, other, strict=True):
+        bound = share * max(size, of_other) + 1e-12
+        if any(abs(mean - of_mean) > bound for mean, of_mean in zip(means, others, strict=True)):
+            return True
+    return False

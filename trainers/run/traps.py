@@ -1,0 +1,85 @@
+"""Warnings of what a run would do otherwise than its settings read, without an error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from trainers.communication.channel import Channel
+from trainers.data.batches import Batch
+from trainers.data.fetching import epoch_setters
+from trainers.data.own_generators import OwnGenerators
+from trainers.data.probing import probed
+from trainers.data.streams import stream_of
+from trainers.names import plain_name
+from trainers.run.settings import Settings
+
+
+def warn_of_traps(settings: Settings, optimizer: Optimizer, planned: Sequence[Sequence[Batch]]) -> None:
+    """Warn, on the rank that calls it, of what trains otherwise than it reads.
+
+    Args:
+        settings (Settings): of the run.
+        optimizer (Optimizer): of the run.
+        planned (sequence): this rank's batches of each step of the first epoch.
+    """
+    trained = {name: p for name, p in settings.model.named_parameters() if p.requires_grad}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    left = [plain_name(name) for name, parameter in trained.items() if id(parameter) not in held]
+    if left:
+        _warn(
+            f"optimizer: it leaves out {_some(left)} of the model's trained parameters, which stay as they are. Give "
+            "them to a second optimizer, as optimizer= may return a list, or set their requires_grad to False."
+        )
+    half = [plain_name(name) for name, parameter in trained.items() if parameter.dtype is torch.float16]
+    if half:
+        _warn(
+            f"model: {_some(half)} of its parameters are float16, in which small gradients and updates become 0. Keep "
+            'them in float32, and use precision="bf16".'
+        )
+    checkpointing = settings.checkpointing
+    if checkpointing.checkpoint_every is not None and checkpointing.checkpoint is None:
+        _warn(
+            f"checkpoint_every = {checkpointing.checkpoint_every!r}: nothing is saved without a directory. Name one: "
+            "checkpoint=…, or leave checkpoint_every out."
+        )
+    largest = max(len(batch.indices) for passes in planned for batch in passes)
+    # Ranks differ by a sample where they do not divide the data.
+    if len(planned) == 1 and largest + 1 < settings.batch_size and settings.deals_all_alike:
+        _warn(
+            f"batch_size = {settings.batch_size}: train_set has samples for batches of {largest} on a rank, and an "
+            f"epoch is a single step. Choose at most {largest}, or bring more data."
+        )
+
+
+def warn_of_shared_series(settings: Settings, channel: Channel) -> None:
+    """Warn on rank 0 where the training set draws from a generator of its own that is in the same state on several
+    ranks, or in several loader processes. Collective where there are several ranks.
+    """
+    samples, processes = settings.train_set, settings.data.loader_processes
+    several = channel.size > 1 or processes > 1
+    if not several or stream_of(samples) is not None:
+        return
+    number = 0
+    if not any(True for _ in epoch_setters(samples)) and OwnGenerators(samples).generators:
+        number = probed(samples, processes=processes, collate=settings.data.collate, epoch=None).drawn_from
+    of_ranks = [int(one.item()) for one in channel.all_gather(torch.tensor([number], device="cpu"))]
+    drawing = [one for one in of_ranks if one]
+    if channel.rank == 0 and drawing and (processes > 1 or len(set(drawing)) < len(drawing)):
+        _warn(
+            "train_set: it draws from a random generator that it holds, which gives each rank and each loader process "
+            "the same series. Draw from the global generators (torch, numpy.random, random), which are seeded for each "
+            "batch, or give it set_epoch(epoch) and seed a generator by seed, epoch and the sample's number."
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{len(names)} ({shown})"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
