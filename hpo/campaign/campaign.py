@@ -69,6 +69,7 @@ _DRAWS = 10_000
 _DRAWS_OF_ALL = 1_000
 """As many are looked at for one for which a constraint raises, if that takes no longer than the seconds below."""
 _SEARCHED_S = 2.0
+_DRAWS_FOR_STEPS = 100
 
 
 class Campaign:
@@ -248,6 +249,8 @@ class Campaign:
         with noted(problems):
             self._check_constraints()
         with noted(problems):
+            self._check_steps()
+        with noted(problems):
             reference_losses(self.settings.search.reference, self.task.objectives)
         own_tables = len(self.settings.island)
         shared = self._problems_of(own_tables)
@@ -306,6 +309,16 @@ class Campaign:
                 f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
                 "Loosen the constraints, or narrow the ranges to where they hold"
             )
+
+    def _check_steps(self) -> None:
+        rng = random.Random(0)
+        space, task = self.task.space, self.task
+        drawn = (
+            space.decode(space.sample(rng)) for _ in range(_DRAWS_FOR_STEPS if callable(task.steps) else 0)
+        )
+        given = [*task.points] if task.default is None else [task.default, *task.points]
+        for params in (*given, *filter(task.allows, drawn)):
+            task.steps_of(params)
 
     # --- running --------------------------------------------------------------------------------------------
 

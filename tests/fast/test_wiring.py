@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ TASK = hpo.Task(
     "maximize",
     default=DEFAULT,
     points=[POINT],
-    steps=9,
+    steps=lambda params: 9 if params["kind"] == "a" else "nine",
 )
 KEYS: dict[str, Any] = {
     "evaluations": 50,
@@ -140,12 +141,15 @@ def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
         pruning=PruningSettings(
             rule="halving", min_steps=7, reduction=5, patience=2, startup=6, promote=False
         ),
-        steps=9,
+        steps=made.steps,
         reported="value",
         sign=-1.0,
         reference=None,
     )
     assert (given.islands, given.peers, given.coordinator) == ([[0], [1], [2]], [0], 0)
+    # One call that fails neither ends the rank nor its evaluation, and is said.
+    assert [made.steps(one) for one in (DEFAULT, POINT)] == [9, None]
+    assert "'nine'" in json.loads(made.transport.poll()[0][1])[2]
 
 
 def test_an_island_follows_its_own_settings(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ class Claims:
         if candidate is None:
             return False
         candidate.token = self._promotion = self._next_token()
-        candidate.started, candidate.retries, candidate.resumed = 0.0, 0, True
+        candidate.started, candidate.retries = 0.0, 0
+        candidate.resumed, candidate.promoted, candidate.retried = True, True, False
         self._claimed[candidate.token] = candidate, self._now()
         self._send(Claim([Want(candidate.token, candidate.key, candidate.id)], False))
         return True
