@@ -327,6 +327,7 @@ class Assembly:
                 printed=EvaluationDirectories(settings.directory).printed,
                 patience_s=settings.evaluation.start_timeout_s,
                 leaders=[place.leader for place in layout.workers],
+                earlier=earlier.tally.worked_and_failed,
             ),
             timed=settings.evaluation.timeout_s is not None,
             reopened=reopened,

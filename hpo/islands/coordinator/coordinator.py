@@ -170,6 +170,8 @@ class Coordinator:
         self._remarked: set[str] = set()
         self.reopened_ids: dict[str, int] = {}
         """By id of a failure that does not count, and is evaluated again in this launch, how often it was reopened."""
+        self.futile_ends: Mapping[str, int] = {}
+        """By status, the failures for which the launch ends; they count as not evaluated."""
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
             Claim: self._answer,
@@ -574,7 +576,9 @@ class Coordinator:
         if self.end is not None or self._grants.running:
             return
         if self.stopping is None and self._health.holds_all:
-            self._reopen(self._health.end_launch(), FUTILE)
+            failures = self._health.end_launch()
+            self.futile_ends = Counter(one.status for one in failures)
+            self._reopen(failures, FUTILE)
             self.stop(FUTILE)
             return
         if self.stopping:

@@ -265,7 +265,7 @@ class Evaluations:
                 losses,
                 now - candidate.started,
                 self._early_stopping.reported(candidate.id) and not outcome.no_value,
-                fault(outcome.status, resumed=candidate.resumed, error=error),
+                fault(outcome.status, resumed=candidate.resumed and not candidate.retried, error=error),
                 error,
                 anew(assignment_of(candidate), candidate.reopened + 1)
                 if outcome.status in _FAILURES
