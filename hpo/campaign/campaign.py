@@ -35,7 +35,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, U
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
-from hpo.islands.coordinator.ending import DEADLINE, FUTILE, LOST, STOPPED, STORAGE, UNFIT
+from hpo.islands.coordinator.ending import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Start, decode, encode
 from hpo.islands.resume import snapshot
@@ -347,7 +347,8 @@ class Campaign:
             UsageError: ``ranks`` does not fit the layout, or the ranks that mpirun has started.
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
             CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
-                ``hpo.islands.coordinator.health``), or the storage did not work for minutes (then its ``exit_code``
+                ``hpo.islands.coordinator.health``), constraints refused all proposals for minutes, or the storage did not
+                work for minutes (then its ``exit_code``
                 is 75), or ``ranks`` were started and died again and again. What was recorded stays.
         """
         handed_on.refuse_while_loading()
@@ -407,6 +408,8 @@ class Campaign:
             )
         if end.reason == STORAGE:
             raise StorageFailed(end.error or "the storage did not work")
+        if end.reason == REFUSED:
+            raise CampaignError(end.error or "the constraints refused all proposals")
         if end.reason == FUTILE:
             raise CampaignError(end.error or "the first evaluations all failed")
         return Result(settings.directory, end.reason)

@@ -121,6 +121,8 @@ def _ended(ended: tuple[str, int] | None, lost: int) -> str:
     }
     failed = {
         "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
+        "refused": "refused: for two minutes the constraints refused all that was proposed. Narrow the ranges to where "
+        "they hold, in another directory, or loosen the constraints; the same `hpo run` goes on",
         "futile": f"failed: {lost} evaluations failed one after the other, and count as lost. Mend that; the same "
         "`hpo run` evaluates them again",
         "nothing completed": "failed: no evaluation completed, and the budget is used up. Mend what failed; "

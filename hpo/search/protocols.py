@@ -228,6 +228,7 @@ class Candidate:
     promoted: bool = False
     retried: bool = False
     attempts: int = 0
+    refused: int = 0
     started: float = 0.0
     home: tuple[int, int] = (0, 0)
     resumed_at_step: int = 0

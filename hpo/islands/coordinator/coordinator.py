@@ -22,10 +22,12 @@ from hpo.islands.coordinator.ending import (
     EXHAUSTED,
     FUTILE,
     LOST,
+    REFUSED,
     STOPPED,
     STORAGE,
     UNFIT,
     Ending,
+    refused_sentence,
     verdict,
 )
 from hpo.islands.coordinator.grants import Grants
@@ -224,7 +226,7 @@ class Coordinator:
             elif budget.admit(want.key, island):
                 item = want.key
             elif claim.stuck and not self._skip_phase(phase, island):
-                item = budget.admit_unseen(island)
+                item = budget.admit_unseen(island, refused=want.refused, now=self._transport.now())
             if item is None:
                 if budget.exhausted_for(island):
                     self._look_for_used_up_islands()
@@ -268,9 +270,13 @@ class Coordinator:
             if island in self._used_up or not self._budget.exhausted_for(island):
                 continue
             self._used_up.add(island)
+            refused = self._budget.refused_for(island)
             self.remarks.append(
                 f"island {island} has evaluated all that it may ([search] or [[island]] only, and the constraints): "
                 "its workers idle while the others go on"
+                if not refused
+                else f"island {island} gives up, and its workers idle while the others go on: the constraints refused "
+                f"{refused} proposals in a row"
             )
             for leader, own in self._islands.items():
                 if own == island:
@@ -586,7 +592,8 @@ class Coordinator:
         elif self._registry.holds or (self.paused and self._grants.holds_promotion):
             return
         elif not self._budget.available:
-            self._finish(EXHAUSTED if self._budget.exhausted else DONE)
+            refused = REFUSED if self._budget.refused else EXHAUSTED
+            self._finish(refused if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
         elif not any(self._can_get_more(one) for one in self._registry.at_work if one not in self._drained):
@@ -602,6 +609,7 @@ class Coordinator:
             unfit=next(iter(self.unfit.values()), None),
             futile=self._health.sentence() if reason == FUTILE else None,
             storage=storage_sentence(self._storage_failed or ""),
+            refused=refused_sentence(self._budget.refused),
         )
         self._ended(self.end)
         for rank in self._everyone:

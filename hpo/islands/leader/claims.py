@@ -152,7 +152,11 @@ class Claims:
     def _claim(self, candidates: list[Candidate], now: float) -> None:
         self._claimed.update((candidate.token, (candidate, now)) for candidate in candidates)
         stuck = any(candidate.attempts >= STUCK for candidate in candidates)
-        self._send(Claim([Want(one.token, one.key, phase=one.phase) for one in candidates], stuck))
+        self._send(
+            Claim(
+                [Want(one.token, one.key, phase=one.phase, refused=one.refused) for one in candidates], stuck
+            )
+        )
 
     def take(self, grant: Grant) -> None:
         """The coordinator has answered."""
