@@ -347,9 +347,9 @@ class Campaign:
             UsageError: ``ranks`` does not fit the layout, or the ranks that mpirun has started.
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
             CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
-                ``hpo.islands.coordinator.health``), constraints refused all proposals for minutes, or the storage did not
-                work for minutes (then its ``exit_code``
-                is 75), or ``ranks`` were started and died again and again. What was recorded stays.
+                ``hpo.islands.coordinator.health``), constraints refused all proposals for minutes, the storage did
+                not work for minutes (then its ``exit_code`` is 75), or ``ranks`` were started and died again and
+                again. What was recorded stays.
         """
         handed_on.refuse_while_loading()
         launcher = config.launcher()

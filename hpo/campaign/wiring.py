@@ -333,6 +333,13 @@ class Assembly:
             reopened=reopened,
             worker_left=worker_left,
         )
+        if len(self.task.objectives) > 1:
+            searches = (settings.search_of(island) for island in range(layout.islands))
+            for kind in dict.fromkeys(one.kind for one in searches if one.traits.one_objective):
+                coordinator.remarks.append(
+                    f'kind = "{kind}" models one objective: with {len(self.task.objectives)} it proposes as '
+                    '"evolution" does'
+                )
         if standing.paused:
             coordinator.paused = True
             coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")

@@ -79,6 +79,7 @@ class Recorder:
         self.given = SimpleNamespace(**keywords)
         self.values = values
         self.enqueued: list[Assignment] = []
+        self.remarks: list[str] = []
 
     def enqueue(self, assignments: list[Assignment]) -> None:
         self.enqueued += assignments
@@ -123,6 +124,13 @@ def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
     """The recorder in place of the coordinator."""
     start = Start(1, Surroundings(("here",), 0, 1, 1), 0, [], [], [], {})
     return made.coordinator(start, earlier or ResumeState(), [GIVEN], [])
+
+
+def test_a_kind_that_models_one_objective_says_so(tmp_path: Path) -> None:
+    several = hpo.Task(SPACE, lambda trial: {}, objectives={"a": "minimize", "b": "maximize"})
+    for task, kind, said in ((several, "tpe", 1), (several, "evolution", 0), (TASK, "tpe", 0)):
+        made = assembly(tmp_path, task, kind=kind, reported="a" if task is several else None)
+        assert len([one for one in coordinator(made).remarks if '"tpe"' in one]) == said
 
 
 def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
