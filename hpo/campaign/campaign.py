@@ -35,7 +35,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, U
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import Scalar
-from hpo.islands.coordinator.ending import DEADLINE, FUTILE, LOST, STOPPED, STORAGE, UNFIT
+from hpo.islands.coordinator.ending import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Start, decode, encode
 from hpo.islands.resume import snapshot
@@ -69,6 +69,7 @@ _DRAWS = 10_000
 _DRAWS_OF_ALL = 1_000
 """As many are looked at for one for which a constraint raises, if that takes no longer than the seconds below."""
 _SEARCHED_S = 2.0
+_DRAWS_FOR_STEPS = 100
 
 
 class Campaign:
@@ -248,6 +249,8 @@ class Campaign:
         with noted(problems):
             self._check_constraints()
         with noted(problems):
+            self._check_steps()
+        with noted(problems):
             reference_losses(self.settings.search.reference, self.task.objectives)
         own_tables = len(self.settings.island)
         shared = self._problems_of(own_tables)
@@ -307,6 +310,16 @@ class Campaign:
                 "Loosen the constraints, or narrow the ranges to where they hold"
             )
 
+    def _check_steps(self) -> None:
+        rng = random.Random(0)
+        space, task = self.task.space, self.task
+        drawn = (
+            space.decode(space.sample(rng)) for _ in range(_DRAWS_FOR_STEPS if callable(task.steps) else 0)
+        )
+        given = [*task.points] if task.default is None else [task.default, *task.points]
+        for params in (*given, *filter(task.allows, drawn)):
+            task.steps_of(params)
+
     # --- running --------------------------------------------------------------------------------------------
 
     def run(
@@ -334,8 +347,9 @@ class Campaign:
             UsageError: ``ranks`` does not fit the layout, or the ranks that mpirun has started.
             HpoError: it could not begin: the layout, the directory, the task or MPI do not allow it.
             CampaignError: it could not go on: no worker starts evaluators, the first evaluations all failed (see
-                ``hpo.islands.coordinator.health``), or the storage did not work for minutes (then its ``exit_code``
-                is 75), or ``ranks`` were started and died again and again. What was recorded stays.
+                ``hpo.islands.coordinator.health``), constraints refused all proposals for minutes, the storage did
+                not work for minutes (then its ``exit_code`` is 75), or ``ranks`` were started and died again and
+                again. What was recorded stays.
         """
         handed_on.refuse_while_loading()
         launcher = config.launcher()
@@ -394,6 +408,8 @@ class Campaign:
             )
         if end.reason == STORAGE:
             raise StorageFailed(end.error or "the storage did not work")
+        if end.reason == REFUSED:
+            raise CampaignError(end.error or "the constraints refused all proposals")
         if end.reason == FUTILE:
             raise CampaignError(end.error or "the first evaluations all failed")
         return Result(settings.directory, end.reason)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -347,6 +348,7 @@ class Supervisor:
         main = threading.current_thread() is threading.main_thread()
         former = {number: signal.signal(number, self._hear) for number in stop_signals()} if main else {}
         try:
+            self._warn_if_crowded()
             restarts = in_vain = 0
             first = self._first_probe()
             while True:
@@ -409,6 +411,21 @@ class Supervisor:
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
+
+    @property
+    def _crowded(self) -> str | None:
+        """A clause, where there are far more ranks than their hosts have room for."""
+        room = hosts.cores() if self._tied else hosts.room(self._fleet.hosts, self._environment)
+        return hosts.crowded(self._fleet.ranks, room)
+
+    def _warn_if_crowded(self) -> None:
+        if (clause := self._crowded) is not None:
+            # This process has imported what each rank imports.
+            each_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            self._say(
+                f"{clause}, and each takes about {each_mb:.0f} MB ({self._ranks * each_mb / 1024:.1f} GB in all) "
+                "beside its evaluator: they may take minutes to start, or never do. Ctrl-C ends this."
+            )
 
     def _wait_for_directory(self) -> bool:
         """Whether the campaign's directory is there, or comes back."""
@@ -590,10 +607,11 @@ class Supervisor:
                     "the same command again to start it."
                 )
                 return EXIT_RESUMABLE, False
+            cause = f". {self._crowded}: start fewer" if self._crowded else ""
             self._say(
-                "not all ranks started in time, so mpirun was ended."
+                f"not all ranks started in time, so mpirun was ended{cause}."
                 if code is None
-                else f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above."
+                else f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above{cause}."
             )
             # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
             passing = code not in (1, 2)

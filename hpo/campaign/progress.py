@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
-from hpo.islands.coordinator.ending import NOTHING_COMPLETED, STOPPED
+from hpo.islands.coordinator.ending import FUTILE, NOTHING_COMPLETED, STOPPED
+from hpo.islands.coordinator.health import counted
 from hpo.terminal import one_line, quoted, visible, write
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class Display:
         parts = [_evaluated(final, coordinator.evaluations)]
         parts.append(f"best {self._best(tally.best)}")
         parts.append(f"{_rate(rate)}")
-        parts.append(f"{self._failures(coordinator)} failed")
+        ends = coordinator.futile_ends
+        failures = f"{self._failures(coordinator) + sum(ends.values())} failed"
+        parts.append(f"{failures} ({counted(ends)} in a row)" if ends else failures)
         if pruned := coordinator.counts.get(PRUNED, 0):
             parts.append(f"{pruned} pruned")
         if not ended:
@@ -119,7 +122,8 @@ class Display:
     def finish(self, coordinator: Coordinator, reason: str, now: float) -> None:
         """The last line: how it stands now, and why it ended."""
         self._next = 0.0
-        text = f"{reason}: {self.line(coordinator, now, ended=True)}"
+        name = "failed" if reason in (FUTILE, NOTHING_COMPLETED) else reason
+        text = f"{name}: {self.line(coordinator, now, ended=True)}"
         # It looks like success, and nothing was found.
         nothing_completed = reason == NOTHING_COMPLETED or (
             coordinator.tally.best is None and bool(self._failures(coordinator))

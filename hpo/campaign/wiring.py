@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
-from hpo.errors import EXIT_RESUMABLE, CampaignError, describe_os_error
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, UsageError, describe_os_error
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
@@ -67,8 +67,8 @@ from hpo.task.known_point import Allows
 from hpo.task.task import MAXIMIZE, Task, TaskSource, listed
 from hpo.terminal import one_line, write
 
-_CONSTRAINTS = "[constraints]"
-"""No name of a metric, as remarks have."""
+_CONSTRAINTS, _STEPS = "[constraints]", "[steps]"
+"""No names of metrics, as remarks have."""
 
 
 def _unseen(
@@ -100,7 +100,7 @@ class Assembly:
     code: CodeVersion | None = None
     writer: JournalWriter | None = None
     log: LaunchLog | None = None
-    _constraint_raised: bool = False
+    _remarked: set[str] = field(default_factory=set)
 
     def roles(self, place: WorkerPlacement, groups: list[list[int]], start: Start) -> RankRoles:
         """What this rank is in the worker at ``place``, from ``start`` on. ``groups``: the leaders of each island."""
@@ -327,11 +327,19 @@ class Assembly:
                 printed=EvaluationDirectories(settings.directory).printed,
                 patience_s=settings.evaluation.start_timeout_s,
                 leaders=[place.leader for place in layout.workers],
+                earlier=earlier.tally.worked_and_failed,
             ),
             timed=settings.evaluation.timeout_s is not None,
             reopened=reopened,
             worker_left=worker_left,
         )
+        if len(self.task.objectives) > 1:
+            searches = (settings.search_of(island) for island in range(layout.islands))
+            for kind in dict.fromkeys(one.kind for one in searches if one.traits.one_objective):
+                coordinator.remarks.append(
+                    f'kind = "{kind}" models one objective: with {len(self.task.objectives)} it proposes as '
+                    '"evolution" does'
+                )
         if standing.paused:
             coordinator.paused = True
             coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")
@@ -442,7 +450,7 @@ class Assembly:
                 grace_s=settings.evaluation.grace_s,
                 keep=settings.keep,
                 pruning=pruning.of_search(search, self.task.objectives),
-                steps=self.task.steps,
+                steps=self.steps,
                 reported=next(iter(objectives)) if len(objectives) == 1 else None,
                 sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
                 reference=reference_losses(search.reference, objectives),
@@ -457,13 +465,21 @@ class Assembly:
         try:
             return self.task.allows(params)
         except CampaignError as error:
-            if not self._constraint_raised:
-                self._constraint_raised = True
-                sentence = (
-                    f"configurations for which a constraint raises are left out: {str(error).rstrip('.')}"
-                )
-                self.transport.send(0, encode(Remark(_CONSTRAINTS, sentence)))
+            self._remark(_CONSTRAINTS, "configurations for which a constraint raises are left out", error)
             return False
+
+    def steps(self, params: dict[str, Scalar]) -> int | None:
+        """How many steps a whole run reports; None where the task does not say it, or fails to."""
+        try:
+            return self.task.steps_of(params)
+        except UsageError as error:
+            self._remark(_STEPS, "the pruner does not know how long some runs are", error)
+            return None
+
+    def _remark(self, name: str, begin: str, error: HpoError) -> None:
+        if name not in self._remarked:
+            self._remarked.add(name)
+            self.transport.send(0, encode(Remark(name, f"{begin}: {str(error).rstrip('.')}")))
 
     @property
     def _source(self) -> TaskSource:

@@ -73,6 +73,15 @@ def check_room(ranks: int, need: str, room: tuple[int, str], remedy: str) -> Non
         )
 
 
+def crowded(ranks: int, room: tuple[int, str]) -> str | None:
+    """A clause that says that ``ranks`` are more than four times the ``room``, as of ``check_room``; None where they
+    are not."""
+    count, of_what = room
+    if ranks <= _MOST_A_CORE * count:
+        return None
+    return f"{ranks} ranks are more than {_MOST_A_CORE} for each of the {count} {of_what}"
+
+
 def room(listed: Sequence[Host] | None, environ: Mapping[str, str]) -> tuple[int, str]:
     """How much there is for ranks to run on, and of what: the slots of ``listed`` hosts, the tasks or CPUs of all
     nodes of a Slurm job, whichever are more, or the cores that this process may use."""

@@ -17,6 +17,8 @@ class SearchKind:
     needs_checkpoints: bool = False
     """Its individuals go on training from checkpoints of others: their fitness says nothing about their parameters
     alone, and they live as long as the task's checkpoints."""
+    one_objective: bool = False
+    """With several objectives it proposes as ``evolution`` does."""
     no_reevaluation: str = ""
     """Why known configurations cannot be evaluated again, as a relative clause; empty where they can."""
     without_clock: str = ""
@@ -27,12 +29,12 @@ _INHERITS = "whose individuals go on from checkpoints of others and so are never
 
 KINDS: dict[str, SearchKind] = {
     "default": SearchKind(module="surrogate", without_clock="surrogate"),
-    "surrogate": SearchKind(module="surrogate"),
+    "surrogate": SearchKind(module="surrogate", one_objective=True),
     "evolution": SearchKind(module="evolution"),
     "portfolio": SearchKind(module="portfolio"),
-    "tpe": SearchKind(module="optuna_samplers"),
-    "gp": SearchKind(module="optuna_samplers"),
-    "optuna-cmaes": SearchKind(module="optuna_samplers"),
+    "tpe": SearchKind(module="optuna_samplers", one_objective=True),
+    "gp": SearchKind(module="optuna_samplers", one_objective=True),
+    "optuna-cmaes": SearchKind(module="optuna_samplers", one_objective=True),
     "genetic": SearchKind(module="propulate_kinds", needs_propulate=True),
     "cmaes": SearchKind(module="propulate_kinds", needs_propulate=True),
     "pso": SearchKind(module="propulate_kinds", needs_propulate=True),

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, RUNNING, STATUSES, Individual, Scalar
-from hpo.islands.coordinator.ending import FUTILE
+from hpo.islands.coordinator.ending import FUTILE, NOTHING_COMPLETED
 from hpo.islands.coordinator.tally import MOST_RECENT
 from hpo.islands.coordinator.worker_registry import DRAINED, FAILING
 from hpo.journal import commands, lock
@@ -119,7 +119,10 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """``running``, ``paused``, ``stopping``, ``stopped`` (also where it was cut off) or ``done``."""
+        """``running``, ``paused``, ``stopping``, ``stopped`` (also where it was cut off), ``failed`` (ended because
+        evaluations fail) or ``done``."""
+        if not self.alive and self.ended is not None and self.ended[0] in (FUTILE, NOTHING_COMPLETED):
+            return "failed"
         if not self.alive:
             return "done" if self.ended is not None and self.ended[1] == 0 else "stopped"
         if self.stop_pending or self.stopping:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.individual import STATUSES, Individual, is_known
+from hpo.individual import LOST, STATUSES, Individual, is_known
 from hpo.journal.code_copies import changed_files, where
 from hpo.results.analysis.repeated import in_words
 from hpo.results.overview import Best, Overview, folded
@@ -105,10 +105,10 @@ def state(overview: Overview) -> str:
     if now == "running":
         return "running"
     paused = "; paused: it begins nothing until `hpo unpause`" if overview.paused else ""
-    return _ended(overview.ended) + paused
+    return _ended(overview.ended, overview.evaluations.get(LOST, 0)) + paused
 
 
-def _ended(ended: tuple[str, int] | None) -> str:
+def _ended(ended: tuple[str, int] | None, lost: int) -> str:
     if ended is None:
         return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
     reason, code = one_line(ended[0]), ended[1]
@@ -121,9 +121,12 @@ def _ended(ended: tuple[str, int] | None) -> str:
     }
     failed = {
         "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
-        "futile": "futile: evaluations of the last launch failed one after the other. Mend that; the same `hpo run` "
-        "evaluates them anew",
-        "nothing completed": "nothing completed: the budget is used up. Mend what failed; after `hpo retry DIR "
+        "refused": "refused: for two minutes the constraints refused all that was proposed. Narrow the ranges to where "
+        "they hold, in another directory, or loosen the constraints; the same `hpo run` goes on",
+        "futile": f"failed: {lost} evaluations failed one after the other, and count as lost. Mend that; the same "
+        "`hpo run` evaluates them again",
+        "nothing completed": "failed: no evaluation completed, and the budget is used up. Mend what failed; "
+        "after `hpo retry DIR "
         "--status all` the same `hpo run` evaluates it anew",
     }
     if code:

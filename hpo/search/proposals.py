@@ -14,6 +14,8 @@ STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
 _BRED = 50
 _MOST = 10_000
+_FURTHER = 500
+"""Draws for each further claim of a candidate for which the constraints have allowed nothing yet."""
 
 
 def key_of(space: Codec, params: dict[str, Scalar], inherits: str, operator: str, identity: str) -> str:
@@ -53,11 +55,12 @@ class Proposals:
 
         Where breeding proposes only known ones, random ones are tried. After ``STUCK`` attempts a known one
         is left, and after many more an empty key where the constraints allow nothing that was drawn: the
-        caller must look further."""
+        caller must look further. ``candidate.refused``: how many draws the constraints refused."""
         rng, breeder = self._rng, self._breeder
         bred = _BRED
         breeder.begin_proposal(candidate.sequence)
         rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
+        most, candidate.refused = max(_MOST, candidate.attempts + _FURTHER), 0
         first = None
         if not candidate.attempts:
             first = breeder.propose_first(candidate.id, self._seed, population, rng)
@@ -74,7 +77,8 @@ class Proposals:
                 child = replace(child, genome=genome)
             params = self._space.decode(child.genome)
             if not self._allows(params):
-                if candidate.attempts < _MOST:
+                candidate.refused += 1
+                if candidate.attempts < most:
                     continue
                 key = ""
                 break

@@ -211,7 +211,8 @@ class Journal(Protocol):
 class Candidate:
     """An individual on its way through this leader.
 
-    ``resumed_at_step``: steps after which it had paused, and from which it goes on; 0 where it has not paused.
+    ``resumed``: it was begun before; ``promoted``: it had paused here, and goes on from there; ``retried``: it crashed
+    here, and is tried again. ``resumed_at_step``: steps after which it had paused; 0 where it has not paused.
     ``contested``: as of ``hpo.islands.assignment.Assignment``; ``phase``: in which it was bred."""
 
     token: int
@@ -224,7 +225,10 @@ class Candidate:
     parents: tuple[str, ...] = ()
     retries: int = 0
     resumed: bool = False
+    promoted: bool = False
+    retried: bool = False
     attempts: int = 0
+    refused: int = 0
     started: float = 0.0
     home: tuple[int, int] = (0, 0)
     resumed_at_step: int = 0

@@ -86,7 +86,8 @@ def reported_objective(search: SearchSettings, objectives: Mapping[str, str]) ->
 
 
 class _Rung:
-    """The losses of those who got here, latest ``_WINDOW``; of equal ones the first is the better."""
+    """The losses of the individuals that reached a rung, the latest ``_WINDOW``; of equal losses the first is the
+    better, and infinite ones come last."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -95,9 +96,6 @@ class _Rung:
 
     def __contains__(self, identity: str) -> bool:
         return identity in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def reports(self) -> Iterable[tuple[str, float]]:
         return ((identity, loss) for identity, (loss, _) in self._entries.items())
@@ -116,6 +114,11 @@ class _Rung:
     def place(self, identity: str) -> int:
         """How many are better."""
         return bisect_left(self.ordered, self._entries[identity])
+
+    @property
+    def finite(self) -> int:
+        """How many losses are finite: shares and medians are of these alone."""
+        return bisect_left(self.ordered, (math.inf, -1))
 
     def loss(self, identity: str) -> float:
         return self._entries[identity][0]
@@ -140,7 +143,8 @@ class Rule(ABC):
 
     @abstractmethod
     def passes(self, rung: int, identity: str, best: float) -> bool:
-        """Whether one that was observed at ``rung`` and whose lowest loss is ``best`` is worth going on with."""
+        """Whether an individual that was observed at ``rung`` and whose lowest loss is ``best`` goes on; all do where
+        fewer finite losses than the rule needs are known."""
 
     def promotable(self, rung: int, identity: str) -> bool:
         """Whether one that paused at ``rung`` is among the best there by now."""
@@ -154,6 +158,10 @@ class Rule(ABC):
         """Learn what an individual of the island reported."""
         self._rungs.setdefault(rung, _Rung()).add(identity, loss)
 
+    def has_seen(self, rung: int, identity: str) -> bool:
+        """Whether the individual's loss at ``rung`` is known."""
+        return rung in self._rungs and identity in self._rungs[rung]
+
     def known(self) -> list[Report]:
         """All reports that count."""
         return [
@@ -166,10 +174,10 @@ class Rule(ABC):
 class Halving(Rule):
     """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934): rungs at r·η^k steps.
 
-    Of n at a rung, the best ⌊n/η⌋ go on, and one that is the best of all so far. Those that fail are paused where
-    their task can save itself, and promoted as soon as they are among the best ⌊n/η⌋ (Algorithm 2 there); elsewhere
-    they end (its stopping variant). The decision is made at the rung itself, so that none pauses that would be promoted
-    at once, and a run is saved and loaded only where it fails. Only ranks matter."""
+    Of n with a finite loss at a rung, the best ⌊n/η⌋ go on, and the best of all so far. Those that fail are paused
+    where their task can save itself, and promoted as soon as they are among the best ⌊n/η⌋ (Algorithm 2 there);
+    elsewhere they end (its stopping variant). The decision is made at the rung itself, so that none pauses that would
+    be promoted at once, and a run is saved and loaded only where it fails. Only ranks matter."""
 
     def __init__(self, settings: PruningSettings) -> None:
         super().__init__()
@@ -191,23 +199,23 @@ class Halving(Rule):
 
     def passes(self, rung: int, identity: str, best: float) -> bool:
         here = self._rungs[rung]
-        if len(here) < self._startup:
+        if here.finite < self._startup:
             return True
         finite = math.isfinite(here.loss(identity))
-        return finite and here.place(identity) < max(1, len(here) // self._reduction)
+        return finite and here.place(identity) < max(1, here.finite // self._reduction)
 
     def promotable(self, rung: int, identity: str) -> bool:
         here = self._rungs.get(rung)
         if here is None or identity not in here or not math.isfinite(here.loss(identity)):
             return False
-        return here.place(identity) < len(here) // self._reduction
+        return here.place(identity) < here.finite // self._reduction
 
     def hopeless(self, rung: int, identity: str) -> bool:
         """Whether it is twice as far down as what is promoted, with a margin of 2 η places."""
         here = self._rungs.get(rung)
         if here is None or identity not in here:
             return True
-        return here.place(identity) >= max(2 * self._reduction, 2 * (len(here) // self._reduction))
+        return here.place(identity) >= max(2 * self._reduction, 2 * (here.finite // self._reduction))
 
 
 class Median(Rule):
@@ -215,7 +223,8 @@ class Median(Rule):
     loss is worse than the median of the running means of all others that got there is stopped for good. From 32 r
     on they are sixteen between one power of two and the next.
 
-    The mean of an evaluation that goes on after an interruption counts from there."""
+    NaN is left out of means and medians. The mean of an evaluation that goes on from a checkpoint lacks its first
+    values, and is compared with no other."""
 
     def __init__(self, settings: PruningSettings) -> None:
         super().__init__()
@@ -232,12 +241,13 @@ class Median(Rule):
         return (rung + 1) * self._every
 
     def passes(self, rung: int, identity: str, best: float) -> bool:
-        others = [loss for loss, _ in self._rungs[rung].ordered]
-        del others[self._rungs[rung].place(identity)]
+        here = self._rungs.get(rung, _Rung())
+        others = [loss for loss, _ in here.ordered[: here.finite]]
+        if identity in here and math.isfinite(here.loss(identity)):
+            del others[here.place(identity)]
         if not others or len(others) < self._startup:
             return True
-        middle = (others[(len(others) - 1) // 2] + others[len(others) // 2]) / 2
-        return best <= middle if math.isfinite(middle) else math.isfinite(best) or best <= middle
+        return best <= others[(len(others) - 1) // 2] / 2 + others[len(others) // 2] / 2
 
 
 def make_rule(settings: PruningSettings) -> Rule:

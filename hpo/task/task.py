@@ -45,8 +45,8 @@ class Task:
             where the configuration is allowed.
         default (dict; default None): a configuration, evaluated first.
         points (iterable of dict; default ()): configurations that are evaluated after ``default``.
-        steps (int; default None): how many steps a whole run reports. Early stopping then works from the first
-            individuals on.
+        steps (int or callable; default None): how many steps a whole run reports, or a function of the parameters,
+            as a dictionary, that returns it. Early stopping then works from the first individuals on.
 
     Raises:
         UsageError: a definition is not allowed, or ``default`` or a point is no allowed configuration.
@@ -66,7 +66,7 @@ class Task:
         constraints: Iterable[Constraint] = (),
         default: Mapping[str, object] | None = None,
         points: Iterable[Mapping[str, object]] = (),
-        steps: int | None = None,
+        steps: int | Callable[[Params], int] | None = None,
     ) -> None:
         if not isinstance(space, SearchSpace):
             raise UsageError(
@@ -80,7 +80,9 @@ class Task:
         self.points: tuple[Params, ...] = tuple(
             self._point(f"points[{number}]", point) for number, point in enumerate(_checked_points(points))
         )
-        self.steps: int | None = None if steps is None else _checked_steps(steps)
+        self.steps: int | Callable[[Params], int] | None = (
+            steps if steps is None or callable(steps) else _checked_steps("", steps)
+        )
         self.source: TaskSource | None = None
 
     def __repr__(self) -> str:
@@ -105,6 +107,26 @@ class Task:
             CampaignError: a constraint raised; names it.
         """
         return self._refusing(params) is None
+
+    def steps_of(self, params: Params) -> int | None:
+        """Number of steps that a whole run reports; None where the task does not say it.
+
+        Args:
+            params (dict): a configuration.
+
+        Raises:
+            UsageError: the function that the task gave for it raised, or returned no number of steps.
+        """
+        if not callable(self.steps):
+            return self.steps
+        try:
+            steps = self.steps(dict(params))
+        except Exception as error:
+            raise UsageError(
+                f"Task: steps, {_place(self.steps)}, raised {type(error).__name__}: {error}, for {params}. It must "
+                "return how many steps a whole run reports."
+            ) from error
+        return _checked_steps(f", returned for {params}", steps)
 
     @property
     def listable(self) -> bool:
@@ -260,11 +282,11 @@ def checked_objectives(direction: object, objectives: object, of: str = "Task") 
     }
 
 
-def _checked_steps(steps: object) -> int:
+def _checked_steps(where: str, steps: object) -> int:
     if isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= int(steps) <= MOST_STEPS:
         raise UsageError(
-            f"Task: steps = {excerpt(steps)}: must be the number of steps that a whole run reports, a whole number "
-            "from 1 to 2**53. Leave it out if runs differ."
+            f"Task: steps = {excerpt(steps)}{where}: must be the number of steps that a whole run reports, a whole "
+            "number from 1 to 2**53, or a function of the parameters that returns it."
         )
     return int(steps)
 
@@ -330,6 +352,7 @@ def _pickled(task: Task) -> bytes:
     except Exception as error:
         parts = {
             "evaluate": task.evaluate,
+            "steps": task.steps,
             **{_place(constraint): constraint for constraint in task.constraints},
         }
         raise CampaignError(

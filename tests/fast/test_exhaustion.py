@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ import hpo
 from hpo.config import reader as config
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
+from hpo.islands.coordinator import unseen
 from hpo.islands.coordinator.ending import DONE, EXHAUSTED, LOST, STOPPED
 from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Drain
 from hpo.journal.records import Finished, Migrated, Record
+from hpo.results.record import load
 
 FINITE = hpo.SearchSpace(a=hpo.Ordinal(*range(8)), b=hpo.Ordinal(*range(6)))
 # Without end where ``kind`` is "b".
@@ -99,13 +103,34 @@ def test_a_claim_in_vain_looks_at_a_piece_of_the_space_whatever_the_constraints_
             looked += 1
             yield ({"a": number}, str(number)) if number == 49_999 else None
 
-    unseen, taken, claims = UnseenConfigurations(listed), {"0"}, 0
-    while (found := unseen.next(taken)) is None:
+    rest, taken, claims = UnseenConfigurations(listed), {"0"}, 0
+    while (found := rest.next(taken)) is None:
         claims += 1
-        assert looked <= 2_000 * claims and not unseen.exhausted
+        assert looked <= 2_000 * claims and not rest.exhausted
     assert found.key == "49999" and claims > 20
-    while not unseen.exhausted:
-        assert unseen.next(taken) is None
+    while not rest.exhausted:
+        assert rest.next(taken) is None
+
+
+@pytest.mark.parametrize("share, completed, reason", [(5e-5, 20, "done"), (1e-15, 1, "refused")])
+def test_rare_configurations_are_found_and_a_search_in_vain_does_not_look_complete(
+    share: float, completed: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unseen, "_PATIENCE_S", 20.0 if reason == "done" else 0.5)
+    task = hpo.Task(
+        hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Float(0, 1)),
+        lambda trial: 0.0,
+        constraints=[lambda params: abs(params["a"] - params["b"]) <= share],
+        default={"a": 0.5, "b": 0.5},
+    )
+    monkeypatch.setattr(hpo.Campaign, "_check_constraints", lambda campaign: None)  # it draws 10 000, too
+    campaign = hpo.Campaign(task, directory=tmp_path, evaluations=20, kind="random", isolation="inline")
+    refuses = pytest.raises(hpo.CampaignError, match=r"refused \d{4,} proposals in a row")
+    with refuses if reason == "refused" else nullcontext():
+        campaign.run()
+    record = load(tmp_path)
+    assert len(record.individuals) == completed
+    assert record.ended == (reason, campaign.exit_code) == (reason, int(reason == "refused"))
 
 
 @pytest.mark.parametrize("case", range(6))

@@ -35,6 +35,7 @@ def launch_of(directory: Path, **limits: Any) -> tuple[Any, Display]:
         **{"evaluations": None, "deadline": None, **limits},
         tally=SimpleNamespace(final=10, best=None),
         counts={},
+        futile_ends={},
         busy=2,
         paused=False,
         stopping=None,

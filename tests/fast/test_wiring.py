@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ TASK = hpo.Task(
     "maximize",
     default=DEFAULT,
     points=[POINT],
-    steps=9,
+    steps=lambda params: 9 if params["kind"] == "a" else "nine",
 )
 KEYS: dict[str, Any] = {
     "evaluations": 50,
@@ -78,6 +79,7 @@ class Recorder:
         self.given = SimpleNamespace(**keywords)
         self.values = values
         self.enqueued: list[Assignment] = []
+        self.remarks: list[str] = []
 
     def enqueue(self, assignments: list[Assignment]) -> None:
         self.enqueued += assignments
@@ -124,6 +126,13 @@ def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
     return made.coordinator(start, earlier or ResumeState(), [GIVEN], [])
 
 
+def test_a_kind_that_models_one_objective_says_so(tmp_path: Path) -> None:
+    several = hpo.Task(SPACE, lambda trial: {}, objectives={"a": "minimize", "b": "maximize"})
+    for task, kind, said in ((several, "tpe", 1), (several, "evolution", 0), (TASK, "tpe", 0)):
+        made = assembly(tmp_path, task, kind=kind, reported="a" if task is several else None)
+        assert len([one for one in coordinator(made).remarks if '"tpe"' in one]) == said
+
+
 def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
     made = assembly(tmp_path)
     given = leader(made)
@@ -140,12 +149,15 @@ def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
         pruning=PruningSettings(
             rule="halving", min_steps=7, reduction=5, patience=2, startup=6, promote=False
         ),
-        steps=9,
+        steps=made.steps,
         reported="value",
         sign=-1.0,
         reference=None,
     )
     assert (given.islands, given.peers, given.coordinator) == ([[0], [1], [2]], [0], 0)
+    # One call that fails neither ends the rank nor its evaluation, and is said.
+    assert [made.steps(one) for one in (DEFAULT, POINT)] == [9, None]
+    assert "'nine'" in json.loads(made.transport.poll()[0][1])[2]
 
 
 def test_an_island_follows_its_own_settings(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from simulation import Simulation
 
@@ -119,7 +120,7 @@ def test_one_that_trained_begins_the_count_anew(status: str) -> None:
     assert not watch.holds_all
 
 
-@pytest.mark.parametrize("status", [FAILED, TIMEOUT, CRASHED, INTERRUPTED])
+@pytest.mark.parametrize("status", [FAILED, INTERRUPTED])
 def test_one_that_reported_a_value_trained_however_it_ended(status: str) -> None:
     watch = watching(2)
     fail(watch, 1)
@@ -127,20 +128,54 @@ def test_one_that_reported_a_value_trained_however_it_ended(status: str) -> None
     assert not watch.holds_all
 
 
-@pytest.mark.parametrize("status", [TIMEOUT, CRASHED, INTERRUPTED])
-def test_other_ends_say_nothing_of_the_launch(status: str) -> None:
+def test_an_interruption_says_nothing_of_the_launch() -> None:
     watch = watching(2)
     fail(watch, 0, error="a")
-    watch.ended(0, over(1, status))
+    watch.ended(0, over(1, INTERRUPTED))
     assert not watch.holds_all
     fail(watch, 2, error="b")
     assert watch.holds_all
 
 
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize(
+    "status, earlier, needed",
+    [
+        (TIMEOUT, (0, 9), 30),  # their errors are always the same
+        (CRASHED, (0, 9), 10),
+        (CRASHED, (50, 5), 30),
+        (TIMEOUT, (50, 5), 30),
+        (TIMEOUT, (3, 9), None),  # few completed before: many in vain are no surprise
+        (FAILED, (50, 5), 10),
+    ],
+)
+def test_time_outs_and_crashes_count_and_so_does_what_completed_before(
+    status: str, earlier: tuple[int, int], needed: int | None, reported: bool
+) -> None:
+    if status == FAILED and reported:
+        pytest.skip("a sign of life")
+    watch = watching(30, workers=1, earlier=earlier)
+    held = []
+    for number in range(100):
+        watch.ended(0, over(number, status, reported=reported))
+        held.append(watch.holds_all)
+    assert (held.index(True) + 1 if any(held) else None) == needed
+
+
+def test_what_takes_as_long_as_a_time_out_is_waited_for_as_long() -> None:
+    watch = watching(2, workers=2)
+    for number in (0, 1):
+        watch.ended(0, msgspec.structs.replace(over(number, TIMEOUT), seconds=1800.0))
+    assert not watch.lost_patience(0.0, lambda: [1]) and not watch.lost_patience(1799.0, lambda: [1])
+    assert watch.lost_patience(1800.0, lambda: [1])
+    assert "2 timeout" in watch.sentence() and "raise [evaluation] timeout" in watch.sentence()
+
+
 def test_only_failures_of_individuals_that_were_begun_here_count() -> None:
     for status, resumed in itertools.product(STATUSES, (False, True)):
         counted = fault(status, resumed=resumed, error="KeyError")
-        assert counted == ("KeyError" if status == FAILED and not resumed else None)
+        counts = status in (FAILED, TIMEOUT, CRASHED) and not resumed
+        assert counted == ("KeyError" if counts else None)
 
 
 def test_a_launch_that_has_worked_needs_a_row_that_is_improbable() -> None:
@@ -476,10 +511,16 @@ def test_who_was_pruned_or_returned_nan_has_trained() -> None:
     assert end(simulation) == (DONE, 0) and finished(simulation, FAILED) == 299
 
 
-def test_crashes_and_time_outs_are_not_counted() -> None:
-    for status in (CRASHED, TIMEOUT):
-        simulation = simulate(lambda number, status=status: Outcome(status=status, error="gone"))  # type: ignore[misc]
-        assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, status) == 300
+@pytest.mark.parametrize("status, most", [(CRASHED, 13), (TIMEOUT, 33)])
+def test_crashes_and_time_outs_are_counted(status: str, most: int) -> None:
+    """A crashed individual after its retry; and not where earlier launches completed most."""
+    gone = lambda number: Outcome(status=status, error="gone")  # noqa: E731
+    simulation = simulate(gone)
+    assert end(simulation) == (FUTILE, 1) and most - 3 <= finished(simulation, status) <= most
+    assert simulation.coordinator.futile_ends == {status: finished(simulation, status)}
+    # What went on from an earlier launch and crashed may be its checkpoint's doing.
+    again = simulate(lambda number: WELL, earlier=earlier_of(simulation), seed=1)
+    assert end(again) == (DONE, 0) and finished(again, COMPLETED) == 300
 
 
 def earlier_of(simulation: Simulation) -> ResumeState:

@@ -111,7 +111,7 @@ def test_where_nothing_completes_the_error_is_shown(terminal: Terminal) -> None:
     terminal.campaign(evaluations=6)
     done = terminal.hpo("run", "c.toml")
     assert done.returncode == 1
-    assert "nothing completed: 6/6 evaluated" in done.stderr
+    assert "failed: 6/6 evaluated" in done.stderr
     assert "The budget is used up, and no evaluation has completed. Mend what failed" in done.stderr
     told = "KeyError: 'learning_rate'"
     assert (

@@ -17,7 +17,7 @@ from terminal import Terminal
 
 from hpo.campaign import launch
 from hpo.cluster import hosts
-from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
+from hpo.cluster.hosts import Fleet, Host, check_room, crowded, left, read_hostfile, room, silent
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
@@ -130,6 +130,11 @@ def test_a_quota_below_the_cores_is_what_there_is(monkeypatch: pytest.MonkeyPatc
 
 def test_more_than_four_ranks_for_each_are_refused() -> None:
     check_room(8, "islands = 8", (2, "cores on this host"), "Choose a smaller layout")
+    assert crowded(8, (2, "cores on this host")) is None
+    assert (
+        crowded(9, (2, "cores on this host"))
+        == "9 ranks are more than 4 for each of the 2 cores on this host"
+    )
     with pytest.raises(UsageError) as caught:
         check_room(9, "islands = 9", (2, "cores on this host"), "Choose a smaller layout")
     assert str(caught.value) == (

@@ -353,7 +353,7 @@ def leader_settings(
         grace_s=grace_s,
         keep=3,
         pruning=pruning,
-        steps=steps,
+        steps=lambda params: steps,
         reported="value",
         sign=1.0,
         reference=None,

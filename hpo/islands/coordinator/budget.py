@@ -121,9 +121,20 @@ class Budget:
         self._keys.add(key)
         return True
 
-    def admit_unseen(self, island: int) -> Assignment | None:
-        """Admit a configuration that is not taken and that ``island`` may evaluate, if one can be found."""
-        unseen = self._unseen[island].next(self._keys)
+    @property
+    def refused(self) -> int:
+        """How many proposals the constraints refused in a row, in a space of which it is not known whether anything is
+        left."""
+        return max(unseen.refused for unseen in self._unseen)
+
+    def refused_for(self, island: int) -> int:
+        """The same for the space of ``island``."""
+        return self._unseen[island].refused
+
+    def admit_unseen(self, island: int, *, refused: int, now: float) -> Assignment | None:
+        """Admit a configuration that is not taken and that ``island`` may evaluate, if one can be found; ``refused``
+        as of ``UnseenConfigurations``."""
+        unseen = self._unseen[island].next(self._keys, refused=refused, now=now)
         if unseen is not None:
             self.remaining -= 1
         return unseen

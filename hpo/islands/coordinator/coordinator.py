@@ -22,10 +22,12 @@ from hpo.islands.coordinator.ending import (
     EXHAUSTED,
     FUTILE,
     LOST,
+    REFUSED,
     STOPPED,
     STORAGE,
     UNFIT,
     Ending,
+    refused_sentence,
     verdict,
 )
 from hpo.islands.coordinator.grants import Grants
@@ -170,6 +172,8 @@ class Coordinator:
         self._remarked: set[str] = set()
         self.reopened_ids: dict[str, int] = {}
         """By id of a failure that does not count, and is evaluated again in this launch, how often it was reopened."""
+        self.futile_ends: Mapping[str, int] = {}
+        """By status, the failures for which the launch ends; they count as not evaluated."""
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
             Claim: self._answer,
@@ -222,7 +226,7 @@ class Coordinator:
             elif budget.admit(want.key, island):
                 item = want.key
             elif claim.stuck and not self._skip_phase(phase, island):
-                item = budget.admit_unseen(island)
+                item = budget.admit_unseen(island, refused=want.refused, now=self._transport.now())
             if item is None:
                 if budget.exhausted_for(island):
                     self._look_for_used_up_islands()
@@ -266,9 +270,13 @@ class Coordinator:
             if island in self._used_up or not self._budget.exhausted_for(island):
                 continue
             self._used_up.add(island)
+            refused = self._budget.refused_for(island)
             self.remarks.append(
                 f"island {island} has evaluated all that it may ([search] or [[island]] only, and the constraints): "
                 "its workers idle while the others go on"
+                if not refused
+                else f"island {island} gives up, and its workers idle while the others go on: the constraints refused "
+                f"{refused} proposals in a row"
             )
             for leader, own in self._islands.items():
                 if own == island:
@@ -574,7 +582,9 @@ class Coordinator:
         if self.end is not None or self._grants.running:
             return
         if self.stopping is None and self._health.holds_all:
-            self._reopen(self._health.end_launch(), FUTILE)
+            failures = self._health.end_launch()
+            self.futile_ends = Counter(one.status for one in failures)
+            self._reopen(failures, FUTILE)
             self.stop(FUTILE)
             return
         if self.stopping:
@@ -582,7 +592,8 @@ class Coordinator:
         elif self._registry.holds or (self.paused and self._grants.holds_promotion):
             return
         elif not self._budget.available:
-            self._finish(EXHAUSTED if self._budget.exhausted else DONE)
+            refused = REFUSED if self._budget.refused else EXHAUSTED
+            self._finish(refused if self._budget.exhausted else DONE)
         elif self._grants.idle and self._too_late():
             self.stop(self._ending.reason_of_lateness)
         elif not any(self._can_get_more(one) for one in self._registry.at_work if one not in self._drained):
@@ -598,6 +609,7 @@ class Coordinator:
             unfit=next(iter(self.unfit.values()), None),
             futile=self._health.sentence() if reason == FUTILE else None,
             storage=storage_sentence(self._storage_failed or ""),
+            refused=refused_sentence(self._budget.refused),
         )
         self._ended(self.end)
         for rank in self._everyone:

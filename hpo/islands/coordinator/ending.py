@@ -17,6 +17,8 @@ STORAGE = "storage"
 """The storage did not work for minutes: what is done could not be kept."""
 FUTILE = "futile"
 """All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
+REFUSED = "refused"
+"""The constraints refused all proposals for minutes; whether any configuration is left is not known."""
 NOTHING_COMPLETED = "nothing completed"
 """It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
 LOST = "lost"
@@ -119,6 +121,15 @@ class Ending:
         return DEADLINE if own else STOPPED
 
 
+def refused_sentence(refused: int) -> str:
+    """What happened where the constraints ``refused`` so many proposals in a row, and the remedy."""
+    return (
+        f"the constraints refused {refused} proposals in a row, so the search ended before its budget was used up. "
+        "Narrow the ranges to where the constraints hold, or choose parameters that meet them by themselves (such as "
+        "one parameter and a ratio, in place of two that must be close); what was recorded stays"
+    )
+
+
 def verdict(
     reason: str,
     *,
@@ -128,9 +139,10 @@ def verdict(
     unfit: str | None,
     futile: str | None,
     storage: str | None = None,
+    refused: str | None = None,
 ) -> End:
     """How the launch has ended that stopped for ``reason``. ``works``: something has shown in this launch that the task
-    can be evaluated; ``unfit``, ``futile``, ``storage``: the sentences for launches that end for these
+    can be evaluated; ``unfit``, ``futile``, ``storage``, ``refused``: the sentences for launches that end for these
     reasons."""
     complete = evaluations is not None and tally.final >= evaluations
     if complete:
@@ -147,6 +159,6 @@ def verdict(
     elif reason == FUTILE and works:
         # Something worked after all while the launch was stopping.
         reason = STOPPED
-    error = {UNFIT: unfit, FUTILE: futile, STORAGE: storage}.get(reason)
-    code = 0 if finished else 1 if reason in (UNFIT, FUTILE, NOTHING_COMPLETED) else EXIT_RESUMABLE
+    error = {UNFIT: unfit, FUTILE: futile, STORAGE: storage, REFUSED: refused}.get(reason)
+    code = 0 if finished else 1 if reason in (UNFIT, FUTILE, NOTHING_COMPLETED, REFUSED) else EXIT_RESUMABLE
     return End(reason, code, error)

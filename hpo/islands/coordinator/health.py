@@ -8,13 +8,16 @@
 - *A launch* has come to nothing once ``limit`` evaluations in a row have failed on all workers together, or more where
   that is not improbable. A third of that is enough, but not below five, if nothing has worked in this launch and all
   errors are the same but for numbers in them. At least as many as there are workers must have failed. Then nothing more
-  begins until what runs has ended, for at most ``patience_s``. If that fails too, the launch ends, and these failures
-  are reopened: they do not use up the budget. Only the status ``failed`` counts, of individuals that were begun in this
-  launch: ``timeout`` and ``crashed`` may have other causes.
+  begins until what runs has ended, for at most ``patience_s`` or as long as the slowest of these failures took. If
+  that fails too, the launch ends, and these failures are reopened: they do not use up the budget. Individuals that an
+  earlier launch or another worker began do not count: what they had saved may be to blame.
 - *A sign of life* is an evaluation that completed, was pruned, or had reported a finite value before it ended in any
-  way, but by returning what is no value, as without ``return``; for the launch, also one that returned NaN or an
-  infinity. It ends a worker's or the launch's row of failures.
-- Each launch counts anew: the data may have gone since.
+  way, but by returning what is no value, as without ``return``. For the launch, also an evaluation that returned NaN or
+  an infinity, but none that timed out or crashed after a report: nothing comes of it. A sign of life ends a worker's or
+  the launch's row of failures.
+- Each launch counts failures anew: the data may have gone since. Time-outs and crashes depend more on configurations:
+  for a row with some of these, what earlier launches completed counts too; and a third is not enough where some timed
+  out, as those have all the same error.
 
 Pure bookkeeping: the coordinator feeds it and acts on what it says."""
 
@@ -22,11 +25,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, LOST, PRUNED
+from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, LOST, PRUNED, TIMEOUT
 from hpo.islands.assignment import Assignment
 from hpo.islands.messages import EvaluationEnd
 from hpo.task.outcome import alike
@@ -43,7 +46,7 @@ _SAME, _HANDFUL = 3, 5
 
 def fault(status: str, *, resumed: bool, error: str) -> str | None:
     """What to count an end as: ``error`` where the individual failed of its own, else None."""
-    return error if status == FAILED and not resumed else None
+    return error if status in (FAILED, TIMEOUT, CRASHED) and not resumed else None
 
 
 def _is_alive(end: EvaluationEnd) -> bool:
@@ -56,6 +59,11 @@ def improbable(succeeded: int, failed: int) -> int:
     these numbers ``succeeded`` and ``failed``."""
     rate = (failed + 0.5) / (succeeded + failed + 1)
     return max(_FEWEST, math.ceil(math.log(_IMPROBABLE) / math.log(rate)))
+
+
+def counted(statuses: Mapping[str, int]) -> str:
+    """Numbers of individuals by status, in words, the most frequent first."""
+    return ", ".join(f"{count} {status}" for status, count in Counter(statuses).most_common())
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,8 @@ class Actions:
 class Health:
     """The watch over one launch. ``limit``: of failures in a row of the launch, None to watch workers only;
     ``printed``: where what the individual of that id has printed is to be found, in words, empty where it printed
-    nothing; ``patience_s``: seconds for which nothing is begun, at most; ``leaders``: of the workers."""
+    nothing; ``patience_s``: seconds for which nothing is begun, at most; ``leaders``: of the workers; ``earlier``: how
+    many individuals earlier launches completed or pruned, and how many failed."""
 
     def __init__(
         self,
@@ -107,6 +116,7 @@ class Health:
         printed: Callable[[str], str] = lambda identity: "",
         patience_s: float,
         leaders: Iterable[int],
+        earlier: tuple[int, int] = (0, 0),
     ) -> None:
         self._limit = limit
         self._printed = printed
@@ -115,7 +125,12 @@ class Health:
         # By id of the individual that runs elsewhere, the leader of the worker that it tests.
         self._tests: dict[str, int] = {}
         self._succeeded = self._failed = 0
+        self._earlier = earlier
         self._row: deque[Failure] = deque(maxlen=_LONGEST)
+        # Of the launch: what showed signs of life, and what did not; of the row: statuses, and the longest.
+        self._worked = self._in_vain = 0
+        self._kinds: set[str] = set()
+        self._slowest_s = 0.0
         self._awaited: set[int] = set()
         self._held_since: float | None = None
         self.futile = False
@@ -229,13 +244,20 @@ class Health:
     # --- the launch -----------------------------------------------------------------------------------------
 
     def _watch_launch(self, end: EvaluationEnd, alive: bool) -> None:
+        alive &= end.status not in (TIMEOUT, CRASHED)
+        self._worked += alive
+        self._in_vain += not alive and end.status not in (INTERRUPTED, LOST)
         if alive or end.status == INVALID:
             self._row.clear()
+            self._kinds.clear()
+            self._slowest_s = 0.0
             self._awaited.clear()
             self._held_since = None
             self.works |= self.futile
         elif end.fault is not None and end.again is not None:
             self._row.append(Failure(end.status, end.again, end.fault))
+            self._kinds.add(end.status)
+            self._slowest_s = max(self._slowest_s, end.seconds)
 
     @property
     def holds_all(self) -> bool:
@@ -243,10 +265,11 @@ class Health:
         if self._limit is None or self._awaited or len(self._row) < len(self._workers):
             return False
         needed = self._limit
-        if self._succeeded:
+        worked, in_vain = self._earlier if self._kinds - {FAILED} else (0, 0)
+        if worked + self._worked:
             # Of all evaluations, these too: after one success in thirty, thirty failures are no surprise.
-            needed = max(needed, improbable(self._succeeded, self._failed))
-        elif len({one.cause for one in self._row}) == 1:
+            needed = max(needed, improbable(worked + self._worked, in_vain + self._in_vain))
+        elif TIMEOUT not in self._kinds and len({one.cause for one in self._row}) == 1:
             needed = max(min(needed, _HANDFUL), math.ceil(needed / _SAME))
         return len(self._row) >= needed
 
@@ -257,7 +280,7 @@ class Health:
             return False
         if self._held_since is None:
             self._held_since = now
-        if now - self._held_since < self._patience_s:
+        if now - self._held_since < max(self._patience_s, self._slowest_s):
             return False
         self._awaited, self._held_since = set(busy()), None
         return True
@@ -278,12 +301,15 @@ class Health:
             if last.cause != cause:
                 shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id or "")]
         causes = "\n    ".join(filter(None, shown))
-        since = "none completed" if not self._succeeded else "none completed any more"
+        since = "none completed" if not self._worked else "none completed any more"
+        ends = Counter(one.status for one in self._row)
+        how = f" ({counted(ends)})" if ends.keys() - {FAILED} else ""
+        longer = " Where they need longer, raise [evaluation] timeout." if TIMEOUT in ends else ""
         assert self._limit is not None
         fewer = "; fewer are enough where all failed alike" if len(self._row) < self._limit else ""
         return (
-            f"{len(self._row)} evaluations failed and {since}, so this launch was ended before the whole budget "
+            f"{len(self._row)} evaluations failed{how} and {since}, so this launch was ended before the whole budget "
             f"is spent on failures ([evaluation] first_failures = {self._limit}{fewer}).\n    {causes}\n"
             "Mend this and give the same command again, which evaluates them anew; where failures like these are "
-            'expected, raise first_failures, or set it to "off".'
+            f'expected, raise first_failures, or set it to "off".{longer}'
         )

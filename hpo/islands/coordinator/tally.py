@@ -114,6 +114,12 @@ class Tally:
         """Individuals that will not be evaluated again."""
         return sum(count for status, count in self.counts.items() if status in FINAL)
 
+    @property
+    def worked_and_failed(self) -> tuple[int, int]:
+        """How many individuals completed or were pruned, and how many ended otherwise."""
+        worked = sum(self.counts.get(status, 0) for status in (COMPLETED, PRUNED))
+        return worked, self.final - worked
+
     def standing(self, running: Collection[str] = ()) -> dict[str, int]:
         """How many individuals are on record with each status that counts, while those ``running`` are evaluated."""
         counts = {status: self.counts.get(status, 0) for status in FINAL}

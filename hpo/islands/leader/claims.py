@@ -101,7 +101,8 @@ class Claims:
         if candidate is None:
             return False
         candidate.token = self._promotion = self._next_token()
-        candidate.started, candidate.retries, candidate.resumed = 0.0, 0, True
+        candidate.started, candidate.retries = 0.0, 0
+        candidate.resumed, candidate.promoted, candidate.retried = True, True, False
         self._claimed[candidate.token] = candidate, self._now()
         self._send(Claim([Want(candidate.token, candidate.key, candidate.id)], False))
         return True
@@ -151,7 +152,11 @@ class Claims:
     def _claim(self, candidates: list[Candidate], now: float) -> None:
         self._claimed.update((candidate.token, (candidate, now)) for candidate in candidates)
         stuck = any(candidate.attempts >= STUCK for candidate in candidates)
-        self._send(Claim([Want(one.token, one.key, phase=one.phase) for one in candidates], stuck))
+        self._send(
+            Claim(
+                [Want(one.token, one.key, phase=one.phase, refused=one.refused) for one in candidates], stuck
+            )
+        )
 
     def take(self, grant: Grant) -> None:
         """The coordinator has answered."""

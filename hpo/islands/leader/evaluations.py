@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ _MOST_DEATHS = 3
 """An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it."""
 
 
+_LENGTHS = "[steps]"
+"""No name of a metric, as remarks have."""
 _FAILURES = FINAL - {COMPLETED, PRUNED}
 
 
@@ -152,7 +154,7 @@ class Evaluations:
             self.wait.failed(outcome.error or "the storage failed", self._now())
             self._again(candidate)
             return
-        self._remark(outcome)
+        self._remark(outcome.remarks)
         if self._crew.failed_starts and outcome.status in (CRASHED, FAILED):
             self._retry_or_withdraw(candidate, outcome)
             return
@@ -170,13 +172,22 @@ class Evaluations:
             outcome = self._pruned(outcome)
         elif outcome.status == COMPLETED:
             self._early_stopping.completed()
+            self._look_at_lengths()
         if outcome.status == CRASHED and candidate.retries < self._rules.retries:
             self._retry(candidate, outcome)
         else:
             self._record(candidate, outcome, rests=rests)
 
-    def _remark(self, outcome: Outcome) -> None:
-        for name, sentence in outcome.remarks.items():
+    def _look_at_lengths(self) -> None:
+        if (lengths := self._early_stopping.unsaid_lengths) is not None:
+            sentence = (
+                f"runs complete after {lengths[0]} to {lengths[1]} steps, and the pruner may stop a shorter one at its "
+                "last step: where parameters decide how long a run is, give Task(steps=…) a function of them"
+            )
+            self._remark({_LENGTHS: sentence})
+
+    def _remark(self, remarks: Mapping[str, str]) -> None:
+        for name, sentence in remarks.items():
             if name not in self._remarked and len(self._remarked) < MOST_REMARKS:
                 self._remarked.add(name)
                 self._send(Remark(name, sentence))
@@ -206,7 +217,7 @@ class Evaluations:
     def _retry(self, candidate: Candidate, outcome: Outcome) -> None:
         self._journal.append(Note(id=candidate.id, status=CRASHED, error=outcome.error, time=self._now()))
         candidate.retries += 1
-        candidate.resumed = True
+        candidate.resumed, candidate.promoted, candidate.retried = True, False, True
         self._again(candidate)
 
     def _again(self, candidate: Candidate) -> None:
@@ -254,7 +265,7 @@ class Evaluations:
                 losses,
                 now - candidate.started,
                 self._early_stopping.reported(candidate.id) and not outcome.no_value,
-                fault(outcome.status, resumed=candidate.resumed, error=error),
+                fault(outcome.status, resumed=candidate.resumed and not candidate.retried, error=error),
                 error,
                 anew(assignment_of(candidate), candidate.reopened + 1)
                 if outcome.status in _FAILURES

@@ -44,7 +44,7 @@ from hpo.islands.messages import (
     reports,
 )
 from hpo.islands.transport import Transport
-from hpo.search.early_stopping import Pruner
+from hpo.search.early_stopping import Pruner, Steps
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec, Crew, Journal
@@ -56,7 +56,7 @@ from hpo.task.trial import Job
 class LeaderSettings:
     """``losses``, ``retries``, ``durable_starts``, ``reported``: as of ``EvaluationRules``. ``allows``: the task's
     constraints. ``grace_s``: for which what runs may save itself when the launch stops; ``keep``: how many of the best
-    keep their checkpoints. ``steps``: that a whole run reports, if the task says it. ``sign``: -1 where larger reports
+    keep their checkpoints. ``steps``: as of ``Pruner``. ``sign``: -1 where larger reports
     are better. ``reference``: losses beyond which nothing is wanted, where there are several objectives."""
 
     seed: int
@@ -69,7 +69,7 @@ class LeaderSettings:
     grace_s: float
     keep: int
     pruning: PruningSettings | None
-    steps: int | None
+    steps: Steps
     reported: str | None
     sign: float
     reference: tuple[float, ...] | None
