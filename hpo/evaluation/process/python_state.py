@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # whose getsignal makes no enum members, 60 µs an evaluation
+import _signal  # type: ignore[import-not-found]  # whose getsignal makes no enum members, 60 µs an evaluation
 import builtins
 import faulthandler
 import gc
@@ -179,7 +179,7 @@ KINDS: dict[str, Kind] = {
         faulthandler.is_enabled,
         lambda value: faulthandler.enable(file=2, all_threads=False) if value else faulthandler.disable(),
     ),
-    "environment variables": Kind(lambda: dict(os.environb._data), _put_environment),
+    "environment variables": Kind(lambda: dict(vars(os.environ)["_data"]), _put_environment),
     "umask": Kind(_umask, os.umask),
     "resource limits": Kind(lambda: {one: resource.getrlimit(one) for one in _LIMITS}, _put_limits),
     "priority": Kind(

@@ -173,7 +173,7 @@ KINDS: dict[str, Kind] = {
     "torch.inference_mode": Kind(lambda: _module("torch").is_inference_mode_enabled(), _nothing),
     "a profiler of torch": Kind(lambda: _module("torch._C._autograd")._profiler_enabled(), _nothing),
     "forward-mode gradients": Kind(
-        lambda: sys.modules["torch.autograd.forward_ad"]._current_level,  # type: ignore[attr-defined]
+        lambda: sys.modules["torch.autograd.forward_ad"]._current_level,
         _put_dual_level,
     ),
     "threads of the backward pass": _call(
