@@ -29,6 +29,7 @@ from hpo.evaluation.conversation import (
     LeaveGroup,
     Prepared,
     Ready,
+    Waits,
     Warned,
 )
 from hpo.evaluation.cuda import OwnDevice
@@ -125,7 +126,9 @@ class Evaluator:
         self._recording = Recording(hello.curve, self._device.index)
         # Before torch is imported, here or by the task.
         self._task_groups = TaskGroups()
-        self._group = WorkerGroup(hello, self._device, self._task_groups) if self._size > 1 else None
+        self._group = (
+            WorkerGroup(hello, self._device, self._task_groups, self._tell_wait) if self._size > 1 else None
+        )
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = hello.source.load()
         self._objectives = tuple(self._task.objectives)
@@ -253,6 +256,9 @@ class Evaluator:
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             gc.freeze()
+
+    def _tell_wait(self, call: str) -> None:
+        self._channel.send(Waits(self._turn, call))
 
     def _call(self, trial: Trial) -> object:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
