@@ -244,5 +244,6 @@ def child_factory(
         source=source,
         interface=settings.evaluation.interface,
         curve=curve,
+        output_bytes=settings.logging.output_bytes,
     )
     return lambda: EvaluatorProcess(context, config.environment())

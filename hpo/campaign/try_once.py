@@ -186,6 +186,8 @@ def _show(directory: Path, printed: dict[int, int], *, all_of_it: bool = False) 
     for rank, position in printed.items():
         try:
             with open(directory / f"{OUTPUT}{rank}.txt", "rb") as file:
+                if position > file.seek(0, 2):  # it was shortened: the end is what is new
+                    position = printed[rank] = max(0, file.tell() - 4096)
                 file.seek(position)
                 text = file.read()
         except FileNotFoundError:

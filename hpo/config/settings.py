@@ -32,6 +32,9 @@ from hpo.space.parameters import is_unicode
 from hpo.spelling import suggestion
 from hpo.text import excerpt, without_password
 
+_UNIT_BYTES = {"kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB)")
+_SIZE_RULE = 'a size from "64kB" to "1000GB", such as "10MB", or "off"'
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
 _LONGEST_S = 3650 * 86400.0
@@ -52,6 +55,12 @@ def _seconds(value: object) -> object:
         if not _DURATION.sub("", value.strip()) and len(set(units)) == len(units):
             return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
     return value
+
+
+def _bytes(value: object) -> object:
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
+        return int(float(found[1]) * _UNIT_BYTES[found[2]])
+    return None if value == "off" else _whole(value)
 
 
 def _whole(value: object) -> object:
@@ -137,6 +146,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(le=_LONGEST_S)]
 From0 = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_MOST)]
 From1 = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=_MOST)]
 From2 = Annotated[int, BeforeValidator(_whole), Field(ge=2, le=_MOST)]
+Bytes = Annotated[int, Field(ge=64_000, le=1_000 * _UNIT_BYTES["GB"])]
 Ranks = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_RANKS)]
 Text = Annotated[str, BeforeValidator(_writable)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -263,7 +273,8 @@ class LoggingSettings(Section):
 
     ``every_s``: the least seconds between a trial's reports that are kept besides its first 50 and its last, 0: all
     are; ``directory``: where sinks write, None for ``logs`` in the campaign's; ``system_s``: between samples of
-    processor, memory and GPU, None for "off"."""
+    processor, memory and GPU, None for "off"; ``output_bytes``: how much of an evaluation's output is kept for each
+    rank, None for "off"."""
 
     curves: bool = Field(default=True, description="true or false")
     every_s: Annotated[Seconds, BeforeValidator(_zero)] = Field(
@@ -277,6 +288,9 @@ class LoggingSettings(Section):
     )
     system_s: Annotated[Seconds | None, BeforeValidator(_off)] = Field(
         default=None, ge=1, validation_alias="system", description=f'"off", or {_DURATION_RULE}, at least 1 s'
+    )
+    output_bytes: Annotated[Bytes | None, BeforeValidator(_bytes)] = Field(
+        default=10_000_000, validation_alias="output", description=_SIZE_RULE
     )
 
 

@@ -156,6 +156,13 @@ class Prepared(Answer, frozen=True):
     turn: int
 
 
+class Waits(Answer, frozen=True):
+    """This rank has waited for long, and still waits, in ``call`` for other ranks of the worker."""
+
+    turn: int
+    call: str
+
+
 class Alive(Answer, frozen=True):
     """The evaluator was alive when it was probed."""
 

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.conversation import Answer, Hello, Order, answer_of, to_line
+from hpo.evaluation.conversation import Answer, Evaluate, EvaluationOver, Hello, Order, answer_of, to_line
 from hpo.evaluation.cores import evaluator_share, read_host, running_on
 from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment
+from hpo.evaluation.output_limit import OutputLimit
 from hpo.evaluation.process_tree import descendants
+from hpo.task.trial_directory import OUTPUT
 
 if TYPE_CHECKING:
     from hpo.journal.curves import CurveFile
@@ -52,7 +54,8 @@ class RankContext:
     ``cores_agreed``: whether all of these see the same cores and GPUs.
 
     ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user
-    named one. ``curve``: where reports are kept, if here.
+    named one. ``curve``: where reports are kept, if here. ``output_bytes``: the most that is kept of what an evaluation
+    prints, None where all is.
     """
 
     worker_rank: int
@@ -64,6 +67,7 @@ class RankContext:
     source: TaskSource
     interface: str | None = None
     curve: CurveFile | None = None
+    output_bytes: int | None = None
 
     @property
     def host(self) -> str:
@@ -132,6 +136,7 @@ class EvaluatorProcess:
         self.pid = self._process.pid
         self.has_device = index is not None
         self._pidfd = _open_pidfd(self.pid)
+        self._limit = None if context.output_bytes is None else OutputLimit(context.output_bytes)
         self._incoming = b""
         self._outgoing = b""
         self._connected = True
@@ -167,6 +172,8 @@ class EvaluatorProcess:
 
     def send(self, order: Order) -> None:
         """Queue an order and send what the socket takes; ``flush`` sends the rest."""
+        if isinstance(order, Evaluate) and self._limit is not None:
+            self._limit.begin(Path(order.job.directory, f"{OUTPUT}{self.context.worker_rank}.txt"))
         self._outgoing += to_line(order)
         self.flush()
 
@@ -198,7 +205,10 @@ class EvaluatorProcess:
         if len(chunks) == 1:
             return []
         *lines, self._incoming = b"".join(chunks).split(b"\n")
-        return [answer_of(line) for line in lines]
+        answers = [answer_of(line) for line in lines]
+        if self._limit is not None and any(isinstance(answer, EvaluationOver) for answer in answers):
+            self._limit.finish()
+        return answers
 
     def ended(self) -> str | None:
         """How the child ended, as a clause; None while it runs. What it left running in its group is killed, though not
@@ -236,6 +246,9 @@ class EvaluatorProcess:
 
     def release(self) -> None:
         """Close what this process holds of a child that has ended."""
+        if self._limit is not None:
+            self._limit.finish()
+            self._limit.close()
         self._socket.close()
         self._spool.close()
         if self._pidfd is not None:
@@ -315,7 +328,9 @@ def tail(path: Path, start: int) -> str:
     """The end of what stands in a text file from byte ``start`` on; empty when it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(start, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            size = os.fstat(file.fileno()).st_size
+            # A file that is shorter by now has been shortened: its end is from the last evaluation.
+            file.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
             return _readable(file.read(_TAIL_BYTES))
     except OSError:
         return ""

@@ -127,7 +127,7 @@ def summary_line(error: str) -> str:
     found = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
     if len(found) > _WIDEST:
         found = f"{found[: _WIDEST // 2]} … {found[3 - _WIDEST // 2 :]}"
-    places = [place for place in _FRAME.findall(last) if _is_users(place[0])] if header else []
+    places = [place for place in _FRAME.findall(last) if is_users_file(place[0])] if header else []
     if places:
         path, line = places[-1]
         found += f" ({os.path.basename(path)}, line {line})"
@@ -139,7 +139,7 @@ def alike(line: str) -> str:
     return _NUMBER.sub("#", line)
 
 
-def _is_users(path: str) -> bool:
+def is_users_file(path: str) -> bool:
     """Whether a frame's file is none of Python, of an installed package or of what is installed with this one."""
     parts = Path(path).parts
     return not (

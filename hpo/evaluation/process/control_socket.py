@@ -40,13 +40,15 @@ class ControlSocket:
         _shield(self._socket)
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[ReportVerdict] = queue.SimpleQueue()
+        self._sending = threading.Lock()
         self._number = 0
         self.checkpoint_turn = -1
         """The last evaluation that was asked to save its state."""
         threading.Thread(target=self._read, name="hpo-channel", daemon=True).start()
 
     def send(self, answer: Answer) -> None:
-        self._socket.sendall(to_line(answer))
+        with self._sending:
+            self._socket.sendall(to_line(answer))
 
     def receive(self, timeout_s: float | None = None) -> Order:
         """The next order. Without a time-out this waits for one as long as the control rank lives."""

@@ -29,12 +29,14 @@ from hpo.evaluation.conversation import (
     LeaveGroup,
     Prepared,
     Ready,
+    Waits,
     Warned,
 )
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import evaluator_device
 from hpo.evaluation.process.control_socket import ControlSocket
 from hpo.evaluation.process.global_seeds import Seeder
+from hpo.evaluation.process.global_state import GlobalState
 from hpo.evaluation.process.output_capture import OutputCapture
 from hpo.evaluation.process.task_groups import TaskGroups
 from hpo.evaluation.process.worker_group import CHECKPOINT, REPORT, WorkerGroup
@@ -45,6 +47,7 @@ from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
+from hpo.terminal import write
 
 _HELLO_S = 60.0
 _DUMP_LEAD_S = 0.2
@@ -123,10 +126,15 @@ class Evaluator:
         self._recording = Recording(hello.curve, self._device.index)
         # Before torch is imported, here or by the task.
         self._task_groups = TaskGroups()
-        self._group = WorkerGroup(hello, self._device, self._task_groups) if self._size > 1 else None
+        self._group = (
+            WorkerGroup(hello, self._device, self._task_groups, self._tell_wait) if self._size > 1 else None
+        )
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = hello.source.load()
         self._objectives = tuple(self._task.objectives)
+        self._state = GlobalState()
+        self._left: list[str] = []
+        """Kinds of global state that the evaluation has changed and that cannot be put back."""
         self._modules = 0
         self._turn = 0
 
@@ -168,6 +176,7 @@ class Evaluator:
 
     def _evaluate(self, order: Evaluate) -> None:
         self._turn = order.turn
+        self._left = []
         self._link.begin(self._turn)
         job = order.job
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -182,6 +191,12 @@ class Evaluator:
             if order.confirm:
                 self._channel.send(Prepared(order.turn))
             outcome = self._attempt(job, order.timeout_s)
+            if self._left:
+                left = ", ".join(self._left)
+                write(
+                    f"hpo: what cannot be put back: {left}. The next evaluation gets a new process.",
+                    sys.stderr,
+                )
             self._output.close()
             self._link.warn()
             fault = self._device.take_fault()
@@ -193,7 +208,7 @@ class Evaluator:
         # A CUDA error may poison all later calls of the process, and need not have reached the task, or ended it. One
         # that failed is not waited for: its kernels may wait for ranks that never come.
         failed = outcome.status == FAILED and not outcome.storage
-        poisoned = cuda.used() and (failed or not cuda.healthy())
+        poisoned = bool(self._left) or (cuda.used() and (failed or not cuda.healthy()))
         if outcome.status != COMPLETED and not outcome.storage:
             # What it had started may hold a GPU, and would go on beside the next ones. Another process evaluates these:
             # a pool that lost its workers is of no use.
@@ -210,6 +225,8 @@ class Evaluator:
         )
         if not poisoned:
             self._clean()
+            # Generators that end only now restore what they had found when they began.
+            self._state.restore()
 
     def _attempt(self, job: Job, timeout_s: float | None) -> Outcome:
         trial = Trial(
@@ -240,13 +257,20 @@ class Evaluator:
             self._modules = len(sys.modules)
             gc.freeze()
 
+    def _tell_wait(self, call: str) -> None:
+        self._channel.send(Waits(self._turn, call))
+
     def _call(self, trial: Trial) -> object:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
         if self._group is not None:
             self._group.begin(self._turn)
         self._task_groups.begin(self._turn)
         self._seeder.seed(trial.seed)
-        return self._task.evaluate(trial)
+        self._state.begin()
+        try:
+            return self._task.evaluate(trial)
+        finally:
+            self._left = self._state.restore()
 
 
 def main(arguments: list[str]) -> int:

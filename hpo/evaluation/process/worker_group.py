@@ -33,10 +33,13 @@ _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoin
 class WorkerGroup:
     """The torch.distributed group of a worker of several ranks, and what these agree on."""
 
-    def __init__(self, hello: Hello, device: OwnDevice, tasks: TaskGroups) -> None:
+    def __init__(
+        self, hello: Hello, device: OwnDevice, tasks: TaskGroups, tell: Callable[[str], None]
+    ) -> None:
+        """``tell`` gets the call in which this rank has waited for long."""
         self._tasks = tasks
         self._rank = hello.worker_rank
-        self._watch = WaitWatch(self._rank)
+        self._watch = WaitWatch(self._rank, tell)
         self._size = hello.size
         self._store: Store | None = None
         self._control: ProcessGroup | None = None

@@ -1,0 +1,171 @@
+"""Global state of the process, as it was before an evaluation, for the next one."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
+
+from hpo.task.outcome import is_users_file
+
+_ENDS_S = 0.1
+"""Time for a thread that is about to end."""
+
+
+class Kind(NamedTuple):
+    """One kind of global state: ``get`` raises where it does not exist (its module is not imported); ``put`` sets what
+    ``get`` returned. Dictionaries and tuples are compared, and changed by imports, item by item."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+
+
+class GlobalState:
+    """Restores global state after each evaluation.
+
+    A module that is imported for the first time in an evaluation may set state for good, as it would at the top of a
+    script: these changes stay.
+    """
+
+    def __init__(self) -> None:
+        # torch_state imports no torch, but names what it has.
+        from hpo.evaluation.process import python_state, torch_state
+
+        self._kinds: dict[str, Kind] = {**python_state.KINDS, **torch_state.KINDS}
+        self._before: dict[str, Any] = {}
+        self._threads: set[int] = set()
+        sys.meta_path.insert(0, _ImportWatch(self))
+
+    def begin(self) -> None:
+        """Remember the state that the evaluation begins with."""
+        self._before = self.read()
+        self._threads = _threads_of_user()
+
+    def restore(self) -> list[str]:
+        """Put back what has changed; return the kinds of state that cannot be put back."""
+        now = self.read()
+        left = []
+        for name, value in self._before.items():
+            if _same(value, now.get(name, _same)):
+                continue
+            kind = self._kinds[name]
+            try:
+                kind.put(value)
+                restored = _same(kind.get(), value)
+            except Exception:  # a limit that only root may raise; what a task has replaced by something else
+                restored = False
+            if not restored:
+                left.append(name)
+        if _threads_of_user() - self._threads:
+            gc.collect()  # some end with their objects
+            for thread in threading.enumerate():
+                if thread.ident in _threads_of_user() - self._threads:
+                    thread.join(_ENDS_S)
+            if _threads_of_user() - self._threads:
+                left.append("running threads")
+        return left
+
+    def read(self) -> dict[str, Any]:
+        """All kinds of state that exist, by name."""
+        found = {}
+        for name, (get, _) in self._kinds.items():
+            try:
+                found[name] = get()
+            except Exception:  # its module is not imported, or this torch does not have it
+                continue
+        return found
+
+    def keep(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Take what differs between ``before`` and ``after`` into the state that ``restore`` puts back."""
+        for name, value in after.items():
+            if name not in before or name not in self._before:
+                self._before[name] = value
+            elif not _same(before[name], value):
+                self._before[name] = _merged(self._before[name], before[name], value)
+
+
+class _ImportWatch(MetaPathFinder):
+    """Keeps what the import of a module changes, with all that it imports itself. It looks at the main thread, where
+    evaluations run."""
+
+    def __init__(self, state: GlobalState) -> None:
+        self._state = state
+        self._busy = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own specification, from the other finders, with a loader that watches; None inside another
+        import."""
+        if self._busy or threading.current_thread() is not threading.main_thread():
+            return None
+        self._busy = True
+        try:
+            spec = next(
+                filter(None, (_found(other, fullname, path, target) for other in self._others())), None
+            )
+        finally:
+            self._busy = False
+        execute = getattr(spec and spec.loader, "exec_module", None)
+        if spec is None or execute is None or isinstance(spec.loader, type):  # a class: built in, or frozen
+            return spec
+
+        def executed(module: ModuleType) -> None:
+            before = self._state.read()
+            self._busy = True
+            try:
+                execute(module)
+            finally:
+                self._busy = False
+                self._state.keep(before, self._state.read())
+
+        spec.loader.exec_module = executed  # type: ignore[union-attr, method-assign]
+        return spec
+
+    def _others(self) -> list[Any]:
+        return [finder for finder in sys.meta_path if finder is not self]
+
+
+def _found(
+    finder: Any, name: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    find = getattr(finder, "find_spec", None)
+    spec: ModuleSpec | None = None if find is None else find(name, path, target)
+    return spec
+
+
+def _same(one: object, other: object) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # arrays, and what else cannot be compared
+        return False
+
+
+def _merged(kept: Any, before: Any, after: Any) -> Any:
+    """``kept``, changed as ``before`` has been changed into ``after``."""
+    if isinstance(kept, dict):
+        changed = {key: value for key, value in after.items() if not _same(before.get(key, _same), value)}
+        return {key: value for key, value in {**kept, **changed}.items() if key in after or key not in before}
+    if isinstance(kept, tuple) and isinstance(after, tuple):
+        new = tuple(item for item in after if item not in before)
+        return new + kept if new and after[0] in new else kept + new
+    return after
+
+
+def _threads_of_user() -> set[int]:
+    """Threads other than the main one that are in code of the user's now; the idle threads of libraries are not."""
+    main = threading.main_thread().ident
+    return {number for number, frame in sys._current_frames().items() if number != main and _in_users(frame)}
+
+
+def _in_users(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if is_users_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,259 @@
+"""Global state of Python and of the process that an evaluation may change."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # whose getsignal makes no enum members, 60 µs an evaluation
+import builtins
+import faulthandler
+import gc
+import locale
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from hpo.evaluation.process.global_state import Kind
+
+_SIGNALS = tuple(int(number) for number in signal.valid_signals() if number < signal.SIGRTMIN)
+_TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+_LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
+_ABSENT = object()
+
+
+def attribute(owner: Callable[[], Any], name: str) -> Kind:
+    """An attribute of what ``owner`` returns."""
+    return Kind(lambda: getattr(owner(), name), lambda value: setattr(owner(), name, value))
+
+
+def items(owner: Callable[[], list[Any]]) -> Kind:
+    """The items of a list that stays the same object."""
+
+    def put(value: tuple[Any, ...]) -> None:
+        owner()[:] = value
+
+    return Kind(lambda: tuple(owner()), put)
+
+
+def entries(owner: Callable[[], dict[Any, Any]]) -> Kind:
+    """The entries of a dictionary that stays the same object."""
+
+    def put(value: dict[Any, Any]) -> None:
+        current = owner()
+        for key in current.keys() - value.keys():
+            del current[key]
+        current.update(value)
+
+    return Kind(lambda: dict(owner()), put)
+
+
+def of_module(name: str, get: Callable[[Any], Any], put: Callable[[Any, Any], object]) -> Kind:
+    """State of a module that may not be imported; ``get`` and ``put`` get the module first."""
+    return Kind(lambda: get(sys.modules[name]), lambda value: put(sys.modules[name], value))
+
+
+def _put_environment(value: dict[bytes, bytes]) -> None:
+    zone = os.environ.get("TZ")
+    for name in os.environb.keys() - value.keys():
+        del os.environb[name]
+    for name, text in value.items():
+        if os.environb.get(name) != text:
+            os.environb[name] = text
+    if os.environ.get("TZ") != zone:
+        time.tzset()
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _put_signals(value: dict[int, Any]) -> None:
+    for number, handler in value.items():
+        if handler is not None and signal.getsignal(number) != handler:  # None: set by native code
+            signal.signal(number, handler)
+
+
+def _wakeup_fd() -> int:
+    number = signal.set_wakeup_fd(-1)
+    if number != -1:
+        signal.set_wakeup_fd(number, warn_on_full_buffer=False)
+    return number
+
+
+def _put_limits(value: dict[int, tuple[int, int]]) -> None:
+    for number, limits in value.items():
+        if resource.getrlimit(number) != limits:
+            resource.setrlimit(number, limits)
+
+
+def _put_filters(value: tuple[Any, ...]) -> None:
+    warnings.filters[:] = value  # type: ignore[index]
+    # Else modules go on to leave out warnings that they have given under the other filters.
+    getattr(warnings, "_filters_mutated", lambda: None)()
+
+
+def _loggers() -> dict[str, tuple[Any, ...]]:
+    found = {
+        name: _logger_state(one)
+        for name, one in list(logging.root.manager.loggerDict.items())
+        if isinstance(one, logging.Logger)
+    }
+    return {"": _logger_state(logging.root), **found}
+
+
+def _logger_state(one: logging.Logger) -> tuple[Any, ...]:
+    return one.level, one.propagate, one.disabled, tuple(one.handlers), tuple(one.filters)
+
+
+def _put_loggers(value: dict[str, tuple[Any, ...]]) -> None:
+    new = logging.NOTSET, True, False, (), ()
+    for name, state in _loggers().items():
+        before = value.get(name, new)
+        if state != before:
+            one = logging.getLogger(name) if name else logging.root
+            one.setLevel(before[0])
+            one.propagate, one.disabled = before[1:3]
+            one.handlers[:], one.filters[:] = before[3:]
+    for name in value.keys() - _loggers().keys():  # a merged state may name loggers that are gone
+        value.pop(name)
+
+
+def _handler_levels() -> tuple[tuple[Any, int, Any], ...]:
+    return tuple((one, one.level, one.formatter) for one in logging.root.handlers)
+
+
+def _put_handler_levels(value: tuple[tuple[Any, int, Any], ...]) -> None:
+    for one, level, formatter in value:
+        one.setLevel(level)
+        one.setFormatter(formatter)
+
+
+def _decimal_state(module: Any) -> dict[str, Any]:
+    context = module.getcontext()
+    names = "prec", "rounding", "Emin", "Emax", "capitals", "clamp"
+    return {**{name: getattr(context, name) for name in names}, "traps": dict(context.traps)}
+
+
+def _put_decimal(module: Any, value: dict[str, Any]) -> None:
+    traps = [trap for trap, is_set in value["traps"].items() if is_set]
+    module.setcontext(module.Context(**{**value, "traps": traps}))
+
+
+def _digits(value: int) -> None:
+    sys.set_int_max_str_digits(value)
+
+
+def _flushes_denormals() -> bool:
+    """Whether the processor takes numbers too small for a normal representation for 0: a mode of this thread."""
+    return sys.float_info.min / 4 == 0.0
+
+
+def _this(module: Any) -> Callable[[], Any]:
+    return lambda: module
+
+
+_SYS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", "dont_write_bytecode", "stdin")
+_LOGGING = ("raiseExceptions", "lastResort", "_loggerClass", "_logRecordFactory")
+
+KINDS: dict[str, Kind] = {
+    # A timer's signal must not come when its handler is no longer there.
+    "timers": Kind(
+        lambda: tuple(signal.getitimer(one) == (0.0, 0.0) for one in _TIMERS),
+        lambda value: [signal.setitimer(one, 0.0) for one, off in zip(_TIMERS, value, strict=True) if off],
+    ),
+    "signal handlers": Kind(lambda: {one: _signal.getsignal(one) for one in _SIGNALS}, _put_signals),
+    "blocked signals": Kind(
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        lambda value: signal.pthread_sigmask(signal.SIG_SETMASK, value),
+    ),
+    "the wake-up descriptor of signals": Kind(_wakeup_fd, signal.set_wakeup_fd),
+    "fault handler": Kind(
+        faulthandler.is_enabled,
+        lambda value: faulthandler.enable(file=2, all_threads=False) if value else faulthandler.disable(),
+    ),
+    "environment variables": Kind(lambda: dict(vars(os.environ)["_data"]), _put_environment),
+    "umask": Kind(_umask, os.umask),
+    "resource limits": Kind(lambda: {one: resource.getrlimit(one) for one in _LIMITS}, _put_limits),
+    "priority": Kind(
+        lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        lambda value: os.setpriority(os.PRIO_PROCESS, 0, value),
+    ),
+    "processors": Kind(lambda: os.sched_getaffinity(0), lambda value: os.sched_setaffinity(0, value)),
+    "locale": Kind(
+        lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)
+    ),
+    "builtins": entries(lambda: vars(builtins)),
+    "sys.path": items(lambda: sys.path),
+    "sys.meta_path": items(lambda: sys.meta_path),
+    "sys.path_hooks": items(lambda: sys.path_hooks),
+    "sys.argv": items(lambda: sys.argv),
+    **{f"sys.{name}": attribute(_this(sys), name) for name in _SYS},
+    "sys.tracebacklimit": Kind(
+        lambda: getattr(sys, "tracebacklimit", _ABSENT),
+        lambda value: (
+            delattr(sys, "tracebacklimit") if value is _ABSENT else setattr(sys, "tracebacklimit", value)
+        ),
+    ),
+    "threading.excepthook": attribute(_this(threading), "excepthook"),
+    "trace function": Kind(sys.gettrace, sys.settrace),
+    "profile function": Kind(sys.getprofile, sys.setprofile),
+    "trace function of threads": Kind(lambda: threading.gettrace(), lambda value: threading.settrace(value)),
+    "profile function of threads": Kind(
+        lambda: threading.getprofile(), lambda value: threading.setprofile(value)
+    ),
+    "recursion limit": Kind(sys.getrecursionlimit, sys.setrecursionlimit),
+    "switch interval": Kind(sys.getswitchinterval, sys.setswitchinterval),
+    "digits of whole numbers as text": Kind(lambda: sys.get_int_max_str_digits(), _digits),
+    "garbage collection": Kind(gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
+    "thresholds of garbage collection": Kind(gc.get_threshold, lambda value: gc.set_threshold(*value)),
+    "debugging of garbage collection": Kind(gc.get_debug, gc.set_debug),
+    "callbacks of garbage collection": items(lambda: gc.callbacks),
+    "captured warnings": Kind(
+        lambda: logging._warnings_showwarning is not None,  # type: ignore[attr-defined]
+        logging.captureWarnings,
+    ),
+    "warnings.showwarning": attribute(_this(warnings), "showwarning"),
+    "warnings.formatwarning": attribute(_this(warnings), "formatwarning"),
+    "warning filters": Kind(lambda: tuple(warnings.filters), _put_filters),
+    "loggers": Kind(_loggers, _put_loggers),
+    "handlers of the root logger": Kind(_handler_levels, _put_handler_levels),
+    "logging.disable": attribute(lambda: logging.root.manager, "disable"),
+    **{f"logging.{name}": attribute(_this(logging), name) for name in _LOGGING},
+    "default time-out of sockets": Kind(socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "flushing of denormal numbers": Kind(
+        _flushes_denormals, lambda value: sys.modules["torch"].set_flush_denormal(value)
+    ),
+    "tempfile.tempdir": of_module(
+        "tempfile", lambda module: module.tempdir, lambda module, value: setattr(module, "tempdir", value)
+    ),
+    "start method of multiprocessing": of_module(
+        "multiprocessing",
+        lambda module: module.get_start_method(allow_none=True),
+        lambda module, value: module.set_start_method(value, force=True),
+    ),
+    "decimal context": of_module("decimal", _decimal_state, _put_decimal),
+    "tracemalloc": of_module(
+        "tracemalloc",
+        lambda module: module.is_tracing(),
+        lambda module, value: module.start() if value else module.stop(),
+    ),
+    "NumPy's handling of floating-point errors": of_module(
+        "numpy",
+        lambda module: (dict(module.geterr()), module.geterrcall()),
+        lambda module, value: (module.seterr(**value[0]), module.seterrcall(value[1])),
+    ),
+    "NumPy's print options": of_module(
+        "numpy",
+        lambda module: module.get_printoptions(),
+        lambda module, value: module.set_printoptions(**value),
+    ),
+}
+"""In the order in which they are put back. tempfile and others are imported by some tasks only."""

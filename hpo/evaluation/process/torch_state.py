@@ -1,0 +1,220 @@
+"""Global state of torch that an evaluation may change. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hpo.evaluation.process.global_state import Kind
+
+_BACKENDS = {
+    "cudnn": ("enabled", "benchmark", "benchmark_limit", "deterministic"),
+    "cuda.matmul": (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+        "allow_fp16_accumulation",
+    ),
+    "mkldnn": ("enabled", "deterministic"),
+    "opt_einsum": ("enabled", "strategy"),
+    "mha": ("_is_fastpath_enabled",),
+}
+_SWITCHES = (
+    "_float32_matmul_precision",
+    "_cudnn_allow_tf32",
+    "_cublas_allow_tf32",
+    "_deterministic_fill_uninitialized_memory",
+    "_linalg_preferred_backend",
+    "_blas_preferred_backend",
+    "_nnpack_enabled",
+    "_warnAlways",
+)
+"""``torch._C`` has a function with ``_get`` and one with ``_set`` before each."""
+_ATTENTION = {
+    "_get_flash_sdp_enabled": "_set_sdp_use_flash",
+    "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
+    "_get_math_sdp_enabled": "_set_sdp_use_math",
+    "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+}
+_PRECISIONS = [
+    ("generic", "all"),
+    *((backend, part) for backend in ("cuda", "mkldnn") for part in ("all", "matmul", "conv", "rnn")),
+]
+_HOOKS = {
+    "torch.nn.modules.module": (
+        *(f"_global_{what}_registration_hooks" for what in ("buffer", "module", "parameter")),
+        *(f"_global_{when}_hooks" for when in ("backward_pre", "backward", "forward_pre", "forward")),
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+    ),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
+
+
+def _module(path: str) -> Any:
+    """Module ``torch.backends.cuda``, or what else the path leads to. KeyError or AttributeError where it is not."""
+    return functools.reduce(getattr, path.split(".")[1:], sys.modules["torch"])
+
+
+def _call(get: str, put: str, owner: str = "torch") -> Kind:
+    """A pair of functions of ``owner``."""
+    return Kind(lambda: getattr(_module(owner), get)(), lambda value: getattr(_module(owner), put)(value))
+
+
+def _setting(owner: str, name: str) -> Kind:
+    return Kind(lambda: getattr(_module(owner), name), lambda value: setattr(_module(owner), name, value))
+
+
+def _precision(backend: str, part: str) -> Kind:
+    return Kind(
+        lambda: _module("torch._C")._get_fp32_precision_getter(backend, part),
+        lambda value: _module("torch._C")._set_fp32_precision_setter(backend, part, value),
+    )
+
+
+def _hooks(module: str, name: str) -> Kind:
+    def get() -> dict[Any, Any]:
+        return dict(getattr(sys.modules[module], name))
+
+    def put(value: dict[Any, Any]) -> None:
+        there = getattr(sys.modules[module], name)
+        there.clear()
+        there.update(value)
+
+    return Kind(get, put)
+
+
+def _stack(depth: Callable[[], int], pop: Callable[[], object]) -> Kind:
+    """A stack, which is put back by popping."""
+
+    def put(value: int) -> None:
+        while depth() > value:
+            pop()
+
+    return Kind(depth, put)
+
+
+def _c_stack(depth: str, pop: str) -> Kind:
+    return _stack(lambda: getattr(_module("torch._C"), depth)(), lambda: getattr(_module("torch._C"), pop)())
+
+
+def _nesting() -> int:
+    torch = sys.modules["torch"]
+    depth: int = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth
+
+
+def _autocast() -> tuple[Any, ...]:
+    torch = sys.modules["torch"]
+    types = [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda")]
+    return (*types, torch.is_autocast_cache_enabled())
+
+
+def _put_autocast(value: tuple[Any, ...]) -> None:
+    torch = sys.modules["torch"]
+    for device, (enabled, kind) in zip(("cpu", "cuda"), value[:2], strict=True):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, kind)
+    torch.set_autocast_cache_enabled(value[2])
+    torch.clear_autocast_cache()
+
+
+def _default_device() -> Any:
+    """Device of ``torch.set_default_device``, None where it was not called."""
+    context = getattr(sys.modules["torch"]._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _hooked() -> bool:
+    return _module("torch._C._autograd")._top_saved_tensors_default_hooks(True) is not None
+
+
+def _put_hooked(value: bool) -> None:
+    while _hooked() > value:
+        _module("torch._C._autograd")._pop_saved_tensors_default_hooks()
+
+
+def _put_dual_level(value: int) -> None:
+    forward = sys.modules["torch.autograd.forward_ad"]
+    while forward._current_level > value:
+        forward.exit_dual_level()
+
+
+def _put_print_options(value: dict[str, Any]) -> None:
+    vars(_module("torch._tensor_str").PRINT_OPTS).update(value)
+
+
+def _cuda_device() -> int:
+    cuda = _module("torch.cuda")
+    return int(cuda.current_device()) if cuda.is_initialized() else 0
+
+
+def _cuda_stream() -> Any:
+    """The stream that work goes to, None for the default one."""
+    cuda = _module("torch.cuda")
+    if not cuda.is_initialized() or (stream := cuda.current_stream()) == cuda.default_stream():
+        return None
+    return stream
+
+
+def _put_cuda_stream(value: Any) -> None:
+    cuda = _module("torch.cuda")
+    cuda.set_stream(cuda.default_stream() if value is None else value)
+
+
+def _nothing(value: object) -> None:
+    """Leave state that cannot be set from outside."""
+
+
+KINDS: dict[str, Kind] = {
+    "gradients": _call("is_grad_enabled", "set_grad_enabled"),
+    "torch.inference_mode": Kind(lambda: _module("torch").is_inference_mode_enabled(), _nothing),
+    "a profiler of torch": Kind(lambda: _module("torch._C._autograd")._profiler_enabled(), _nothing),
+    "forward-mode gradients": Kind(
+        lambda: sys.modules["torch.autograd.forward_ad"]._current_level,
+        _put_dual_level,
+    ),
+    "threads of the backward pass": _call(
+        "_is_multithreading_enabled", "_set_multithreading_enabled", "torch._C"
+    ),
+    "anomaly detection": Kind(
+        lambda: (_module("torch").is_anomaly_enabled(), _module("torch").is_anomaly_check_nan_enabled()),
+        lambda value: _module("torch._C").set_anomaly_enabled(*value),
+    ),
+    "deterministic algorithms": Kind(
+        lambda: (
+            _module("torch").are_deterministic_algorithms_enabled(),
+            _module("torch").is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda value: _module("torch._C")._set_deterministic_algorithms(value[0], warn_only=value[1]),
+    ),
+    "default dtype": _call("get_default_dtype", "set_default_dtype"),
+    "default device": Kind(_default_device, lambda value: _module("torch").set_default_device(value)),
+    "modes of torch functions": _c_stack("_len_torch_function_stack", "_pop_torch_function_stack"),
+    "modes of torch dispatch": _c_stack("_len_torch_dispatch_stack", "_pop_torch_dispatch_stack"),
+    "hooks of saved tensors": Kind(_hooked, _put_hooked),
+    "nested autocast": _stack(_nesting, lambda: _module("torch").autocast_decrement_nesting()),
+    "autocast": Kind(_autocast, _put_autocast),
+    "threads of torch": _call("get_num_threads", "set_num_threads"),
+    "print options of torch": Kind(
+        lambda: dict(vars(_module("torch._tensor_str").PRINT_OPTS)), _put_print_options
+    ),
+    "sharing strategy of tensors": _call(
+        "get_sharing_strategy", "set_sharing_strategy", "torch.multiprocessing"
+    ),
+    **{f"torch._C.{name}": _call(f"_get{name}", f"_set{name}", "torch._C") for name in _SWITCHES},
+    # The old names of these change them, too, so they come after.
+    **{f"precision of {backend}, {part}": _precision(backend, part) for backend, part in _PRECISIONS},
+    **{f"torch._C.{put}": _call(get, put, "torch._C") for get, put in _ATTENTION.items()},
+    **{
+        f"torch.backends.{owner}.{name}": _setting(f"torch.backends.{owner}", name)
+        for owner, names in _BACKENDS.items()
+        for name in names
+    },
+    **{f"{module}.{name}": _hooks(module, name) for module, names in _HOOKS.items() for name in names},
+    "current GPU": Kind(_cuda_device, lambda value: _module("torch.cuda").set_device(value)),
+    "current stream of the GPU": Kind(_cuda_stream, _put_cuda_stream),
+}
+"""In the order in which they are put back. A default device is a mode of torch functions, too."""
