@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from math import isfinite, isinf
 from typing import TYPE_CHECKING, cast
@@ -44,6 +44,11 @@ class KnownPoints:
     points: list[KnownPoint] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
+    replaces: set[int] = field(default_factory=set)
+    """Numbers of points on record that this source does not have any more, or has with another result."""
+    entry: str = ""
+    content: str = ""
+    """Of a campaign's entry, what ``hpo.journal.records.Entered`` has under these names."""
 
     def __iter__(self) -> Iterator[KnownPoint]:
         return iter(self.points)
@@ -57,7 +62,7 @@ class KnownPoints:
         fresh = [one for one in self.points if space.key(one.params) not in taken]
         counts = Counter(self.left_out)
         counts["here already"] += len(self.points) - len(fresh)
-        return KnownPoints(source=self.source, points=fresh, left_out=+counts, changed=self.changed)
+        return replace(self, points=fresh, left_out=+counts)
 
     def __str__(self) -> str:
         failures = sum(1 for one in self.points if one.status != COMPLETED)
@@ -69,6 +74,8 @@ class KnownPoints:
             line += f"; {self.left_out.total()} left out: {counts}"
         for change, count in self.changed.most_common():
             line += f"; {change} in {count}"
+        if self.replaces:
+            line += f"; in place of {len(self.replaces)} that were on record"
         return line
 
 
@@ -255,7 +262,7 @@ class _Fitting:
     def _column(self, given: str | None, there: set[str], prefix: str, name: str) -> str:
         if given is not None:
             for column in (given, prefix + given):
-                if column in there:
+                if column in there or not self._table.rows:
                     return column
             raise UsageError(
                 f"known points of {self._table.name}: there is no column {excerpt(given)}. "

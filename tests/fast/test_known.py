@@ -482,6 +482,31 @@ def test_more_can_be_added_when_it_goes_on(tmp_path, capsys):
     assert hpo.Result(tmp_path / "run").front[0].id == "known-1"
 
 
+def test_wrong_points_are_replaced_when_it_goes_on(tmp_path, capsys):
+    table, by_hand = tmp_path / "points.csv", {"params": {**POINT, "width": 9}, "value": 0.0}
+    text = "lr,rate,width,optimizer,wide,value\n{},0.5,8,adam,True,0.001\n0.2,0.2,10,adam,True,0.5"
+
+    def known(evaluations, value=0.25, **entry):
+        by_hand["value"] = value
+        entries = [{"source": str(table), **entry}, by_hand]
+        result = campaign(tmp_path / "run", evaluations=evaluations, known=entries)
+        return [(one.id, one.params["lr"], one.value) for one in result.record.known], capsys.readouterr().err
+
+    write(table, text.format(0.1))
+    assert known(2, 0.0)[0] == [("known-1", 0.1, 0.001), ("known-2", 0.2, 0.5), ("known-3", 0.1, 0.0)]
+    found, said = known(3)  # another value by hand
+    assert found[2] == ("known-4", 0.1, 0.25) and "1 entered; in place of 1" in said
+    assert known(4)[0] == found and "entered" not in known(4)[1]
+    found, said = known(5, columns={"lr": "rate"})
+    assert [one[:2] for one in found] == [("known-2", 0.2), ("known-4", 0.1), ("known-5", 0.5)]
+    write(table, "lr,rate,width,optimizer,wide,value")
+    assert [one[0] for one in known(6, columns={"lr": "rate"})[0]] == ["known-4"]
+    assert not check(tmp_path / "run").findings
+    table.unlink()
+    assert [one[0] for one in known(7, columns={"lr": "rate"})[0]] == ["known-4"]
+    assert hpo.Result(tmp_path / "run").best.id != "known-3"
+
+
 def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
     records = [
         Known(
