@@ -150,7 +150,9 @@ def _packed(values: Any) -> str | None:
         return None
     if any(type(one) not in (int, float, type(None)) for one in values):
         return None
-    found = numpy.array([numpy.nan if one is None else one for one in values], dtype="<f4")
+    numbers = numpy.array([numpy.nan if one is None else one for one in values], dtype=float)
+    largest = numpy.finfo("f4").max
+    found = numpy.clip(numbers, -largest, largest).astype("<f4")  # beyond it there is only infinity
     return base64.b64encode(found.tobytes()).decode()
 
 
