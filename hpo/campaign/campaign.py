@@ -459,6 +459,7 @@ class Campaign:
                         islands=layout.islands,
                         losses=self.task.losses,
                         take_snapshot=True,
+                        withdrawn={number for one in self._known for number in one.replaces},
                     )
                 if lock.contested:
                     earlier.contest()

@@ -300,7 +300,7 @@ class KnownSettings(Section):
 
     source: Text | None = Field(default=None, min_length=1, description="a path")
     study: Text | None = Field(default=None, min_length=1, description="the name of a study")
-    unknown: Literal["drop", "refuse"] = "drop"
+    unknown: Literal["drop", "refuse"] | None = None
     columns: Annotated[dict[str, str], BeforeValidator(_writable)] = Field(default_factory=dict)
     params: Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_writable)] = None
     value: float | None = None

@@ -201,10 +201,21 @@ class Known(Record, kw_only=True):
 
 
 class Entered(Record, kw_only=True):
-    """All known points of ``source`` are on record; ``told``: the sentence that the user read about them."""
+    """All known points of ``source`` are on record; ``told``: the sentence that the user read about them; ``entry``:
+    how the campaign's entry reads the source, empty for the defaults; ``content``: hash of a table, else empty."""
 
     source: str
     told: str
+    time: float
+    entry: str = ""
+    content: str = ""
+
+
+class Withdrawn(Record, kw_only=True):
+    """The known points of these numbers do not count any more: their source was read again, and differs."""
+
+    numbers: list[Annotated[int, msgspec.Meta(ge=1)]]
+    source: str
     time: float
 
 

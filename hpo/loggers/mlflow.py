@@ -17,6 +17,8 @@ from hpo.individual import Individual
 from hpo.journal.curves import Point, Sample
 from hpo.loggers.sink import (
     LoggedCampaign,
+    choice_text,
+    distinct,
     facts,
     reported,
     results,
@@ -27,6 +29,7 @@ from hpo.loggers.sink import (
 
 _ID, _CAMPAIGN = "hpo.id", "hpo.campaign"
 _NO_NAME = re.compile(r"[^\w.\- :/]")
+_LONGEST_NAME = 250
 _LONGEST = 5000
 """Characters of a parameter's value or a tag."""
 _MOST_AT_ONCE = 500
@@ -68,7 +71,13 @@ class MLflowSink:
     def started(self, one: Individual) -> None:
         run = self._run(one)
         self._client.update_run(run, status="RUNNING")
-        for params in _pieces((Param(_name(name), _text(value)) for name, value in one.params.items()), 100):
+        for params in _pieces(
+            (
+                Param(_name(name), _text(choice_text(self._campaign.parameters.get(name), value)))
+                for name, value in one.params.items()
+            ),
+            100,
+        ):
             self._client.log_batch(run, params=params)
         self._client.log_batch(run, tags=self._tags(one))
 
@@ -132,8 +141,10 @@ def _pieces(values: Iterable[_T], most: int) -> Iterator[list[_T]]:
 
 
 def _name(name: str) -> str:
-    """Of a parameter or metric, as MLflow allows it."""
-    return (_NO_NAME.sub("_", name).strip("/ ") or "_")[:250]
+    """Of a parameter or metric, as MLflow allows it: a path, without a part that is empty, ``.`` or ``..``."""
+    parts = [part.strip() for part in _NO_NAME.sub("_", name).split("/")]
+    legal = "/".join(part if part.strip(".") else "_" for part in parts if part) or "_"
+    return distinct(name, legal, _LONGEST_NAME)
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -259,14 +259,20 @@ class _Trials:
             state=state,
             value=None,
             values=None if state == TrialState.FAIL else self._values(one.objectives),
-            datetime_start=datetime.fromtimestamp(started),
-            datetime_complete=datetime.fromtimestamp(finished),
+            datetime_start=self._local(started),
+            datetime_complete=self._local(finished),
             params=one.params,
             distributions={name: self._distributions[name] for name in one.params},
             user_attrs=_attributes(one),
             system_attrs={},
             intermediate_values=self._curves.get(one.id, {}),
         )
+
+    def _local(self, at: float) -> datetime:
+        """The local time, as Optuna has it, without the changes of the clock since the campaign began: no trial ends
+        before it began, and each is as long as it was."""
+        began = self._created or at
+        return datetime.fromtimestamp(began) + timedelta(seconds=at - began)
 
     def _values(self, objectives: Mapping[str, float] | None) -> list[float] | None:
         """In the task's order; None where not all are there, as of one that was pruned."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Protocol
 
-from hpo.individual import COMPLETED, PRUNED, Individual, Metric
+from hpo.individual import COMPLETED, PRUNED, Individual, Metric, Scalar
 from hpo.journal.curves import Point, Sample
+from hpo.space.look_alikes import LookAlikes
 from hpo.space.parameters import Parameter
 
 RESULT = "result/"
 """How the names of final values begin; what a task reports meanwhile has its own names."""
 SYSTEM = "system/"
 """How the names of what a host did begin."""
+
+REPORTED = "reported/"
+"""What comes before the name of a reported metric that begins like one of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +63,12 @@ class Sink(Protocol):
 
 
 def reported(point: Point) -> dict[str, float]:
-    """The numbers of a report by name, the value first."""
-    return {"value": float(point.value)} | _numbers(point.metrics, "")
+    """The numbers of a report by name, the value first; none has a name of a final number or of a sample."""
+    numbers = _numbers(point.metrics, "")
+    taken = (RESULT, SYSTEM, REPORTED)
+    return {"value": float(point.value)} | {
+        REPORTED + name if name.startswith(taken) else name: value for name, value in numbers.items()
+    }
 
 
 def sampled(sample: Sample) -> dict[str, float]:
@@ -72,6 +81,20 @@ def results(one: Individual) -> dict[str, float]:
     """The final numbers of an individual by name: objectives, where it completed, and metrics."""
     objectives = one.objectives if one.status == COMPLETED and one.objectives else {}
     return _numbers({**one.metrics, **objectives}, RESULT)
+
+
+def distinct(name: str, legal: str, longest: int) -> str:
+    """``name`` where it is ``legal`` in a sink, else that with a digest of the name: two names never become one,
+    whichever process writes them and in whatever order."""
+    if legal == name and len(name) <= longest:
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{legal[: longest - len(digest) - 1]}-{digest}"
+
+
+def choice_text(parameter: Parameter | None, value: Scalar) -> str:
+    """A parameter's value as text, different for each of its choices."""
+    return str(value) if parameter is None else LookAlikes(parameter).cells.get(value, str(value))
 
 
 def facts(one: Individual) -> dict[str, str]:

@@ -24,7 +24,7 @@ from tensorboardX.proto.api_pb2 import (
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboardX.summary import scalar, text
+from tensorboardX.summary import text
 
 from hpo.individual import Individual, Scalar
 from hpo.journal.curves import Point, Sample
@@ -32,6 +32,7 @@ from hpo.journal.durable import write_atomically
 from hpo.loggers.sink import (
     RESULT,
     LoggedCampaign,
+    choice_text,
     reported,
     results,
     sampled,
@@ -77,20 +78,20 @@ class TensorBoardSink:
         for point in points:
             run.reach(point)
             for name, value in reported(point).items():
-                run.write(scalar(name, value), point.step, point.time)
+                run.write(_scalar(name, value), point.step, point.time)
 
     def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
         run = self._run(one)
         for sample in samples:
             for name, value in sampled(sample).items():
-                run.write(scalar(name, value), seconds_since_start(one, sample), sample.time)
+                run.write(_scalar(name, value), seconds_since_start(one, sample), sample.time)
 
     def finished(self, one: Individual) -> None:
         run = self._run(one)
         step = max(run.step, 0)
         for name, value in results(one).items():
             self._metrics.setdefault(name)
-            run.write(scalar(name, value), step, one.finished)
+            run.write(_scalar(name, value), step, one.finished)
         if one.error:
             run.write(text("error", f"    {one.error}".replace("\n", "\n    ")), step, one.finished)
         status = "STATUS_SUCCESS" if succeeded(one) else "STATUS_FAILURE"
@@ -210,7 +211,13 @@ def _hparam(parameter: Parameter | None, value: Scalar) -> bool | float | str:
         return value
     if len(kinds) == 1 and value is not None:
         return float(value)
-    return str(value)
+    return choice_text(parameter, value)
+
+
+def _scalar(name: str, value: float) -> Any:
+    """A number under its own name, where tensorboardX would replace characters: two metrics would become one, and
+    HParams would find neither."""
+    return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 
 def _plugin(tag: str, content: Any) -> Any:

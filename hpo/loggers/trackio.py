@@ -45,9 +45,7 @@ class TrackioSink:
         self._log(one, ((sampled(sample), seconds_since_start(one, sample)) for sample in samples))
 
     def finished(self, one: Individual) -> None:
-        self._log(
-            one, [({**results(one)}, None)], {f"result/{name}": text for name, text in facts(one).items()}
-        )
+        self._log(one, [({**results(one)}, None)], {f"hpo/{name}": text for name, text in facts(one).items()})
 
     def flush(self) -> None:
         """Each run is closed when it is written."""
@@ -75,7 +73,7 @@ class TrackioSink:
                 project=self._project,
                 name=one.id,
                 group=self._campaign.key,
-                config={**one.params, "island": one.island, "operator": one.operator},
+                config={"island": one.island, "operator": one.operator, **one.params},
                 resume="allow",
                 embed=False,
                 auto_log_gpu=False,

@@ -4,7 +4,7 @@ and the other variables of its own hold; with ``WANDB_MODE=offline`` the runs li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hpo.config.reader import environment
 from hpo.individual import Individual
 from hpo.journal.curves import Point, Sample
 from hpo.loggers.sink import (
+    REPORTED,
     LoggedCampaign,
     facts,
     reported,
@@ -42,7 +43,7 @@ class WandbSink:
     def measured(self, one: Individual, points: Sequence[Point]) -> None:
         run = self._run(one)
         for point in points:
-            run.log({**reported(point), _STEP: point.step})
+            run.log({**_named(reported(point)), _STEP: point.step})
 
     def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
         run = self._run(one)
@@ -51,7 +52,8 @@ class WandbSink:
 
     def finished(self, one: Individual) -> None:
         run = self._run(one)
-        run.summary.update({**results(one), **facts(one)})
+        # The summary has the last value of each metric, too.
+        run.summary.update({**results(one), **{f"hpo/{name}": text for name, text in facts(one).items()}})
         run.finish(exit_code=0 if succeeded(one) else 1)
         del self._runs[one.id]
 
@@ -71,7 +73,7 @@ class WandbSink:
                 group=self._campaign.name,
                 name=one.id,
                 id=f"{self._campaign.key}-{one.id}",
-                config={**one.params, "island": one.island, "operator": one.operator},
+                config={"island": one.island, "operator": one.operator, **one.params},
                 tags=[one.operator],
                 dir=self._folder,
                 resume="allow",
@@ -85,3 +87,11 @@ class WandbSink:
             run.define_metric("*", step_metric=_STEP)
             run.define_metric("system/*", step_metric=_SECONDS)
         return run
+
+
+def _named(values: Mapping[str, float]) -> dict[str, float]:
+    """``values`` without names that W&B or this sink have for steps and times."""
+    return {
+        REPORTED + name if name == _SECONDS or name.startswith("_") else name: value
+        for name, value in values.items()
+    }

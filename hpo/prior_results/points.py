@@ -5,17 +5,21 @@ and reported in one line; nothing happens silently."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from math import isfinite, isinf
 from typing import TYPE_CHECKING, cast
 
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FINAL, INVALID, PRUNED
 from hpo.prior_results import tables as sources
+from hpo.prior_results.cells import Ambiguous, Cells, DecimalComma, empty, number, refuse_decimal_comma
 from hpo.search.models.pareto import dominates
-from hpo.space.parameters import Categorical, Float, Int, Parameter
 from hpo.space.space import Params, SearchSpace
 from hpo.spelling import suggestion
 from hpo.task.known_point import Allows, KnownPoint, single_point
@@ -40,6 +44,11 @@ class KnownPoints:
     points: list[KnownPoint] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
+    replaces: set[int] = field(default_factory=set)
+    """Numbers of points on record that this source does not have any more, or has with another result."""
+    entry: str = ""
+    content: str = ""
+    """Of a campaign's entry, what ``hpo.journal.records.Entered`` has under these names."""
 
     def __iter__(self) -> Iterator[KnownPoint]:
         return iter(self.points)
@@ -53,7 +62,7 @@ class KnownPoints:
         fresh = [one for one in self.points if space.key(one.params) not in taken]
         counts = Counter(self.left_out)
         counts["here already"] += len(self.points) - len(fresh)
-        return KnownPoints(source=self.source, points=fresh, left_out=+counts, changed=self.changed)
+        return replace(self, points=fresh, left_out=+counts)
 
     def __str__(self) -> str:
         failures = sum(1 for one in self.points if one.status != COMPLETED)
@@ -65,8 +74,8 @@ class KnownPoints:
             line += f"; {self.left_out.total()} left out: {counts}"
         for change, count in self.changed.most_common():
             line += f"; {change} in {count}"
-        if any("no parameter" in one for one in self.changed) and any("added" in one for one in self.changed):
-            line += '; where these are the same, write columns = { name = "name there" }'
+        if self.replaces:
+            line += f"; in place of {len(self.replaces)} that were on record"
         return line
 
 
@@ -108,17 +117,19 @@ def read_points(
         return [wanted(label if number is None else f"{label}, number {number}", entry, space, allows)]
     table = sources.read(entry)
     prefix = sources.PARAMS if table.exported else ""
+    cells = Cells(space.parameters, typed=table.typed)
     found = []
     for row in table.rows:
-        cells = {name: row.cells.get(prefix + name) for name in space.names}
         given: dict[str, object] = {}
+        where = f"{label}, {entry}, {row.origin}"
         for name in space.order:
-            parameter = space.parameters[name]
-            if space.exists(name, given) and not (
-                sources.empty(cells[name]) and not _takes_gaps(parameter, cells[name])
-            ):
-                given[name] = _read(parameter, cells[name])
-        found.append(wanted(f"{label}, {entry}, {row.origin}", given, space, allows))
+            cell = row.cells.get(prefix + name)
+            if space.exists(name, given) and not cells.missing(name, cell):
+                try:
+                    given[name] = cells.value(name, cell)
+                except (Ambiguous, DecimalComma) as error:
+                    raise UsageError(f"{where}: {name} = {error}.") from None
+        found.append(wanted(where, given, space, allows))
     return found
 
 
@@ -140,7 +151,7 @@ def known_points(
     *,
     default: Mapping[str, object] | None = None,
     allows: Allows = lambda params: True,
-    unknown: str = DROP,
+    unknown: str | None = None,
     columns: Mapping[str, str] | None = None,
     study: str | None = None,
 ) -> KnownPoints:
@@ -159,8 +170,10 @@ def known_points(
             lack one are left out.
         allows (callable; default lambda params: True): function of the parameters; points for which it is false are
             left out.
-        unknown (str; default "drop"): "drop" parameters that ``space`` does not have, or "refuse" the source.
-        columns (dict; default None): by parameter or objective, the source's column, where the names differ.
+        unknown (str; default None): "drop" parameters that ``space`` does not have, or "refuse" the source; None:
+            drop them, but refuse the source where one of them may be a parameter here that has no value there.
+        columns (dict; default None): by parameter or objective, the source's column, where the names differ. Rows
+            without a cell there keep that of the parameter's own name.
         study (str; default None): the study's name in an Optuna storage that holds several.
 
     Raises:
@@ -175,13 +188,11 @@ def known_points(
                 f'objectives = {excerpt(way)}: must be "minimize" or "maximize". '
                 f"{suggestion(way, ('minimize', 'maximize'))}"
             )
-    if not isinstance(unknown, str) or unknown not in (DROP, REFUSE):
+    if unknown is not None and (not isinstance(unknown, str) or unknown not in (DROP, REFUSE)):
         raise UsageError(f'unknown = {excerpt(unknown)}: must be "{DROP}" or "{REFUSE}"')
     _check_keywords(space, default, allows, columns, study)
     table = sources.read(source, study)
-    return _Fitting(table, space, objectives, default or {}, allows, dict(columns or {})).all(
-        refuse=unknown == REFUSE
-    )
+    return _Fitting(table, space, objectives, default or {}, allows, dict(columns or {})).all(unknown)
 
 
 def _check_keywords(space: object, default: object, allows: object, columns: object, study: object) -> None:
@@ -218,7 +229,10 @@ class _Fitting:
         self._table, self._space, self._objectives = table, space, objectives
         self._default, self._allows = default, allows
         self._found = KnownPoints(source=table.name)
+        self._cells = Cells(space.parameters, typed=table.typed)
         self._changes: list[str] = []
+        self._missing: dict[str, Counter[str]] = {}
+        """By parameter without a value in some rows, the columns of no parameter that have one there."""
         for name in columns:
             if name not in space.parameters and name not in objectives:
                 valid = [*space.names, *objectives]
@@ -234,12 +248,21 @@ class _Fitting:
             name: self._objective(name, place, columns.get(name), there)
             for place, name in enumerate(objectives)
         }
+        used = {*self._of_parameter.values(), *self._of_objective.values()}
+        # A study in which a parameter was renamed has both names.
+        own = {name: self._column(None, there, sources.PARAMS, name) for name in space.names}
+        self._own = {name: column for name, column in own.items() if column not in used}
+        self._strange = [
+            column
+            for column in table.columns
+            if self._is_strange(column) and column not in used and column not in self._own.values()
+        ]
         self._check_directions()
 
     def _column(self, given: str | None, there: set[str], prefix: str, name: str) -> str:
         if given is not None:
             for column in (given, prefix + given):
-                if column in there:
+                if column in there or not self._table.rows:
                     return column
             raise UsageError(
                 f"known points of {self._table.name}: there is no column {excerpt(given)}. "
@@ -265,6 +288,11 @@ class _Fitting:
         if not table.rows:
             return candidates[0]
         others = [column for column in table.columns if not column.startswith(sources.PARAMS)]
+        if not single and (len(table.directions) == 1 or sources.VALUE in there):
+            raise UsageError(
+                f"known points of {table.name}: there is one objective there, and {len(self._objectives)} here "
+                f"({', '.join(self._objectives)}). Give its configurations as points, which are evaluated first."
+            )
         raise UsageError(
             f"known points of {table.name}: there is no column for the objective {name!r}. If it has another name "
             f'there, say so: columns = {{ {name} = "…" }}. {suggestion(name, others)}'
@@ -282,15 +310,11 @@ class _Fitting:
 
     # --- rows -----------------------------------------------------------------------------------------------
 
-    def all(self, *, refuse: bool) -> KnownPoints:
-        used = {*self._of_parameter.values(), *self._of_objective.values()}
-        strange = [
-            column for column in self._table.columns if self._is_strange(column) and column not in used
-        ]
-        if strange and refuse:
+    def all(self, unknown: str | None) -> KnownPoints:
+        if self._strange and unknown == REFUSE:
             raise UsageError(
-                f"known points of {self._table.name}: {_listed(strange)} is no parameter here. Leave this source out, "
-                f'name its parameter in columns, or write unknown = "{DROP}".'
+                f"known points of {self._table.name}: {_listed(self._strange)} is no parameter here. Leave this source "
+                f'out, name its parameter in columns, or write unknown = "{DROP}".'
             )
         seen: dict[str, int] = {}
         for row in self._table.rows:
@@ -309,10 +333,32 @@ class _Fitting:
             self._found.changed.update(self._changes)
             self._found.changed.update(
                 f"{column.removeprefix(sources.PARAMS)} dropped, which is no parameter here,"
-                for column in strange
-                if not sources.empty(row.cells.get(column))
+                for column in self._strange
+                if not empty(row.cells.get(column))
             )
+        if unknown is None:
+            self._refuse_renamed()
         return self._found
+
+    def _refuse_renamed(self) -> None:
+        """UsageError where a parameter without a value in some rows may be there under another name: its default would
+        be entered in place of what was evaluated."""
+        likely: dict[str, str] = {}
+        for name, columns in self._missing.items():
+            fits = {column: count for column, count in columns.items() if column not in likely.values()}
+            if fits:
+                likely[name] = max(fits, key=lambda column: (fits[column], _similarity(name, column)))
+        if not likely:
+            return
+        there = [column.removeprefix(sources.PARAMS) for column in likely.values()]
+        line = ", ".join(
+            f"{_key(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in zip(likely, there)
+        )
+        raise UsageError(
+            f"known points of {self._table.name}: rows without {_listed(list(likely))} have {_listed(there)}, which is "
+            f"no parameter here. Where these are the same, write columns = {{ {line} }}; else write unknown = "
+            f'"{DROP}" to enter these rows with the default.'
+        )
 
     def _losses(self, point: KnownPoint) -> tuple[float, ...] | None:
         """None where it did not complete."""
@@ -329,10 +375,11 @@ class _Fitting:
             return "pruned there"
         if status not in FINAL:
             return "not finished there"
-        objectives = {
-            name: sources.number(row.cells.get(column)) for name, column in self._of_objective.items()
-        }
+        objectives = {name: number(row.cells.get(column)) for name, column in self._of_objective.items()}
         if status == COMPLETED:
+            for name, column in self._of_objective.items():
+                with self._located(row, name):
+                    refuse_decimal_comma(row.cells.get(column))
             if any(value is None for value in objectives.values()):
                 return "without a value"
             if not all(isfinite(cast(float, value)) for value in objectives.values()):
@@ -352,11 +399,14 @@ class _Fitting:
         self._changes = changes = []
         for name in self._space.order:
             parameter, cell = self._space.parameters[name], row.cells.get(self._of_parameter[name])
+            if name in self._own and self._cells.missing(name, cell):
+                cell = row.cells.get(self._own[name])
             if not self._space.exists(name, chosen):
-                if not sources.empty(cell):
+                if not empty(cell):
                     changes.append(f"{name} dropped, which does not exist with their other values,")
                 continue
-            if sources.empty(cell) and not _takes_gaps(parameter, cell):
+            if self._cells.missing(name, cell):
+                self._note_missing(name, row)
                 if name not in self._default:
                     return f"without {name}, which has no default"
                 try:
@@ -368,55 +418,42 @@ class _Fitting:
                 changes.append(f"{name} = {chosen[name]!r}, the default, added")
                 continue
             try:
-                chosen[name] = parameter.canonical(_read(parameter, cell))
+                with self._located(row, name):
+                    value = self._cells.value(name, cell)
+            except Ambiguous as error:
+                return f"whose {name} = {error}"
+            try:
+                chosen[name] = parameter.canonical(value)
             except ValueError:
                 return f"with a {name} that is not allowed here"
         return {name: chosen[name] for name in self._space.names if name in chosen}
 
+    def _note_missing(self, name: str, row: sources.Row) -> None:
+        """Note the columns of no parameter whose cells in ``row`` would be allowed for ``name``."""
+        found = self._missing.setdefault(name, Counter())
+        for column in self._strange:
+            cell = row.cells.get(column)
+            if not empty(cell):
+                with suppress(ValueError):
+                    self._space.parameters[name].canonical(self._cells.value(name, cell))
+                    found[column] += 1
 
-def _takes_gaps(parameter: Parameter, cell: object) -> bool:
-    """Whether an empty cell is one of the parameter's choices: a table writes None as a gap."""
-    return isinstance(parameter, Categorical) and any(
-        choice is None or (choice == "" and cell == "") for choice in parameter.choices
-    )
-
-
-def _read(parameter: Parameter, cell: object) -> object:
-    """``cell``, which tables give as text or as another type of number, as the parameter's type."""
-    if isinstance(parameter, Categorical):
-        return _choice(parameter, cell)
-    value = sources.number(cell)
-    if value is None:
-        return cell
-    if isinstance(parameter, Int):
-        if isinstance(cell, int):
-            return cell
-        return int(value) if isfinite(value) and value == int(value) else value
-    return value if isinstance(parameter, Float) else cell
+    @contextmanager
+    def _located(self, row: sources.Row, name: str) -> Iterator[None]:
+        """Raise UsageError, with the place, for a decimal comma: no number of this table can be read."""
+        try:
+            yield
+        except DecimalComma as error:
+            raise UsageError(f"known points of {self._table.name}, {row.origin}: {name} = {error}.") from None
 
 
-def _choice(parameter: Categorical, cell: object) -> object:
-    if isinstance(cell, (list, tuple, dict)) or bool(getattr(cell, "ndim", False)):
-        return cell  # which compares with no choice
-    if not isinstance(cell, str):
-        if sources.empty(cell) and None in parameter.choices:
-            return None
-        for choice in parameter.choices:
-            if isinstance(choice, bool) is isinstance(cell, bool) and choice == cell:
-                return choice
-        return str(cell) if str(cell) in parameter.choices else cell
-    if cell in parameter.choices:
-        return cell
-    if cell == "" and None in parameter.choices:
-        return None
-    for choice in parameter.choices:
-        if not isinstance(choice, str) and str(choice).casefold() == cell.casefold():
-            return choice
-    value = sources.number(cell)
-    for choice in parameter.choices:
-        if isinstance(choice, (int, float)) and not isinstance(choice, bool) and choice == value:
-            return choice
-    return cell
+def _similarity(name: str, column: str) -> float:
+    return SequenceMatcher(None, name, column.removeprefix(sources.PARAMS)).ratio()
+
+
+def _key(name: str) -> str:
+    """``name`` as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def _listed(names: list[str]) -> str:

@@ -4,8 +4,8 @@ Nothing that is read is executed or unpickled, and no source is changed: a study
 
 from __future__ import annotations
 
+import codecs
 import csv
-import math
 import re
 import shutil
 import tempfile
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 TABLES = (".csv", ".json", ".parquet")
 """Suffixes of tables, as ``hpo export`` writes them."""
 PARAMS, OBJECTIVES, METRICS, VALUE = "params.", "objectives.", "metrics.", "value"
+_WORKBOOK = b"PK\x03\x04"
+_SAVE_AS = (
+    'Save it as UTF-8, with "," between cells and "." as decimal sign (spreadsheets call that "CSV UTF-8", in the '
+    "formats of English)."
+)
 _URL = re.compile(r"\w+(\+\w+)?://")
 _SQLITE = b"SQLite format 3\0"
 _STATES = {"COMPLETE": COMPLETED, "FAIL": FAILED, "PRUNED": PRUNED}
@@ -50,12 +55,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """``exported``: columns have the prefixes of ``hpo export``; else they are plain names. ``directions``: by column
-    of an objective, as far as they are known; ``ordered``: these have no names, and come in the task's order."""
+    """``exported``: columns have the prefixes of ``hpo export``; else they are plain names. ``typed``: a text cell is a
+    text, and stands for no number. ``directions``: by column of an objective, as far as they are known; ``ordered``:
+    these have no names, and come in the task's order."""
 
     name: str
     rows: list[Row]
     exported: bool
+    typed: bool = True
     directions: dict[str, str] = field(default_factory=dict)
     ordered: bool = False
 
@@ -104,7 +111,9 @@ def _from_path(name: str, study: str | None) -> Table:
         )
     try:
         if path.suffix.lower() in TABLES:
-            return _table(name, _READERS[path.suffix.lower()](path))
+            suffix = path.suffix.lower()
+            # A parquet column of several types was written as text.
+            return _table(name, _READERS[suffix](path), typed=suffix == ".json")
         with open(path, "rb") as file:
             head = file.read(4096)
     except OSError as error:
@@ -115,8 +124,9 @@ def _from_path(name: str, study: str | None) -> Table:
         ) from None
     if head.startswith(_SQLITE) or b'"op_code"' in head.split(b"\n", 1)[0]:
         return _from_storage(name, study)
+    hint = f" It is a workbook of a spreadsheet. {_SAVE_AS}" if head.startswith(_WORKBOOK) else ""
     raise UsageError(
-        f"known points: {name} is no table ({', '.join(TABLES)}), no SQLite file and no journal of Optuna's."
+        f"known points: {name} is no table ({', '.join(TABLES)}), no SQLite file and no journal of Optuna's.{hint}"
     )
 
 
@@ -124,9 +134,21 @@ def _from_path(name: str, study: str | None) -> Table:
 
 
 def _csv(path: Path) -> list[dict[str, object]]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, restkey="", strict=True)
-        rows: list[dict[str, object]] = [{**row} for row in reader]
+    with open(path, "rb") as raw:
+        head = raw.read(4)
+    if head.startswith(_WORKBOOK):
+        raise ValueError(f"it is a workbook of a spreadsheet. {_SAVE_AS}")
+    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in head[:2]:
+        raise ValueError(f"it is UTF-16. {_SAVE_AS}")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restkey="", strict=True)
+            names = reader.fieldnames or ()
+            if len(names) == 1 and (found := re.search(r"[;\t|]", names[0])):
+                raise ValueError(f"its cells are separated by {found[0]!r}. {_SAVE_AS}")
+            rows: list[dict[str, object]] = [{**row} for row in reader]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{error}. {_SAVE_AS}") from None
     for number, row in enumerate(rows, start=2):
         if "" in row or None in row.values():
             raise ValueError(
@@ -167,7 +189,7 @@ def _parquet(path: Path) -> list[dict[str, object]]:
 _READERS = {".csv": _csv, ".json": _json, ".parquet": _parquet}
 
 
-def _table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
+def _table(name: str, rows: Iterable[Mapping[str, object]], *, typed: bool = True) -> Table:
     found = list(rows)
     columns = {column for row in found for column in row}
     if strange := [column for column in columns if not isinstance(column, str)]:
@@ -177,6 +199,7 @@ def _table(name: str, rows: Iterable[Mapping[str, object]]) -> Table:
     return Table(
         name=name,
         exported=exported,
+        typed=typed,
         rows=[
             Row(
                 str(row["id"]) if exported and row.get("id") else f"row {number}",
@@ -292,23 +315,3 @@ def _from_study(name: str, study: optuna.Study) -> Table:
         directions={column: one.name.lower() for column, one in zip(columns, study.directions)},
         ordered=names is None,
     )
-
-
-# --- cells --------------------------------------------------------------------------------------------------
-
-
-def empty(cell: object) -> bool:
-    """Whether there is nothing in the cell: tables write gaps as empty text, null or NaN."""
-    return (
-        cell is None or (isinstance(cell, str) and not cell) or (isinstance(cell, float) and math.isnan(cell))
-    )
-
-
-def number(cell: object) -> float | None:
-    """The cell as a number, which may be infinite or NaN; None if it is none."""
-    if isinstance(cell, bool) or not isinstance(cell, (str, int, float)):
-        return None
-    try:
-        return float(cell)
-    except (ValueError, OverflowError):
-        return None

@@ -37,6 +37,7 @@ from hpo.journal.records import (
     Started,
     Stopping,
     Storage,
+    Withdrawn,
 )
 from hpo.results.parts import Part, PartsFold, Place
 
@@ -210,6 +211,10 @@ class Fold:
     def _on_known(self, record: Known) -> None:
         self.known.setdefault(record.number, _known(record))
 
+    def _on_withdrawn(self, record: Withdrawn) -> None:
+        for number in record.numbers:
+            self.known.pop(number, None)
+
     def _on_evaluation(self, record: Started | Finished) -> None:
         self.parts.add(record)
         self._take(record)
@@ -306,6 +311,7 @@ _HANDLERS: dict[type[Record], Callable[[Fold, Any], None]] = {
     Reopened: Fold._on_reopened,
     Migrated: Fold._on_migrated,
     Known: Fold._on_known,
+    Withdrawn: Fold._on_withdrawn,
     Note: Fold._on_note,
     Reported: Fold._on_reported,
     Left: Fold._on_left,

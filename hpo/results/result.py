@@ -22,6 +22,8 @@ from hpo.results.analysis.repeated import Repeated
 from hpo.results.overview import folded, with_running
 from hpo.results.record import CampaignRecord, Launch, load
 from hpo.results.running import Tails
+from hpo.space.description import described_space
+from hpo.space.look_alikes import LookAlikes
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -145,9 +147,12 @@ def dataframe(individuals: Sequence[Individual], objectives: Sequence[str] | Non
     Integers and truth values with gaps (parameters that not every individual has) stay what they are, in
     pandas' nullable types.
     """
+    return _table(_columns(individuals, _objective_names(individuals) if objectives is None else objectives))
+
+
+def _table(columns: Mapping[str, Sequence[object]]) -> pandas.DataFrame:
     import pandas
 
-    columns = _columns(individuals, _objective_names(individuals) if objectives is None else objectives)
     return pandas.DataFrame(
         {name: pandas.Series(values, dtype=_dtype(values)) for name, values in columns.items()}
     )
@@ -188,12 +193,12 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     record = load(directory)
     objectives = list(record.objectives)
     rows = table_rows(record)
+    columns = _columns(rows, objectives)
     if suffix == ".json":
-        data = _json(_columns(rows, objectives))
-    elif suffix == ".csv":
-        data = _csv(dataframe(rows, objectives))
+        data = _json(columns)
     else:
-        data = _parquet(dataframe(rows, objectives))
+        table = _table(_told_apart(columns, rows, record))
+        data = _csv(table) if suffix == ".csv" else _parquet(table)
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -202,6 +207,20 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
             "and that you may write."
         ) from error
     return len(rows)
+
+
+def _told_apart(
+    columns: dict[str, list[object]], rows: Sequence[Individual], record: CampaignRecord
+) -> dict[str, list[object]]:
+    """The columns with cells from which a table without types has each choice (see ``hpo.space.look_alikes``)."""
+    for name, parameter in described_space(record.identity.get("space")).parameters.items():
+        alike, column = LookAlikes(parameter), f"params.{name}"
+        if alike and column in columns:
+            columns[column] = [
+                alike.cells.get(one.params[name], one.params[name]) if name in one.params else None
+                for one in rows
+            ]
+    return columns
 
 
 def _json(columns: Mapping[str, Sequence[object]]) -> bytes:

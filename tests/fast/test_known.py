@@ -114,7 +114,6 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
     }
     line = str(found)
     assert "4 entered, 1 of them as failed; 6 left out: " in line and "\n" not in line
-    assert line.endswith('; where these are the same, write columns = { name = "name there" }')
     assert "momentum = 0.9, the default, added in 1" in line
     assert "momentum dropped, which does not exist with their other values, in 1" in line
     assert "note dropped, which is no parameter here, in 1" in line
@@ -199,7 +198,7 @@ def test_directions_and_names_of_objectives_are_checked(earlier):
     assert len(known_points(earlier, SPACE, {"loss": "minimize"})) == 60
     with pytest.raises(UsageError, match="value is to minimize there, and accuracy is to maximize here"):
         known_points(earlier, SPACE, {"accuracy": "maximize"})
-    with pytest.raises(UsageError, match="no column for the objective"):
+    with pytest.raises(UsageError, match=r"one objective there, and 2 here \(loss, seconds\).* as points"):
         known_points(earlier, SPACE, {"loss": "minimize", "seconds": "minimize"})
 
 
@@ -210,7 +209,7 @@ def test_a_slightly_different_space(earlier):
         depth=hpo.Int(1, 5),
         wide=SPACE.parameters["wide"],
     )
-    found = known_points(earlier, other, default={"depth": 2})
+    found = known_points(earlier, other, default={"depth": 2}, unknown="drop")
     there = [one for one in load(earlier).individuals if float(one.params["lr"]) >= 1e-3]
     assert found.left_out["with a lr that is not allowed here"] == 60 - len(there) > 0
     assert len(found) + found.left_out["the same configuration again"] == len(there)
@@ -218,6 +217,93 @@ def test_a_slightly_different_space(earlier):
     assert found.changed["width dropped, which is no parameter here,"] == len(found)
     with pytest.raises(UsageError, match="width, momentum is no parameter here"):
         known_points(earlier, other, unknown="refuse")
+
+
+RENAMED: dict[str, object] = {**{k: v for k, v in POINT.items() if k != "lr"}, "value": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([{**RENAMED, "learning_rate": 0.01}], 'columns = { lr = "learning_rate" }'),
+        ([{**RENAMED, "learning_rate": 0.01, "note": "x", "s": 12.0}], 'columns = { lr = "learning_rate" }'),
+        ([{**POINT, "width": 9, "value": 1.0}, {**RENAMED, "a rate": 0.01}], 'columns = { lr = "a rate" }'),
+        ([{**RENAMED, "note": "x", "seconds": 12.0}], None),
+        ([{**POINT, "rate": 0.5, "value": 1.0}], None),
+    ],
+)
+def test_a_renamed_parameter_does_not_become_its_default(rows, line):
+    default = {"lr": 0.5}
+    if line is None:
+        assert len(known_points(rows, SPACE, default=default)) == len(rows)
+        return
+    with pytest.raises(UsageError) as refusal:
+        known_points(rows, SPACE, default=default)
+    assert line in str(refusal.value) and 'unknown = "drop"' in str(refusal.value)
+    name = line.split('"')[1]
+    found = known_points(rows, SPACE, default=default, columns={"lr": name})
+    assert [one.params["lr"] for one in found] == [row.get(name, row.get("lr")) for row in rows]
+    assert known_points(rows, SPACE, default=default, unknown="drop").points[-1].params["lr"] == 0.5
+
+
+ALIKE = hpo.SearchSpace(
+    a=hpo.Categorical(1, "1", "1 (int)", 2, "x"),
+    b=hpo.Categorical(None, "None", "", 0.5),
+    c=hpo.Ordinal(True, "True", False, when={"a": (1, 2)}),
+    n=hpo.Int(1, 10**6),
+)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".parquet", "pandas.csv"])
+def test_choices_that_look_alike_come_back_as_they_were(tmp_path, suffix):
+    task = hpo.Task(ALIKE, lambda trial: float(trial.params["n"]))
+    there = campaign(tmp_path / "run", task, evaluations=60, kind="random").individuals
+    source = tmp_path / f"table{Path(suffix).suffix or suffix}"
+    results.export(tmp_path / "run", source)
+    if suffix == "pandas.csv":
+        pandas.read_csv(source).to_csv(source, index=False)
+    assert [repr(one.params) for one in known_points(source, ALIKE)] == [repr(one.params) for one in there]
+    assert [repr(one) for one in read_points(str(source), ALIKE)] == [repr(one.params) for one in there]
+
+
+def test_cells_that_may_be_several_choices_are_left_out(tmp_path):
+    """As earlier versions and people write them."""
+    table = write(
+        tmp_path / "points.csv",
+        """a,b,c,n,value
+        1,0.5,True,1,1
+        2,,TRUE,2,1
+        2,None,False,3,1
+        x,0.5,,4,1
+        2,0.50,false,5,1""",
+    )
+    found = known_points(table, ALIKE)
+    assert [one.params["n"] for one in found] == [4, 5]
+    assert found.left_out.total() == 3 and 'Write "1 (int)" or "1 (str)"' in str(found)
+    with pytest.raises(UsageError, match=r"row 1: a = '1' may be any of 1, '1'"):
+        read_points(str(table), ALIKE)
+    assert len(known_points([{"a": "1", "b": None, "n": 1, "value": 1.0}], ALIKE)) == 1  # JSON has types
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("lr;width;value\n0,1;8;0,5\n", ("';'", "decimal sign")),
+        ("lr;width;value\n0,1;8;0,5\n".encode("utf-8-sig"), ("';'", "decimal sign")),
+        ("lr\twidth\tvalue\n0,1\t8\t0,5\n".encode("utf-16"), ("UTF-16", "decimal sign")),
+        ('lr,width,optimizer,wide,value\n"0,1",8,adam,True,0.5', ("row 1: lr = '0,1'", "decimal sign")),
+        ('lr,width,optimizer,wide,value\n0.1,8,adam,"0,5",0.5', ("row 1: wide = '0,5'", "decimal sign")),
+        ('lr,width,optimizer,wide,value\n0.1,8,adam,True,"1.000,5"', ("row 1: value = '1.000,5'", "point")),
+        ("lr,width\nä,2".encode("cp1252"), ("UTF-8", "decimal sign")),
+        (b"PK\x03\x04\x00", ("workbook", "UTF-8")),
+    ],
+)
+def test_tables_of_spreadsheets_are_refused_with_the_remedy(tmp_path, content, words):
+    path = tmp_path / "points.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError) as refusal:
+        known_points(path, SPACE)
+    assert all(word in str(refusal.value) for word in words), refusal.value
 
 
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b"])
@@ -394,6 +480,31 @@ def test_more_can_be_added_when_it_goes_on(tmp_path, capsys):
     assert [one.id for one in result.record.known] == ["known-1"]
     assert result.best.id == "known-1" and result.best.metrics["source"] == str(table)
     assert hpo.Result(tmp_path / "run").front[0].id == "known-1"
+
+
+def test_wrong_points_are_replaced_when_it_goes_on(tmp_path, capsys):
+    table, by_hand = tmp_path / "points.csv", {"params": {**POINT, "width": 9}, "value": 0.0}
+    text = "lr,rate,width,optimizer,wide,value\n{},0.5,8,adam,True,0.001\n0.2,0.2,10,adam,True,0.5"
+
+    def known(evaluations, value=0.25, **entry):
+        by_hand["value"] = value
+        entries = [{"source": str(table), **entry}, by_hand]
+        result = campaign(tmp_path / "run", evaluations=evaluations, known=entries)
+        return [(one.id, one.params["lr"], one.value) for one in result.record.known], capsys.readouterr().err
+
+    write(table, text.format(0.1))
+    assert known(2, 0.0)[0] == [("known-1", 0.1, 0.001), ("known-2", 0.2, 0.5), ("known-3", 0.1, 0.0)]
+    found, said = known(3)  # another value by hand
+    assert found[2] == ("known-4", 0.1, 0.25) and "1 entered; in place of 1" in said
+    assert known(4)[0] == found and "entered" not in known(4)[1]
+    found, said = known(5, columns={"lr": "rate"})
+    assert [one[:2] for one in found] == [("known-2", 0.2), ("known-4", 0.1), ("known-5", 0.5)]
+    write(table, "lr,rate,width,optimizer,wide,value")
+    assert [one[0] for one in known(6, columns={"lr": "rate"})[0]] == ["known-4"]
+    assert not check(tmp_path / "run").findings
+    table.unlink()
+    assert [one[0] for one in known(7, columns={"lr": "rate"})[0]] == ["known-4"]
+    assert hpo.Result(tmp_path / "run").best.id != "known-3"
 
 
 def test_every_island_knows_them_from_the_start_and_nobody_owns_them():

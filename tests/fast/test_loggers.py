@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.records import Header, Started
 from hpo.loggers import command, registry
 from hpo.loggers.log import CampaignLog, sink_folder
-from hpo.loggers.sink import LoggedCampaign
+from hpo.loggers.sink import LoggedCampaign, distinct, reported
 
 
 class Remembering:
@@ -238,3 +239,26 @@ def test_a_sink_that_is_not_there_is_refused_before_anything_starts(
 
 class _Namespace:
     origin = None
+
+
+NAMES = ["recall@5", "recall_5", "val//acc", "val/acc", "/acc", "acc", "..", "%", "x" * 300, "x" * 301]
+NAMES += ["system/cpu", "result/value", "reported/system/cpu", "_step", "seconds"]
+
+
+def test_no_two_metrics_become_one_in_any_sink() -> None:
+    """Neither those of a report, nor one of these and what its host did or came out in the end."""
+    point = Point(id="0-0-0", step=1, value=0.5, time=1.0, began=0.0, metrics=dict.fromkeys(NAMES, 1.0))
+    found = reported(point)
+    assert len(found) == 1 + len(NAMES) and not any(name.startswith(("system/", "result/")) for name in found)
+    assert len({distinct(name, name.replace("@", "_")[:250], 250) for name in found}) == len(found)
+    assert distinct("val/acc", "val/acc", 250) == "val/acc"
+
+
+def test_names_in_mlflow() -> None:
+    pytest.importorskip("mlflow")
+    from hpo.loggers.mlflow import _name
+
+    names = [_name(name) for name in NAMES]
+    assert len(set(names)) == len(NAMES) and names[1] == "recall_5" and names[3] == "val/acc"
+    for name in names:
+        assert len(name) <= 250 and name == os.path.normpath(name) and name[0] not in "./"

@@ -471,3 +471,25 @@ def test_steps_are_shown_on_a_terminal_only(
     report([homes[1]], tmp_path / "report.html")
     assert ("drawing" in shown.getvalue()) == terminal
     assert terminal or not shown.getvalue()
+
+
+@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda x: {"a": x, "b": 1e17},
+        lambda x: {"a": 10.0 ** (60 * x), "b": 1e300},
+        lambda x: {"a": 1.7e308 * (2 * x - 1), "b": 5e-324 * int(9 * x)},
+    ],
+    ids=["large constants", "large losses", "the largest and the smallest"],
+)
+def test_extreme_values_are_drawn_without_an_error_or_warning(tmp_path, values, count):
+    task = hpo.Task(
+        hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1)),
+        lambda trial: values(trial.params["x"]),
+        objectives={"a": "minimize", "b": "maximize"},
+    )
+    run = tmp_path / "run"
+    hpo.Campaign(task, directory=run, evaluations=count, kind="random", isolation="inline").run()
+    report([run], tmp_path / "report.html", None)
+    assert 'data-plot="parallel"' in (tmp_path / "report.html").read_text() or count == 1

@@ -9,9 +9,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from hpo.individual import ENQUEUED, INTERRUPTED, LOST, PRUNED, REEVALUATION, Scalar
 from hpo.islands.coordinator.commands import point_assignment
@@ -25,7 +27,7 @@ from hpo.islands.resume.individuals import (
     progress_of,
     validated,
 )
-from hpo.islands.resume.known import enter
+from hpo.islands.resume.known import WITHDRAWN, enter
 from hpo.islands.resume.snapshot import FoldState
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.evaluations import CurrentEvaluations
@@ -42,6 +44,7 @@ from hpo.journal.records import (
     Reopened,
     Reported,
     Started,
+    Withdrawn,
 )
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
@@ -78,8 +81,10 @@ def fold_directory(
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
     take_snapshot: bool = False,
+    withdrawn: Collection[int] = (),
 ) -> ResumeState:
-    """``fold`` of all journals of the campaign in ``directory``, from its snapshot on where that fits them.
+    """``fold`` of all journals of the campaign in ``directory``, from its snapshot on where that fits them, without the
+    known points of the numbers ``withdrawn``.
 
     Raises:
         InvalidRecord: as of ``fold``.
@@ -99,6 +104,7 @@ def fold_directory(
             data = b""
             if take_snapshot and snapshot.is_due(journals, covered):
                 data = snapshot.encode(directory, journals, islands, folding.state)
+            folding.withdraw(withdrawn)
             state = folding.finish()
         except InvalidRecord:
             if found is None:
@@ -226,6 +232,14 @@ class _Fold:
     def _on_known(self, record: Known) -> None:
         self._known.setdefault(record.number, record)
 
+    def _on_withdrawn(self, record: Withdrawn) -> None:
+        self.withdraw(record.numbers)
+
+    def withdraw(self, numbers: Collection[int]) -> None:
+        """The known points of these numbers do not count any more."""
+        for number in self._known.keys() & set(numbers):
+            self._known[number] = msgspec.structs.replace(self._known[number], status=WITHDRAWN)
+
     def _on_migrated(self, record: Migrated) -> None:
         self._moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
 
@@ -339,6 +353,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Launched: _Fold._on_launched,
     Command: _Fold._on_command,
     Known: _Fold._on_known,
+    Withdrawn: _Fold._on_withdrawn,
     Migrated: _Fold._on_migrated,
     Reported: _Fold._on_reported,
     Left: _Fold._on_left,

@@ -13,6 +13,8 @@ from hpo.journal.records import Known
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Codec
 
+WITHDRAWN = "withdrawn"
+"""Status of a known point that does not count any more."""
 _MOST_KNOWN = 256
 """Known points that each island gets: half of them the best, the others from all over the rest."""
 
@@ -31,7 +33,9 @@ def enter(
     failed: list[Member] = []
     for record in known:
         identity = known_id(record.number)
-        state.known = max(state.known, record.number)
+        state.known = max(state.known, record.number)  # no number is used twice
+        if record.status == WITHDRAWN:
+            continue
         state.keys.add(space.key(record.params))
         loss = loss_of(record, losses)
         params = validated(space, identity, record.params)

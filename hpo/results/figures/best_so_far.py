@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hpo.individual import COMPLETED, PRUNED, Individual
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.panels import Plot
+from hpo.results.figures.drawing.thinning import compact
 from hpo.results.figures.drawing.value_range import ValueRange, value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
@@ -166,7 +167,7 @@ def _points(
         "type": "scatter",
         "mode": "markers",
         "x": along(source, individuals),
-        "y": _values(source, individuals, objective).astype("float32"),
+        "y": compact(_values(source, individuals, objective)),
         "customdata": [one.id for one in individuals],
         **trace,
     }

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hpo.individual import COMPLETED, PRUNED, RUNNING
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.panels import Plot
+from hpo.results.figures.drawing.thinning import compact
 from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
@@ -111,11 +112,11 @@ def _trace(table: pandas.DataFrame, chosen: Mapping[str, slice]) -> tuple[dict[s
         y += [*values[rows][kept], numpy.nan]
         names += [identity] * len(kept) + [""]
     lone = all(rows.stop - rows.start < 2 for rows in chosen.values())
-    found = numpy.array(y, dtype="float32")
+    found = compact(numpy.array(y, dtype=float))
     return {
         "type": "scatter",
         "mode": "markers" if lone else "lines",
-        "x": numpy.array(x, dtype="float32"),
+        "x": compact(numpy.array(x, dtype=float)),
         "y": found,
         "customdata": names,
         "connectgaps": False,

@@ -124,7 +124,7 @@ def _objective(source: Source, name: str, lines: Sequence[Individual]) -> Coordi
     if extent is None:
         return Coordinate(name=one_line(name), note="", ticks=[], places=[None] * len(lines))
     low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
-    width = (high - low) or 1.0
+    width = (high - low) or abs(low) / 10 or 1.0  # of a large number, 1 is no difference
     ticks = rounds(low, low + width, 6, whole=extent.log and width > 2)
     texts = distinguishable([extent.value_at(at) for at in ticks])
     return Coordinate(

@@ -143,15 +143,18 @@ def _pack(trace: dict[str, Any]) -> None:
 
 
 def _packed(values: Any) -> str | None:
-    """Single precision in base64, a third as long as digits; None for what is short, or not of numbers alone."""
+    """Single precision in base64, a third as long as digits; None for what is short, not of numbers alone, or beyond
+    its range."""
     if isinstance(values, numpy.ndarray):
         values = values.tolist()
     if not isinstance(values, (list, tuple)) or len(values) < _FEWEST_PACKED:
         return None
     if any(type(one) not in (int, float, type(None)) for one in values):
         return None
-    found = numpy.array([numpy.nan if one is None else one for one in values], dtype="<f4")
-    return base64.b64encode(found.tobytes()).decode()
+    numbers = numpy.array([numpy.nan if one is None else one for one in values], dtype=float)
+    if (numpy.abs(numbers[numpy.isfinite(numbers)]) > numpy.finfo("f4").max).any():
+        return None
+    return base64.b64encode(numbers.astype("<f4").tobytes()).decode()
 
 
 def _column(values: list[Any]) -> Any:

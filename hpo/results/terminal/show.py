@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.individual import RUNNING, Individual, Scalar, is_known, known_id
+from hpo.individual import RUNNING, Individual, Scalar, is_known
 from hpo.journal.records import storable
 from hpo.results import result as results
 from hpo.results import text
@@ -108,7 +108,7 @@ def _output(home: Path) -> list[Path]:
 def _near(identity: str, record: CampaignRecord) -> str:
     """Which ids there are that may be meant."""
     if is_known(identity) and record.known:
-        return f"Known points are {known_id(1)} to {known_id(len(record.known))}."
+        return f"Known points are {record.known[0].id} to {record.known[-1].id}."
     if not record.individuals:
         return "None has started yet."
     form = _ID.fullmatch(identity)

@@ -145,7 +145,9 @@ def _decades(low: float, high: float, most: int) -> list[float]:
 def rounds(low: float, high: float, most: int, *, whole: bool) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / (most - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
+    power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 0.0
+    if not power:  # smaller than a number can be
+        return [low, high]
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
     if whole:
         step = max(1.0, step)

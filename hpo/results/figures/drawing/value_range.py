@@ -19,6 +19,8 @@ _QUARTER = 0.75
 _FAR = 3.0
 """What is worse than the best three quarters by this many times their extent is not drawn to scale."""
 _MARGIN = 0.04
+_LARGEST = 1e307
+"""Larger numbers are drawn as this one: the difference of two may be beyond the largest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,8 @@ def value_range(values: Iterable[float] | NDArray[Any], direction: str) -> Value
     """For the finite ones of ``values``; None where there are none. The best is always inside."""
     sign = -1.0 if direction == "maximize" else 1.0
     found = numpy.asarray(values if isinstance(values, numpy.ndarray) else list(values), dtype=float)
-    ordered = sign * numpy.sort(sign * found[numpy.isfinite(found)])
+    found = numpy.clip(found[numpy.isfinite(found)], -_LARGEST, _LARGEST)
+    ordered = sign * numpy.sort(sign * found)
     if not len(ordered):
         return None
     most = ordered[: int(_MOST * (len(ordered) - 1)) + 1]
