@@ -47,7 +47,7 @@ def draw(sources: Sequence[Source]) -> Plot:
 def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, dict[str, Any]]:
     """The best of each island so far, over the evaluations of the campaign; what migrated counts where it was bred."""
     panel, sign = panels.panel(0, to=1), source.sign()
-    values: list[float] = []
+    values = [value for one in source.completed if (value := source.value(one)) is not None]
     for place, island in enumerate(islands):
         x: list[int] = []
         y: list[float] = []
@@ -58,7 +58,6 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
                 y.append(value)
         if not y:
             continue
-        values += y
         x.append(len(source.ended))
         y.append(y[-1])
         panels.add(
