@@ -201,7 +201,9 @@ class CurveWriter:
         """Write the last report, and before it the best so far if that has not been written."""
         if self._pending is None:
             return
-        reports = [self._pending] if self._best in (None, self._pending) else [self._best, self._pending]
+        reports = [self._pending]
+        if self._best is not None and self._best is not self._pending:
+            reports.insert(0, self._best)
         self._pending = self._best = None
         for step, value, metrics, when in reports:
             self.write(

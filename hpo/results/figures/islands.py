@@ -97,7 +97,7 @@ def _operators(
     for operator in operators:
         own = [found.get((operator, island)) for island in islands]
         enough = [one is not None and one.ended >= _ENOUGH for one in own]
-        rates.append([one and (one.rate if each else 0.0) for one, each in zip(own, enough)])
+        rates.append([None if one is None else one.rate if each else 0.0 for one, each in zip(own, enough)])
         texts.append(
             [
                 "" if one is None else f"{one.rate:.0%}" if each else f"{one.good} of {one.ended}"

@@ -122,10 +122,12 @@ def _borders(source: Source) -> Iterator[Finding]:
             continue
         if parameter.count is not None and parameter.count <= _FEW_VALUES:
             continue
-        ordinal = isinstance(parameter, Ordinal)
-        low, high = (
-            (parameter.choices[0], parameter.choices[-1]) if ordinal else (parameter.low, parameter.high)
-        )
+        low: Scalar
+        high: Scalar
+        if isinstance(parameter, Ordinal):
+            low, high, ordinal = parameter.choices[0], parameter.choices[-1], True
+        else:
+            low, high, ordinal = parameter.low, parameter.high, False
         values = [one.params[name] for one in top if name in one.params]
         for gene, end, word in (0.0, low, "lower"), (1.0, high, "upper"):
             natural = end in (0, None) and not getattr(parameter, "log", False)  # nothing lies beyond
@@ -144,7 +146,7 @@ def _borders(source: Source) -> Iterator[Finding]:
 def _distance(parameter: Parameter, value: Scalar, gene: float, end: Scalar) -> float:
     """How far a value is from the end of its range, whose gene is 0 or 1, as a part of the range; of discrete values
     each is at the end or not."""
-    if isinstance(parameter, Float):
+    if isinstance(parameter, Float) and isinstance(value, (int, float)):
         return abs(parameter.encoder()(value) - gene)
     return 0.0 if value == end else 1.0
 
