@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from hpo.islands.messages import Surroundings, WorkerMessage, encode
 from hpo.islands.transport import Transport
 from hpo.journal.curves import CurveFile, curve_path
 from hpo.search.protocols import Candidate
+from hpo.task.task import MAXIMIZE
 from hpo.task.trial import Job
 from hpo.terminal import write
 
@@ -111,8 +112,11 @@ def trial_seed(seed: int, identity: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{identity}".encode(), digest_size=4).digest(), "big") >> 1
 
 
-def curve_file(settings: Settings, place: WorkerPlacement, launch: int) -> CurveFile | None:
-    """Where the worker at ``place`` keeps what its evaluations report in this launch; None where nothing is kept."""
+def curve_file(
+    settings: Settings, place: WorkerPlacement, launch: int, objectives: Mapping[str, str]
+) -> CurveFile | None:
+    """Where the worker at ``place`` keeps what its evaluations report of the first of the ``objectives`` (direction by
+    name) in this launch; None where nothing is kept."""
     logging = settings.logging
     if not logging.curves and logging.system_s is None:
         return None
@@ -120,6 +124,7 @@ def curve_file(settings: Settings, place: WorkerPlacement, launch: int) -> Curve
     return CurveFile(
         path=str(path.absolute()),
         every_s=logging.every_s if logging.curves else None,
+        maximize=next(iter(objectives.values())) == MAXIMIZE,
         system_s=logging.system_s,
     )
 
@@ -132,18 +137,20 @@ def make_crew(
     launch: int,
     surroundings: Surroundings,
     source: TaskSource,
-    objectives: tuple[str, ...],
+    objectives: Mapping[str, str],
 ) -> ProcessCrew:
-    """The crew of the worker at ``place``; its evaluators are being started when this returns."""
+    """The crew of the worker at ``place``; its evaluators are being started when this returns. ``objectives``:
+    direction by name."""
 
     def send(worker_rank: int, content: dict[str, Any]) -> None:
         transport.send(place.ranks[worker_rank], encode(WorkerMessage(content)))
 
+    curve = curve_file(settings, place, launch, objectives)
     crew = ProcessCrew(
         size=len(place.ranks),
-        child_factory=child_factory(settings, surroundings, 0, source, curve_file(settings, place, launch)),
+        child_factory=child_factory(settings, surroundings, 0, source, curve),
         send=send,
-        objectives=objectives,
+        objectives=tuple(objectives),
         settings=settings.evaluation,
         on_warning=_warner(place),
         clock=transport.now,
@@ -198,7 +205,7 @@ def make_inline_crew(
         stopping=stopping,
         on_warning=_warner(place),
         device=_inline_device(surroundings, 0, place),
-        curve=curve_file(settings, place, launch),
+        curve=curve_file(settings, place, launch, task.objectives),
     )
 
 

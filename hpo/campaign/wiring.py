@@ -163,7 +163,7 @@ class Assembly:
                 launch=start.launch,
                 surroundings=start.surroundings,
                 source=self._source,
-                objectives=tuple(self.task.objectives),
+                objectives=self.task.objectives,
             )
         closing.callback(crew.close, 10.0)
         leader = self.leader(place, groups, crew, writer, start.surroundings)

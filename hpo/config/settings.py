@@ -271,10 +271,11 @@ class EvaluationSettings(Section):
 class LoggingSettings(Section):
     """What is kept of running evaluations, and where else it goes. As keywords, these keys begin with ``log_``.
 
-    ``every_s``: the least seconds between a trial's reports that are kept besides its first 50 and its last, 0: all
-    are; ``directory``: where sinks write, None for ``logs`` in the campaign's; ``system_s``: between samples of
+    ``every_s``: the least seconds between a trial's reports that are kept besides its first 50, its last and its best,
+    0: all are; ``directory``: where sinks write, None for ``logs`` in the campaign's; ``system_s``: between samples of
     processor, memory and GPU, None for "off"; ``output_bytes``: how much of an evaluation's output is kept for each
-    rank, None for "off"."""
+    rank, None for "off".
+    """
 
     curves: bool = Field(default=True, description="true or false")
     every_s: Annotated[Seconds, BeforeValidator(_zero)] = Field(

@@ -19,7 +19,11 @@ class Recording:
     None where nothing is kept; ``device``: the number by which torch knows this process's GPU."""
 
     def __init__(self, file: CurveFile | None, device: int = 0) -> None:
-        self._writer = None if file is None else CurveWriter(Path(file.path), file.every_s or 0.0)
+        self._writer = (
+            None
+            if file is None
+            else CurveWriter(Path(file.path), file.every_s or 0.0, maximize=file.maximize)
+        )
         self.curve: Curve | None = None if file is None or file.every_s is None else self._writer
         """For the trials."""
         self._sampler: Sampler | None = None

@@ -81,11 +81,12 @@ class Sample(Row, frozen=True, kw_only=True):
 
 
 class CurveFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the evaluator of a worker writes, and what. ``every_s``: as of :class:`CurveWriter`, None: no reports;
-    ``system_s``: between two samples, None: no samples."""
+    """Where the evaluator of a worker writes, and what. ``every_s``: as for :class:`CurveWriter`, None: no reports;
+    ``maximize``: as for :class:`CurveWriter`; ``system_s``: between two samples, None: no samples."""
 
     path: str
     every_s: float | None
+    maximize: bool = False
     system_s: float | None = None
 
 
@@ -120,6 +121,10 @@ def decode(line: bytes) -> Point | Sample | None:
     return msgspec.structs.replace(row, value=numbers_in(row.value), metrics=metrics)
 
 
+_Report = tuple[int, float, dict[str, Metric], float]
+"""Step, value, further metrics and Unix seconds."""
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
@@ -130,14 +135,23 @@ class CurveWriter:
 
     Args:
         path: from :func:`curve_path`.
-        every_s: the least seconds between reports of an attempt that are written, besides its first 50 and its last;
-            0: each.
+        every_s: the least seconds between reports of an attempt that are written, besides its first 50, its last and
+            its best; 0: each.
+        maximize: whether the best report is the largest, else the least.
     """
 
-    def __init__(self, path: Path, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        maximize: bool = False,
+    ) -> None:
         self._path = path
         self._every_s = every_s
         self._clock = clock
+        self._sign = -1.0 if maximize else 1.0
         self._lock = threading.Lock()
         self._file: int | None = None
         self._retry_at = -float("inf")
@@ -147,7 +161,9 @@ class CurveWriter:
         self._resumed = False
         self._due = -float("inf")
         self._written = 0
-        self._pending: tuple[int, float, dict[str, Metric], float] | None = None
+        self._pending: _Report | None = None
+        self._least = float("inf")
+        self._best: _Report | None = None
 
     @property
     def id(self) -> str:
@@ -160,12 +176,15 @@ class CurveWriter:
         self._began = time.time()
         self._due = -float("inf")
         self._written = 0
-        self._pending = None
+        self._pending = self._best = None
+        self._least = float("inf")
 
     def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None:
         """The attempt reports."""
         now = self._clock()
         self._pending = step, value, metrics, time.time()
+        if self._sign * value < self._least:
+            self._least, self._best = self._sign * value, self._pending
         if now >= self._due or self._written < _IN_FULL:
             self._due = now + self._every_s
             self._written += 1
@@ -179,20 +198,25 @@ class CurveWriter:
         return error
 
     def _write_pending(self) -> None:
+        """Write the last report, and before it the best so far if that has not been written."""
         if self._pending is None:
             return
-        (step, value, metrics, when), self._pending = self._pending, None
-        self.write(
-            Point(
-                id=self._id,
-                step=step,
-                value=value,
-                time=when,
-                began=self._began,
-                resumed=self._resumed,
-                metrics=metrics,
+        reports = [self._pending]
+        if self._best is not None and self._best is not self._pending:
+            reports.insert(0, self._best)
+        self._pending = self._best = None
+        for step, value, metrics, when in reports:
+            self.write(
+                Point(
+                    id=self._id,
+                    step=step,
+                    value=value,
+                    time=when,
+                    began=self._began,
+                    resumed=self._resumed,
+                    metrics=metrics,
+                )
             )
-        )
 
     def write(self, row: Row) -> None:
         """Append ``row``, in one piece."""

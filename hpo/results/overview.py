@@ -161,7 +161,7 @@ def folded(record: CampaignRecord) -> Overview:
     if record.ended is not None and record.ended[0] == FUTILE:
         failed |= {LOST}  # what the next launch evaluates anew, and what went wrong
     repeated = pareto.repeated(record)
-    top = [one.individual for one in repeated[:1]] or pareto.best(record, 1)
+    top = pareto.best(record, 1)
     return Overview(
         evaluations=counts,
         running=running,

@@ -306,7 +306,8 @@ def front(
     whole: int,
     objectives: Mapping[str, str],
 ) -> str:
-    """A line an individual of the front, the configuration of its knee in full, and the hypervolume."""
+    """A line an individual of the front, the configurations of the best and of the knee in full, and the hypervolume.
+    ``individuals``: the best first; ``whole``: how many the front has."""
     names = list(knee.objectives or {})
     head = ["", "id", *map(one_line, names), "configuration"]
     rows = [
@@ -326,10 +327,10 @@ def front(
     at = ", ".join(f"{one_line(name)} = {short(value)}" for name, value in volume.reference.items())
     return "\n".join(
         [
-            f"{len(objectives)} objectives, {ways}: front of {of} that no other dominates; * is its knee, the nearest "
-            "to the best of each objective:",
+            f"{len(objectives)} objectives, {ways}: front of {of} that no other dominates; the first is the best in "
+            f"{one_line(names[0])}, as in all views; * is the knee, the nearest to the best of each objective:",
             *lines,
-            _block(knee),
+            *(_block(one) for one in {one.id: one for one in (individuals[0], knee)}.values()),
             f"hypervolume {volume.last:.6g} up to {at}{'' if volume.given else ', the worst of each'}; "
             f"{half:.6g} after half of the evaluations",
         ]

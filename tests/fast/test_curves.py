@@ -116,6 +116,17 @@ def test_the_first_reports_one_an_interval_and_the_last_are_kept(tmp_path: Path)
     assert steps == [*range(50), 57, 65, 73, 76] * 2
 
 
+@pytest.mark.parametrize("maximize", [True, False])
+def test_a_short_training_keeps_its_best_report(tmp_path: Path, maximize: bool) -> None:
+    path = written(tmp_path)
+    writer = CurveWriter(path, 1.0, clock=lambda: 0.0, maximize=maximize)
+    writer.begin("0-0-0", resumed=False)
+    for step in range(500):
+        writer.add(step, {300: 1.0, 200: -1.0}.get(step, 0.0), {})
+    writer.finish()
+    assert [point.step for point in points(path)] == [*range(50), 300 if maximize else 200, 499]
+
+
 # --- one curve of several attempts ------------------------------------------------------------------------------------
 
 

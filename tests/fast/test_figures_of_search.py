@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pandas
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import hpo
@@ -18,6 +20,7 @@ from hpo.results.analysis.fidelity import Progress, correlations, kept, progress
 from hpo.results.analysis.island_success import good, migrations, success
 from hpo.results.figures import parallel
 from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import choices, distinct
 from hpo.results.figures.drawing.parameter_axis import Axis
 from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.registry import BY_NAME
@@ -240,6 +243,11 @@ def test_what_is_far_worse_lies_on_the_border_and_the_best_never():
     assert (
         (upward.best, upward.worst) == (0.95, 0.9) and upward.inside(-5.0) == 0.9 and upward.beyond(10) < 0.9
     )
+    for diverged in ([0.5, 0.6, 0.7, 0.8, 1e30, 1e30], [-0.1, 0.0, 0.2, 1e30], [1.0, 1.0, 1.0, 1e30]):
+        seen = value_range(diverged, "minimize")
+        assert seen.worst < 2 and seen.outside == diverged.count(1e30) and max(seen.axis()["range"]) < 2
+    assert value_range([10.0 ** (2 * n) for n in range(-6, 9)], "minimize").outside == 0
+    assert value_range([0.0, 0.0, 0.0, 1.0], "minimize").outside == 0
     assert value_range([1e-6, 1.0, 1e3], "minimize").log and value_range([math.nan], "minimize") is None
 
 
@@ -334,6 +342,59 @@ def test_forty_parameters_and_thousands_of_evaluations_stay_few_marks(monkeypatc
     assert len(lines.ids) == 1200 and len(lines.axes) == 41 and (lines.shown, lines.left_out) == (10, 1800)
     best = {each.id for each in sorted(found, key=lambda each: each.value)[:200]}
     assert best <= {*lines.ids}
+
+
+@given(st.lists(st.text("ab.…", max_size=60), max_size=12), st.integers(8, 20))
+def test_cut_labels_stay_distinct(texts, most):
+    assert len({*distinct(texts, most)}) == len({*texts})
+    models = [f"models.resnet{depth}.pretrained_v{n}" for depth in (50, 101) for n in (1, 2)]
+    assert all(len(one) <= 16 for one in distinct(models, 14))
+    assert choices([1, "1", None, "None"], 14) == ["1", "'1'", "None", "'None'"]
+
+
+@pytest.mark.parametrize("parameter", [hpo.Categorical("a", "b"), hpo.Int(1, 4)])
+def test_marks_of_two_choices_are_a_third_of_their_gap_wide(parameter):
+    axis, value = Axis(parameter=parameter), parameter.decoder()(0.1)
+    marks = [axis.mark(value, str(n)) - axis.mark(value) for n in range(500)]
+    assert max(marks) - min(marks) <= 1 / 3 and max(marks) > 0.1
+
+
+def test_noise_has_no_importance_and_a_share_no_error_bar_below_0():
+    rng = random.Random(3)
+    noise = [one(n, rng.random(), params=SPACE.decode(SPACE.sample(rng))) for n in range(60)]
+    with pytest.raises(NotDrawn, match="explains nothing"):
+        draw("importance", source(noise))
+    for each in noise:
+        each.objectives = {"value": float(each.params[NASTY])}
+    bars = draw("importance", source(noise)).data[0]
+    assert all(less <= share for share, less in zip(bars.x, bars.error_x.arrayminus))
+
+
+def test_islands_are_drawn_from_the_first_evaluation_on_and_a_single_one_never():
+    first = source([one(0, 5.0), one(1, 4.0, island=1), one(2, 3.5)])
+    assert [(list(line.x), list(line.y)) for line in draw("islands", first).data[:2]] == [
+        ([1, 3, 3], [5.0, 3.5, 3.5]),
+        ([2, 3], [4.0, 4.0]),
+    ]
+    low, high = draw("islands", first).layout.yaxis.range
+    assert low < 3.5 and high > 5
+    with pytest.raises(NotDrawn, match="single island"):
+        draw("islands", source([one(0, 5.0)]))
+
+
+@pytest.mark.parametrize(("lasts", "unit"), [(100, "seconds"), (1000, "minutes"), (9000, "hours")])
+def test_axes_of_time_have_the_unit_of_the_campaign(lasts, unit):
+    found = one(0, 1.0)
+    found.finished = float(lasts)
+    figure = draw("hours", source([found]))
+    assert figure.layout.xaxis.title.text == f"{unit} at work"
+    assert max(figure.data[0].x) == pytest.approx(lasts / {"seconds": 1, "minutes": 60, "hours": 3600}[unit])
+
+
+def test_a_thinned_curve_keeps_its_first_last_and_best_report():
+    rows = [("0-0-0", step, 0.1 if step == 333 else 1.0, 0.0) for step in range(1, 1001)]
+    steps = draw("curves", source([one(0, 0.1)], rows)).data[0].x
+    assert {1, 333, 1000} <= {*steps} and len(steps) < 200
 
 
 def test_an_axis_has_nothing_of_the_first_one() -> None:

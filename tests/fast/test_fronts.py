@@ -16,7 +16,8 @@ from hpo.errors import UsageError
 from hpo.journal import directory
 from hpo.results import result as results
 from hpo.results.analysis import pareto as fronts
-from hpo.results.record import CampaignRecord
+from hpo.results.overview import folded
+from hpo.results.record import CampaignRecord, load
 from hpo.results.terminal import best_report
 from hpo.search.models.pareto import crowding
 
@@ -156,6 +157,8 @@ def test_best_tells_the_whole_front(tmp_path):
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["0-0-0", "*", "0-0-2"]
     assert "0-0-1: gain = 6, cost = 20" in text and "lr = 0.1" in text
+    assert folded(load(path)).best.id == results.Result(path).best.id == "0-0-0"
+    assert "0-0-0: gain = 10, cost = 100" in text, "the best is written out, as other views name it"
     assert "front of 2 of 3" in best_report.best(path, 2)
     entries = json.loads(best_report.best_json(path, None))
     assert [(one["id"], one["knee"]) for one in entries] == [

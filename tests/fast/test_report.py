@@ -342,6 +342,17 @@ def test_best_values_at_a_border_are_said(tmp_path: Path) -> None:
     assert "Best lr at its border: 1, where the range is 1e-4 to 1" in texts(
         home(tmp_path / "a", records), "warn"
     )
+    space = hpo.SearchSpace(width=hpo.Ordinal(16, 32, 64), depth=hpo.Int(1, 9), two=hpo.Ordinal(1, 2))
+    ordered = [
+        finished(n, float(-n), {"width": (16, 64)[n > 20], "depth": 1 + n // 8, "two": 2}) for n in range(40)
+    ]
+    assert re.findall(
+        r"Best (\w+) at its border: (\d+)", texts(home(tmp_path / "c", ordered, space=space))
+    ) == [("width", "64")]
+    ordered += [finished(40 + n, -100.0 - n, {"width": 32, "depth": 9, "two": 2}) for n in range(10)]
+    assert "Best depth at its border: 9, where the range is 1 to 9; so are 10" in texts(
+        home(tmp_path / "d", ordered, space=space)
+    )
     inside = [finished(n, abs(math.log(0.01 * (n + 1) / 0.1)), {"lr": 0.01 * (n + 1)}) for n in range(30)]
     assert "border" not in texts(home(tmp_path / "b", inside))
 

@@ -314,10 +314,10 @@ def test_reports_and_samples_of_the_system_are_kept_as_the_settings_say(
     tmp_path: Path, changes: dict[str, Any], every_s: float | None, system_s: float | None
 ) -> None:
     made = assembly(tmp_path, log_every=4, **changes)
-    file = curve_file(made.settings, made.layout.workers[1], 1)
-    assert file is not None and (file.every_s, file.system_s) == (every_s, system_s)
+    file = curve_file(made.settings, made.layout.workers[1], 1, {"value": "maximize"})
+    assert file is not None and (file.every_s, file.system_s, file.maximize) == (every_s, system_s, True)
 
 
 def test_where_neither_reports_nor_samples_are_kept_there_is_no_file_for_them(tmp_path: Path) -> None:
     made = assembly(tmp_path, log_curves=False)
-    assert curve_file(made.settings, made.layout.workers[1], 1) is None
+    assert curve_file(made.settings, made.layout.workers[1], 1, {"value": "maximize"}) is None

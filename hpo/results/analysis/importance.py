@@ -48,13 +48,26 @@ class Share:
 @dataclass(frozen=True, kw_only=True)
 class Importance:
     """Shares by parameter, the largest first. ``evaluations``: how many were learnt from, of all ``completed`` or
-    known; ``explained``: the part of the variance of what a forest had not seen that it explains, at most 1."""
+    known; ``explained``: the part of the variance of what a forest had not seen that it explains (out-of-bag R²), at
+    most 1, and at most 0 where it explains nothing."""
 
     objective: str
     evaluations: int
     completed: int
     explained: float
     shares: dict[str, Share] = field(default_factory=dict)
+
+    @property
+    def explains(self) -> bool:
+        """Whether a forest foretells unseen results better than their mean does; else its shares are of noise."""
+        return self.explained > 0
+
+    def nothing_explained(self) -> str:
+        """Why the shares are not shown, in words that follow a colon."""
+        return (
+            f"from {self.evaluations} evaluations a forest explains nothing of {one_line(self.objective)} "
+            f"(out-of-bag R² {self.explained:.2f}), so its shares would be those of noise. More evaluations may help"
+        )
 
     def dataframe(self) -> pandas.DataFrame:
         """A row a parameter: ``parameter``, ``total``, ``alone``, ``spread``."""
@@ -76,6 +89,8 @@ class Importance:
         }
 
     def __str__(self) -> str:
+        if not self.explains:
+            return f"importance for {one_line(self.objective)}: {self.nothing_explained()}"
         of = (
             f"{self.evaluations} of {self.completed}"
             if self.evaluations < self.completed
@@ -83,7 +98,7 @@ class Importance:
         )
         lines = [
             f"importance for {one_line(self.objective)}, from {of} evaluations; a forest explains "
-            f"{max(0.0, self.explained):.0%}:"
+            f"{self.explained:.0%}:"
         ]
         shown = {one_line(name): one for name, one in list(self.shares.items())[:_SHOWN]}
         width = max(map(len, shown))

@@ -27,7 +27,9 @@ Losses = tuple[float, ...]
 
 def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> list[Individual]:
     """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front` (None: all
-    of it). Known points are among them, unless only the campaign's ``own`` evaluations are asked for.
+    of it), so that the best is the best in the first objective. Of equal individuals the first is that of
+    :attr:`hpo.islands.coordinator.tally.Best.order`, which is what a running campaign names. Known points are among
+    them, unless only the campaign's ``own`` evaluations are asked for.
 
     Where configurations were evaluated more than once on purpose, one individual a configuration, by what is
     believed of its mean (``hpo.results.analysis.repeated``)."""
@@ -103,7 +105,8 @@ def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tupl
 
 
 def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses, Individual]]:
-    """The completed individuals, each with its losses; the campaign's own come before known points."""
+    """The completed individuals, each with its losses; the campaign's own, in the order in which they started, come
+    before known points."""
     return [
         (losses_of(one.objectives, record.objectives), one)
         for one in (record.individuals if own else [*record.individuals, *record.known])

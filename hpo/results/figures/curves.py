@@ -53,13 +53,16 @@ def draw(sources: Sequence[Source]) -> Plot:
         "default": {"color": theme.INK, "width": 2, "dash": "dash"},
         "best": {"color": theme.ORANGE, "width": 3},
     }
+    objective = _reported(source, table, by_id)
+    way = source.objectives.get(objective, "minimize")
+    sign = -1.0 if way == "maximize" else 1.0
     traces, shown = [], []
     for name in looks:
         own = groups.get(name) or [one for one, word in first.items() if word == name]
         own = [own[index] for index in thinned(len(own), _MOST_CURVES)]
         own = [one for one in own if one in by_id]
         if own:
-            trace, values = _trace(table, {one: by_id[one] for one in own})
+            trace, values = _trace(table, {one: by_id[one] for one in own}, sign)
             faint = 0.55 if name in ("pruned", "completed", "failed or lost") else 1.0
             known = name in first.values()
             extra = f", {name}" if known else ""
@@ -73,8 +76,6 @@ def draw(sources: Sequence[Source]) -> Plot:
                 }
             )
             shown.append(values)
-    objective = _reported(source, table, by_id)
-    way = source.objectives.get(objective, "minimize")
     extent = value_range(numpy.concatenate(shown), way)
     count = sum(len(set(trace["customdata"]) - {""}) for trace in traces)
     title = "Learning curves" if count >= len(ids) else f"Learning curves, {count} of {len(ids)}"
@@ -100,14 +101,19 @@ def _rows(table: pandas.DataFrame) -> dict[str, slice]:
     }
 
 
-def _trace(table: pandas.DataFrame, chosen: Mapping[str, slice]) -> tuple[dict[str, Any], NDArray[Any]]:
-    """All chosen curves in one trace, with gaps between them; and their values."""
+def _trace(
+    table: pandas.DataFrame, chosen: Mapping[str, slice], sign: float
+) -> tuple[dict[str, Any], NDArray[Any]]:
+    """All chosen curves in one trace, with gaps between them; and their values. ``sign``: 1 where less is better, else
+    -1; of a long curve the first, the last and the best report are among those drawn."""
     steps, values = table["step"].to_numpy(dtype=float), table["value"].to_numpy(dtype=float)
     x: list[float] = []
     y: list[float] = []
     names: list[str] = []
     for identity, rows in chosen.items():
-        kept = thinned(rows.stop - rows.start, _MOST_STEPS)
+        losses = sign * values[rows]
+        best = [] if numpy.isnan(losses).all() else [int(numpy.nanargmin(losses))]
+        kept = thinned(rows.stop - rows.start, _MOST_STEPS, best)
         x += [*steps[rows][kept], numpy.nan]
         y += [*values[rows][kept], numpy.nan]
         names += [identity] * len(kept) + [""]

@@ -1,4 +1,4 @@
-"""The best result so far over the hours at work, all launches together."""
+"""The best result so far over the time at work, all launches together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from hpo.results.figures import best_so_far
+from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.panels import Plot
 from hpo.results.figures.source import Source
 
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 
 def draw(sources: Sequence[Source]) -> Plot:
     """Of one campaign or several, overlaid; NotDrawn where nothing has completed."""
+    ends = [one.at_work([each.finished or 0.0 for each in one.ended[-1:]]) for one in sources]
+    unit, seconds = theme.time_unit(max((float(end[0]) for end in ends if len(end)), default=0.0))
+
+    def along(source: Source, individuals: Sequence[Individual]) -> NDArray[Any]:
+        at = source.at_work([one.finished or 0.0 for one in individuals]) / seconds
+        return at.astype("float32")
+
     return best_so_far.draw(
         sources,
-        _along,
-        lambda source: source.launch_hours,
-        "Best so far, over hours at work",
-        "hours at work",
+        along,
+        lambda source: [at / seconds for at in source.later_launches],
+        f"Best so far, over {unit} at work",
+        f"{unit} at work",
     )
-
-
-def _along(source: Source, individuals: Sequence[Individual]) -> NDArray[Any]:
-    return source.hours([one.finished or 0.0 for one in individuals]).astype("float32")

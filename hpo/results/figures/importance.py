@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpo.results.analysis.importance import Importance
 from hpo.results.figures.drawing import theme
-from hpo.results.figures.drawing.labels import shortened
+from hpo.results.figures.drawing.labels import distinct
 from hpo.results.figures.drawing.panels import Panels, Plot
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.terminal import one_line
@@ -18,7 +18,7 @@ _ROW, _BAR = 12, 13
 
 def draw(sources: Sequence[Source]) -> Plot:
     """The fifteen most important; of one campaign by objective, of several by campaign for the first of each."""
-    groups = _groups(sources)
+    groups, left_out = _groups(sources)
     totals: dict[str, float] = {}
     for _, found in groups:
         for name, share in found.shares.items():
@@ -33,7 +33,7 @@ def draw(sources: Sequence[Source]) -> Plot:
         bar = {
             "type": "bar",
             "orientation": "h",
-            "y": [theme.label(shortened(one_line(name), 24)) for name in shown],
+            "y": [theme.label(name) for name in distinct([one_line(name) for name in shown], 24)],
         }
         panels.add(
             panel,
@@ -43,6 +43,9 @@ def draw(sources: Sequence[Source]) -> Plot:
             marker={"color": colour if several else theme.SKY, "line": {"width": 0}},
             error_x={
                 "array": [one.spread if one else 0.0 for one in shares],
+                # A share is not negative.
+                "arrayminus": [min(one.spread, one.total) if one else 0.0 for one in shares],
+                "symmetric": False,
                 "color": theme.MUTED,
                 "thickness": 1.2,
                 "width": 3,
@@ -56,8 +59,9 @@ def draw(sources: Sequence[Source]) -> Plot:
             panels.add(
                 panel, **bar, name="alone", x=alone, marker={"color": colour}, width=0.32, hoverinfo="skip"
             )
-    explained = ", ".join(f"{max(0.0, found.explained):.0%}" for _, found in groups)
+    explained = ", ".join(f"{found.explained:.0%}" for _, found in groups)
     notes = [f"a forest explains {explained}"]
+    notes += [f"{title}: {theme.label(reason, 100)}" for title, reason in left_out]
     if len(names) > len(shown):
         notes.append(f"{len(names) - len(shown)} more have at most {totals[names[_MOST]]:.0%}")
     panels.note(
@@ -75,18 +79,19 @@ def draw(sources: Sequence[Source]) -> Plot:
     )
 
 
-def _groups(sources: Sequence[Source]) -> list[tuple[str, Importance]]:
+def _groups(sources: Sequence[Source]) -> tuple[list[tuple[str, Importance]], list[tuple[str, NotDrawn]]]:
+    """What is drawn side by side, each with its title; and what is left out, with the reason."""
     wanted = (
         [(objective, sources[0], objective) for objective in sources[0].objectives]
         if len(sources) == 1
         else [(source.name, source, source.objective) for source in sources]
     )
-    groups, reasons = [], []
+    groups, left_out = [], []
     for title, source, objective in wanted:
         try:
             groups.append((theme.label(title, 24), source.importance(objective)))
         except NotDrawn as error:
-            reasons.append(error)
+            left_out.append((theme.label(title, 24), error))
     if not groups:
-        raise reasons[0]
-    return groups
+        raise left_out[0][1]
+    return groups, left_out

@@ -7,35 +7,40 @@ from typing import Any
 
 from hpo.results.analysis.island_success import SHARE, Success, migrations, success
 from hpo.results.figures.drawing import theme
+from hpo.results.figures.drawing.labels import distinct
 from hpo.results.figures.drawing.panels import Panels, Plot
 from hpo.results.figures.drawing.value_range import value_range
 from hpo.results.figures.source import NotDrawn, Source
+from hpo.terminal import one_line
 
 _MOST_ISLANDS = 12
 _MOST_OPERATORS = 8
 _TOP, _ROW = 240, 30
 """Pixels of the upper panel, and of a row of the lower ones."""
 _ENOUGH = 5
-"""Evaluations below which a rate says nothing, and has no colour."""
+"""Evaluations below which a rate says nothing: their numbers are shown, without a colour."""
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """With a single island its operators alone."""
+    """Of several islands, also while only some of them have results."""
     source = sources[0]
     found = success(source.record)
     if not source.completed:
         raise NotDrawn("no evaluation has completed")
-    islands = sorted({island for _, island in found})[:_MOST_ISLANDS]
+    everyone = {island for _, island in found}
+    for launch in source.record.launches:
+        everyone.update(range(launch.launched.islands) if launch.launched else ())
+    if len(everyone) < 2:
+        raise NotDrawn("there is a single island")
+    islands = sorted(everyone)[:_MOST_ISLANDS]
     operators = list(dict.fromkeys(operator for operator, _ in found))[:_MOST_OPERATORS]
     moves = migrations(source.record)
-    several = len(islands) > 1
     lower = _ROW * max(len(operators), len(islands) if moves else 0, 2)
     heights = [_TOP, lower]
     panels = Panels(heights, 2, between=(100 / (sum(heights) + 100), 0.16))
     axes = _lines(panels, source, islands)
-    axes |= _operators(panels, found, operators, islands, wide=not several)
-    if several:
-        axes |= _moves(panels, moves, islands)
+    axes |= _operators(panels, found, operators, islands)
+    axes |= _moves(panels, moves, islands)
     return panels.plot("Islands", axes, height=sum(heights) + 100 + 130)
 
 
@@ -43,7 +48,6 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
     """The best of each island so far, over the evaluations of the campaign; what migrated counts where it was bred."""
     panel, sign = panels.panel(0, to=1), source.sign()
     values = [value for one in source.completed if (value := source.value(one)) is not None]
-    starts = []
     for place, island in enumerate(islands):
         x: list[int] = []
         y: list[float] = []
@@ -54,7 +58,6 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
                 y.append(value)
         if not y:
             continue
-        starts.append(y[min(len(y) - 1, 2)])
         x.append(len(source.ended))
         y.append(y[-1])
         panels.add(
@@ -62,7 +65,7 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
             type="scatter",
             x=x,
             y=y,
-            mode="lines",
+            mode="lines" if x[-1] > x[0] else "markers",  # a line of no length is not seen
             name=f"island {island}",
             line={
                 "shape": "hv",
@@ -72,9 +75,10 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
             },
             hovertemplate=f"island {island}: %{{y:.5g}} after %{{x}}<extra></extra>",
         )
-    best = sign * min(sign * one for one in values)
-    extent = value_range([*starts, best], source.objectives[source.objective])
+    extent = value_range(values, source.objectives[source.objective])
     limits = extent.axis() if extent else {}
+    if extent and extent.outside:
+        panels.notes.append(theme.note(extent.note()))
     return {
         "xaxis": {"title": "evaluations of all islands", "rangemode": "tozero"},
         "yaxis": {"title": f"best {theme.label(source.objective, 24)}", "nticks": 6, **limits},
@@ -86,16 +90,20 @@ def _operators(
     found: Mapping[tuple[str, int], Success],
     operators: Sequence[str],
     islands: Sequence[int],
-    *,
-    wide: bool,
 ) -> dict[str, dict[str, Any]]:
     """The share of an operator's evaluations that are among the best tenth of the campaign."""
-    panel = panels.panel(1, to=1 if wide else None)
+    panel = panels.panel(1)
     rates, texts, boxes = [], [], []
     for operator in operators:
         own = [found.get((operator, island)) for island in islands]
-        rates.append([one.rate if one and one.ended >= _ENOUGH else None for one in own])
-        texts.append(["" if one is None else f"{one.rate:.0%}" for one in own])
+        enough = [one is not None and one.ended >= _ENOUGH for one in own]
+        rates.append([None if one is None else one.rate if each else 0.0 for one, each in zip(own, enough)])
+        texts.append(
+            [
+                "" if one is None else f"{one.rate:.0%}" if each else f"{one.good} of {one.ended}"
+                for one, each in zip(own, enough)
+            ]
+        )
         boxes.append(
             [
                 "no evaluation"
@@ -107,7 +115,7 @@ def _operators(
     panels.add(
         panel,
         x=[str(island) for island in islands],
-        y=[theme.label(operator, 16) for operator in operators],
+        y=[theme.label(operator) for operator in distinct([one_line(one) for one in operators], 16)],
         z=rates,
         text=texts,
         customdata=boxes,
@@ -117,8 +125,8 @@ def _operators(
     )
     panels.head(panel, "In the best tenth")
     return {
-        "xaxis2": {"title": "island", "type": "category", "ticks": "", "showline": False},
-        "yaxis2": {"autorange": "reversed", "showgrid": False, "type": "category"},
+        "xaxis2": {"title": "island", **_side(len(islands))},
+        "yaxis2": {**_side(len(operators), down=True), "showgrid": False},
     }
 
 
@@ -145,9 +153,15 @@ def _moves(
             font={"color": theme.MUTED, "size": 12},
         )  # fmt: skip
     return {
-        "xaxis3": {"title": "to island", "type": "category", "ticks": "", "showline": False},
-        "yaxis3": {"title": "from island", "autorange": "reversed", "showgrid": False, "type": "category"},
+        "xaxis3": {"title": "to island", **_side(len(islands))},
+        "yaxis3": {"title": "from island", **_side(len(islands), down=True), "showgrid": False},
     }
+
+
+def _side(count: int, *, down: bool = False) -> dict[str, Any]:
+    """An axis of a table that has ``count`` columns, or rows ``down``, also where no cell is filled."""
+    ends = [-0.5, count - 0.5]
+    return {"type": "category", "range": ends[::-1] if down else ends, "ticks": "", "showline": False}
 
 
 def _cells(colour: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpo.results.figures.drawing import theme
-from hpo.results.figures.drawing.labels import distinguishable
+from hpo.results.figures.drawing.labels import distinct, distinguishable
 from hpo.results.figures.drawing.panels import Panels, Plot
 from hpo.results.figures.drawing.parameter_axis import Axis, rounds
 from hpo.results.figures.drawing.thinning import best_and_spread
@@ -204,12 +204,12 @@ def draw(sources: Sequence[Source]) -> Plot:
         panels.shapes.append({"type": "line", **ends, "line": {"color": theme.MUTED, "width": 1}})
         for place, text in coordinate.ticks:
             panels.note(
-                x=number, y=place, text=theme.label(text, 14), xanchor="left", xshift=3,
+                x=number, y=place, text=theme.label(text), xanchor="left", xshift=3,
                 font={"size": 11, "color": theme.MUTED}, bgcolor=theme.faint(theme.PAPER, 0.7), borderpad=0,
             )  # fmt: skip
     across = {
         "tickvals": list(range(len(axes))),
-        "ticktext": [theme.label(one.name, 16) for one in axes],
+        "ticktext": [theme.label(one) for one in distinct([one.name for one in axes], 16)],
         "range": [-0.15, len(axes) - 0.6],
         "showline": False,
         "ticks": "",

@@ -40,7 +40,7 @@ class Plots:
         return self._drawn("history")
 
     def hours(self) -> go.Figure:
-        """The best so far over the hours at work, all launches together."""
+        """The best so far over the time at work, all launches together."""
         return self._drawn("hours")
 
     def curves(self) -> go.Figure:

@@ -52,8 +52,8 @@ FIGURES: tuple[Entry, ...] = (
     ),
     Entry(
         name="hours",
-        title="Best so far, over hours at work",
-        caption="The same over wall-clock hours, all launches together, without the time between them.",
+        title="Best so far, over the time at work",
+        caption="The same over wall-clock time, all launches together, without the time between them.",
         overlaid=True,
         size=1,
     ),

@@ -106,7 +106,7 @@ class Source:
         """Of each parameter for an objective (default: the first), learnt once.
 
         Raises:
-            NotDrawn: too few evaluations have completed, or all have the same result.
+            NotDrawn: too few evaluations have completed, all have the same result, or the forests explain none of it.
         """
         name = objective or self.objective
         if name not in self._importance:
@@ -117,14 +117,16 @@ class Source:
         found = self._importance[name]
         if isinstance(found, str):
             raise NotDrawn(found)
+        if not found.explains:
+            raise NotDrawn(found.nothing_explained())
         return found
 
     @cached_property
     def _importance(self) -> dict[str, Importance | str]:
         return {}
 
-    def hours(self, times: Sequence[float]) -> NDArray[Any]:
-        """Unix seconds as hours at work: the time between launches does not count."""
+    def at_work(self, times: Sequence[float]) -> NDArray[Any]:
+        """Unix seconds as seconds at work: the time between launches does not count."""
         spans = sorted((one.started, max(one.started, one.updated)) for one in self.record.launches)
         if not spans:
             return numpy.zeros(len(times))
@@ -133,12 +135,12 @@ class Source:
             at += [began, ended]
             worked += [total, total + ended - began]
             total += ended - began
-        return numpy.interp(numpy.asarray(times, dtype=float), at, worked) / 3600
+        return numpy.interp(numpy.asarray(times, dtype=float), at, worked)
 
     @cached_property
-    def launch_hours(self) -> list[float]:
-        """Hours at work at which the second and later launches began."""
-        return [float(one) for one in self.hours([one.started for one in self.record.launches[1:]])]
+    def later_launches(self) -> list[float]:
+        """Seconds at work at which the second and later launches began."""
+        return [float(one) for one in self.at_work([one.started for one in self.record.launches[1:]])]
 
 
 def thinned(count: int, most: int, keep: Sequence[int] = ()) -> NDArray[Any]:

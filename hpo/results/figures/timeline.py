@@ -1,4 +1,4 @@
-"""What each worker did over the campaign's hours: a row a worker, a bar an evaluation."""
+"""What each worker did over the campaign's time at work: a row a worker, a bar an evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _MOST_LAUNCHES = 12
 
 @dataclass(kw_only=True)
 class _Bar:
-    """One evaluation, or ``count`` of the same status that are too short to be seen apart; in hours at work."""
+    """One evaluation, or ``count`` of the same status that are too short to be seen apart; in the
+    axis's unit of time at work."""
 
     row: float
     begins: float
@@ -52,7 +53,10 @@ def draw(sources: Sequence[Source]) -> Plot:
         height += _GAP if worker[0] != last else 0.0
         rows[worker] = height
         height, last = height + 1, worker[0]
-    begins, finishes = source.hours([part.started for part in parts]), source.hours(ends)
+    begins, finishes = source.at_work([part.started for part in parts]), source.at_work(ends)
+    unit, seconds = theme.time_unit(float(finishes.max()))
+    begins, finishes = begins / seconds, finishes / seconds
+    launches = [at / seconds for at in source.later_launches]
     bars = [
         _Bar(
             row=rows[part.place[1:]],
@@ -65,8 +69,8 @@ def draw(sources: Sequence[Source]) -> Plot:
     ]
     merged = _merged(bars, float(finishes.max()) or 1.0)
     traces = [_bars(merged, status) for status in STATUSES if any(bar.status == status for bar in merged)]
-    above = 1.1 * height / 12 if source.launch_hours and height > 12 else 1.1 if source.launch_hours else 0.0
-    traces += _marks(source, parts, begins, rows)
+    above = 1.1 * height / 12 if launches and height > 12 else 1.1 if launches else 0.0
+    traces += _marks(source, parts, begins, rows, seconds)
     return {
         "data": traces,
         "layout": theme.layout(
@@ -74,15 +78,15 @@ def draw(sources: Sequence[Source]) -> Plot:
             height=int(min(_MOST, max(_LEAST, _ROW * (height + above)))) + 130,
             barmode="overlay",
             bargap=0,
-            xaxis={"title": "hours at work", "range": [0, float(finishes.max()) * 1.005 or 1.0]},
+            xaxis={"title": f"{unit} at work", "range": [0, float(finishes.max()) * 1.005 or 1.0]},
             yaxis={
                 "title": "worker",
                 "range": [height - 0.4, -0.6 - above],
                 "showgrid": False,
                 **_labels(rows),
             },
-            shapes=[theme.vertical(at, theme.INK) for at in source.launch_hours],
-            annotations=_launches(source),
+            shapes=[theme.vertical(at, theme.INK) for at in launches],
+            annotations=_launches(source, launches),
         ),
     }
 
@@ -176,9 +180,9 @@ def _bars(bars: Sequence[_Bar], status: str) -> dict[str, Any]:
 
 
 def _marks(
-    source: Source, parts: Sequence[Part], begins: Any, rows: dict[Any, float]
+    source: Source, parts: Sequence[Part], begins: Any, rows: dict[Any, float], unit_s: float
 ) -> list[dict[str, Any]]:
-    """Where something was resumed, and where workers left."""
+    """Where something was resumed, and where workers left. ``unit_s``: seconds of the axis's unit."""
     found = []
     resumed = [index for index, part in enumerate(parts) if part.resumed][: theme.MOST_POINTS // 4]
     if resumed:
@@ -206,7 +210,7 @@ def _marks(
                 "type": "scatter",
                 "mode": "markers",
                 "name": "worker left",
-                "x": source.hours([one.time for one, _ in left]),
+                "x": source.at_work([one.time for one, _ in left]) / unit_s,
                 "y": numpy.array([rows[one.island, one.worker] for one, _ in left]),
                 "marker": {"symbol": "x", "size": 10, "color": theme.VERMILION},
                 "hovertext": [
@@ -232,10 +236,10 @@ def _labels(rows: dict[tuple[int, int], float]) -> dict[str, Any]:
     }
 
 
-def _launches(source: Source) -> list[dict[str, Any]]:
+def _launches(source: Source, places: Sequence[float]) -> list[dict[str, Any]]:
     """Which launch begins at a line, and when, above the rows."""
     found = []
-    for launch, at in zip(source.record.launches[1:], source.launch_hours, strict=True):
+    for launch, at in zip(source.record.launches[1:], places, strict=True):
         began = time.strftime("%-d %b %H:%M", time.localtime(launch.started))
         small = {"size": 11, "color": theme.MUTED}
         where = {"x": at, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 2}

@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, Individual
+from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, Individual, Scalar
 from hpo.results import text
 from hpo.results.analysis import pareto
 from hpo.results.figures.drawing.theme import duration, number
 from hpo.results.figures.source import Source
-from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.task.outcome import summary_line
 from hpo.terminal import one_line
 
@@ -23,6 +23,8 @@ Level = Literal["good", "note", "warn", "bad"]
 _TOP = 10
 _BORDER = 0.03
 """Of the (logarithmic) range: what is nearer to an end is at that end."""
+_FEW_VALUES = 2
+"""Of so many values each is at an end."""
 _FEWEST = 20
 """Evaluations, below which shares say little."""
 _IDLE = 0.8
@@ -110,31 +112,43 @@ def _failing_choices(source: Source) -> Iterator[Finding]:
 
 
 def _borders(source: Source) -> Iterator[Finding]:
-    """Numbers whose best values lie at an end of their range."""
+    """Numbers and ordered choices whose best values lie at an end of their range."""
     space, best = source.space, source.best
     if space is None or best is None or len(source.completed) < _FEWEST or len(source.objectives) > 1:
         return
     top = pareto.best(source.record, _TOP)
     for name, parameter in space.parameters.items():
-        value = best.params.get(name)
-        if value is None or not isinstance(parameter, Float | Int) or parameter.low == parameter.high:
+        if name not in best.params or not isinstance(parameter, Float | Int | Ordinal):
             continue
-        encode = parameter.encoder()
-        genes = [encode(one.params[name]) for one in top if one.params.get(name) is not None]
-        for end, at, word in ((0.0, parameter.low, "lower"), (1.0, parameter.high, "upper")):
-            near = (
-                _BORDER if isinstance(parameter, Float) else 0.5 / (parameter.high - parameter.low + 1) + 1e-9
-            )
-            if abs(encode(value) - end) > near or (at == 0 and not parameter.log):
+        if parameter.count is not None and parameter.count <= _FEW_VALUES:
+            continue
+        low: Scalar
+        high: Scalar
+        if isinstance(parameter, Ordinal):
+            low, high, ordinal = parameter.choices[0], parameter.choices[-1], True
+        else:
+            low, high, ordinal = parameter.low, parameter.high, False
+        values = [one.params[name] for one in top if name in one.params]
+        for gene, end, word in (0.0, low, "lower"), (1.0, high, "upper"):
+            natural = end in (0, None) and not getattr(parameter, "log", False)  # nothing lies beyond
+            if natural or _distance(parameter, best.params[name], gene, end) > _BORDER:
                 continue
-            others = sum(abs(gene - end) <= 3 * near for gene in genes)
-            if 2 * others >= len(genes):
+            others = sum(_distance(parameter, one, gene, end) <= 3 * _BORDER for one in values)
+            if 2 * others >= len(values):
                 yield Finding(
                     "warn",
-                    f"Best {one_line(name)} at its border: {number(value)}, where the range is {number(parameter.low)} "
-                    f"to {number(parameter.high)}; so are {others} of the best {len(genes)}. Beyond its {word} end "
-                    "there may be better: widen it.",
+                    f"Best {one_line(name)} at its border: {number(best.params[name])}, where the "
+                    f"{'choices are' if ordinal else 'range is'} {number(low)} to {number(high)}; so are {others} of "
+                    f"the best {len(values)}. Beyond its {word} end there may be better: widen it.",
                 )
+
+
+def _distance(parameter: Parameter, value: Scalar, gene: float, end: Scalar) -> float:
+    """How far a value is from the end of its range, whose gene is 0 or 1, as a part of the range; of discrete values
+    each is at the end or not."""
+    if isinstance(parameter, Float) and isinstance(value, (int, float)):
+        return abs(parameter.encoder()(value) - gene)
+    return 0.0 if value == end else 1.0
 
 
 def _stalled(source: Source) -> Iterator[Finding]:

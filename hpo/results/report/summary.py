@@ -150,13 +150,11 @@ def _lead(source: Source, standing: overview.Overview) -> str:
     parts.append(f"{found}.")
     if best.id in source.number and best.finished is not None:
         at = source.number[best.id]
-        hours = float(source.hours([best.finished])[0])
+        seconds = float(source.at_work([best.finished])[0])
         kind = {"default": "as the task's default", "given": "as a given point"}.get(
             best.operator, f"by {one_line(best.operator)}"
         )
-        parts.append(
-            f"It was proposed {kind} and found as number {number(at)}, after {duration(3600 * hours)}."
-        )
+        parts.append(f"It was proposed {kind} and found as number {number(at)}, after {duration(seconds)}.")
     again = [one for one in pareto.repeated(record) if one.individual.id == best.id]
     if again:
         parts.append(f"Its configuration is the best {in_words(again[0])}.")

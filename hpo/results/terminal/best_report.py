@@ -39,21 +39,24 @@ def best(directory: Path, top: int | None) -> str:
     found = _top(record, top)
     if not found:
         return text.nothing(record)
-    chief = found[0]
+    in_full = found[:1]
     if len(record.objectives) < 2:
         parts = [text.best(found, _repeated(record))]
     else:
         front = fronts.front(record)
         knee = fronts.knee(front, record.objectives)
         assert knee is not None  # as something was found
-        chief = knee
+        in_full += [knee] if knee.id != found[0].id else []
         parts = [text.front(found, knee, fronts.hypervolume(record), len(front), record.objectives)]
-    line = results.schedule(record, chief.id)
-    steps = text.step_ranges(of_individuals(directory, {one.id for one in line})) if len(line) > 1 else {}
-    parts.append(text.schedule(line, results.changed(line), steps))
-    if home := EvaluationDirectories(directory).there(chief.id):
-        parts.append(f"{chief.id} has its files in {one_line(home)}")
-    parts.append(text.code(record, chief))
+    for one in in_full:
+        line = results.schedule(record, one.id)
+        steps = (
+            text.step_ranges(of_individuals(directory, {each.id for each in line})) if len(line) > 1 else {}
+        )
+        parts.append(text.schedule(line, results.changed(line), steps))
+        if home := EvaluationDirectories(directory).there(one.id):
+            parts.append(f"{one.id} has its files in {one_line(home)}")
+        parts.append(text.code(record, one))
     return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
 
 

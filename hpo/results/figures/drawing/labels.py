@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpo.results.figures.drawing.theme import label, number
@@ -10,6 +12,11 @@ from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
+
+_CONTEXT = 2
+"""Characters before the first that differs."""
+_WIDER = 4
+"""Characters more in each further attempt to tell texts apart."""
 
 
 def short(value: float) -> str:
@@ -25,6 +32,41 @@ def shortened(text: str, most: int) -> str:
         return text
     head = (most - 1) * 2 // 3
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def distinct(texts: Sequence[str], most: int) -> list[str]:
+    """``texts`` shortened to about ``most`` characters each, so that those which differ still do: where both ends are
+    alike, what is between them is shown."""
+    short = {text: shortened(text, most) for text in texts}
+    clashing: set[str] = set()
+    while again := _shared(short):
+        clashing |= again
+        start = max(0, _common(clashing) - _CONTEXT)
+        end = _common(text[: start + _CONTEXT - 1 : -1] for text in clashing)
+        for text in clashing:
+            middle = shortened(text[start : len(text) - end], most - 2)
+            short[text] = f"{'…' if start else ''}{middle}{'…' if end else ''}"
+        most += _WIDER
+    return [short[text] for text in texts]
+
+
+def _common(texts: Iterable[str]) -> int:
+    """The number of characters with which all of them begin."""
+    return sum(1 for _ in takewhile(lambda letters: len({*letters}) == 1, zip(*texts)))
+
+
+def _shared(short: Mapping[str, str]) -> set[str]:
+    """The texts whose short form is another's, too."""
+    counts = Counter(short.values())
+    return {text for text, one in short.items() if counts[one] > 1}
+
+
+def choices(values: Sequence[Scalar], most: int) -> list[str]:
+    """The choices of a parameter as plain texts that differ; as Python writes them where ``1`` and ``"1"`` are two."""
+    texts = [one_line(one) if isinstance(one, (bool, str)) or one is None else number(one) for one in values]
+    if len({*texts}) < len(texts):
+        texts = [one_line(repr(one)) for one in values]
+    return distinct(texts, most)
 
 
 def distinguishable(values: Sequence[float]) -> list[str]:

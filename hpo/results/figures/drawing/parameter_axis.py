@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeGuard
 
-from hpo.results.figures.drawing.labels import distinguishable, plain, shortened
+from hpo.results.figures.drawing.labels import choices, distinguishable, plain, shortened
 from hpo.results.figures.drawing.theme import label
 from hpo.space.parameters import Categorical, Encoder, Float, Int, Parameter
 from hpo.terminal import one_line
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 _TICKS = 5
 _FEW = 32
-_WIDTH = 0.6
+_WIDTH = 1 / 3
 """Of the space between two choices, the part in which individuals lie beside one another."""
+_MOST_LETTERS = 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +102,10 @@ class Axis:
         """Places and plain texts, ascending."""
         parameter = self.parameter
         if isinstance(parameter, Categorical):
-            choices = parameter.choices
-            step = max(1, math.ceil(len(choices) / (2 * most)))
-            return [
-                ((index + 0.5) / len(choices), plain(choice, 14)) for index, choice in enumerate(choices)
-            ][::step]
+            count = len(parameter.choices)
+            step = max(1, math.ceil(count / (2 * most)))
+            texts = choices(parameter.choices, _MOST_LETTERS)
+            return [((index + 0.5) / count, text) for index, text in enumerate(texts)][::step]
         encode = parameter.encoder()
         whole = isinstance(parameter, Int)
         return [(encode(int(one) if whole else one), text) for one, text in self._numbers(most)]

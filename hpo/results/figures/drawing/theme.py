@@ -78,6 +78,9 @@ FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica 
 HEIGHT = 360
 """Pixels, where a figure does not need its own."""
 
+_FEWEST_UNITS = 2
+"""Hours, or minutes, that a campaign has to last for its axis to be in them."""
+
 MOST_POINTS = 4000
 """The most marks in a figure: with more than 10 000 browsers slow down, and no more is seen."""
 
@@ -187,6 +190,14 @@ def faint(colour: str, alpha: float) -> str:
     """A colour of this module, see-through."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha:g})"
+
+
+def time_unit(longest_s: float) -> tuple[str, float]:
+    """The unit of an axis that ends at ``longest_s`` seconds, and how many seconds it has."""
+    for name, seconds in ("hours", 3600.0), ("minutes", 60.0):
+        if longest_s >= _FEWEST_UNITS * seconds:
+            return name, seconds
+    return "seconds", 1.0
 
 
 def duration(seconds: float) -> str:

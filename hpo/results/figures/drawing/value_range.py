@@ -18,6 +18,9 @@ _MOST = 0.9
 _QUARTER = 0.75
 _FAR = 3.0
 """What is worse than the best three quarters by this many times their extent is not drawn to scale."""
+_THIRD = 1 / 3
+_HUGE = 1e3
+"""What is so many times as large as all of the better third, and as 1, has diverged."""
 _MARGIN = 0.04
 _LARGEST = 1e307
 """Larger numbers are drawn as this one: the difference of two may be beyond the largest."""
@@ -58,9 +61,7 @@ class ValueRange:
         worst.
         """
         best, worst = self.place(self.best), self.place(self.worst)
-        if best == worst and not steps:
-            return {}
-        width = (worst - best) or 1.0
+        width = (worst - best) or abs(best) or 1.0
         low, high = sorted((best - _MARGIN * width, worst + (_MARGIN + steps / 100) * width))
         if not self.log:
             return {"type": "linear", "range": [low, high]}
@@ -90,6 +91,8 @@ def value_range(values: Iterable[float] | NDArray[Any], direction: str) -> Value
     ordered = sign * numpy.sort(sign * found)
     if not len(ordered):
         return None
+    count = len(ordered)
+    ordered = ordered[: _converged(ordered)]
     most = ordered[: int(_MOST * (len(ordered) - 1)) + 1]
     # Not their ratio: of the smallest numbers it may be beyond the largest.
     log = bool(ordered.min() > 0 and numpy.ptp(numpy.log10(most)) > math.log10(_FACTOR))
@@ -98,6 +101,18 @@ def value_range(values: Iterable[float] | NDArray[Any], direction: str) -> Value
     far = quarter + _FAR * (quarter - losses[0])
     # Where three quarters are equal, all are shown.
     shown = int((losses <= far).sum()) if far > losses[0] else len(losses)
-    return ValueRange(
-        best=float(ordered[0]), worst=float(ordered[shown - 1]), log=log, outside=len(ordered) - shown
-    )
+    return ValueRange(best=float(ordered[0]), worst=float(ordered[shown - 1]), log=log, outside=count - shown)
+
+
+def _converged(ordered: NDArray[Any]) -> int:
+    """How many of the values, best first, lie before the first that has diverged, such as a loss of 1e30: all where
+    they rather spread over orders of magnitude."""
+    fewest = max(2, math.ceil(_THIRD * len(ordered)))
+    size = numpy.abs(ordered)
+    with numpy.errstate(over="ignore"):
+        diverged = size[1:] > _HUGE * numpy.maximum(1.0, numpy.maximum.accumulate(size)[:-1])
+    if ordered.min() > 0:
+        places = numpy.log10(ordered)
+        diverged &= numpy.diff(places) > _FAR * numpy.abs(places[:-1] - places[0])
+    found = numpy.flatnonzero(diverged[fewest - 1 :])
+    return fewest + int(found[0]) if len(found) else len(ordered)

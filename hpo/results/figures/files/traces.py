@@ -121,7 +121,8 @@ def _errors(axes: Axes, x: Any, y: Any, trace: Plain) -> None:
         rule: Plain = trace.get(name) or {}
         if rule.get("array") is None:
             continue
-        size = numpy.array(values.plain(rule["array"]), dtype=float)
+        less = rule.get("arrayminus", rule["array"])
+        size = numpy.array([values.plain(one) for one in (less, rule["array"])], dtype=float)
         axes.errorbar(
             x,
             y,
