@@ -1,6 +1,7 @@
-"""Simulated campaigns, each with deaths, hangs, signals, slow ranks, sick workers, storage that fails, commands and
-restarts of its own, to their end. Every eighth seed is also that of a campaign of whole launches: with event loops,
-workers of one to four ranks, clocks that differ, and launches that overlap.
+"""Simulated campaigns, each with deaths, real and merely reported, hangs, silent hosts, signals, slow ranks, sick
+workers, storage that fails, commands and restarts of its own, to their end. Every eighth seed is also that of a
+campaign of whole launches: with event loops, workers of one to four ranks, clocks that differ, and launches that
+overlap.
 
 python tests/many_seeds.py SEED ...         replays single ones
 python tests/many_seeds.py --seeds 100000   tries seeds from 0 up to that number
@@ -35,7 +36,7 @@ from hpo.islands.coordinator.ending import DONE, NOTHING_COMPLETED
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Pause, Stop, Unpause
-from hpo.journal.records import Finished, Header, Record, Started
+from hpo.journal.records import Command, Finished, Header, Record, Started
 
 _LAUNCHES = 12
 _WHOLE = 8
@@ -86,6 +87,8 @@ def run(seed: int) -> None:
         # Without headers, records of another launch would be in the order of its own virtual time.
         records += [Header(version=1, launch=launch + 1, island=0, worker=0, time=0.0), *new]
         now = fold(records, space=SPACE, islands=islands, losses=losses)
+        on_record = {record.id for record in records if isinstance(record, Command)}
+        assert inbox.given <= on_record | inbox.requests.keys(), "a command was lost"
         budget = now.commands.evaluations(in_file) or 0
         everything = standing(records)
         ended = list({record.id: record for record in everything}.values())

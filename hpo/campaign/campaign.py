@@ -13,16 +13,16 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpo.arguments import checked_arguments
 from hpo.campaign import handed_on
 from hpo.campaign.cleanup import Cleanup, keep_only_best
-from hpo.campaign.greeting import greet, greeting_s, own_hello
+from hpo.campaign.greeting import ended_here, greet, greeting_s, own_hello
 from hpo.campaign.known_points import enter_points, new_points
 from hpo.campaign.progress import Display
 from hpo.campaign.wiring import Assembly, Housekeeping
@@ -46,10 +46,7 @@ from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
-from hpo.journal.files import (
-    fence_launch,
-    last_launch,
-)
+from hpo.journal.files import fence_launch, last_launch
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Record
 from hpo.loggers import registry
@@ -70,6 +67,17 @@ _DRAWS_OF_ALL = 1_000
 """As many are looked at for one for which a constraint raises, if that takes no longer than the seconds below."""
 _SEARCHED_S = 2.0
 _DRAWS_FOR_STEPS = 100
+
+
+class _Opening(NamedTuple):
+    """What rank 0 has opened. ``known``: the records of results that were entered; ``ended``: as of
+    ``WorkerRegistry``."""
+
+    lock: Lock
+    earlier: ResumeState
+    known: Sequence[Record]
+    sinks: SinkProcesses
+    ended: Callable[[int], bool]
 
 
 class Campaign:
@@ -468,6 +476,7 @@ class Campaign:
                 hellos = greet(
                     transport, own_hello(settings, self.identity), greeting_s(settings, transport.size)
                 )
+                lock.name_ranks((hello.machine, hello.pid) for hello in hellos[1:])
             except HpoError as error:
                 for rank in others:
                     transport.send(rank, encode(End("refused", error.exit_code, str(error))))
@@ -490,7 +499,8 @@ class Campaign:
                 held.callback(snapshot.write_beside(settings.directory, earlier.snapshot))
                 earlier.snapshot = b""
             sinks = held.enter_context(self._sinks())
-            return self._serve(transport, layout, signals, starts[0], lock, earlier, known, sinks)
+            opening = _Opening(lock, earlier, known, sinks, ended_here(hellos))
+            return self._serve(transport, layout, signals, starts[0], opening)
         finally:
             held.close()
 
@@ -515,8 +525,8 @@ class Campaign:
             self.task.objectives = {name: own[name] for name in recorded}
 
     def _fence(self, launch: int) -> None:
-        """The lock was that of ``launch``, which was silent for long, and may go on: what its ranks still write does
-        not count. CampaignError where that cannot be made sure."""
+        """The lock was that of ``launch``, of which ranks may go on: what these still write does not count.
+        CampaignError where that cannot be made sure."""
         try:
             fence_launch(self.settings.directory, launch)
         except OSError as error:
@@ -540,7 +550,7 @@ class Campaign:
                 if isinstance(message, Start):
                     # A quick leader's first words may have overtaken rank 0's, or come in together with them.
                     transport.put_back([*early, *arrived[position:]])
-                    return self._serve(transport, layout, signals, message, None, None)
+                    return self._serve(transport, layout, signals, message, None)
                 early.append((source, data))
             time.sleep(0.002)
         raise CampaignError(
@@ -555,11 +565,9 @@ class Campaign:
         layout: Layout,
         signals: Signals,
         start: Start,
-        lock: Lock | None,
-        earlier: ResumeState | None,
-        known: Sequence[Record] = (),
-        sinks: SinkProcesses | None = None,
+        opening: _Opening | None,
     ) -> End:
+        """``opening``: on rank 0."""
         place, _ = layout.place_of(transport.rank)
         self._serving = True
         signals.patience = PATIENCE
@@ -579,15 +587,16 @@ class Campaign:
             coordinator = display = status = housekeeping = None
             groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
             mine = assembly.roles(place, groups, start)
-            if earlier is not None and lock is not None:
-                coordinator = assembly.coordinator(start, earlier, self._points, known)
+            if opening is not None:
+                lock, earlier = opening.lock, opening.earlier
+                coordinator = assembly.coordinator(start, earlier, self._points, opening.known, opening.ended)
                 if assembly.writer is not None and not assembly.writer.pending:
                     lock.settle()
                 display = Display(settings, self.task, workers=len(layout.workers))
                 closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)
                 cleanup = self._cleanup(layout, start, earlier)
-                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, sinks)
+                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, opening.sinks)
             node = EventLoop(
                 transport=transport,
                 roles=mine,
@@ -602,6 +611,8 @@ class Campaign:
             if node.given_up and assembly.writer is not None:
                 assembly.writer.discard()  # it would go on in a file that is read
             end = assembly.settle(end)
+            if coordinator is not None and opening is not None:
+                opening.lock.all_ended = coordinator.all_ended
             if display is not None and coordinator is not None:
                 display.finish(coordinator, end.reason, transport.now())
         if status is not None and coordinator is not None and end == coordinator.end:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -14,6 +15,7 @@ from hpo.errors import CampaignError, RanksDied
 from hpo.evaluation.cores import read_host
 from hpo.islands.messages import Hello, decode
 from hpo.islands.transport import Transport
+from hpo.journal.machine import THIS_MACHINE, Machine
 
 _GREETING_S = 120.0
 _GREETING_OF_A_RANK_S = 0.05
@@ -32,6 +34,7 @@ def own_hello(settings: config.Settings, identity: dict[str, object]) -> Hello:
         fingerprint=_fingerprint(settings, identity),
         error=None,
         cores=read_host(config.environment()).fingerprint,
+        machine=THIS_MACHINE.identity,
     )
 
 
@@ -79,3 +82,15 @@ def greet(transport: Transport, mine: Hello, waits_s: float) -> list[Hello]:
             )
         time.sleep(0.001)
     return [hellos[rank] for rank in range(transport.size)]
+
+
+def ended_here(hellos: Sequence[Hello], machine: Machine = THIS_MACHINE) -> Callable[[int], bool]:
+    """Whether the process of a rank is known to have ended, which can be seen of those on this ``machine`` alone.
+    ``hellos``: by rank."""
+    identity = machine.identity
+    here = {
+        rank: (hello.pid, machine.process_started(hello.pid))
+        for rank, hello in enumerate(hellos)
+        if hello.machine == identity
+    }
+    return lambda rank: rank in here and not machine.is_running(*here[rank])

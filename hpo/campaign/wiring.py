@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -182,9 +182,10 @@ class Assembly:
         earlier: ResumeState,
         points: Sequence[Mapping[str, Scalar]],
         known: Sequence[Record],
+        ended: Callable[[int], bool],
     ) -> Coordinator:
         """The coordinator, on rank 0, once that has its parts. ``points``: to be evaluated first; ``known``: the
-        records of results that were entered."""
+        records of results that were entered; ``ended``: as of ``WorkerRegistry``."""
         settings, space, layout = self.settings, self.task.space, self.layout
         transport, signals = self.transport, self.signals
         assert self.writer is not None and self.log is not None  # rank 0 leads the first worker
@@ -230,7 +231,7 @@ class Assembly:
             writer.append(Storage(error=error, time=time.time()))
             commit()
 
-        def ended(end: End) -> None:
+        def ended_by(end: End) -> None:
             log.ended = Ended(reason=end.reason, exit=end.exit_code, time=time.time())
             writer.append(log.ended)
             commit()
@@ -242,11 +243,18 @@ class Assembly:
             commit()
 
         def worker_left(place: WorkerPlacement, reason: str) -> None:
-            log.left.append(Left(island=place.island, worker=place.worker, reason=reason, time=time.time()))
-            writer.append(log.left[-1])
+            left = Left(
+                island=place.island,
+                worker=place.worker,
+                reason=reason,
+                time=time.time(),
+                may_run=registry.may_run(place.ranks),
+            )
+            log.left.append(left)
+            writer.append(left)
             commit()
 
-        registry = WorkerRegistry(layout.workers)
+        registry = WorkerRegistry(layout.workers, ended=ended)
 
         def read_dead_leader(place: WorkerPlacement) -> DeadLeaderRecord:
             records = worker_records(
@@ -254,7 +262,7 @@ class Assembly:
                 launch=start.launch,
                 island=place.island,
                 worker=place.worker,
-                given_up=place.leader in registry.hung,
+                given_up=registry.may_run([place.leader]),
             )
             with located(settings.directory):
                 return dead_leader_record(
@@ -307,7 +315,7 @@ class Assembly:
             ),
             grace_s=settings.evaluation.grace_s,
             commands=Commands(
-                inbox=Inbox(settings.directory),
+                inbox=Inbox(settings.directory, applied=standing.applied),
                 standing=standing,
                 journal=writer,
                 in_file={"evaluations": settings.evaluations, "deadline_s": settings.deadline_s},
@@ -321,7 +329,7 @@ class Assembly:
             must_end=None if job is None else lambda: job.must_end(signals.requests.terminated),
             stop_begun=stopping,
             storage_changed=storage_changed,
-            ended=ended,
+            ended=ended_by,
             health=Health(
                 settings.evaluation.first_failures,
                 printed=EvaluationDirectories(settings.directory).printed,

@@ -14,7 +14,7 @@ class Assignment(msgspec.Struct, array_like=True):
     ``id`` is None for a point, which takes the id of the leader that evaluates it. ``admitted``: the budget already
     counts it. ``resumed_at_step``: steps after which it had paused, and from which it goes on; ``inherits``: the
     individual from whose checkpoint it goes on; ``rests``: pruned, counted as that, and granted to go on; ``reopened``:
-    how often a failure of it was reopened; ``contested``: what evaluated it before hangs and may still write into its
+    how often a failure of it was reopened; ``contested``: what evaluated it before may still run and write into its
     directory, so that a copy is used."""
 
     params: dict[str, Scalar]

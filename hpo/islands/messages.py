@@ -123,13 +123,14 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
 
 class Hello(BeforeServing, frozen=True):
     """Rank to coordinator, once: it runs on this host, and could (or could not) read the campaign. ``cores``: equal for
-    ranks that see the same cores and GPUs of it."""
+    ranks that see the same cores and GPUs of it; ``machine``: see ``hpo.journal.machine.Machine.identity``."""
 
     host: str
     pid: int
     fingerprint: str
     error: str | None
     cores: str = ""
+    machine: str = ""
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,8 @@
 """Commands to a campaign, from any machine that sees its directory, whether it runs or not.
 
 Each is a file in ``DIR/commands/`` until rank 0 has applied it; then it is a record of the journal (``Command``), and
-the file is removed. A command whose id is on record is not applied again, so that a crash between the two does no harm.
+the file is removed. A command whose id is on record is not applied again, so that neither a crash between the two nor a
+file that cannot be removed does any harm.
 A ``stop`` also leaves ``DIR/stop``, which holds until a person starts the campaign again."""
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,17 @@ import msgspec
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import CRASHED, FAILED, INVALID, TIMEOUT, Scalar
 from hpo.journal.durable import sync_directory, write_atomically
-from hpo.journal.records import Command, Launched
+from hpo.journal.files import journal_files, journal_name
+from hpo.journal.records import Command, Launched, decode
 
 MOST_BYTES = 1 << 20
 """Of a command's file."""
 _MOST_AT_ONCE = 100
 _FOLDER, _STOP = "commands", "stop"
 _NAME = re.compile(r"([0-9]{20}-[0-9a-f]{16})\.json")
+_SUFFIX = ".json"
+_RECORD = b'{"type":"command",'
+"""What the line of a ``Command`` begins with."""
 _REFUSED = ".refused"
 """The suffix of files that are no commands, once that was said."""
 _UNREADABLE = (errno.ELOOP, errno.EMLINK, errno.EACCES, errno.EPERM, errno.ENXIO)
@@ -136,7 +141,7 @@ def give(directory: Path, request: Request) -> str:
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link, which is not followed")
-        write_atomically(folder / f"{identity}.json", data + b"\n")
+        write_atomically(folder / f"{identity}{_SUFFIX}", data + b"\n")
     except OSError as error:
         raise CampaignError(
             f"{folder} cannot be written ({error.strerror or error}), so the command was not given. Commands are for "
@@ -147,35 +152,73 @@ def give(directory: Path, request: Request) -> str:
 
 def stop_pending(directory: Path) -> bool:
     """Whether ``hpo stop`` holds: it was given, and no person has started the campaign since."""
-    return os.path.lexists(directory / _STOP) or any(
-        isinstance(request, Stop) for _, request in Inbox(directory).look().requests
+    if os.path.lexists(directory / _STOP):
+        return True
+    requests = _all_requests(directory)
+    if not any(isinstance(request, Stop) for _, request in requests):
+        return False
+    # Where its file cannot be removed, the launch that a person began after it shows that it holds no more.
+    applied, last = _on_record(directory)
+    return any(
+        isinstance(request, Stop) and applied.get(identity, last) == last for identity, request in requests
     )
 
 
 def clear_stop(directory: Path) -> None:
     """A person starts the campaign: no earlier ``hpo stop`` holds any more; CampaignError if it cannot be removed."""
-    stops = [directory / _STOP]
-    stops += [
-        _file(directory, identity)
-        for identity, request in Inbox(directory).look().requests
-        if isinstance(request, Stop)
-    ]
-    try:
-        for path in stops:
+    stops = [identity for identity, request in _all_requests(directory) if isinstance(request, Stop)]
+    applied = _on_record(directory)[0] if stops else {}
+    for identity in [None, *stops]:
+        path = directory / _STOP if identity is None else _file(directory, identity)
+        try:
             path.unlink(missing_ok=True)
-    except OSError as error:
-        raise CampaignError(
-            f"{path} cannot be removed ({error.strerror or error}), and while it is there `hpo stop` holds. Remove it."
-        ) from error
+        except OSError as error:
+            if identity not in applied:
+                raise CampaignError(
+                    f"{path} cannot be removed ({error.strerror or error}), and while it is there `hpo stop` holds. "
+                    "Remove it."
+                ) from error
 
 
 def waiting(directory: Path) -> int:
     """How many commands have not been applied yet."""
-    return len(Inbox(directory).look().requests)
+    requests = _all_requests(directory)
+    applied = _on_record(directory)[0] if requests else {}
+    return sum(identity not in applied for identity, _ in requests)
+
+
+def _all_requests(directory: Path) -> list[tuple[str, Request]]:
+    return Inbox(directory, most=None).look().requests
+
+
+def _on_record(directory: Path) -> tuple[dict[str, int], int]:
+    """By id of each command on record the launch that applied it; and the last launch. For those who find a command and
+    have not read the journals: mostly there is none. What cannot be read is left out: such a command counts as new."""
+    found: dict[str, int] = {}
+    last = 0
+    with suppress(CampaignError):
+        for path in journal_files(directory):
+            place = journal_name(path)
+            assert place is not None
+            last = max(last, place.launch)
+            if (place.island, place.worker) == (0, 0):  # the journals of rank 0
+                found.update(dict.fromkeys(_commands_in(path), place.launch))
+    return found, last
+
+
+def _commands_in(path: Path) -> list[str]:
+    found = []
+    with suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            if line.startswith(_RECORD):
+                with suppress(ValueError):
+                    record = decode(line)
+                    found += [record.id] if isinstance(record, Command) else []
+    return found
 
 
 def _file(directory: Path, identity: str) -> Path:
-    return directory / _FOLDER / f"{identity}.json"
+    return directory / _FOLDER / f"{identity}{_SUFFIX}"
 
 
 class Look(NamedTuple):
@@ -191,13 +234,21 @@ class _NoCommand(ValueError):
 
 
 class Inbox:
-    """The commands in ``directory`` that are not yet applied. Errors of the storage pass: then nothing is there."""
+    """The commands in ``directory``. Errors of the storage pass: then nothing is there. ``applied``: ids of those that
+    need not be applied any more, which are never in the way of others; ``most``: how many others one look returns, None
+    for all."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, applied: Collection[str] = (), most: int | None = _MOST_AT_ONCE
+    ) -> None:
         self._directory = directory
+        self._applied = applied
+        self._most = most
         self._ignored: set[str] = set()
         self.error: OSError | None = None
         """Why the last ``look`` may have missed something."""
+        self.stuck: OSError | None = None
+        """Why a command that is on record could not be removed, and stays."""
 
     def look(self) -> Look:
         found = Look([], [])
@@ -237,7 +288,9 @@ class Inbox:
             for name in names
             if not name.startswith(".") and not name.endswith(_REFUSED) and name not in self._ignored
         ]
-        return sorted(mine)[:_MOST_AT_ONCE]
+        mine.sort(key=lambda name: (name.removesuffix(_SUFFIX) in self._applied, name))
+        others = sum(name.removesuffix(_SUFFIX) not in self._applied for name in mine)
+        return mine if self._most is None else mine[: min(others, self._most)] + mine[others:][: self._most]
 
     def set_aside(self, name: str) -> None:
         """Look at this file no more."""
@@ -247,13 +300,19 @@ class Inbox:
             path.rename(path.with_name(name + _REFUSED))
 
     def finish(self, identity: str, request: Request) -> None:
-        """The command is on record: its file goes, if it can; else it is found again, and known."""
-        with suppress(OSError):
+        """The command is on record: its file goes. Where another user's folder does not allow that, it is looked at no
+        more; after another error it is found again, and known."""
+        try:
             if isinstance(request, Stop):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
                 os.close(os.open(self._directory / _STOP, flags, 0o666))
                 sync_directory(self._directory)
-            _file(self._directory, identity).unlink(missing_ok=True)
+            path = _file(self._directory, identity)
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                self.stuck = error
+                self._ignored.add(f"{identity}{_SUFFIX}")
 
 
 def _read(name: str, folder: int) -> Request:

@@ -2,8 +2,9 @@
 
 ``DIR/journal/0001-i000-w0003.jsonl`` is what worker 3 of island 0 wrote in the first launch. No other process writes
 it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync of it failed,
-it goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journals of a worker that hangs are replaced by
-copies when the worker is given up."""
+it goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journal of a worker that is given up and may still
+run is fenced: its parts are replaced by copies, and ``0001-i000-w0003.fenced`` has the number of the first part that
+does not count."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
+_FENCE = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})\.fenced")
 LONGEST_LINE = 1 << 26
 """Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory."""
 
@@ -61,28 +63,45 @@ def worker_journals(directory: Path, *, launch: int, island: int, worker: int) -
 
 
 def journal_files(directory: Path, launch: int | None = None) -> list[Path]:
-    """The journals of the campaign in ``directory``, or of one launch of it, by launch, island and worker; other files
-    are left out.
+    """The journals of the campaign in ``directory``, or of one launch of it, by launch, island and worker; other files,
+    and parts that a fence excludes, are left out.
 
     Raises:
         CampaignError: they cannot be listed.
     """
-    found = []
+    return _listed(directory, launch)[0]
+
+
+def excluded_parts(directory: Path) -> list[Path]:
+    """The journals of the campaign in ``directory`` that do not count: their writers began them after they had been
+    given up. CampaignError as of :func:`journal_files`."""
+    return _listed(directory, None)[1]
+
+
+def _listed(directory: Path, launch: int | None) -> tuple[list[Path], list[Path]]:
+    """The journals that count, and those that a fence excludes."""
+    counting: list[tuple[JournalName, Path]] = []
+    excluded: list[tuple[JournalName, Path]] = []
+    ends: dict[tuple[int, ...], int | None] = {}
+    folder = directory / "journal"
     try:
-        names = os.listdir(directory / "journal")
+        names = os.listdir(folder)
+        for name in names:
+            if (match := _FENCE.fullmatch(name)) is not None:
+                ends[tuple(map(int, match.groups()))] = _end_of(folder / name)
     except FileNotFoundError:
-        return []
+        return [], []
     except OSError as error:
         raise CampaignError(
-            f"{directory / 'journal'} cannot be read ({error.strerror or error}). Give read access, or name another "
-            "directory."
+            f"{folder} cannot be read ({error.strerror or error}). Give read access, or name another directory."
         ) from error
     for name in names:
-        path = directory / "journal" / name
+        path = folder / name
         place = journal_name(path)
         if place is not None and launch in (None, place.launch):
-            found.append((place, path))
-    return [path for _, path in sorted(found)]
+            end = ends.get(place[:3])
+            (counting if end is None or place.part < end else excluded).append((place, path))
+    return [path for _, path in sorted(counting)], [path for _, path in sorted(excluded)]
 
 
 def last_launch(directory: Path) -> int:
@@ -115,13 +134,12 @@ class JournalWriter:
         self._closed = False
         self._fresh = True
         """Whether nothing that counts is in the part that is written, or comes next."""
-        self._inode = 0
-        self._latest: tuple[Path, int] | None = None
-        """The last part that counts, and the number of its file."""
         self._part = 0
+        self.discarded = False
+        """Whether ``discard`` has given up records, which may be on disk or not."""
         try:
             self._open()
-            self._wrote()
+            self._fresh = False
         except OSError as error:
             if isinstance(error, FileExistsError) and error.filename == os.fspath(path):
                 raise CampaignError(
@@ -157,11 +175,12 @@ class JournalWriter:
             self._failed(error)
             raise
         self._batch.clear()
-        self._wrote()
+        self._fresh = False
         self.error = None
 
     def discard(self) -> None:
         """Take back what was appended and is not on disk for certain, and try no more to write it."""
+        self.discarded |= bool(self._batch)
         self._batch.clear()
         self.error = None
 
@@ -183,21 +202,11 @@ class JournalWriter:
         path = journal_part(self.path, self._part)
         if self._part == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-        elif self._latest is not None:
-            # Opened, as what an NFS client knows of a name may be a minute old.
-            with open(self._latest[0], "rb") as latest:
-                if os.fstat(latest.fileno()).st_ino != self._latest[1]:
-                    raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(self._latest[0]))
+        if os.path.lexists(_fence_of(self.path)):  # no reader would look at it
+            raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(path))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        self._inode = os.fstat(self._file).st_ino
         self._write(self._header)
         sync_directory(path.parent)
-
-    def _wrote(self) -> None:
-        """What was to be written is on disk."""
-        if self._fresh:
-            self._fresh = False
-            self._latest = journal_part(self.path, self._part), self._inode
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
@@ -234,32 +243,72 @@ class JournalWriter:
 
 
 def fence(path: Path) -> None:
-    """Put a copy in the place of a journal whose writer is given up and may not have ended: what it still writes goes
-    to a file without a name, so that all readers see what was there when it was given up. It begins no further part.
+    """Fence the journal of which ``path`` is a part: its writer is given up and may not have ended, and what it writes
+    from now on does not count. Of several fences the first holds.
+
+    Readers leave out further parts by themselves, as no writer is certain to see a fence in time: a network file system
+    may show it a folder as it was a minute ago. In the place of each part that counts comes a copy, so that what is
+    still written goes to a file without a name.
 
     Raises:
-        OSError: as the file system says; the journal is unchanged then.
+        OSError: as the file system says. What has been read of the journal still holds.
     """
-    write_atomically(path, path.read_bytes())
+    begun = journal_name(path)
+    assert begun is not None
+    path = journal_path(path.parent.parent, launch=begun.launch, island=begun.island, worker=begun.worker)
+    names = (journal_name(path.with_name(name)) for name in os.listdir(path.parent))
+    parts = [name.part for name in names if name is not None and name[:3] == begun[:3]]
+    marker = _fence_of(path)
+    end = b"%d\n" % (max(parts, default=-1) + 1)
+    try:
+        handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        if _end_of(marker) is None:  # its maker died before it could write the number
+            write_atomically(marker, end)
+    else:
+        with open(handle, "wb") as file:
+            file.write(end)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(marker.parent)
+    first = _end_of(marker)
+    for part in parts:
+        if first is None or part < first:
+            counting = journal_part(path, part)
+            write_atomically(counting, counting.read_bytes())
+
+
+def _fence_of(path: Path) -> Path:
+    """The file that fences the journal that began in ``path``."""
+    return path.with_suffix(".fenced")
+
+
+def _end_of(marker: Path) -> int | None:
+    """The first part that a fence excludes; None where its maker has not written it yet. OSError where it cannot be
+    read."""
+    with open(marker, "rb") as file:
+        data = file.read(16)
+    return int(data) if data.endswith(b"\n") and data[:-1].isdigit() else None
 
 
 def fence_launch(directory: Path, launch: int) -> None:
     """``fence`` all journals of a launch that may still run; OSError as of that."""
-    for path in journal_files(directory, launch):
+    journals = {(journal_name(path) or ())[:3]: path for path in journal_files(directory, launch)}
+    for path in journals.values():
         fence(path)
 
 
 def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:
-    """What a worker of a launch at work has written, which writes no more, or is ``given_up`` and fenced.
+    """What a worker of a launch at work has written. ``given_up``: it may still write, so that it is fenced first.
 
     Raises:
         OSError: it cannot be read, or be fenced, for now; or the campaign's journals are not there.
         CampaignError: as of :func:`read_file`.
     """
     with at_work(directory):
+        if given_up:
+            fence(journal_path(directory, launch=launch, island=island, worker=worker))
         paths = worker_journals(directory, launch=launch, island=island, worker=worker)
-        for path in paths if given_up else ():
-            fence(path)
         return [record for path in paths for record in read_file(path)]
 
 

@@ -21,7 +21,14 @@ from hpo.journal import directory as directories
 from hpo.journal import lock as locks
 from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import LONGEST_LINE, JournalName, journal_files, journal_name, read_file
+from hpo.journal.files import (
+    LONGEST_LINE,
+    JournalName,
+    excluded_parts,
+    journal_files,
+    journal_name,
+    read_file,
+)
 from hpo.journal.records import (
     VERSION,
     Finished,
@@ -216,6 +223,8 @@ class _Inspection:
                 steps.begin(f"checking {journal.path.name}")
                 self._read(journal)
         self._say_misfits()
+        for path in excluded_parts(directory):
+            self._say(NOTE, path, "begun after its worker had been given up, so that it does not count")
         report = self.report
         report.journals = len(self.journals)
         report.launches = len({journal.name.launch for journal in self.journals})

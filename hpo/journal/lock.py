@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -47,8 +47,12 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: str | None = None
     """Token of the ``hpo run`` that started the launch of this process and watches it; None without one."""
     contested: bool = False
-    """Whether it took the lock over from a holder on another machine, which was silent and may not be dead, and no
-    launch has put that on record yet."""
+    """Whether ranks of the launch that held the lock before may still run, and no launch has put that on record yet."""
+    ranks: tuple[tuple[_Pid, int | None], ...] | None = None
+    """The other processes that may evaluate for its launch, each as ``pid`` and ``process_started``, where all are on
+    its machine; None where some are not, or that is not known."""
+    over: bool = False
+    """Whether it has ended, and leaves the lock for the next launch to know that some of ``ranks`` may not have."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
@@ -77,6 +81,8 @@ def _read_lock(path: Path, machine: Machine) -> _Found | None:
     except OSError as error:
         raise unwritable(path.parent, error) from error
     holder = _decoded(data)
+    if holder is not None and holder.over:
+        return _Found(holder, mtime_ns, local=holder.machine == machine.identity, alive=False, data=data)
     if holder is not None and holder.machine == machine.identity:
         alive = machine.is_running(holder.pid, holder.process_started)
         return _Found(holder, mtime_ns, local=True, alive=alive, data=data)
@@ -135,6 +141,8 @@ class Lock:
         self._refreshed = machine.monotonic()
         self._refreshing = False
         self._lost: LockLost | None = None
+        self.all_ended = False
+        """Whether nothing is left at work for its launch, although some of its ranks may still run."""
 
     def __enter__(self) -> Lock:
         self.heartbeat.start()
@@ -148,20 +156,43 @@ class Lock:
 
     @property
     def contested(self) -> bool:
-        """As of ``Holder``."""
+        """Whether ranks of the launch that held the lock before may still run (see ``Holder``)."""
         return self.holder.contested
 
     def settle(self) -> None:
         """It is on record that the lock was contested: whoever has it next need not know."""
-        if not self.contested:
+        if self.contested:
+            with suppress(OSError):  # the next will see to it once more
+                self._rewrite(msgspec.structs.replace(self.holder, contested=False))
+
+    def name_ranks(self, processes: Iterable[tuple[str, int]]) -> None:
+        """Put the other processes of the launch into the lock before any of them begins to evaluate, so that whoever
+        takes the lock over can see whether they have ended. ``processes``: identity of the machine and pid of each.
+
+        Raises:
+            CampaignError: the lock cannot be written.
+            LockLost: another campaign has taken it.
+        """
+        named = [*processes]
+        here = all(identity == self.holder.machine for identity, _ in named)
+        ranks = tuple((pid, self._machine.process_started(pid)) for _, pid in named) if here else None
+        if ranks == self.holder.ranks:
             return
-        settled = msgspec.structs.replace(self.holder, contested=False)
-        with suppress(OSError):  # the next will see to it once more
-            named = _decoded(self.path.read_bytes())
-            if named is not None and named.token == self.holder.token:
-                write_atomically(self.path, _encoded(settled))
-                self._machine.touch(self.path)
-                self.holder = settled
+        try:
+            if not self._rewrite(msgspec.structs.replace(self.holder, ranks=ranks)):
+                raise self._taken("")
+        except OSError as error:
+            raise unwritable(self.path.parent, error) from error
+
+    def _rewrite(self, holder: Holder) -> bool:
+        """Change what the lock says of this holder; False where it is another's. OSError as the file system says."""
+        named = _decoded(self.path.read_bytes())
+        if named is None or named.token != self.holder.token:
+            return False
+        write_atomically(self.path, _encoded(holder))
+        self._machine.touch(self.path)
+        self.holder = holder
+        return True
 
     def refresh(self) -> None:
         """Show other machines that the holder lives, at least every few seconds; ``check`` says what came of it.
@@ -226,18 +257,20 @@ class Lock:
 
     def release(self) -> None:
         """Let others in; a lock that was taken away is left to its new holder, and one that cannot be removed gets
-        stale. One that was contested and is not settled is put back as it was found: who takes it over next has to
-        know."""
+        stale. Who takes it over next has to know where ranks may still run: a lock that was contested and is not
+        settled is put back as it was found, and one whose own ranks may still be at work stays, marked as over."""
         with suppress(OSError):
             named = _decoded(self.path.read_bytes())
             if named is None or named.token != self.holder.token:
                 return
             former = self._former if self.contested else None
-            if former is None:
+            if former is not None:
+                write_atomically(self.path, former.data)
+                os.utime(self.path, ns=(former.mtime_ns, former.mtime_ns))
+            elif self.all_ended or self.holder.ranks == ():
                 self.path.unlink()
-                return
-            write_atomically(self.path, former.data)
-            os.utime(self.path, ns=(former.mtime_ns, former.mtime_ns))
+            else:
+                self._rewrite(msgspec.structs.replace(self.holder, over=True))
 
 
 def acquire(
@@ -273,6 +306,7 @@ def acquire(
         time=machine.time(),
         token=uuid.uuid4().hex,
         supervisor=supervisor,
+        ranks=(),
     )
     watch = _Watch(machine)
     turns, said = 0, False
@@ -289,8 +323,7 @@ def acquire(
             refreshed = watch.refreshed(found)
             if not found.alive or watch.stale or _same_supervisor(found.holder, mine):
                 turns += 1
-                contested = not found.local or (found.holder is not None and found.holder.contested)
-                taken = msgspec.structs.replace(mine, contested=contested)
+                taken = msgspec.structs.replace(mine, contested=_may_run(found, machine))
                 if _take_over(path, found, _encoded(taken), machine):
                     return Lock(path, taken, machine=machine, former=found)
             elif waiting is None or found.local or refreshed:
@@ -333,6 +366,14 @@ class _Watch:
 
 def _same_supervisor(former: Holder | None, mine: Holder) -> bool:
     return former is not None and mine.supervisor is not None and former.supervisor == mine.supervisor
+
+
+def _may_run(found: _Found, machine: Machine) -> bool:
+    """Whether ranks of the launch that held this lock may still run: always, unless it is seen that none does."""
+    former = found.holder
+    if former is None or former.contested or former.ranks is None or not found.local or found.alive:
+        return True
+    return any(machine.is_running(pid, started) for pid, started in former.ranks)
 
 
 def _encoded(holder: Holder) -> bytes:

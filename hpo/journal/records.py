@@ -79,7 +79,7 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
 class Launched(Record, kw_only=True):
     """What a launch was started with. ``workers``: of all islands together; ``reference``: by objective; ``code``: the
     hash of the task's code (``hpo.task.code_version``), "" where it could not be read; ``contested``: it took the lock
-    over from a launch that was silent, and may have gone on."""
+    over from a launch of which ranks may have gone on."""
 
     evaluations: int | None
     deadline_s: float | None
@@ -242,12 +242,13 @@ class Storage(Record, kw_only=True):
 
 
 class Left(Record, kw_only=True):
-    """A worker takes no more part in this launch."""
+    """A worker takes no more part in this launch. ``may_run``: a rank of it counts as dead and may go on."""
 
     island: Index
     worker: Index
     reason: str
     time: float
+    may_run: bool = False
 
 
 class Stopping(Record, kw_only=True):

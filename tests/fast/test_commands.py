@@ -759,6 +759,53 @@ def test_stop_between_launches_is_kept_where_the_campaign_may_come_back(
     assert stop_pending(run) == comes_back and waiting(run) == comes_back
 
 
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM])
+def test_applied_commands_that_cannot_be_removed_are_in_nobodys_way(
+    run: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """As in a commands/ of another user."""
+    for number in range(120):
+        (run / "commands").mkdir(exist_ok=True)
+        path = run / "commands" / f"{number:020d}-{number:016x}.json"
+        path.write_bytes(b'{"name":"pause","time":1,"by":"me"}')
+    launched(run, *(command(number, Pause(**ASKED)) for number in range(120)))
+    assert waiting(run) == 0
+    stop = give(run, Stop(**ASKED))
+    assert waiting(run) == 1 and stop_pending(run)
+    inbox = Inbox(run, applied={f"{number:020d}-{number:016x}" for number in range(120)})
+    found = inbox.look().requests
+    assert found[0] == (stop, Stop(**ASKED)) and len(found) == 101
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(error, os.strerror(error), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        for identity, request in found:
+            inbox.finish(identity, request)
+        assert inbox.stuck is not None and len(inbox.look().requests) == 20
+
+
+def test_a_command_whose_record_was_given_up_is_applied_by_the_next_launch_once() -> None:
+    steered = Steered(evaluations=40)
+
+    def give_up(simulation: Simulation) -> None:
+        def fail() -> None:
+            if 3.0 <= simulation.time < 3.5:
+                raise OSError(errno.EIO, "Input/output error", "journal")
+
+        journal = simulation.journals[0]
+        journal.disturb = fail
+        simulation.at(3.3, journal.discard)
+        simulation.at(4.0, simulation.coordinator.look_at_commands)
+
+    steered.launch((3.2, Pause(**ASKED)), kills=[(6.0, 0)], prepare=give_up)
+    assert not applied(steered.records) and steered.inbox.has(Pause)
+    steered.launch((8.0, Unpause(**ASKED)))
+    assert [record.name for record in applied(steered.records)] == ["pause", "unpause"]
+    assert not steered.inbox.requests
+
+
 # --- what is shown --------------------------------------------------------------------------------------------------
 
 

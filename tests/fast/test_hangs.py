@@ -27,7 +27,15 @@ from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
 from hpo.islands.resume.dead_leader import DeadLeaderRecord
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.files import JournalWriter, fence, fence_launch, read_file
+from hpo.journal.files import (
+    JournalWriter,
+    excluded_parts,
+    fence,
+    fence_launch,
+    journal_files,
+    journal_part,
+    read_file,
+)
 from hpo.journal.records import Finished, Header, Stopping
 from hpo.search.protocols import Candidate
 
@@ -201,15 +209,18 @@ def test_a_short_pause_costs_nothing() -> None:
     assert len(finished(simulation)) == settings["evaluations"] and not simulation.coordinator.dead
 
 
-@pytest.mark.parametrize("hung", [set(), {1}, {2}, {1, 2}], ids=str)
-def test_what_a_worker_with_a_hung_rank_held_is_contested(hung: set[int]) -> None:
-    workers = WorkerRegistry(Layout.plan(ranks=4, islands=1, ranks_per_worker=2).workers)
-    workers.hung |= hung
+@pytest.mark.parametrize("seen_to_have_ended", [set(), {1}, {2}, {1, 2}], ids=str)
+def test_what_a_worker_held_is_contested_unless_its_dead_rank_is_seen_to_have_ended(
+    seen_to_have_ended: set[int],
+) -> None:
+    places = Layout.plan(ranks=4, islands=1, ranks_per_worker=2).workers
+    workers = WorkerRegistry(places, ended=seen_to_have_ended.__contains__)
     for broken in [workers.handle_rank_deaths({rank}) and workers._broken[-1] for rank in (1, 2)]:
         broken.held.append(Assignment(params={}, key="", operator=""))
         broken.open = False
         broken.waiting.clear()
-    assert [one.contested for one in workers.released()] == [1 in hung, 2 in hung]
+    contested = [one.contested for one in workers.released()]
+    assert contested == [1 not in seen_to_have_ended, 2 not in seen_to_have_ended]
 
 
 class Nowhere:
@@ -295,7 +306,7 @@ def test_what_the_writer_of_a_fenced_journal_writes_is_not_read(tmp_path: Path) 
         writer.append(Stopping(reason="after", time=time.time()))
         writer.commit()
     assert [record.reason for record in read_file(path) if isinstance(record, Stopping)] == ["before"]
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert journal_files(tmp_path) == [path]
 
 
 def test_the_writer_of_a_fenced_journal_begins_no_further_part(
@@ -318,5 +329,27 @@ def test_the_writer_of_a_fenced_journal_begins_no_further_part(
     with pytest.raises(OSError, match="has fenced this journal"):
         writer.commit()
     writer.discard()
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert journal_files(tmp_path) == [path] and not excluded_parts(tmp_path)
     assert [one.reason for one in read_file(path) if isinstance(one, Stopping)] == ["before"]
+
+
+@pytest.mark.parametrize("begun_before", [0, 1, 2])
+def test_what_a_writer_begins_behind_the_first_fence_never_counts(tmp_path: Path, begun_before: int) -> None:
+    """Also where the writer cannot see the fence, and where more fences follow, one of which was left half made."""
+    path = tmp_path / "journal" / "0001-i000-w0001.jsonl"
+    path.parent.mkdir()
+
+    def begin(part: int) -> None:
+        journal_part(path, part).write_bytes(
+            encode(Header(version=1, launch=1, island=0, worker=1, time=1.0))
+        )
+
+    for part in range(begun_before):
+        begin(part)
+    path.with_suffix(".fenced").touch()
+    fence(path)
+    journal_part(path, begun_before).touch()
+    fence(path)
+    fence_launch(tmp_path, 1)
+    assert journal_files(tmp_path) == [journal_part(path, part) for part in range(begun_before)]
+    assert excluded_parts(tmp_path) == [journal_part(path, begun_before)]

@@ -417,6 +417,38 @@ def test_that_a_silent_launch_may_go_on_is_known_until_it_is_on_record(tmp_path:
     assert not acquire(tmp_path).contested
 
 
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize(
+    ("others", "contested"),
+    [([], False), ([("here", 9)], False), ([("here", 8)], True), ([("here", 9), ("elsewhere", 9)], True)],
+)
+def test_a_lock_is_contested_unless_all_ranks_of_its_launch_are_seen_to_have_ended(
+    tmp_path: Path, others: list[tuple[str, int]], contested: bool, released: bool
+) -> None:
+    """Wherever rank 0 ran: of two hosts one may be silent. ``released``: rank 0 ended, and could not say of all."""
+
+    class Host(machine.Machine):
+        identity = "here"
+        running: frozenset[int] = frozenset({7, 8})
+        pid = 7
+
+        def is_running(self, pid: int, started: int | None) -> bool:
+            return pid in self.running
+
+    host = Host()
+    first = acquire(tmp_path, supervisor="one", machine=host)
+    first.name_ranks(others)
+    if released:
+        first.release()
+    host.running = frozenset({8})
+    second = acquire(tmp_path, supervisor="one", machine=host)
+    assert second.contested == contested
+    second.settle()
+    second.all_ended = True
+    second.release()
+    assert not (tmp_path / "lock").exists()
+
+
 def test_a_silence_counts_from_when_the_last_call_began(tmp_path: Path, clock: Clock) -> None:
     """The server may have stamped the lock then, and answered late."""
 

@@ -37,6 +37,7 @@ def begun(
         evaluation=EvaluationSettings(**evaluation),
         seconds=lambda: 1.0,
         skews=[0.0] * (workers * size),
+        hosts=["n1"] * (workers * size),
         fates=changes.pop("fates", Fates.none()),
         latency_s=0.001,
         tolerant=True,

@@ -123,7 +123,7 @@ def leader(made: Assembly, island: int = 0) -> Any:
 def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
     """The recorder in place of the coordinator."""
     start = Start(1, Surroundings(("here",), 0, 1, 1), 0, [], [], [], {})
-    return made.coordinator(start, earlier or ResumeState(), [GIVEN], [])
+    return made.coordinator(start, earlier or ResumeState(), [GIVEN], [], lambda rank: False)
 
 
 def test_a_kind_that_models_one_objective_says_so(tmp_path: Path) -> None:

@@ -128,21 +128,26 @@ class _DiscardingJournal(MemoryJournal):
 
 
 class MemoryInbox:
-    """Commands that were given, by id, and have not been applied."""
+    """Commands that were given, by id, and have not been applied. ``given``: the ids of all that nobody took back."""
 
-    error = None
+    error = stuck = None
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
+        self.given: set[str] = set()
         self._number = 0
 
     def give(self, request: Request) -> None:
         self._number += 1
-        self.requests[f"{self._number:020d}-{0:016x}"] = request
+        identity = f"{self._number:020d}-{0:016x}"
+        self.requests[identity] = request
+        self.given.add(identity)
 
     def forget(self, kind: type[Request]) -> None:
         """Take those back that wait."""
-        self.requests = {one: request for one, request in self.requests.items() if type(request) is not kind}
+        for identity in [one for one, request in self.requests.items() if type(request) is kind]:
+            del self.requests[identity]
+            self.given.remove(identity)
 
     def has(self, kind: type[Request]) -> bool:
         """Whether any of them waits."""
@@ -410,6 +415,8 @@ class Simulation:
         self.stalled: dict[int, float] = {}
         """By rank, until when it does nothing."""
         self.dead: set[int] = set()
+        self._cut: set[int] = set()
+        """Ranks that MPI reports dead and that run on."""
         self._hung: dict[int, list[tuple[int, Message | None]]] = {}
         """By rank that hangs, what has come for it."""
         self._ignored: set[tuple[int, int]] = set()
@@ -483,7 +490,7 @@ class Simulation:
             kept = [one for place, one in enumerate(only) if one not in only[:place]]
             parts = [distinct[kept.index(one)] for one in only]
         listed = {id(part): unseen(part) for part in parts}
-        self._registry = registry = WorkerRegistry(layout.workers)
+        self._registry = registry = WorkerRegistry(layout.workers, ended=self.dead.__contains__)
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
             registry=registry,
@@ -589,6 +596,16 @@ class Simulation:
         heapq.heapify(self._events)
         self.at(self.time + told_after, self._tell_of_deaths)
 
+    def cut(self, rank: int) -> None:
+        """``rank`` is reported dead, as where its connections broke, and runs on by itself: it commits what it ends."""
+        if rank == 0:
+            raise ValueError("of the silence of rank 0 the launcher makes its death: kill(0)")
+        if rank not in self.dead:
+            self._cut.add(rank)
+            self._ignored.update(pair for one in range(self.ranks) for pair in ((rank, one), (one, rank)))
+            self._ignored.remove((rank, rank))
+            self.at(self.time + 0.05, self._tell_of_deaths)
+
     def _step_when_due(self) -> None:
         """Have the coordinator step as long as it waits for journals that cannot be read."""
         if 0 not in self.dead and self.coordinator.end is None:
@@ -634,12 +651,12 @@ class Simulation:
 
     def _tell_of_deaths(self) -> None:
         if 0 not in self.dead:
-            self.coordinator.handle_rank_deaths(self.dead)
+            self.coordinator.handle_rank_deaths(self.dead | self._cut)
             self._step_when_due()
             return
         self._orphaned = True
         for leader in self.leaders:
-            if leader.place.leader not in self.dead and leader.place.leader not in self._hung:
+            if leader.place.leader not in self.dead | self._cut and leader.place.leader not in self._hung:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
@@ -653,7 +670,7 @@ class Simulation:
         self.unread.add(place.leader)
         self.journals[place.leader].unreadable()
         self.unread.remove(place.leader)
-        self.journals[place.leader].fenced = place.leader in self._registry.hung
+        self.journals[place.leader].fenced |= self._registry.may_run([place.leader])
         return dead_leader_record(
             self.journals[place.leader].committed,
             space=self.space,
@@ -695,7 +712,7 @@ class Simulation:
             if destination in self._hung and not callable(message):
                 self._hung[destination].append((source, message))
                 continue
-            if (source, destination) in self._ignored:
+            if (source, destination) in self._ignored and not callable(message):
                 continue
             if self.stalled and not callable(message) and self.stalled.get(destination, 0.0) > self.time:
                 self._count += 1
@@ -734,7 +751,7 @@ class Simulation:
                     ended.add(destination)
         if self._orphaned:
             return None
-        dead |= self._registry.hung | set(self._hung)
+        dead |= self._registry.hung | set(self._hung) | self._cut
         alive = {leader.place.leader for leader in leaders} - dead
         if not alive <= ended:
             raise RuntimeError(

@@ -135,7 +135,12 @@ def disturb(simulation: Simulation, rng: random.Random, workers: int) -> float:
         for rank in victims:
             when = moment if rng.random() < 0.3 else rng.uniform(0, 8)
             told_after = rng.choice([0.0, 0.05, 1.0])
-            simulation.at(when, lambda rank=rank, after=told_after: simulation.kill(rank, told_after=after))
+            if rank and rng.random() < 0.2:
+                simulation.at(when, lambda rank=rank: simulation.cut(rank))
+            else:
+                simulation.at(
+                    when, lambda rank=rank, after=told_after: simulation.kill(rank, told_after=after)
+                )
     if rng.random() < 0.3:
         rank, urgent = rng.randrange(workers), rng.random() < 0.3
         request = encode(StopRequest("stopped", urgent))

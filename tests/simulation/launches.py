@@ -7,7 +7,7 @@ Here a rank is what it is under MPI. Only network, clocks, evaluators and journa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.lock import REFRESH_S, Lock
-from hpo.journal.records import Launched, Record, Reopened
+from hpo.journal.records import Launched, Left, Record, Reopened
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.space.space import SearchSpace
 from simulation import MemoryJournal, leader_settings
@@ -44,13 +44,15 @@ from simulation.world import EPOCH_S, World
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
     """``seconds``: how long the next evaluation takes; ``skews``: by rank, seconds that its host's clock is ahead;
-    ``tolerant``: the others survive the death of a rank; ``migration``, ``copy``: as of ``MigrationSettings``."""
+    ``hosts``: by rank, its host; ``tolerant``: the others survive the death of a rank; ``migration``, ``copy``: as of
+    ``MigrationSettings``."""
 
     layout: Layout
     evaluations: int
     evaluation: EvaluationSettings
     seconds: Callable[[], float]
     skews: Sequence[float]
+    hosts: Sequence[str]
     fates: Fates
     latency_s: float
     tolerant: bool
@@ -81,7 +83,7 @@ class SimulatedLaunch:
         self._lock = lock
         self._layout = layout = settings.layout
         self._groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-        self._registry = WorkerRegistry(layout.workers)
+        self._registry = WorkerRegistry(layout.workers, ended=self._is_seen_to_have_ended)
         self._tolerant = settings.tolerant
         self._last: dict[tuple[int, int], float] = {}
         self._cut: dict[tuple[int, int], float] = {}
@@ -95,7 +97,10 @@ class SimulatedLaunch:
         """Whether rank 0 gave up because another launch may have taken its lock."""
         for rank, skew in zip(self.ranks, settings.skews):
             rank.transport.skew_s = EPOCH_S + skew
-        starts = start_messages(layout, earlier, number, [f"n{rank}" for rank in range(self.size)])
+        self._lock.name_ranks(
+            (host, rank.pid) for host, rank in zip(settings.hosts[1:], self.ranks[1:], strict=True)
+        )
+        starts = start_messages(layout, earlier, number, settings.hosts)
         own = RankRoles(members=(), leader=None, non_leader=None, filenos=list)
         for place in layout.workers:
             self.ranks[place.leader].journal = MemoryJournal()
@@ -220,6 +225,19 @@ class SimulatedLaunch:
             with suppress(OSError):
                 journal.commit()
 
+        def worker_left(place: WorkerPlacement, reason: str) -> None:
+            journal.append(
+                Left(
+                    island=place.island,
+                    worker=place.worker,
+                    reason=reason,
+                    time=transport.now(),
+                    may_run=self._registry.may_run(place.ranks),
+                )
+            )
+            with suppress(OSError):
+                journal.commit()
+
         return Coordinator(
             transport=transport,
             registry=self._registry,
@@ -240,6 +258,7 @@ class SimulatedLaunch:
             ),
             timed=True,
             reopened=reopened,
+            worker_left=worker_left,
         )
 
     def _record_start(self, earlier: ResumeState) -> None:
@@ -262,7 +281,7 @@ class SimulatedLaunch:
         unread, self.unread = self.unread, True
         journal.unreadable()
         self.unread = unread
-        journal.fenced |= place.leader in self._registry.hung
+        journal.fenced |= self._registry.may_run([place.leader])
         return dead_leader_record(
             journal.committed, space=self._space, islands=self._layout.islands, losses=_losses
         )
@@ -325,6 +344,31 @@ class SimulatedLaunch:
                 heard = partial(self._hear_of_death, one, victim)
                 self.world.at(now + told_after * rng.uniform(1.0, 3.0), heard)
 
+    def cut(self, victim: int, *, told_after: float = 0.05) -> None:
+        """Rank ``victim`` loses its network and is reported dead to the others. It runs on until it misses rank 0."""
+        if victim == 0 or not self._tolerant or self.ranks[victim].over:
+            self.kill(victim, told_after=told_after)
+            return
+        self._isolate({victim})
+        for one in self.ranks:
+            if one.number != victim and not one.over:
+                heard = partial(self._hear_of_death, one, victim)
+                self.world.at(self.world.time + told_after * self.world.rng.uniform(1.0, 3.0), heard)
+
+    def _isolate(self, ranks: Collection[int]) -> None:
+        """Nothing goes between ``ranks`` and the others any more, whom they miss after a while: also those that rank 0
+        has not said anything to yet, which MPI or mpirun's daemons end."""
+        now, others = self.world.time, set(range(self.size)).difference(ranks)
+
+        def miss(rank: Rank) -> None:
+            rank.transport.abandon(others)
+            rank.wake_soon()
+
+        for one in ranks:
+            for other in others:
+                self._cut[one, other] = self._cut[other, one] = now
+            self.world.at(now + self._settings.evaluation.hang_timeout_s, partial(miss, self.ranks[one]))
+
     @staticmethod
     def _hear_of_death(rank: Rank, victim: int) -> None:
         rank.transport.abandon([victim])
@@ -332,9 +376,16 @@ class SimulatedLaunch:
 
     def kill_all(self) -> None:
         """mpirun and all ranks are killed."""
+        self.end_of_mpirun(())
+
+    def end_of_mpirun(self, silent: Collection[str]) -> None:
+        """mpirun and all ranks are killed, but for those on ``silent`` hosts: nothing reaches these any more, and they
+        run on until they miss rank 0."""
         self._tolerant = True
-        for rank in self.ranks:
-            self.kill(rank.number)
+        left = [one.number for one in self.ranks if self._settings.hosts[one.number] in silent]
+        self._isolate(left)
+        for rank in set(range(self.size)).difference(left):
+            self.kill(rank)
 
     def lost_lock(self) -> None:
         """Rank 0 gives up because another launch may have taken its lock."""
@@ -343,7 +394,12 @@ class SimulatedLaunch:
     def exited(self, rank: Rank) -> None:
         """The process of ``rank`` has ended."""
         if rank.number == 0 and not rank.dead:
+            self._lock.all_ended = self.coordinator.all_ended
             self._lock.release()
+
+    def _is_seen_to_have_ended(self, rank: int) -> bool:
+        hosts = self._settings.hosts
+        return hosts[rank] == hosts[0] and self.ranks[rank].over
 
     @property
     def settled(self) -> bool:

@@ -12,7 +12,7 @@ from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.storage import StorageWait
 from simulation import MemoryJournal
 from simulation.evaluators import SimulatedEvaluator
-from simulation.world import EPOCH_S, World
+from simulation.world import EPOCH_S, SimulatedMachine, World
 
 ABORT = b"\0"
 """A message that ends who receives it, as that of ``MpiTransport.abort``."""
@@ -106,6 +106,7 @@ class Rank:
         """Its process has ended."""
         self.dead = False
         """It was killed."""
+        self.pid = next(SimulatedMachine.numbers)
         self.stalled = -math.inf
         """Until when it is in a system call."""
         self._due = math.inf

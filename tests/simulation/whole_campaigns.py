@@ -25,6 +25,7 @@ from simulation.world import SimulatedMachine, World
 _LAUNCHES = 8
 _HOSTS = ("n1", "n2")
 """Where rank 0 of a launch may run."""
+_OTHER_HOSTS = ("n3", "n4")
 
 
 def run_whole(seed: int) -> None:
@@ -45,7 +46,7 @@ class Campaign:
         self._launches: list[SimulatedLaunch] = []
         self._server_skew_s = self._rng.choice([0.0, -7200.0, 7200.0])
         self._running: dict[int, Rank] = {}
-        """By process number, rank 0 of each launch."""
+        """By process number, the ranks of all launches."""
         self._unsure = False
         self._overlaps = False
         """Whether the last launch is silent while it is at work, and the next one does not wait for its end."""
@@ -78,6 +79,7 @@ class Campaign:
         launch = self._begin(number, alone, lock, mean_s)
         lock.settle()
         self._running[machine.pid] = launch.ranks[0]
+        self._running |= {rank.pid: rank for rank in launch.ranks[1:]}
         until = math.inf
         if not alone:
             # About how long it lasts.
@@ -137,17 +139,19 @@ class Campaign:
         )
         waits = self._overlaps or rng.random() < 0.5
         former = self._launches[-1] if self._launches else None
+        silent = [host for host in _OTHER_HOSTS if rng.random() < 0.2]
         for attempt in range(8):
-            if former is not None and (not waits or attempt > 4):
-                former.kill_all()
+            if former is not None and (not waits or attempt > 4 or former.ranks[0].over):
+                # mpirun has ended what was left of it, as far as that answers.
+                if silent:
+                    former.end_of_mpirun(silent)
+                else:
+                    former.kill_all()
             try:
                 lock = acquire(self._directory, waiting=lambda sentence: None, machine=machine)
             except CampaignError:
                 world.sleep(rng.uniform(1.0, 60.0))
                 continue
-            if former is not None and former.ranks[0].over:
-                # mpirun has ended what was left of it.
-                former.kill_all()
             return lock, machine
         raise AssertionError("no launch can begin")
 
@@ -164,6 +168,8 @@ class Campaign:
         if lock.contested:
             earlier.contest()
         spread = rng.choice([0.0, 1.0, 3600.0])
+        # Workers beside rank 0, or all over.
+        hosts = [lock.holder.host, *([] if rng.random() < 0.5 else _OTHER_HOSTS)]
         settings = LaunchSettings(
             layout=Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker),
             evaluations=self._budget,
@@ -177,6 +183,7 @@ class Campaign:
             ),
             seconds=lambda: min(5 * mean_s, mean_s * world.rng.lognormvariate(0, 1)),
             skews=[rng.uniform(-spread, spread) for _ in range(ranks)],
+            hosts=[hosts[rank // ranks_per_worker % len(hosts)] for rank in range(ranks)],
             fates=Fates.none() if alone else Fates(hangs=rng.choice([0.0, 0.0, 0.02])),
             latency_s=rng.choice([0.0005, 0.05, 0.2]),
             tolerant=rng.random() < 0.8,
@@ -195,8 +202,8 @@ def records_of(launches: list[SimulatedLaunch]) -> list[Record]:
 
 
 def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random, span_s: float) -> None:
-    """Within ``span_s`` seconds deaths and hangs of leading and other ranks and of rank 0, signals, storage that fails
-    or is slow."""
+    """Within ``span_s`` seconds deaths, real and merely reported, and hangs of leading and other ranks and of rank 0,
+    signals, storage that fails or is slow."""
     world, ranks = launch.world, launch.size
     now = world.time
 
@@ -209,7 +216,8 @@ def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Rand
     moment = rng.uniform(0, span_s)
     for rank in victims(0.4):
         when = now + (moment if rng.random() < 0.3 else rng.uniform(0, span_s))
-        world.at(when, partial(launch.kill, rank, told_after=rng.choice([0.0, 0.05, 1.0])))
+        end = launch.cut if rng.random() < 0.3 else launch.kill
+        world.at(when, partial(end, rank, told_after=rng.choice([0.0, 0.05, 1.0])))
     for rank in victims(0.4):
         when = now + rng.uniform(0, span_s)
         world.at(when, launch.ranks[rank].stop)

@@ -73,7 +73,8 @@ class SimulatedMachine(Machine):
     """A host whose clock is ``skew_s`` ahead, with a directory on a file server whose clock is ``server_skew_s`` ahead.
     ``unreachable``: called before each use of the server's files, which fails where it raises an OSError."""
 
-    _numbers = itertools.count(1)
+    numbers = itertools.count(1)
+    """Of processes."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class SimulatedMachine(Machine):
         self._skew_s = skew_s
         self._server_skew_s = server_skew_s
         self._runs = runs
-        self._pid = next(self._numbers)
+        self._pid = next(self.numbers)
         self.unreachable: Callable[[], object] = lambda: None
 
     @property

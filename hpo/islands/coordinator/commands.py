@@ -34,6 +34,8 @@ class Inbox(Protocol):
 
     @property
     def error(self) -> OSError | None: ...
+    @property
+    def stuck(self) -> OSError | None: ...
     def look(self) -> Look: ...
     def set_aside(self, name: str) -> None: ...
     def finish(self, identity: str, request: Request) -> None: ...
@@ -42,6 +44,8 @@ class Inbox(Protocol):
 class Journal(Protocol):
     """Where they are put on record: rank 0's journal."""
 
+    @property
+    def discarded(self) -> bool: ...
     def append(self, record: Record) -> None: ...
     def commit(self) -> None: ...
 
@@ -93,6 +97,7 @@ class Commands:
         self._failures = failures
         self._now = now
         self._unread: OSError | None = None
+        self._said_stuck = False
         self._handlers: dict[type[Request], Callable[[Any, Target], str]] = {
             Stop: self._stop,
             Pause: self._pause,
@@ -125,15 +130,22 @@ class Commands:
             for identity, request in found:
                 if identity in self.standing.applied:
                     self._inbox.finish(identity, request)
+        if self._inbox.stuck is not None and not self._said_stuck:
+            self._said_stuck = True
+            target.remarks.append(
+                f"commands/ cannot be cleared ({self._inbox.stuck.strerror}): what was applied stays there, does no "
+                "harm, and may be removed by whoever may write that folder"
+            )
         return any_new
 
     def _recorded(self) -> bool:
-        """Whether all records are on disk; until then the files stay."""
+        """Whether all records are on disk; until then the files stay. Those of records that were given up with the
+        journal stay for the next launch, which sees what is on record."""
         try:
             self._journal.commit()
         except OSError:  # rank 0's leader, whose journal it is, tries again
             return False
-        return True
+        return not self._journal.discarded
 
     @property
     def error(self) -> OSError | None:

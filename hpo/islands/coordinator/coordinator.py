@@ -733,6 +733,11 @@ class Coordinator:
         return self._registry.dead
 
     @property
+    def all_ended(self) -> bool:
+        """Whether the launch is over and no rank can be at work for it any more."""
+        return self.end is not None and not self.running and not self._registry.may_run(self.dead)
+
+    @property
     def counts(self) -> Mapping[str, int]:
         return self.tally.counts
 

@@ -5,7 +5,7 @@ alone: no message is sent here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,16 +38,20 @@ class Broken:
 
 
 class WorkerRegistry:
-    """``places``: the workers at the start."""
+    """``places``: the workers at the start; ``ended``: whether the process of a rank is known to have ended. That MPI
+    reports a rank as dead is no proof of it: a broken connection is enough for that."""
 
-    def __init__(self, places: Iterable[WorkerPlacement]) -> None:
+    def __init__(
+        self, places: Iterable[WorkerPlacement], *, ended: Callable[[int], bool] = lambda rank: False
+    ) -> None:
         self.places = {place.leader: place for place in places}
         """The workers that are whole and can start evaluators, by their leaders."""
         self._benched: set[int] = set()
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
         self.dead: frozenset[int] = frozenset()
         self.hung: set[int] = set()
-        """Those of the dead that were given up, and may still run."""
+        """Those of the dead that were given up because they said nothing any more."""
+        self._ended = ended
         self._broken: list[Broken] = []
 
     def leaders(self, island: int) -> list[int]:
@@ -83,6 +87,10 @@ class WorkerRegistry:
             self._broken.append(Broken(place, set(place.ranks) - self.dead))
         return hit
 
+    def may_run(self, ranks: Iterable[int]) -> bool:
+        """Whether any of these that counts as dead may still be at work."""
+        return any(rank in self.dead and not self._ended(rank) for rank in ranks)
+
     @property
     def unaccounted(self) -> list[Broken]:
         """Broken workers whose leader is dead and did not say what it had begun."""
@@ -117,6 +125,6 @@ class WorkerRegistry:
         done = [broken for broken in self._broken if not broken.waiting and not broken.open]
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
         for broken in done:
-            for assignment in broken.held if not self.hung.isdisjoint(broken.place.ranks) else ():
+            for assignment in broken.held if self.may_run(broken.place.ranks) else ():
                 assignment.contested = True
         return [assignment for broken in done for assignment in broken.held]

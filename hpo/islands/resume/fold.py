@@ -244,7 +244,7 @@ class _Fold:
         self._moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
 
     def _on_left(self, record: Left) -> None:
-        if record.reason == HANGS:
+        if record.may_run or record.reason == HANGS:
             self._state.hung[record.island, record.worker] = self._launch
 
     def _on_reported(self, record: Reported) -> None:

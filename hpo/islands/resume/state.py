@@ -28,8 +28,9 @@ class Resting(NamedTuple):
 @dataclass
 class ResumeState:
     """``sequences``: by (island, worker) the number after the last on record; ``hung``: by (island, worker) the
-    launch that gave its ranks up as they hung, where nothing newer of it is on record; ``populations``: by island,
-    as of the end of the last launch; ``reports``: by island the latest intermediate results at rungs; ``resting``:
+    launch that gave its ranks up though they may run, where nothing newer of it is on record; ``populations``: by
+    island, as of the end of the last launch; ``reports``: by island the latest intermediate results at rungs;
+    ``resting``:
     pruned ones that have saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how
     many known points there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what
     those on record come to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the
