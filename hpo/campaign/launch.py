@@ -19,11 +19,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
+from hpo.campaign.beginning import finished
 from hpo.campaign.campaign import Campaign, held_back
 from hpo.campaign.greeting import greeting_s
 from hpo.campaign.painter import painted
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
+from hpo.cluster.folders import second_campaign
 from hpo.cluster.hosts import Fleet, Host
 from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
@@ -55,6 +57,7 @@ from hpo.journal.launches import (
     read_launch_patiently,
 )
 from hpo.journal.lock import STALE_S, acquire, last_refresh
+from hpo.terminal import write
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
@@ -108,6 +111,11 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
         if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, config.environment())):
             _say(idle)
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+    if (sentence := finished(campaign, file)) is not None:
+        _say(f"{sentence}.")
+        return 0
+    if (sentence := second_campaign(file, campaign.settings.directory)) is not None:
+        _say(f"{sentence}.")
     if ranks == 1 and listed is None:
         with painted(campaign.settings.directory):
             campaign.run(signals=signals)
@@ -610,4 +618,4 @@ def _ending(code: int | None) -> str:
 
 
 def _say(sentence: str) -> None:
-    print(f"hpo: {sentence}", file=sys.stderr, flush=True)
+    write(f"hpo: {sentence}", sys.stderr, flush=True)
