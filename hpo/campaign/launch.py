@@ -97,25 +97,15 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
             )
         return _as_rank(file, started_by_us=launcher.started_by_hpo)
     campaign = Campaign.from_file(file)
-    layout = campaign.settings.layout
-    listed = None if hostfile is None else hosts.read_hostfile(hostfile)
-    if ranks is None:
-        ranks = smallest(layout.islands, layout.ranks_per_worker)
-        hosts.check_room(
-            ranks,
-            f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
-            hosts.room(listed, config.environment()),
-            "Choose a smaller layout"
-            + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
-        )
-        if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, config.environment())):
-            _say(idle)
-    Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if (sentence := finished(campaign, file)) is not None:
         _say(f"{sentence}.")
         return 0
     if (sentence := second_campaign(file, campaign.settings.directory)) is not None:
         _say(f"{sentence}.")
+    layout = campaign.settings.layout
+    listed = None if hostfile is None else hosts.read_hostfile(hostfile)
+    ranks = _fewest_ranks(file, campaign.settings, listed) if ranks is None else ranks
+    Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if ranks == 1 and listed is None:
         with painted(campaign.settings.directory):
             campaign.run(signals=signals)
@@ -126,6 +116,22 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     with painted(campaign.settings.directory):
         rank = [sys.executable, "-m", "hpo", "run", str(file)]
         return Supervisor(rank, campaign.settings, ranks, mpirun, listed).run()
+
+
+def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
+    """The fewest ranks that fit the layout of ``file``; UsageError where the hosts have no room for them."""
+    layout = settings.layout
+    ranks = smallest(layout.islands, layout.ranks_per_worker)
+    hosts.check_room(
+        ranks,
+        f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
+        hosts.room(listed, config.environment()),
+        "Choose a smaller layout"
+        + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
+    )
+    if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, config.environment())):
+        _say(idle)
+    return ranks
 
 
 def idle_gpus(ranks: int, ranks_per_worker: int, environment: Mapping[str, str]) -> str | None:
