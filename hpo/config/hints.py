@@ -26,7 +26,10 @@ def written(text: str) -> object:
     """The value that ``text`` is in a campaign file; ``text`` itself where it is none there."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except (ValueError, RecursionError):  # also of a number too long for Python to read, and of nested brackets
+    except (
+        ValueError,
+        RecursionError,
+    ):  # also of a number too long for Python to read, and of nested brackets
         return text
 
 
