@@ -42,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
         self.error(unrecognized(unknown, self))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(
         prog="hpo",
         description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",

@@ -268,11 +268,6 @@ class Campaign:
         if problems:
             raise UsageError("\n".join(problems))
 
-    @property
-    def has_new_points(self) -> bool:
-        """Whether ``check`` has found known points that are not on record."""
-        return any(self._known)
-
     def _problems_of(self, island: int) -> dict[str, None]:
         """What does not suit the task in the settings of an island."""
         search = self.settings.search_of(island)
