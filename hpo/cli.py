@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpo import __version__, terminal
 from hpo.cluster.signals import Signals
-from hpo.errors import EXIT_RESUMABLE, HpoError
+from hpo.errors import EXIT_RESUMABLE, HpoError, UsageError
 from hpo.individual import CRASHED, FAILED, INVALID, TIMEOUT
 from hpo.spelling import suggestion, unrecognized
 from hpo.text import excerpt
@@ -42,14 +42,14 @@ class _Parser(argparse.ArgumentParser):
         self.error(unrecognized(unknown, self))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(
         prog="hpo",
         description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",
         epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def add(
         name: str, run: Callable[[argparse.Namespace], int], help: str, example: str
@@ -317,6 +317,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
+    if "run" not in options:
+        if unknown:
+            parser.refuse(unknown)
+        parser.print_help(sys.stderr)
+        return UsageError.exit_code
     if unknown and options.run is not _slurm:
         options.parser.refuse(unknown)
     options.unknown = unknown

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 _LISTED = 12
 
 
-def nearest(word: object, valid: Iterable[str]) -> str | None:
-    """The valid name that ``word`` was most likely meant to be; None when none is near."""
+def nearest(word: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The valid name that ``word`` was most likely meant to be; None when none is near. ``cutoff``: the least
+    similarity, from 0 to 1."""
     # Here, as every command imports this module and only one with a mistake needs it.
     from difflib import get_close_matches
 
     folded = {name.casefold(): name for name in reversed(list(valid))}
     text = (word if isinstance(word, str) else excerpt(word))[:MOST_SHOWN]
-    near = get_close_matches(text.casefold(), folded, n=3, cutoff=0.6)
+    near = get_close_matches(text.casefold(), folded, n=3, cutoff=cutoff)
     # Letters in the wrong order are the likelier mistake: "bset" is "best", although it holds the whole of "set".
     near.sort(key=lambda name: sorted(name) != sorted(text.casefold()))
     return folded[near[0]] if near else None

@@ -6,7 +6,7 @@ is dropped (dissertation, section 4.4.2, tables 4.1 and A.1).
     torchrun --nproc-per-node 8 -m search_spaces.imagenet_oialr --data DATA --network resnet-rs-101
 
 The source has no search on ImageNet: the ranges of schedule and cutoff are those of Table A.3, a search on CIFAR-10;
-frequency and delay reach further, so that Table A.1's point is inside.
+learning rate, frequency and delay reach further, so that Table A.1's point is inside and not at a border.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ if TYPE_CHECKING:
 EPOCHS, STEPS = 125, 125 * 1252
 """Of the source's run (1 281 167 images in batches of 1 024). What counts epochs or steps is a part of it."""
 
-_SCHEDULE = ("lr", "min_lr", "warmup_lr", "k_decay", "warmup_epochs")
+_SCHEDULE = ("min_lr", "warmup_lr", "k_decay", "warmup_epochs")
 _RANK = methods.parameters("oialr")
 
-space = hpo.SearchSpace({**{name: vit_oialr.space.parameters[name] for name in _SCHEDULE}, **_RANK})
+space = hpo.SearchSpace(
+    {
+        "lr": hpo.Float(5e-5, 1e-2, log=True),
+        **{name: vit_oialr.space.parameters[name] for name in _SCHEDULE},
+        **_RANK,
+    }
+)
 
 default: dict[str, Scalar] = {
     "lr": 1e-3,

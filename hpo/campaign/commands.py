@@ -29,6 +29,7 @@ from hpo.journal.files import journal_files, journal_name, last_launch
 from hpo.journal.launches import read_launch
 from hpo.journal.lock import holder
 from hpo.prior_results.points import read_points
+from hpo.results import overview
 from hpo.space.description import described_space
 from hpo.spelling import suggestion
 from hpo.text import excerpt
@@ -42,15 +43,18 @@ def stop(directory: Path) -> str:
     directories.read_identity(directory)
     if holder(directory) is not None:
         give(directory, Stop(**asked()))
-        return f"{directory}: asked to stop; running evaluations get their grace time to save. Resume with `hpo run`."
+        return (
+            f"{directory}: asked to stop; running evaluations get their grace time to save. Started again in the same "
+            "way, it goes on."
+        )
     last = read_launch(directory, last_launch(directory))
     if last is not None and last.end is not None and last.end[1] != EXIT_RESUMABLE:
         return f"{directory}: no campaign is running there, so there is nothing to stop."
     if not stop_pending(directory):
         give(directory, Stop(**asked()))
     return (
-        f"{directory}: no campaign is running there now. A job that Slurm starts again will end at once; `hpo run`, "
-        "given by a person, goes on."
+        f"{directory}: no campaign is running there now. A job that Slurm starts again will end at once; a start by a "
+        "person goes on."
     )
 
 
@@ -80,6 +84,13 @@ def drain(directory: Path, worker: str) -> str:
 def retry(directory: Path, status: str) -> str:
     """``status``: of the failures to evaluate again, or ALL."""
     statuses = RETRIED if status == ALL else (status,)
+    ended = overview.of(directory).evaluations
+    if not any(ended.get(one) for one in statuses):
+        others = [f"{ended[one]} {one} (--status {one})" for one in RETRIED if ended.get(one)]
+        return (
+            f"{directory}: no individual has ended as {' or '.join(statuses)}, so there is nothing to evaluate again. "
+            + (f"There are {', '.join(others)}." if others else "")
+        ).rstrip()
     return _given(
         directory,
         Retry(**asked(), statuses=statuses),  # type: ignore[arg-type]

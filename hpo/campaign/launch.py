@@ -20,11 +20,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
+from hpo.campaign.beginning import finished
 from hpo.campaign.campaign import Campaign, held_back
 from hpo.campaign.greeting import greeting_s
 from hpo.campaign.painter import painted
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
+from hpo.cluster.folders import second_campaign
 from hpo.cluster.hosts import Fleet, Host
 from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
@@ -56,6 +58,7 @@ from hpo.journal.launches import (
     read_launch_patiently,
 )
 from hpo.journal.lock import STALE_S, acquire, last_refresh
+from hpo.terminal import write
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
@@ -95,19 +98,14 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
             )
         return _as_rank(file, started_by_us=launcher.started_by_hpo)
     campaign = Campaign.from_file(file)
+    if (sentence := finished(campaign, file)) is not None:
+        _say(f"{sentence}.")
+        return 0
+    if (sentence := second_campaign(file, campaign.settings.directory)) is not None:
+        _say(f"{sentence}.")
     layout = campaign.settings.layout
     listed = None if hostfile is None else hosts.read_hostfile(hostfile)
-    if ranks is None:
-        ranks = smallest(layout.islands, layout.ranks_per_worker)
-        hosts.check_room(
-            ranks,
-            f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
-            hosts.room(listed, config.environment()),
-            "Choose a smaller layout"
-            + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
-        )
-        if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, config.environment())):
-            _say(idle)
+    ranks = _fewest_ranks(file, campaign.settings, listed) if ranks is None else ranks
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if ranks == 1 and listed is None:
         with painted(campaign.settings.directory):
@@ -119,6 +117,22 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     with painted(campaign.settings.directory):
         rank = [sys.executable, "-m", "hpo", "run", str(file)]
         return Supervisor(rank, campaign.settings, ranks, mpirun, listed).run()
+
+
+def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
+    """The fewest ranks that fit the layout of ``file``; UsageError where the hosts have no room for them."""
+    layout = settings.layout
+    ranks = smallest(layout.islands, layout.ranks_per_worker)
+    hosts.check_room(
+        ranks,
+        f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
+        hosts.room(listed, config.environment()),
+        "Choose a smaller layout"
+        + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
+    )
+    if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, config.environment())):
+        _say(idle)
+    return ranks
 
 
 def idle_gpus(ranks: int, ranks_per_worker: int, environment: Mapping[str, str]) -> str | None:
@@ -628,4 +642,4 @@ def _ending(code: int | None) -> str:
 
 
 def _say(sentence: str) -> None:
-    print(f"hpo: {sentence}", file=sys.stderr, flush=True)
+    write(f"hpo: {sentence}", sys.stderr, flush=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from hpo.errors import CampaignError
-from hpo.individual import Scalar
 from hpo.islands.coordinator import tally
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.resume.state import ResumeState
@@ -45,7 +44,7 @@ class Status:
     the launch is stopping, is paused, waits for its storage or has lost a worker is written at once.
 
     ``limits``: the budget of evaluations and the deadline that hold; ``objectives``: of the task, with directions;
-    ``default``: its own configuration; ``watched``: a panel shows it, so what is new is written within a second.
+    ``watched``: a panel shows it, so what is new is written within a second.
     Nothing is written where configurations are evaluated again on purpose: the best is then known by all of their
     evaluations."""
 
@@ -58,7 +57,6 @@ class Status:
         log: LaunchLog,
         limits: Callable[[], tuple[int | None, float | None]],
         objectives: Mapping[str, str],
-        default: Mapping[str, Scalar] | None,
         repeats: bool,
         watched: bool = False,
     ) -> None:
@@ -69,7 +67,6 @@ class Status:
         self._limits = limits
         self._several = len(objectives) > 1
         self._sign = -1.0 if next(iter(objectives.values())) == MAXIMIZE else 1.0
-        self._default = dict(default or {})
         self._watched = watched
         self._repeats = repeats or earlier.repeats
         self._next = 0.0
@@ -157,7 +154,6 @@ class Status:
                 )
                 for island, one in sorted(coordinator.tally.islands.items())
             },
-            default=self._default,
         )
 
     def _best(self, best: tally.Best) -> Best:

@@ -53,13 +53,13 @@ def attempt(file: Path) -> int:
     )
     name, params = _point(campaign.task)
     terminal.write(f"evaluating {name}: {text.params(params)}", flush=True)
-    terminal.write(f"on {_where(ranks, visible_devices(config.environment()))}", flush=True)
+    inline = campaign.settings.evaluation.isolation == "inline"
+    where = _where(1 if inline else ranks, visible_devices(config.environment()))
+    more = f" (a worker of the campaign has {ranks})" if inline and ranks > 1 else ""
+    terminal.write(f"on {where}{more}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
         job = Job(id="try", params=dict(params), seed=campaign.settings.seed, directory=f"{scratch}/try")
-        if campaign.settings.evaluation.isolation == "inline":
-            outcome = _inline(campaign, job)
-        else:
-            outcome = _evaluate(campaign, job)
+        outcome = _inline(campaign, job) if inline else _evaluate(campaign, job)
     terminal.write(f"{outcome.status} after {outcome.seconds:.1f} s")
     for kind in (outcome.objectives or {}), outcome.metrics:
         for key, value in kind.items():
@@ -89,10 +89,10 @@ def _point(task: Task) -> tuple[str, Mapping[str, Any]]:
 
 
 def _where(ranks: int, visible: Sequence[str]) -> str:
-    """How many ranks evaluate, and which of the ``visible`` GPUs is whose."""
+    """The number of ranks that evaluate, and the device of each, of the ``visible`` GPUs."""
     several = f"{ranks} ranks" if ranks > 1 else "1 rank"
     if not visible:
-        return f"{several}, without a GPU"
+        return f"{several}, CPU"
     own = []
     for rank in range(ranks):
         seen, index = bind_device(visible, local_rank=rank, worker_local_rank=rank, worker_local_size=ranks)

@@ -373,7 +373,6 @@ class Assembly:
             log=self.log,
             limits=lambda: (coordinator.evaluations, standing.deadline_s(settings.deadline_s)),
             objectives=self.task.objectives,
-            default=self.task.default,
             watched=config.panel_shown(),
             repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
         )

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hpo import aliases
+from hpo.cluster.folders import second_campaign
 from hpo.cluster.hosts import Host, counts
 from hpo.config import reader as config
 from hpo.config.layout import Layout
@@ -31,6 +33,7 @@ from hpo.journal.launches import (
     launches_in_vain,
     read_launch_patiently,
 )
+from hpo.spelling import nearest
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 
@@ -59,6 +62,11 @@ OURS = {
     "test-only": "use --dry-run",
 }
 """Options that a job must have as they are, and why."""
+
+_OWN_OPTIONS = ("start", "mpi", "setup", "dry-run")
+"""Options of ``hpo slurm`` that are none of sbatch."""
+_NEAR = 0.8
+"""How alike a word and an option are for the word to be taken for a slip: a letter or two differ."""
 
 _GIVE_CPUS = ("cpus-per-task", "cpus-per-gpu", "mincpus", "exclusive")
 _COUNTS = ("cpus-per-task", "ntasks-per-node", "mincpus", "cpus-per-gpu")
@@ -295,6 +303,15 @@ def _limit_s(value: str | None) -> float | None:
     return ((int(days or 0) * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
 
 
+def _near_miss(name: str) -> str | None:
+    """The option that was most likely meant by ``name``; None where sbatch has it, or none is near: sites have options
+    of their own."""
+    if name in aliases.SBATCH_OPTIONS:
+        return None
+    known = aliases.SBATCH.get(aliases.folded(name))
+    return known or nearest(name, [*aliases.SBATCH_OPTIONS, *_OWN_OPTIONS], cutoff=_NEAR)
+
+
 def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
     """Options for sbatch, which judges them itself, by name and without dashes; None where one has no value.
 
@@ -310,6 +327,11 @@ def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
         name, equals, value = word[2:].partition("=")
         if name in OURS:
             raise UsageError(f"--{name} cannot be given: {OURS[name]}. Leave it out.")
+        if (near := _near_miss(name)) is not None:
+            raise UsageError(
+                f"--{name}: sbatch has no such option. Did you mean --{near}? An option of your site's own belongs in "
+                "the script: --dry-run prints it."
+            )
         if not equals and left and not left[0].startswith("-"):
             equals, value = "=", left.popleft()
         options[name] = value if equals else None
@@ -352,7 +374,8 @@ def command(
         )
     path = str(Path(sys.executable).parent)
     text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
-    for remark in advice(options):
+    second = second_campaign(file, settings.directory)
+    for remark in (*advice(options), *([second] if second else [])):
         write(f"hpo: {remark}.", sys.stderr)
     if dry_run:
         print(text, end="")

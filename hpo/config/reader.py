@@ -7,18 +7,18 @@ valid key.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
 
 from pydantic import ValidationError
 
+from hpo import aliases
+from hpo.config import hints
 from hpo.config.settings import (
     EvaluationSettings,
     LayoutSettings,
@@ -103,10 +103,11 @@ _SECTION_OF = {key: section for section in reversed(_RULES) for key in _RULES[se
 _KEYWORDS = {
     _PREFIX.get(section, "") + key: (section, key) for section, rules in _RULES.items() for key in rules
 }
+"""By keyword, section and key."""
 _TABLES = {"island": "search", "phase": "phase"}
 """By the name of tables of which there may be several, the section in ``_RULES`` that has their keys."""
 _RULES["phase"] = _rules(PhaseSettings)
-"""By keyword, section and key."""
+_HEADERS = [name for name in (*_SECTIONS, "task_options", *_TABLES) if name]
 
 
 _MOST_NESTED = 50
@@ -143,7 +144,7 @@ def read_file(path: Path) -> Settings:
             f"{path}: byte {error.start} is not UTF-8, as TOML must be. Save it as UTF-8."
         ) from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(_syntax(path, str(error))) from None
+        raise UsageError(hints.syntax(path, str(error), _RULES[_TOP])) from None
     except RecursionError:
         raise UsageError(
             f"{path} cannot be read as TOML: tables or lists lie too deep in one another. Write less deep ones."
@@ -190,20 +191,12 @@ def limits(words: Sequence[str]) -> Settings:
             raise UsageError(f"{excerpt(word)}: must be {' or '.join(f'{one}=…' for one in LIMITS)}. {known}")
         if key in given:
             raise UsageError(f"{key} is given twice. Give it once.")
-        given[key] = _written(value.strip())
+        given[key] = hints.written(value.strip())
     return from_keywords(directory=".", **given)
 
 
 LIMITS = ("evaluations", "deadline")
 """What ``hpo set`` may change."""
-
-
-def _written(text: str) -> object:
-    """The value that ``text`` is in a file; a word without quotes is one, too."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except ValueError:  # also of a number too long for Python to read
-        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,15 +343,17 @@ class _Reader:
             elif key in _RULES[_TOP]:
                 kept[key] = value
             elif key not in _SECTIONS and isinstance(value, Mapping):
-                headers = [name for name in (*_SECTIONS, "task_options", *_TABLES) if name]
-                self.problems.append(f"[{key}]: there is no such section. {suggestion(key, headers)}")
+                remedy = aliases.ELSEWHERE.get(aliases.folded(key)) or suggestion(key, _HEADERS)
+                self.problems.append(f"[{key}]: there is no such section. {remedy}")
             elif key not in _SECTIONS:
                 self._note("", key, value, f"there is no such key here. {_remedy(_TOP, key, data)}")
-                self._meant.add(nearest(key, _RULES[_TOP]) or key)
+                self._meant.add(
+                    aliases.SETTINGS.get(aliases.folded(key)) or nearest(key, _RULES[_TOP]) or key
+                )
             elif isinstance(value, Mapping):
                 kept[key] = self._known(key, value, self._start(key))
             else:
-                self._note("", key, value, f"must be a section. Write [{key}] and its keys on lines below.")
+                self._note("", key, value, f"must be a section. {self._in_place_of(key, value)}")
         return kept
 
     def sorted_keywords(self, flat: Mapping[str, object]) -> dict[str, object]:
@@ -368,13 +363,36 @@ class _Reader:
         for key, value in flat.items():
             if key in _TABLES:
                 top[key] = self._tables(key, value)
+            elif key in _SECTIONS:
+                self._note("", key, value, f"there is no such keyword. {self._in_place_of(key, value)}")
             elif key not in _KEYWORDS:
-                self._note("", key, value, f"there is no such keyword. {suggestion(key, _KEYWORDS)}")
-                self._meant.add(nearest(key, _KEYWORDS) or key)
+                alias = aliases.SETTINGS.get(aliases.folded(key))
+                remedy = aliases.ELSEWHERE.get(aliases.folded(key)) or suggestion(alias or key, _KEYWORDS)
+                self._note("", key, value, f"there is no such keyword. {remedy}")
+                self._meant.add(alias or nearest(key, _KEYWORDS) or key)
             else:
                 section, name = _KEYWORDS[key]
                 (top if section == _TOP else sections.setdefault(section, {}))[name] = value
         return {**top, **sections}
+
+    def _in_place_of(self, section: str, value: object) -> str:
+        """What to write where ``section`` has a value and not its keys, or is a keyword."""
+        keyword = self._path is None
+        if isinstance(value, Mapping):
+            own = {_PREFIX.get(section, "") + str(key): one for key, one in value.items()}
+            written = [
+                hints.assignment(key, one, keyword=True) for key, one in own.items() if key in _KEYWORDS
+            ]
+            return f"Its keys are keywords themselves. Write {', '.join(written) or 'them without it'}."
+        meant = aliases.SECTION_VALUES[section]
+        home, key = _KEYWORDS[meant]
+        for form in (value, [value]):
+            if hints.accepts(_SECTIONS[home], key, form):
+                self._meant.add(meant)
+                where = "" if keyword or home == _TOP else f" {_home(home)}"
+                return f"Did you mean {hints.assignment(meant if keyword else key, form, keyword=keyword)}{where}?"
+        keys = _RULES[section]
+        return suggestion("", keys) if keyword else f"Write [{section}] and its keys on lines below."
 
     def _tables(self, name: str, tables: object) -> list[dict[str, object]]:
         if isinstance(tables, (list, tuple)) and all(isinstance(table, Mapping) for table in tables):
@@ -385,7 +403,13 @@ class _Reader:
 
     def _known(self, section: str, table: Mapping[str, object], start: str) -> dict[str, object]:
         for key, value in table.items():
-            if key not in _RULES[section]:
+            nested = isinstance(value, Mapping) or (isinstance(value, list) and key in _TABLES)
+            if key not in _RULES[section] and key in _HEADERS and nested and self._path is not None:
+                header = f"[[{key}]]" if key in _TABLES else f"[{key}]"
+                self.problems.append(
+                    f"{start.strip()} has {header} in it. Write {header}: no section lies in another."
+                )
+            elif key not in _RULES[section]:
                 self._note(start, key, value, f"there is no such key here. {_remedy(section, key, table)}")
         return {key: value for key, value in table.items() if key in _RULES[section]}
 
@@ -417,20 +441,28 @@ class _Reader:
             example = '= "runs/NAME"' if key == "directory" else f", {_RULES[section][key]}"
             self.problems.append(f"{start}{key} is missing. Add {key} {example}.".replace(" ,", ","))
             return
-        rule, choices = _RULES[section][key], _choices(section, key)
-        near = (
-            f" {suggestion(detail['input'], choices)}"
-            if isinstance(detail["input"], str) and nearest(detail["input"], choices) is not None
-            else ""  # the rule names them all
-        )
+        rule = _RULES[section][key]
         shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
-        if self._path is None:
+        keyword = self._path is None
+        if keyword:
             shown_key = _PREFIX.get(section, "") + shown_key
-        self._note(start, shown_key, detail["input"], f"must be {rule}.{near}")
+        model = PhaseSettings if section == "phase" else _SECTIONS[section]
+        item = len(place) > 1 + (2 if tables else bool(section))
+        remedy = hints.remedy(
+            model, key, detail["input"], shown_key, keyword=keyword and not tables, item=item
+        )
+        self._note(start, shown_key, detail["input"], f"must be {rule}. {remedy}".rstrip())
 
 
 def _remedy(section: str, key: str, given: Collection[str]) -> str:
     """What to do about a key that the section does not have, beside those that are ``given``."""
+    if (alias := aliases.SETTINGS.get(aliases.folded(key))) is not None and key not in _SECTION_OF:
+        home, name = _KEYWORDS[alias]
+        if home == section and name in given:
+            return f"Remove it: {name} is given, too."
+        return f'Did you mean "{name}"{"" if home == section else f" {_home(home)}"}?'
+    if aliases.folded(key) in aliases.ELSEWHERE:
+        return aliases.ELSEWHERE[aliases.folded(key)]
     if key in _SECTION_OF and f"{key}s" not in _RULES[section]:  # island, where islands is meant
         return f"It belongs {_home(_SECTION_OF[key])}."
     near = nearest(key, _RULES[section])
@@ -444,38 +476,6 @@ def _remedy(section: str, key: str, given: Collection[str]) -> str:
 
 def _home(section: str) -> str:
     return f"in [{section}]" if section else "at the top, before the first section"
-
-
-def _choices(section: str, key: str) -> tuple[str, ...]:
-    """The names that a key takes, if it takes names only, or a list of them."""
-    field = _SECTIONS[section].model_fields.get(key) if section in _SECTIONS else None
-    kind = None if field is None else field.annotation
-    if get_origin(kind) is list:
-        (kind,) = get_args(kind)
-    return get_args(kind) if get_origin(kind) is Literal else ()
-
-
-def _syntax(path: Path, message: str) -> str:
-    """The sentence for text that is no TOML, with its line."""
-    if path.suffix == ".py":
-        return (
-            f'{path}: is Python, and hpo takes a campaign file (TOML). Write one with task = "{path.name}:NAME", NAME '
-            "being the task in it, directory and evaluations, and name that."
-        )
-    found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message)
-    place = f"{path}, line {found[2]}, column {found[3]}" if found else f"{path}"
-    reason = (found[1] if found else message).rstrip(".")
-    if found and "Cannot overwrite a value" in reason:
-        with suppress(OSError, IndexError, UnicodeDecodeError):
-            line = path.read_text(encoding="utf-8").splitlines()[int(found[2]) - 1]
-            section = re.fullmatch(r"\s*\[\s*([\w-]+)\s*\]\s*(?:#.*)?", line)
-            if section:
-                name = section[1]
-                return (
-                    f"{place}: [{name}] is a section, and above it {name} = … is a key. Remove one. "
-                    f"{suggestion(name, [one for one in _RULES[''] if one != name])}"
-                )
-    return f"{place}: not valid TOML: {reason}. Strings need quotes, lists brackets, and a key stands once."
 
 
 def tolerates_deaths() -> bool:

@@ -54,6 +54,15 @@ _LAUNCHER_NAMES = frozenset(
     }
 )
 
+RANKS_ON_HOST, RANKS_ON_GPU = "HPO_RANKS_ON_HOST", "HPO_RANKS_ON_GPU"
+"""Environment variables that tell an evaluated task how many ranks of the launch share its host, and at most its GPU:
+they share the memory of both."""
+
+
+def sharing(local_size: int, gpus: int) -> dict[str, str]:
+    """Both variables for a host with ``local_size`` ranks of the launch and ``gpus`` visible GPUs."""
+    return {RANKS_ON_HOST: str(local_size), RANKS_ON_GPU: str(-(-local_size // gpus) if gpus else 1)}
+
 
 def child_environment(
     base: Mapping[str, str], *, threads: int, devices: Sequence[str], package_root: Path

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hpo.evaluation.conversation import Answer, Evaluate, EvaluationOver, Hello, Order, answer_of, to_line
 from hpo.evaluation.cores import evaluator_share, read_host, running_on
 from hpo.evaluation.devices import bind_device, visible_devices
-from hpo.evaluation.environment import child_environment
+from hpo.evaluation.environment import child_environment, sharing
 from hpo.evaluation.output_limit import OutputLimit
 from hpo.evaluation.process_tree import descendants
 from hpo.task.trial_directory import OUTPUT
@@ -99,8 +99,9 @@ class EvaluatorProcess:
 
     def __init__(self, context: RankContext, environment: Mapping[str, str]) -> None:
         self.context = context
+        visible = visible_devices(environment)
         devices, index = bind_device(
-            visible_devices(environment),
+            visible,
             local_rank=context.local_rank,
             worker_local_rank=context.worker_local_rank,
             worker_local_size=context.worker_local_size,
@@ -127,7 +128,7 @@ class EvaluatorProcess:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env=child_environment(
-                    environment,
+                    {**environment, **sharing(context.local_size, len(visible))},
                     threads=share.threads,
                     devices=devices,
                     package_root=Path(__file__).resolve().parents[2],

@@ -62,7 +62,7 @@ class Island(msgspec.Struct, frozen=True, kw_only=True):
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """How a campaign at work gets on. ``recent``: how many have ended ``since`` then; ``ends_at``: of the deadline;
     ``grace_until``: until when what runs may save itself, as the launch is stopping; ``waiting``: workers that wait for
-    their storage; ``default``: the task's own configuration. Times are Unix seconds."""
+    their storage. Times are Unix seconds."""
 
     recent: int
     since: float
@@ -70,7 +70,6 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     grace_until: float | None = None
     waiting: int = 0
     islands: dict[int, Island] = {}
-    default: dict[str, Scalar] = {}
 
     def per_hour(self, now: float) -> float | None:
         """Evaluations; None before the first has ended."""
@@ -206,10 +205,7 @@ def _pace(record: CampaignRecord) -> Pace | None:
     name, direction = next(iter(record.objectives.items()))
     better = max if direction == "maximize" else min
     islands: dict[int, Island] = {}
-    default: dict[str, Scalar] = {}
     for one in record.individuals:
-        if one.operator == "default":
-            default = one.params
         if one.status == COMPLETED and one.objectives and name in one.objectives:
             value, found = one.objectives[name], islands.get(one.island)
             best = value if found is None or found.best is None else better(value, found.best)
@@ -220,7 +216,6 @@ def _pace(record: CampaignRecord) -> Pace | None:
         ends_at=None if launched.deadline_s is None else launched.time + launched.deadline_s,
         waiting=int(launch.storage is not None),
         islands=islands,
-        default=default,
     )
 
 

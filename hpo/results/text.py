@@ -110,27 +110,28 @@ def state(overview: Overview) -> str:
 
 def _ended(ended: tuple[str, int] | None, lost: int) -> str:
     if ended is None:
-        return "cut off: its processes ended before the campaign did. The same `hpo run` goes on"
+        return (
+            "cut off: its processes ended before the campaign did. Started again in the same way, it goes on"
+        )
     reason, code = one_line(ended[0]), ended[1]
     if reason == "in vain":  # as earlier versions have it in their journals
         reason = "nothing completed"
     more = {
-        "deadline": "deadline: the time was over. The same `hpo run` goes on for as long again",
+        "deadline": "deadline: the time was over. Started again in the same way, it goes on for as long again",
         "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
-        "done": "done: the budget is used up. With more evaluations in the file, the same `hpo run` goes on",
+        "done": "done: the budget is used up. Started with more evaluations, it goes on",
     }
     failed = {
-        "storage": "storage: it did not work for minutes. With room and access there, the same `hpo run` goes on",
+        "storage": "storage: it did not work for minutes. With room and access there, another start goes on",
         "refused": "refused: for two minutes the constraints refused all that was proposed. Narrow the ranges to where "
-        "they hold, in another directory, or loosen the constraints; the same `hpo run` goes on",
-        "futile": f"failed: {lost} evaluations failed one after the other, and count as lost. Mend that; the same "
-        "`hpo run` evaluates them again",
-        "nothing completed": "failed: no evaluation completed, and the budget is used up. Mend what failed; "
-        "after `hpo retry DIR "
-        "--status all` the same `hpo run` evaluates it anew",
+        "they hold, in another directory, or loosen the constraints and start it again",
+        "futile": f"failed: {lost} evaluations failed one after the other, and count as lost. Mend that; when it is "
+        "started again, they are evaluated again",
+        "nothing completed": "failed: no evaluation completed, and the budget is used up. Mend what failed; after "
+        "`hpo retry DIR --status all` and another start it is evaluated again",
     }
     if code:
-        return failed.get(reason, f"{reason}. The same `hpo run` goes on")
+        return failed.get(reason, f"{reason}. Started again in the same way, it goes on")
     return more.get(reason, reason)
 
 

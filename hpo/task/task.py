@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from hpo import aliases
 from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.individual import MOST_STEPS
@@ -293,9 +294,10 @@ def _checked_steps(where: str, steps: object) -> int:
 
 def _checked_direction(label: str, direction: object) -> str:
     if not isinstance(direction, str) or direction not in _DIRECTIONS:
+        meant = aliases.VALUES["direction"].get(aliases.folded(str(direction)))
         raise UsageError(
             f'{label} = {excerpt(direction)}: must be "minimize" or "maximize". '
-            f"{suggestion(direction, _DIRECTIONS)}"
+            f"{suggestion(meant or direction, _DIRECTIONS)}"
         )
     return str(direction)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.evaluation.devices import bind_device, choose_backend, inline_device, visible_devices
-from hpo.evaluation.environment import child_environment
+from hpo.evaluation.environment import child_environment, sharing
 
 FOUR = ("0", "1", "2", "3")
 
@@ -175,3 +175,16 @@ def test_package_that_is_not_installed_is_found() -> None:
     assert environment({}, root="/home/me/hpo")["PYTHONPATH"] == "/home/me/hpo"
     assert environment({"PYTHONPATH": "/lib"}, root="/home/me/hpo")["PYTHONPATH"] == "/home/me/hpo:/lib"
     assert "PYTHONPATH" not in environment({})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "on_gpu"),
+    [(1, 0, "1"), (8, 0, "1"), (4, 4, "1"), (2, 4, "1"), (8, 4, "2"), (5, 4, "2")],
+)
+def test_a_task_learns_how_many_ranks_share_memory(ranks: int, gpus: int, on_gpu: str) -> None:
+    shared = sharing(ranks, gpus)
+    assert shared == {"HPO_RANKS_ON_HOST": str(ranks), "HPO_RANKS_ON_GPU": on_gpu}
+    kept = child_environment(
+        {**shared, "LOCAL_WORLD_SIZE": "9"}, threads=1, devices=(), package_root=Path("/")
+    )
+    assert shared.items() <= kept.items() and "LOCAL_WORLD_SIZE" not in kept

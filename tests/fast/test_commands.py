@@ -660,6 +660,13 @@ def ended(reason: str, code: int) -> dict[str, Any]:
     return {"type": "ended", "reason": reason, "exit": code, "time": 2.0}
 
 
+FAILURE = {
+    "type": "finished", "id": "0-0-0", "island": 0, "worker": 0, "sequence": 0, "operator": "random", "parents": [],
+    "params": {"x": 1.0, "y": 2.0, "kind": "c"}, "retries": 0, "started": 1.0, "finished": 1.5, "status": "failed",
+    "objectives": None, "metrics": {}, "error": "no",
+}  # fmt: skip
+
+
 def requests(run: Path) -> list[Request]:
     return [request for _, request in Inbox(run).look().requests]
 
@@ -710,7 +717,7 @@ def test_where_no_campaign_is_that_is_said(
 def test_what_is_given_twice_between_launches_waits_twice(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launched(run, ended("stopped", 75))
+    launched(run, FAILURE, ended("stopped", 75))
     (run.parent / "points.csv").write_text("x,y,kind\n1,2,a\n-1,0.5,b\n")
     for words in (
         ["pause"],

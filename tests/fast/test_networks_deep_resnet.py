@@ -189,10 +189,34 @@ def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
         check_fits(needed, 2**33 - 1, per_rank=32)
     for words in (
         "needs about 8.00 GiB (parameters 1.00 GiB, gradients 1.00 GiB, optimizer's state 2.00 GiB, activations 4.00",
-        "with 32 samples a rank, and there are 8.00 GiB. Lower batch_size",
+        "with 32 samples a rank, and its share is 8.00 GiB. Lower batch_size",
     ):
         assert words in str(refused.value)
-    assert available_bytes("cpu", 1) == pytest.approx(4 * available_bytes("cpu", 4), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks", "share"),
+    [
+        ({}, 4, 4),
+        (
+            {"LOCAL_WORLD_SIZE": "2", "HPO_RANKS_ON_HOST": "8"},
+            2,
+            8,
+        ),  # of an evaluator whose worker has two ranks
+        ({"HPO_RANKS_ON_HOST": "2"}, 4, 2),  # of a worker on two hosts
+        ({"LOCAL_WORLD_SIZE": "4"}, 1, 4),  # torchrun, and a fold for each rank
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 1, 4),
+    ],
+)
+def test_all_ranks_of_a_host_share_its_memory(
+    variables: dict[str, str], ranks: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in memory._RANKS_ON_HOST:
+        monkeypatch.delenv(name, raising=False)
+    whole = available_bytes("cpu", 1)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert available_bytes("cpu", ranks) == pytest.approx(whole / share, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,35 @@ def test_it_says_what_matters() -> None:
     assert len(many) == 30 and "and 9" in many[-1]
 
 
+def test_parameters_are_in_the_order_of_the_space() -> None:
+    params = {"zeta": 1.0, "alpha": 2, "mid": "a"}
+    found = campaign()
+    one = msgspec.structs.replace(found.individuals[0], params=params)
+    found = msgspec.structs.replace(
+        found, best=Best(value=1.0, params={**params, "alpha": 3}, id="0-0-1"), individuals=[one]
+    )
+    shown = "\n".join(panel.lines(panel.console(160), Path("run"), found, 40, 10_000.0))
+    plain = COLOURS.sub("", shown)
+    assert "zeta=1, alpha=3, mid=a" in plain and "zeta=1, alpha=2, mid=a" in plain
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        None,
+        ("done", 0),
+        ("deadline", 0),
+        ("stopped", 75),
+        ("storage", 75),
+        ("futile", 1),
+        ("nothing completed", 1),
+    ],
+)
+def test_how_to_go_on_is_said_of_scripts_as_of_commands(ended: tuple[str, int] | None) -> None:
+    said = text.state(msgspec.structs.replace(campaign(), alive=False, ended=ended))
+    assert "hpo run" not in said and "start" in said.lower()
+
+
 def test_without_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)

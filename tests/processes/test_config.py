@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from places import ROOT
 from pydantic import ValidationError
 
+from hpo import aliases
+from hpo.config import hints, reader
 from hpo.config import reader as config
 from hpo.config.reader import Launcher, Settings, from_keywords, launcher, read_file
 from hpo.errors import UsageError
@@ -326,7 +328,7 @@ def test_first_failures(written: object, meant: int | None) -> None:
     assert settings.evaluation.first_failures == meant
 
 
-@pytest.mark.parametrize("written", [0, -1, True, False, 1.5, "30", "on", "", [30]])
+@pytest.mark.parametrize("written", [0, -1, True, False, 1.5, "on", "", [30]])
 def test_what_is_no_number_of_first_failures(tmp_path: Path, written: object) -> None:
     shown = json.dumps(written)
     assert problems(file(tmp_path, LEAST + f"[evaluation]\nfirst_failures = {shown}\n")) == [
@@ -380,7 +382,7 @@ def test_what_is_no_number_of_first_failures(tmp_path: Path, written: object) ->
             "[[island]]\nislands = 2",
             "[[island]] number 1, islands = 2: there is no such key here. It belongs in [layout].",
         ),
-        ("layout = 3", "layout = 3: must be a section. Write [layout] and its keys on lines below."),
+        ('layout = "x"', 'layout = "x": must be a section. Write [layout] and its keys on lines below.'),
         (
             "island = 3",
             "island = 3: must be a table for each island. Write [[island]] and its keys on lines below.",
@@ -391,9 +393,9 @@ def test_what_is_no_number_of_first_failures(tmp_path: Path, written: object) ->
             "Write [[island]] and its keys on lines below.",
         ),
         ("seed = -1", "seed = -1: must be a whole number from 0 to 2**63 - 1."),
-        ("seed = 1.0", "seed = 1.0: must be a whole number from 0 to 2**63 - 1."),
+        ("seed = 1.5", "seed = 1.5: must be a whole number from 0 to 2**63 - 1."),
         ("seed = true", "seed = true: must be a whole number from 0 to 2**63 - 1."),
-        ("keep = '3'", 'keep = "3": must be a whole number from 0 to 2**53.'),
+        ("keep = 'x'", 'keep = "x": must be a whole number from 0 to 2**53.'),
         ("[layout]\nislands = 0", "[layout] islands = 0: must be a whole number from 1 to 1000000."),
         (
             "[layout]\ntopology = 'rng'",
@@ -448,8 +450,67 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, sentence: str) -> 
     assert problems(file(tmp_path, LEAST + text)) == [sentence]
 
 
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [
+        ("n_trials = 10", 'Did you mean "evaluations"?'),
+        ("num-samples = 10", 'Did you mean "evaluations"?'),
+        ("evaluation = 10", "Did you mean evaluations = 10?"),
+        ('evaluations = "10"', "Write evaluations = 10, without quotes."),
+        ('evaluations = 1\n[evaluation]\nfirst_failures = "30"', "Write first_failures = 30, without"),
+        ("evaluations = 10.0", "Write evaluations = 10."),
+        ('evaluations = 1\nsearch = "tpe"', 'Did you mean kind = "tpe" in [search]?'),
+        ('evaluations = 1\nsampler = "tpe"', 'Did you mean "kind" in [search]?'),
+        ('evaluations = 1\ndirection = "max"', 'hpo.Task(space, evaluate, "maximize")'),
+        ("evaluations = 1\nn_jobs = 4", "--ranks N"),
+        ("evaluations = 1\n[slurm]\nnodes = 4", "hpo slurm FILE --nodes N"),
+        ("evaluations = 1\n[layout]\nislands = 2\nn_islands = 2", "Remove it: islands is given, too."),
+        ("evaluations = 1\n[search.layout]\nislands = 2", "Write [layout]: "),
+        ("evaluations = 1\n[[search.island]]\nkind = 'tpe'", "Write [[island]]: "),
+        ('evaluations = 1\n[search]\nkind = "bayes"', 'Did you mean "default"?'),
+        ('evaluations = 1\n[search]\nkind = "TPESampler"', 'Did you mean "tpe"?'),
+        ('evaluations = 1\n[search]\npruner = "asha"', 'Did you mean "halving"?'),
+        ('evaluations = 1\n[search]\nduplicates = "True"', "Write duplicates = true, without quotes."),
+        ('evaluations = 1\n[logging]\nsinks = "wandb"', 'Write sinks = ["wandb"].'),
+        ('evaluations = 1\n[logging]\nsinks = "tb"', 'Write sinks = ["tensorboard"].'),
+        ('evaluations = 1\n[logging]\nsinks = ["wandb", "tb"]', 'Did you mean "tensorboard"?'),
+        ({"n_trials": 10}, 'Did you mean "evaluations"?'),
+        ({"evaluation": 10}, "Did you mean evaluations=10?"),
+        ({"evaluations": "10"}, "Write evaluations=10, without quotes."),
+        ({"evaluations": 1, "layout": {"islands": 2}}, "Write islands=2."),
+        ({"evaluations": 1, "logging": {"sinks": ["wandb"]}}, "Write log_sinks=['wandb']."),
+        ({"evaluations": 1, "logger": "wandb"}, 'Did you mean "log_sinks"?'),
+        ({"evaluations": 1, "log_sinks": "wandb"}, "Write log_sinks=['wandb']."),
+    ],
+)
+def test_words_of_other_packages_are_understood(
+    tmp_path: Path, written: str | dict[str, object], remedy: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        if isinstance(written, str):
+            read_file(file(tmp_path, f'task = "a:b"\ndirectory = "run"\n{written}'))
+        else:
+            from_keywords(directory="run", **written)
+    (line,) = str(caught.value).splitlines()
+    assert remedy in line
+
+
+def test_aliases_lead_to_settings_and_values_that_there_are() -> None:
+    assert {*aliases.SETTINGS.values()} <= {*reader._KEYWORDS}
+    for alias, name in aliases.SETTINGS.items():
+        own = aliases.folded(reader._KEYWORDS[name][1])
+        others = {aliases.folded(key) for key in reader._SECTION_OF} - {own}
+        assert alias not in others, f"{alias} is a setting itself"
+    for key, values in aliases.VALUES.items():
+        if key != "direction":
+            section = reader._SECTIONS[reader._SECTION_OF[key]]
+            for value in {*values.values()}:
+                assert hints.accepts(section, key, value) or hints.accepts(section, key, [value])
+    assert {*aliases.SBATCH.values()} <= aliases.SBATCH_OPTIONS
+
+
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    path = file(tmp_path, "directory = 3\nevaluation = 1\nseeed = 2\n[layout]\nislands = 0\nranks = 4\n")
+    path = file(tmp_path, "directory = 3\nevaluation = true\nseeed = 2\n[layout]\nislands = 0\nranks = 4\n")
     told = problems(path)
     assert [line.split(" = ")[0].split(" is ")[0] for line in told] == [
         "task",
@@ -494,7 +555,6 @@ def test_a_directory_is_needed() -> None:
         ({"island": 3}, "island = 3: must be a table for each island. Write island=[{…}, …]."),
         ({"island": [{"kin": 1}]}, 'island[0] kin = 1: there is no such key here. Did you mean "kind"?'),
         ({"island": [{"random": 7}]}, "island[0] random = 7: must be a number from 0 to 1."),
-        ({"layout": {"islands": 2}}, "layout = {'islands': 2}: there is no such keyword."),
         ({"task_options": {"a": {1, 2}}}, "task_options.a = {1, 2}: must be strings, numbers"),
     ],
 )

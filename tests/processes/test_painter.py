@@ -128,7 +128,7 @@ def test_what_is_written_stays_and_the_terminal_is_left_in_order(at_work: Path, 
     person.sees("── run ")
     person.sees("3 idle")
     wait_until(lambda: person.rows[:3] == ABOVE[:3], "the bar above the panel", pause_s=0.02)
-    assert person.rows[3].startswith("── run ") and person.screen.cursor.hidden
+    assert person.rows[3].startswith("── run ")
     (at_work / "drawn").touch()
     if how == "Ctrl-C":
         person.sees("from a child")
@@ -141,6 +141,20 @@ def test_what_is_written_stays_and_the_terminal_is_left_in_order(at_work: Path, 
     wait_until(lambda: not person.rows or not person.screen.cursor.hidden, "the cursor")
     assert [row for row in rows if row][:4] == ABOVE
     assert not any("── run " in row for row in rows), rows
+    os.close(person.master)
+
+
+def test_a_panel_that_is_killed_with_its_campaign_leaves_the_cursor_visible(at_work: Path) -> None:
+    then = (
+        "from hpo.evaluation.process_tree import descendants; "
+        "[os.kill(one, signal.SIGKILL) for one in (*descendants(os.getpid()), os.getpid())]"
+    )
+    person = Person(at_work, then)
+    person.sees("── run ")
+    (at_work / "drawn").touch()
+    assert person.end() == -signal.SIGKILL
+    assert "── run " in "".join(person.rows) and b"\x1b[?25l" in person.written
+    assert not person.screen.cursor.hidden
     os.close(person.master)
 
 

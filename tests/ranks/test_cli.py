@@ -17,6 +17,7 @@ from terminal import Terminal, wait_until
 
 import hpo
 from hpo import cli
+from hpo.cluster.folders import second_campaign
 from hpo.journal.commands import Stop, asked, give
 from hpo.journal.directory import write_identity
 from hpo.journal.lock import acquire
@@ -262,7 +263,7 @@ def test_under_mpirun_one_rank_speaks_for_all(terminal: Terminal, wrong: str) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["COMMAND"]),
+        ([], ["COMMAND", "run ", "status ", "How a campaign stands"]),
         (["rnu"], ["rnu", "run"]),
         (["run"], ["FILE"]),
         (["run", "c.toml", "--ranks", "two"], ["--ranks", "'two'"]),
@@ -282,6 +283,44 @@ def test_commands_that_are_not_valid(
     for word in words:
         assert word in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_finished_campaign_starts_no_ranks_and_says_how_to_go_on(terminal: Terminal, typed: Typed) -> None:
+    terminal.task(0.0)
+    terminal.campaign(evaluations=3)
+    assert terminal.hpo("run", "c.toml").returncode == 0
+    for ranks in ([], ["--ranks", "2"]):
+        done = typed("run", "c.toml", *ranks)
+        assert done.returncode == 0
+        assert "evaluations = 6 in c.toml" in done.stderr and "hpo set run evaluations=6" in done.stderr
+    nothing = typed("retry", "run")
+    assert nothing.returncode == 0 and "nothing to evaluate again" in nothing.stdout
+    assert len(terminal.records("launched")) == 1 and not [*terminal.directory.glob("run/commands/*")]
+    # Ranks that are there already end as they always did.
+    assert terminal.mpirun(2, "run", "c.toml").returncode == 0
+
+    assert typed("set", "run", "evaluations=4").returncode == 0
+    assert "4/4 evaluated" in terminal.hpo("run", "c.toml").stderr
+    terminal.campaign(evaluations=5)
+    assert "5/5 evaluated" in terminal.hpo("run", "c.toml").stderr
+    assert len(terminal.records("finished")) == 5
+
+
+def test_a_second_campaign_in_another_folder_is_announced(
+    terminal: Terminal, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.task(0.0)
+    terminal.campaign(evaluations=1)
+    assert second_campaign(Path("c.toml"), Path("run")) is None
+    assert typed("run", "c.toml").returncode == 0
+    other = terminal.directory / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    first = typed("run", "../c.toml").stderr
+    assert "second campaign" in first and f"cd {terminal.directory}" in first
+    terminal.campaign(evaluations=2)
+    assert "second campaign" not in typed("run", "../c.toml").stderr
+    assert second_campaign(Path("../c.toml"), Path("elsewhere")) is None
 
 
 @pytest.mark.parametrize("command", ["status", "best", "stop", "export"])

@@ -202,6 +202,10 @@ def test_the_commands_to_follow_a_job_can_be_copied(
         (["--nodes=4", "--ntasks-per-node=x"], ["--ntasks-per-node x", "whole number from 1"]),
         (["--nodes=4", "--time=soon"], ["--time soon", "8:00:00"]),
         (["--nodes=4", "--time=2"], ["--time 2", "150 s", "more time"]),
+        (["--nodes=4", "--gpu-per-node=4"], ["--gpu-per-node", "Did you mean --gpus-per-node?"]),
+        (["--node=4"], ["--node:", "Did you mean --nodes?"]),
+        (["--nodes=4", "--walltime=8:00:00"], ["--walltime", "Did you mean --time?"]),
+        (["--nodes=4", "--dryrun"], ["Did you mean --dry-run?"]),
         (["--nodes=4", "--comment=a\nb"], ["--comment", "one line"]),
     ],
 )
@@ -565,11 +569,11 @@ def test_what_sbatch_refuses_reaches_the_user(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sbatch = tmp_path / "sbatch"
-    sbatch.write_text("#!/bin/sh\necho \"sbatch: unrecognized option '--quos=long'\" >&2\nexit 1\n")
+    sbatch.write_text("#!/bin/sh\necho \"sbatch: unrecognized option '--our-site=long'\" >&2\nexit 1\n")
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert cli.main(["slurm", str(file), "--nodes=4", "--quos=long"]) == 1
-    assert "sbatch refused the job: sbatch: unrecognized option '--quos=long'" in capsys.readouterr().err
+    assert cli.main(["slurm", str(file), "--nodes=4", "--our-site=long"]) == 1
+    assert "sbatch refused the job: sbatch: unrecognized option '--our-site=long'" in capsys.readouterr().err
 
 
 def test_keys_of_the_campaign_file_are_checked_first(

@@ -128,7 +128,7 @@ def test_stopped_once_and_resumed_to_exactly_its_budget(
     stop(terminal, command)
     print(f"ended {stopped(terminal, command):.2f} s later")
 
-    assert "stopped. The same `hpo run` goes on" in terminal.hpo("status", "run").stdout
+    assert "stopped. Started again in the same way" in terminal.hpo("status", "run").stdout
     status = terminal.status()
     recorded = status["evaluations"]["completed"]
     # What ran was given time to end, and its result was taken.

@@ -3,7 +3,6 @@ show on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -11,9 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpo.individual import FINAL, STATUSES, Scalar
+from hpo.individual import FINAL, STATUSES
 from hpo.results.overview import Overview
-from hpo.results.text import duration, report, short
+from hpo.results.text import duration, params, report, short
 from hpo.terminal import one_line
 
 _LABEL = 11
@@ -101,7 +100,7 @@ def _facts(width: int, overview: Overview, now: float, *, own: bool) -> list[Ren
         found.insert(0, bars)
     if overview.best is not None:
         best = Text.assemble((_value(overview), "bold green"), f" by {overview.best.id}")
-        found.append(_fact("best", best.append(f"   {_params(overview.best.params, overview)}", "")))
+        found.append(_fact("best", best.append(f"   {params(overview.best.params)}", "")))
     else:
         found.append(_fact("best", Text("none yet")))
     found.append(_fact("workers", _workers(overview)))
@@ -149,15 +148,6 @@ def _value(overview: Overview) -> str:
     if not isinstance(value, dict):
         return short(value)
     return ", ".join(f"{one_line(name)} {short(number)}" for name, number in value.items())
-
-
-def _params(params: Mapping[str, Scalar], overview: Overview) -> str:
-    """On one line, of which the end may be cut off: first that in which the best differs from the task's default."""
-    best = overview.best.params if overview.best else {}
-    default = overview.pace.default if overview.pace else {}
-    order = sorted(best, key=lambda name: name in default and default[name] == best[name])
-    names = [*(name for name in order if name in params), *(name for name in params if name not in best)]
-    return ", ".join(f"{one_line(name)}={short(params[name])}" for name in names)
 
 
 def _workers(overview: Overview) -> Text:
@@ -245,7 +235,7 @@ def _running(overview: Overview, room: int, now: float) -> Table:
     for one in shown:
         cells = [f" {one.id}", one.worker, *([one_line(one.host)] if hosts else [])]
         cells += [duration(now - one.started), *([report(one, now)] if reports else [])]
-        table.add_row(*map(Text, [*cells, _params(one.params, overview)]))
+        table.add_row(*map(Text, [*cells, params(one.params)]))
     if len(shown) < len(everyone):
         table.add_row(Text(f" and {len(everyone) - len(shown)} more", _FAINT))
     return table

@@ -1,7 +1,9 @@
 """Draws lines at the end of what a terminal shows, over and over, with text scrolling by above them.
 
 After each drawing the cursor rests at the beginning of the first line. So whatever becomes of the lines when a terminal
-changes its size, wrapped anew or cut off, they are erased from there to the end of the screen."""
+changes its size, wrapped anew or cut off, they are erased from there to the end of the screen. Each drawing is one
+write that hides the cursor first and shows it last: a process that is killed leaves a terminal whose cursor is visible
+and whose long lines wrap."""
 
 from __future__ import annotations
 
@@ -56,18 +58,18 @@ class Screen:
     def _from_scratch(self, lines: list[str], text: str) -> str:
         parts = [_ERASE if self._shown else "", text.replace("\n", "\r\n")]
         if not lines:
-            return "".join([*parts, _SHOW if self._shown else ""])
+            return "".join(parts)
         up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
-        return "".join([*parts, _HIDE, _NO_WRAP, "\r\n".join(lines), _WRAP, "\r", up])
+        return "".join([_HIDE, *parts, _NO_WRAP, "\r\n".join(lines), _WRAP, "\r", up, _SHOW])
 
     def _changes(self, lines: list[str]) -> str:
-        parts, at = [_NO_WRAP], 0
+        parts, at = [_HIDE, _NO_WRAP], 0
         for number, (before, line) in enumerate(zip(self._shown, lines)):
             if line != before:
                 down = f"\x1b[{number - at}B" if number > at else ""
                 parts.append(f"{down}{line}{_REST_OF_LINE}\r")
                 at = number
-        return "".join([*parts, _WRAP, f"\x1b[{at}A" if at else ""])
+        return "".join([*parts, _WRAP, f"\x1b[{at}A" if at else "", _SHOW])
 
     def _write(self, text: str) -> None:
         data = text.encode("utf-8", "replace")

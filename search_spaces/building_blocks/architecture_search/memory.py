@@ -114,13 +114,27 @@ def _state_bytes(optimizer: Optimizer) -> int:
 
 
 def available_bytes(device: str, ranks: int) -> int:
-    """All memory of the GPU ``device``, or this host's, or its container's, divided among ``ranks``."""
+    """This rank's share of the memory of ``device``, a GPU or else this host or its container. All ranks of a launch
+    on a host share its memory, those of other workers too; ``ranks``: those that train together, which share it where
+    no launcher says how many there are.
+    """
     import torch
 
     if torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([whole, *_limits()]) // ranks
+        whole = int(torch.cuda.get_device_properties(device).total_memory)
+        return whole // _ranks(("HPO_RANKS_ON_GPU",), 1)
+    whole = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+    return whole // _ranks(_RANKS_ON_HOST, ranks)
+
+
+_RANKS_ON_HOST = "HPO_RANKS_ON_HOST", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"
+"""Environment variables that say how many ranks are on this host: hpo's for its evaluators, Open MPI's and MPICH's for
+ranks that evaluate themselves, and torchrun's. In an evaluator the last counts the ranks of its worker only."""
+
+
+def _ranks(names: Iterable[str], otherwise: int) -> int:
+    found = next((value for name in names if (value := os.environ.get(name, "")).isdecimal()), "")
+    return max(1, int(found)) if found else otherwise
 
 
 def _limits() -> list[int]:
@@ -154,6 +168,6 @@ def check_fits(needed: TrainingMemory, available: int, *, per_rank: int) -> None
     if needed.total > available:
         raise DoesNotFit(
             f"not trained, as it would not fit into memory: it needs about {needed} with {per_rank} samples a rank, "
-            f"and there are {_size(available)}. Lower batch_size, give an individual more ranks, or search "
+            f"and its share is {_size(available)}. Lower batch_size, give an individual more ranks, or search "
             "smaller networks."
         )
