@@ -158,8 +158,8 @@ class Campaign:
         log_sinks (list of str; default []): "tensorboard", "mlflow", "wandb", "trackio".
         log_directory (path; default None): where sinks write; None: ``logs`` in ``directory``.
         log_system (duration, from 1 s, or "off"; default None): how often use of processor, memory and GPU is kept.
-        log_output (size, from "64kB", or "off"; default "10MB"): how much is kept of what an evaluation prints on each
-            rank: its beginning and its end.
+        log_output (size in bytes or such as "64kB", the least, or "off"; default 10_000_000): how much is kept of what
+            an evaluation prints on each rank: its beginning and its end.
 
     Raises:
         UsageError: a keyword is unknown or its value is not allowed; all such mistakes together.

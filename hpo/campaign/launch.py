@@ -98,15 +98,16 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
             )
         return _as_rank(file, started_by_us=launcher.started_by_hpo)
     campaign = Campaign.from_file(file)
+    layout = campaign.settings.layout
+    if ranks is not None:
+        Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if (sentence := finished(campaign, file)) is not None:
         _say(f"{sentence}.")
         return 0
     if (sentence := second_campaign(file, campaign.settings.directory)) is not None:
         _say(f"{sentence}.")
-    layout = campaign.settings.layout
     listed = None if hostfile is None else hosts.read_hostfile(hostfile)
     ranks = _fewest_ranks(file, campaign.settings, listed) if ranks is None else ranks
-    Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if ranks == 1 and listed is None:
         with painted(campaign.settings.directory):
             campaign.run(signals=signals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from hpo.space.look_alikes import LookAlikes
 from hpo.space.parameters import Categorical, Float, Int, Parameter
@@ -87,7 +88,9 @@ def _typed_choice(parameter: Categorical, cell: object) -> object:
     for choice in parameter.choices:
         if isinstance(choice, bool) is isinstance(cell, bool) and choice == cell:
             return choice
-    return str(cell) if str(cell) in parameter.choices else cell
+    with suppress(ValueError):  # of a whole number of more than 4300 digits
+        return str(cell) if str(cell) in parameter.choices else cell
+    return cell
 
 
 def _text_choice(parameter: Categorical, cell: str) -> object:

@@ -213,7 +213,11 @@ def _told_apart(
     columns: dict[str, list[object]], rows: Sequence[Individual], record: CampaignRecord
 ) -> dict[str, list[object]]:
     """The columns with cells from which a table without types has each choice (see ``hpo.space.look_alikes``)."""
-    for name, parameter in described_space(record.identity.get("space")).parameters.items():
+    try:
+        parameters = described_space(record.identity.get("space")).parameters
+    except CampaignError:  # a space of a later version: its evaluations can be exported all the same
+        return columns
+    for name, parameter in parameters.items():
         alike, column = LookAlikes(parameter), f"params.{name}"
         if alike and column in columns:
             columns[column] = [

@@ -294,7 +294,9 @@ def _checked_steps(where: str, steps: object) -> int:
 
 def _checked_direction(label: str, direction: object) -> str:
     if not isinstance(direction, str) or direction not in _DIRECTIONS:
-        meant = aliases.VALUES["direction"].get(aliases.folded(str(direction)))
+        meant = (
+            aliases.VALUES["direction"].get(aliases.folded(direction)) if isinstance(direction, str) else None
+        )
         raise UsageError(
             f'{label} = {excerpt(direction)}: must be "minimize" or "maximize". '
             f"{suggestion(meant or direction, _DIRECTIONS)}"

@@ -46,7 +46,6 @@ class Setup:
         batch_size (int): samples that a rank takes at a step, in all passes together.
         seed (int): of the run.
         steps (int; default None): of the run; None: those of its epochs. Fewer where the last epoch is cut short.
-        trained (TrainedParameters): those of the model, which a strategy asks for what it is to exchange.
     """
 
     model: nn.Module
@@ -58,6 +57,7 @@ class Setup:
     seed: int
     steps: int | None = None
     trained: TrainedParameters = field(init=False, repr=False, compare=False)
+    """Trained parameters of the model, which a strategy asks for those that it has to exchange."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trained", TrainedParameters(self.model))
