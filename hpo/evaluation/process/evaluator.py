@@ -156,7 +156,9 @@ class Evaluator:
                 return
             if isinstance(order, Evaluate):
                 self._evaluate(order)
-            elif isinstance(order, FormGroup) and self._group is not None:
+                continue
+            self._state.changed()  # forming a group sets environment variables
+            if isinstance(order, FormGroup) and self._group is not None:
                 self._group.join(order)
                 self._channel.send(GroupFormed(order.generation))
             elif isinstance(order, LeaveGroup):
