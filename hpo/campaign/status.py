@@ -145,10 +145,12 @@ class Status:
         )
 
     def remarks(self, coordinator: Coordinator) -> list[str]:
-        """As in ``Overview``."""
-        launched, tally = self._log.launched, coordinator.tally
-        completed = tally.counts.get(COMPLETED, 0)
-        return [] if launched is None else without_reports(launched.pruner, completed, tally.reports)
+        """Remarks for ``Overview``."""
+        launched = self._log.launched
+        completed = coordinator.tally.counts.get(COMPLETED, 0)
+        return (
+            [] if launched is None else without_reports(launched.pruner, completed, coordinator.tally.reports)
+        )
 
     def _pace(self, coordinator: Coordinator) -> Pace:
         ends = [one for one in coordinator.tally.recent_ends if one >= self._log.began]

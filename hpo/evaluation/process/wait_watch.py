@@ -17,10 +17,19 @@ _LARGE_BYTES = 64 << 20
 """Exchanging more than this may take long on a slow network."""
 _TORCH = "torch.distributed.distributed_c10d"
 _CHANNEL = "trainers.communication.channel"
-_OF_TWO_RANKS = frozenset(
-    ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+_LEFT_OUT = frozenset(
+    [
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "batch_isend_irecv",
+        "send_object_list",
+        "recv_object_list",
+        "init_process_group",
+    ]
 )
-"""Calls that wait for one rank, which need not wait for this rank."""
+"""Calls that wait for one rank, which need not wait for this rank, or for processes that the task may have started."""
 
 
 class Wait(NamedTuple):
@@ -108,7 +117,7 @@ def _call(innermost: FrameType) -> str | None:
         elif path == torch:
             of_torch = name
         frame = frame.f_back
-    if of_torch in _OF_TWO_RANKS:
+    if of_torch in _LEFT_OUT:
         return None
     return f"trainers.{of_trainers}" if of_trainers else f"torch.distributed.{of_torch}"
 
