@@ -147,8 +147,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "seconds": self.seconds,
             "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
             "state": self.state,
-            "remarks": self.remarks,
             "running_individuals": [storable(msgspec.to_builtins(one)) for one in self.individuals],
+            "remarks": self.remarks,
         }
 
 

@@ -17,18 +17,16 @@ _LARGE_BYTES = 64 << 20
 """Exchanging more than this may take long on a slow network."""
 _TORCH = "torch.distributed.distributed_c10d"
 _CHANNEL = "trainers.communication.channel"
-_LEFT_OUT = frozenset(
-    [
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-        "batch_isend_irecv",
-        "send_object_list",
-        "recv_object_list",
-        "init_process_group",
-    ]
+_OF_TWO_RANKS = (
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "send_object_list",
+    "recv_object_list",
 )
+_LEFT_OUT = {*_OF_TWO_RANKS, "init_process_group"}
 """Calls that wait for one rank, which need not wait for this rank, or for processes that the task may have started."""
 
 
