@@ -148,6 +148,7 @@ FLAT: dict[str, object] = {
     "log_sinks": ("wandb", "tensorboard"),
     "log_directory": Path("logs"),
     "log_system": 60,
+    "log_output": 2_000_000,
     "task_options": {"epochs": 10, "widths": [32, 64], "nested": {"a": [True, "x"]}},
 }
 
