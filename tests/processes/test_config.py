@@ -87,6 +87,7 @@ FULL = """
     sinks = ["wandb", "tensorboard", "wandb"]
     directory = "logs"
     system = "1min"
+    output = "2MB"
 
     [task_options]
     epochs = 10
