@@ -330,6 +330,31 @@ def _train(trial: hpo.Trial) -> dict[str, object]:
 
 
 @_behaviour
+def _wait_apart(trial: hpo.Trial) -> object:
+    """Rank 0 waits in a call that rank 1 does not make, or makes when rank 0 has said so (``other = "comes"``)."""
+    import torch
+    import torch.distributed as dist
+
+    from hpo.evaluation.process import wait_watch
+
+    wait_watch._SLOW_S = 0.4
+    said = Path(trial.directory, "output-0.txt")
+    calls: dict[str, Callable[[], object]] = {
+        "trainers.train": lambda: _train(trial),
+        "torch.distributed.all_reduce": lambda: dist.all_reduce(torch.ones(1)),
+        "torch.distributed.barrier": dist.barrier,
+        "returns": lambda: None,
+    }
+    waits, other = str(trial.params["waits"]), str(trial.params["other"])
+    if trial.rank and other == "comes":
+        while "has waited" not in said.read_text():
+            time.sleep(0.05)
+        other = waits
+    calls[other if trial.rank else waits]()
+    return 0.0
+
+
+@_behaviour
 def _ask_for_another_group(trial: hpo.Trial) -> float:
     from datetime import timedelta
 

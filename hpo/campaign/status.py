@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hpo.errors import CampaignError
+from hpo.individual import COMPLETED
 from hpo.islands.coordinator import tally
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.resume.state import ResumeState
@@ -19,6 +20,7 @@ from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Launched, Left
 from hpo.results import overview
 from hpo.results.overview import Best, Island, Overview, Pace, recent_since
+from hpo.search.stopping_rules import without_reports
 from hpo.task.task import MAXIMIZE
 
 _INTERVAL_S = 2.0
@@ -137,6 +139,15 @@ class Status:
             errors=self._errors(coordinator),
             torn=self._earlier.torn,
             pace=self._pace(coordinator),
+            remarks=self.remarks(coordinator),
+        )
+
+    def remarks(self, coordinator: Coordinator) -> list[str]:
+        """Remarks for ``Overview``."""
+        launched = self._log.launched
+        completed = coordinator.tally.counts.get(COMPLETED, 0)
+        return (
+            [] if launched is None else without_reports(launched.pruner, completed, coordinator.tally.reports)
         )
 
     def _pace(self, coordinator: Coordinator) -> Pace:

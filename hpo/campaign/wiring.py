@@ -200,6 +200,7 @@ class Assembly:
         standing = earlier.commands
         evaluations = standing.evaluations(settings.evaluations)
         deadline_s = standing.deadline_s(settings.deadline_s)
+        pruners = (settings.search_of(island).pruner for island in range(layout.islands))
         launched = Launched(
             evaluations=evaluations,
             deadline_s=deadline_s,
@@ -210,6 +211,7 @@ class Assembly:
             reference=dict(settings.search.reference) if settings.search.reference else None,
             code=code.hash,
             contested=earlier.contested,
+            pruner=next((one for one in pruners if one != "none"), "none"),
         )
         writer.append(launched)
         log.launched = launched
@@ -519,9 +521,13 @@ class Housekeeping:
         self._display = display
         self._status = status
         self._sinks = sinks
+        self._said: set[str] = set()
 
     def __call__(self, now: float) -> None:
         self._lock.check()
+        if not self._said and (remarks := self._status.remarks(self._coordinator)):
+            self._said.update(remarks)
+            self._coordinator.remarks.extend(remarks)
         while self._coordinator.remarks:
             with suppress(OSError):  # its reader may be gone
                 write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)

@@ -156,11 +156,14 @@ class Prepared(Answer, frozen=True):
     turn: int
 
 
-class Waits(Answer, frozen=True):
-    """This rank has waited for long, and still waits, in ``call`` for other ranks of the worker."""
+class Waits(Answer, frozen=True, kw_only=True):
+    """This rank has waited for long, and still waits, in ``call`` for other ranks of the worker. ``of_all`` and
+    ``large`` as in ``hpo.evaluation.process.wait_watch.Wait``."""
 
     turn: int
     call: str
+    of_all: bool
+    large: bool = False
 
 
 class Alive(Answer, frozen=True):

@@ -44,6 +44,7 @@ from hpo.evaluation.conversation import (
 )
 from hpo.evaluation.devices import choose_backend
 from hpo.evaluation.evaluator_host import Evaluator, EvaluatorGuard, EvaluatorHost
+from hpo.evaluation.process.waiting_ranks import WaitingRanks
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, ReportHandler, TrialReport
 from hpo.task.outcome import Outcome
@@ -51,10 +52,6 @@ from hpo.task.outcome import Outcome
 if TYPE_CHECKING:
     from hpo.config.settings import EvaluationSettings
     from hpo.task.trial import Job
-
-
-_SETTLED_S = 5.0
-"""Ranks that wait say so this often."""
 
 
 class ProcessCrew:
@@ -119,9 +116,7 @@ class ProcessCrew:
         self._ready: dict[int, Ready] = {}
         self._joined: set[int] = set()
         self._finished: dict[int, EvaluationOver] = {}
-        self._finished_at: dict[int, float] = {}
-        self._waits: dict[int, tuple[str, float]] = {}
-        """By rank: the call in which it has waited for long, and when it last said so."""
+        self._waiting = WaitingRanks(size, clock)
         self._failure: Outcome | None = None
         self._outlived: set[int] = set()
         """Ranks that were alive, and still at work, once a failure was known: it is not their death's doing."""
@@ -218,33 +213,15 @@ class ProcessCrew:
             self._free_the_others()
 
     def _on_waits(self, worker_rank: int, answer: Waits) -> None:
-        """End the evaluation where another rank will not make the call: it has ended, or waits in another call. Where
-        all others compute, nothing is wrong."""
+        """End the evaluation where the wait is in vain."""
         if not self._runs(answer.turn) or worker_rank in self._finished or self._failure is not None:
             return
-        now = self._clock()
-        self._waits[worker_rank] = answer.call, now
-        # What a rank said a moment ago may have been overtaken by what ended its wait.
-        ended = any(now - when >= _SETTLED_S for when in self._finished_at.values())
-        apart = any(
-            call != answer.call and now - when <= 2 * _SETTLED_S for call, when in self._waits.values()
-        )
-        if not (ended or apart):
+        self._waiting.waits(worker_rank, answer)
+        if not self._waiting.in_vain:
             return
         outcome = self._finished[0].outcome if 0 in self._finished else Outcome(status=FAILED)
-        error = f"{outcome.error}\n{self._waiting}" if outcome.error else self._waiting
-        self._conclude(replace(outcome, error=error, seconds=outcome.seconds or now - self._since))
-
-    @property
-    def _waiting(self) -> str:
-        """Who waits in which call; empty where nobody does."""
-        now = self._clock()
-        waits = [
-            f"worker rank {rank} waited in {call} for other ranks of the worker"
-            for rank, (call, when) in sorted(self._waits.items())
-            if now - when <= 2 * _SETTLED_S and rank not in self._finished
-        ]
-        return f"{', '.join(waits)}: every rank has to make this call." if waits else ""
+        error = "\n".join(filter(None, (outcome.error, self._waiting.sentence)))
+        self._conclude(replace(outcome, error=error, seconds=outcome.seconds or self._clock() - self._since))
 
     def _runs(self, turn: int) -> bool:
         return self._phase == "running" and turn == self._turn
@@ -261,11 +238,12 @@ class ProcessCrew:
         elif self._phase == "running":
             timeout_s = self._settings.timeout_s
             if timeout_s is not None and now >= self._since + timeout_s:
+                waiting = self._waiting.sentence
                 self._conclude(
                     Outcome(
                         status=TIMEOUT,
                         error=f"not over after {timeout_s:g} s (timeout); {self._missing(set(self._finished))}."
-                        f"{self._waiting and f' {self._waiting}'}"
+                        f"{waiting and f' {waiting}'}"
                         " Where each thread was stands at the end of its output.",
                         seconds=now - self._since,
                     )
@@ -380,8 +358,7 @@ class ProcessCrew:
             return
         self._turn += 1
         self._finished.clear()
-        self._finished_at.clear()
-        self._waits.clear()
+        self._waiting.clear()
         self._failure = None
         self._outlived.clear()
         self._prepared.clear()
@@ -400,7 +377,7 @@ class ProcessCrew:
         if not self._runs(answer.turn):
             return
         self._finished[worker_rank] = answer
-        self._finished_at[worker_rank] = self._clock()
+        self._waiting.ended(worker_rank)
         outcome = answer.outcome
         first = outcome.status == FAILED and self._failure is None
         if first:

@@ -106,7 +106,7 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     reported a finite value, and did not return what is no value; ``fault``: see
     ``hpo.islands.coordinator.health.fault``; ``error``: one line; ``again``: of a failure, what to evaluate if it does
     not count; ``started``: Unix seconds; ``result``: parameters and objectives of one that is better than all of its
-    worker before."""
+    worker before; ``steps``: of the last report of one that completed."""
 
     token: int
     id: str
@@ -119,6 +119,7 @@ class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     again: Assignment | None = None
     started: float = 0.0
     result: tuple[dict[str, Scalar], dict[str, float]] | None = None
+    steps: int | None = None
 
 
 class Hello(BeforeServing, frozen=True):

@@ -79,7 +79,8 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
 class Launched(Record, kw_only=True):
     """What a launch was started with. ``workers``: of all islands together; ``reference``: by objective; ``code``: the
     hash of the task's code (``hpo.task.code_version``), "" where it could not be read; ``contested``: it took the lock
-    over from a launch of which ranks may have gone on."""
+    over from a launch of which ranks may have gone on; ``pruner``: the first of its islands' that is not "none".
+    """
 
     evaluations: int | None
     deadline_s: float | None
@@ -90,6 +91,7 @@ class Launched(Record, kw_only=True):
     reference: dict[str, int | float] | None = None
     code: Hash = ""
     contested: bool = False
+    pruner: str = "none"
 
 
 class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):

@@ -29,6 +29,7 @@ from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import Repeated, in_words
 from hpo.results.record import CampaignRecord, load
 from hpo.results.running import Running
+from hpo.search.stopping_rules import without_reports
 from hpo.task.outcome import alike, summary_line
 from hpo.terminal import one_line
 
@@ -83,7 +84,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     waits for, and since when; ``ended``: reason and exit code of the last launch; ``waiting``: commands not applied
     yet; ``known``: points; ``codes``: the hash of the task's code by launch; ``errors``: a line each; ``torn``:
     journals whose last line is left out; ``pace``: while it is at work; ``individuals``: those that run, which are read
-    from the ends of the journals. Times are Unix seconds."""
+    from the ends of the journals; ``remarks``: a sentence each on what does not work as its setting says. Times are
+    Unix seconds."""
 
     evaluations: dict[str, int]
     running: int
@@ -110,6 +112,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     pace: Pace | None = None
     individuals: list[Running] = []
+    remarks: list[str] = []
 
     @property
     def final(self) -> int:
@@ -144,6 +147,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
             "state": self.state,
             "running_individuals": [storable(msgspec.to_builtins(one)) for one in self.individuals],
+            "remarks": self.remarks,
         }
 
 
@@ -190,7 +194,15 @@ def folded(record: CampaignRecord) -> Overview:
         stop_pending=record.stop_pending,
         waiting=record.waiting,
         pace=_pace(record) if record.alive else None,
+        remarks=remarks(record),
     )
+
+
+def remarks(record: CampaignRecord) -> list[str]:
+    """What does not work as its setting says in the last launch."""
+    launched = record.launches[-1].launched if record.launches else None
+    completed = sum(one.status == COMPLETED for one in record.individuals)
+    return [] if launched is None else without_reports(launched.pruner, completed, record.reports)
 
 
 def _pace(record: CampaignRecord) -> Pace | None:

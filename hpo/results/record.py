@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from hpo.individual import FINAL, KNOWN, LOST, RUNNING, Individual, known_id
+from hpo.individual import COMPLETED, FINAL, KNOWN, LOST, PRUNED, RUNNING, Individual, known_id
 from hpo.journal import commands, lock
 from hpo.journal import directory as directories
 from hpo.journal.evaluations import CurrentEvaluations
@@ -90,6 +90,8 @@ class CampaignRecord:
     """What ``parts`` are made of."""
     reported: list[Reported] = field(default_factory=list)
     """Intermediate results that a pruner has compared, in the order of their times."""
+    reports: bool = False
+    """Whether an individual that completed or was pruned had reported."""
     moves: list[Migrated] = field(default_factory=list)
     """Migrations between islands, in the order of their times."""
 
@@ -297,6 +299,11 @@ class Fold:
             waiting=commands.waiting(directory),
             stop_pending=commands.stop_pending(directory),
             starts_and_ends=self.parts.copy(),
+            reports=any(
+                one.status == PRUNED or (one.status == COMPLETED and one.steps is not None)
+                for one in self._ended.values()
+                if isinstance(one, Finished)
+            ),
             reported=sorted(self.reported, key=lambda one: (one.time, one.island, one.id, one.step)),
             moves=sorted(moves, key=lambda one: (one.time, one.id, one.hop, one.source)),
         )

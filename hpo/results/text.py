@@ -44,6 +44,7 @@ def status(directory: Path, overview: Overview) -> str:
         *([("commands", f"{overview.waiting} not applied yet")] if overview.waiting else []),
         *([("known points", str(overview.known))] if overview.known else []),
         *[("code", line) for line in _versions(directory, overview.codes)],
+        *[("" if number else "remarks", f"{line}.") for number, line in enumerate(overview.remarks)],
         *[("" if number else "errors", line) for number, line in enumerate(overview.errors)],
         ("started", when(overview.started)),
         ("last record", when(overview.updated)),

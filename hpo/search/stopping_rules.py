@@ -24,6 +24,8 @@ Report = tuple[str, int, float]
 
 _WINDOW = 1024
 """Reports that a rung keeps, the latest: a share of them is as well known as one of all."""
+_SILENT = 3
+"""Completed individuals without a report after which it is unlikely that reports will come."""
 _MEDIAN_STARTUP = 5
 """As in Vizier's successors: a median of fewer says little."""
 
@@ -83,6 +85,17 @@ def reported_objective(search: SearchSettings, objectives: Mapping[str, str]) ->
             "however good they are in the others"
         )
     return search.reported or names[0]
+
+
+def without_reports(pruner: str, completed: int, reports: bool) -> list[str]:
+    """A remark on a ``pruner`` that has nothing to compare, or none. ``completed``: individuals so far; ``reports``:
+    whether any that completed or was pruned had reported."""
+    if pruner == "none" or reports or completed < _SILENT:
+        return []
+    return [
+        f'pruner = "{pruner}" stops nothing: no evaluation has called trial.report so far. Call it at every epoch; '
+        "with trainers.train, trial.training(…) does"
+    ]
 
 
 class _Rung:

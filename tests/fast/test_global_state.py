@@ -1,6 +1,7 @@
 """Global state that an evaluation changes is what it was for the next one."""
 
 import importlib
+import os
 import sys
 import threading
 
@@ -36,6 +37,7 @@ warnings.simplefilter("ignore") | list(warnings.filters)
 logging.captureWarnings(True) | warnings.showwarning
 logging.basicConfig(force=True, level=10) | logging.root.level, list(logging.root.handlers)
 logging.getLogger("new").addHandler(logging.NullHandler()) | len(logging.getLogger("new").handlers)
+logging.getLogger("made").setLevel(10) | "made" in logging.root.manager.loggerDict and logging.getLogger("made").level
 logging.disable(50) | logging.root.isEnabledFor(40)
 sys.path.insert(0, "/x") | list(sys.path)
 sys.argv.append("--x") | list(sys.argv)
@@ -83,6 +85,19 @@ def test_what_an_import_sets_stays_and_what_the_evaluation_sets_beside_does_not(
     assert os.environ["OF_IMPORT"] == "1" and "OF_EVALUATION" not in os.environ
     sys.path.remove("/x")
     sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "_ImportWatch"]
+
+
+def test_what_hpo_changes_between_two_evaluations_stays(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    state = GlobalState()
+    for port in "23":
+        state.changed()
+        os.environ["MASTER_PORT"] = port
+        for _ in range(2):
+            state.begin()
+            os.environ["MASTER_PORT"] = "4"
+            assert state.restore() == [] and os.environ["MASTER_PORT"] == port
 
 
 def test_a_thread_that_goes_on_cannot_be_put_back():

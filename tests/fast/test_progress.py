@@ -11,6 +11,10 @@ import pytest
 import hpo
 from hpo.campaign.progress import Display
 from hpo.config.reader import from_keywords
+from hpo.results import overview, text
+from hpo.results.record import load
+from hpo.results.report.command import read
+from hpo.results.report.health import findings
 
 
 def evaluate(trial: hpo.Trial) -> float:
@@ -27,6 +31,34 @@ def test_pruned_ones_are_counted_where_there_are_any(
     hpo.Campaign(task, directory=tmp_path / "run", evaluations=most, isolation="inline").run()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"done: {most}/{most} evaluated  best 1 ") and last.endswith(counts)
+
+
+@pytest.mark.parametrize(
+    ("pruner", "last", "said"),
+    [("halving", None, 1), ("median", None, 1), ("halving", 1, 0), ("none", None, 0)],
+)
+def test_a_pruner_without_reports_is_said_in_the_run_in_status_and_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pruner: str, last: int | None, said: int
+) -> None:
+    def reporting(trial: hpo.Trial) -> float:
+        if last is not None:
+            trial.report(last, 1.0)
+        return 1.0
+
+    home = tmp_path / "run"
+    task = hpo.Task(hpo.SearchSpace(n=hpo.Int(1, 9)), reporting)
+    for evaluations, there in (
+        (2, 0),
+        (5, said),
+        (6, said),
+    ):  # each launch has the earlier ones from the journals
+        hpo.Campaign(task, directory=home, evaluations=evaluations, isolation="inline", pruner=pruner).run()
+        assert capsys.readouterr().err.count("no evaluation has called trial.report") == there
+        kept, record = overview.read(home), load(home)
+        assert kept is not None and len(kept.remarks) == there
+        assert kept.remarks == kept.table()["remarks"] == overview.folded(record).remarks
+        shown = [text.status(home, kept), *(one.text for one in findings(read([home])[0]))]
+        assert sum("no evaluation has called" in one for one in shown) == 2 * there
 
 
 def launch_of(directory: Path, **limits: Any) -> tuple[Any, Display]:

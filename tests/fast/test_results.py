@@ -265,7 +265,7 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
     lock.release()
     assert list(status) == [
         "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
-        "left", "state", "running_individuals",
+        "left", "state", "running_individuals", "remarks",
     ]  # fmt: skip
     assert status["evaluations"] == {
         "completed": 2,

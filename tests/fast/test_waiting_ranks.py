@@ -22,35 +22,53 @@ class Guard:
     watch = close = lambda *arguments: None
 
 
+REPORT, ASK = (Waits(turn=1, call=f"trial.{name}", of_all=True) for name in ("report", "should_checkpoint"))
+REDUCE, TRAIN = (
+    Waits(turn=1, call=name, of_all=False) for name in ("torch.distributed.all_reduce", "trainers.train")
+)
+LARGE = Waits(turn=1, call="torch.distributed.broadcast", of_all=False, large=True)
+
+
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("size", "said", "status"),
     (
-        ([(0, Waits(1, "trial.report")), (5, None), (600, None)], None),  # the other rank computes
-        ([(1, OVER), (0, Waits(1, "trial.report"))], None),  # the wait may be over already
-        ([(1, OVER), (5, None), (0, Waits(1, "trial.report"))], "failed"),
-        ([(0, OVER), (5, None), (1, Waits(1, "trial.report"))], "completed"),
-        ([(0, Waits(1, "trial.report")), (1, Waits(1, "trial.should_checkpoint"))], "failed"),
-        ([(0, Waits(1, "trial.report")), (1, Waits(1, "trial.report"))], None),
-        ([(0, Waits(1, "trial.report")), (3600, None)], "timeout"),
+        (2, [(0, REPORT), (5, None), (600, None)], None),  # the other rank computes
+        (2, [(1, OVER), (0, REPORT)], None),  # the wait may be over already
+        (2, [(1, OVER), (5, None), (0, REPORT)], "failed"),
+        (3, [(1, OVER), (5, None), (0, REPORT)], "failed"),
+        (2, [(0, OVER), (5, None), (1, REPORT)], "completed"),
+        (2, [(0, REPORT), (1, ASK)], "failed"),
+        (2, [(0, REPORT), (1, REPORT)], None),
+        (2, [(0, REPORT), (699, None), (0, REPORT), (1, None)], "timeout"),
+        (2, [(0, TRAIN), (699, None), (0, TRAIN), (1, None)], "timeout"),
+        (2, [(1, OVER), (5, None), (0, TRAIN)], "failed"),
+        (2, [(0, TRAIN), (1, REDUCE)], "failed"),
+        (2, [(0, REPORT), (1, REDUCE)], "failed"),
+        (2, [(0, REDUCE), (1, REDUCE)], None),  # the network may have stopped
+        (2, [(1, OVER), (5, None), (0, LARGE)], None),  # or be slow
+        (2, [(0, REDUCE), (11, None), (1, TRAIN)], None),  # rank 0 has gone on
+        (3, [(1, OVER), (5, None), (0, REDUCE)], None),  # rank 2 may be in the same group, and computes
+        (3, [(0, REPORT), (1, REDUCE)], None),
+        (3, [(1, OVER), (5, None), (0, REDUCE), (2, REDUCE)], "failed"),
     ),
 )
-def test_where_another_rank_will_not_come_the_evaluation_ends(said, status):
+def test_where_another_rank_will_not_come_the_evaluation_ends(size, said, status):
     now = [0.0]
     settings = EvaluationSettings(timeout=700.0)
     crew = ProcessCrew(
-        size=2, child_factory=Child, send=lambda rank, content: None, objectives=("value",), settings=settings,
+        size=size, child_factory=Child, send=lambda rank, content: None, objectives=("value",), settings=settings,
         clock=lambda: now[0], straggler_s=60.0, guard=Guard(),
     )  # fmt: skip
     crew.start(Job(id="0-0-1", params={}, seed=1, directory="/nowhere"))
-    crew._phase = "idle"  # as when both are ready
+    crew._phase = "idle"  # as when all are ready
     crew._dispatch()
+    calls = set()
     for rank, answer in said:
         if answer is None:
             now[0] += rank
-            if rank == 3600:
-                crew._waits[0] = "trial.report", now[0]
         else:
+            calls |= {getattr(answer, "call", "")}
             crew.receive(pack_answer(1, rank, answer))
     outcomes = crew.poll()
     assert [one.status for one in outcomes] == ([] if status is None else [status])
-    assert all("waited in trial.report" in one.error for one in outcomes)
+    assert all(call in one.error for one in outcomes for call in calls)

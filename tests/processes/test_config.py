@@ -87,6 +87,7 @@ FULL = """
     sinks = ["wandb", "tensorboard", "wandb"]
     directory = "logs"
     system = "1min"
+    output = "2MB"
 
     [task_options]
     epochs = 10
@@ -148,6 +149,7 @@ FLAT: dict[str, object] = {
     "log_sinks": ("wandb", "tensorboard"),
     "log_directory": Path("logs"),
     "log_system": 60,
+    "log_output": 2_000_000,
     "task_options": {"epochs": 10, "widths": [32, 64], "nested": {"a": [True, "x"]}},
 }
 

@@ -341,7 +341,7 @@ def test_from_the_form_of_cifar_100_to_that_of_cifar_10(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hundred, ten = in_both_forms(tmp_path)
-    options: dict[str, Any] = {"architecture": "deep", "epochs": 1}
+    options: dict[str, Any] = {"architecture": "deep", "epochs": 1, "batch_size": 4}
     small = {"filters": 4, **dict.fromkeys(NEW[:4], 1)}
     first = vit_ab.make_task(**options, data=str(hundred), method="ddp")
     points = [{**(first.default or {}), **small, "activation": name} for name in ("relu", "elu")]

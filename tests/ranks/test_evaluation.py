@@ -28,7 +28,7 @@ from hpo.evaluation.conversation import Alive, Answer, Died, EvaluationOver, pac
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
-from hpo.evaluation.process.wait_watch import WaitWatch
+from hpo.evaluation.process.wait_watch import Wait, WaitWatch
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import Outcome, summary_line
 from hpo.task.task import TaskSource
@@ -572,7 +572,7 @@ def test_a_rank_that_waits_for_long_says_for_what_once_an_evaluation(
     heard = ""
     for _ in range(2):
         watch.said = False
-        watch.begun = "trial.report", time.monotonic()
+        watch.begun = Wait("trial.report", time.monotonic(), of_all=True)
         end = time.monotonic() + LIMIT_S
         while not watch.said:
             assert time.monotonic() < end
@@ -581,6 +581,27 @@ def test_a_rank_that_waits_for_long_says_for_what_once_an_evaluation(
         heard += capsys.readouterr().err
     assert heard.count("worker rank 1 has waited 0 s in trial.report for other ranks of the worker") == 2
     watch.said = True  # it is a thread of this process
+
+
+@pytest.mark.parametrize("bench", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("waits", "other"),
+    [
+        ("trainers.train", "returns"),
+        ("torch.distributed.all_reduce", "torch.distributed.barrier"),
+        ("torch.distributed.all_reduce", "comes"),
+    ],
+)
+def test_a_collective_that_another_rank_does_not_make_ends_the_evaluation(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, waits: str, other: str
+) -> None:
+    monkeypatch.setattr("hpo.evaluation.process.waiting_ranks._SETTLED_S", 0.2)
+    outcome = bench.run("wait_apart", waits=waits, other=other)
+    if other == "comes":
+        assert outcome.status == "completed"
+    else:
+        assert outcome.status == "failed" and f"worker rank 0 waited in {waits} for" in outcome.error
+    assert bench.run("collective").objectives == {"value": 3.0}
 
 
 def test_nothing_is_pruned_without_a_reason(bench: Bench) -> None:

@@ -39,6 +39,7 @@ from hpo.evaluation.process.global_seeds import Seeder
 from hpo.evaluation.process.global_state import GlobalState
 from hpo.evaluation.process.output_capture import OutputCapture
 from hpo.evaluation.process.task_groups import TaskGroups
+from hpo.evaluation.process.wait_watch import Wait
 from hpo.evaluation.process.worker_group import CHECKPOINT, REPORT, WorkerGroup
 from hpo.evaluation.process_tree import kill_started_since
 from hpo.evaluation.recording import Recording
@@ -155,7 +156,9 @@ class Evaluator:
                 return
             if isinstance(order, Evaluate):
                 self._evaluate(order)
-            elif isinstance(order, FormGroup) and self._group is not None:
+                continue
+            self._state.changed()  # forming a group sets environment variables
+            if isinstance(order, FormGroup) and self._group is not None:
                 self._group.join(order)
                 self._channel.send(GroupFormed(order.generation))
             elif isinstance(order, LeaveGroup):
@@ -257,8 +260,8 @@ class Evaluator:
             self._modules = len(sys.modules)
             gc.freeze()
 
-    def _tell_wait(self, call: str) -> None:
-        self._channel.send(Waits(self._turn, call))
+    def _tell_wait(self, wait: Wait) -> None:
+        self._channel.send(Waits(turn=self._turn, call=wait.call, of_all=wait.of_all, large=wait.large))
 
     def _call(self, trial: Trial) -> object:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
@@ -270,6 +273,8 @@ class Evaluator:
         try:
             return self._task.evaluate(trial)
         finally:
+            if self._group is not None:
+                self._group.end()
             self._left = self._state.restore()
 
 

@@ -100,13 +100,16 @@ def _put_filters(value: tuple[Any, ...]) -> None:
     getattr(warnings, "_filters_mutated", lambda: None)()
 
 
+_NEW_LOGGER = logging.NOTSET, True, False, (), ()
+
+
 def _loggers() -> dict[str, tuple[Any, ...]]:
-    found = {
-        name: _logger_state(one)
-        for name, one in list(logging.root.manager.loggerDict.items())
-        if isinstance(one, logging.Logger)
-    }
-    return {"": _logger_state(logging.root), **found}
+    """States by name, without loggers that are as new: making one changes nothing."""
+    found = {"": _logger_state(logging.root)}
+    for name, one in list(logging.root.manager.loggerDict.items()):
+        if isinstance(one, logging.Logger) and (state := _logger_state(one)) != _NEW_LOGGER:
+            found[name] = state
+    return found
 
 
 def _logger_state(one: logging.Logger) -> tuple[Any, ...]:
@@ -114,16 +117,14 @@ def _logger_state(one: logging.Logger) -> tuple[Any, ...]:
 
 
 def _put_loggers(value: dict[str, tuple[Any, ...]]) -> None:
-    new = logging.NOTSET, True, False, (), ()
-    for name, state in _loggers().items():
-        before = value.get(name, new)
-        if state != before:
+    now = _loggers()
+    for name in now.keys() | value.keys():
+        before = value.get(name, _NEW_LOGGER)
+        if now.get(name, _NEW_LOGGER) != before:
             one = logging.getLogger(name) if name else logging.root
             one.setLevel(before[0])
             one.propagate, one.disabled = before[1:3]
             one.handlers[:], one.filters[:] = before[3:]
-    for name in value.keys() - _loggers().keys():  # a merged state may name loggers that are gone
-        value.pop(name)
 
 
 def _handler_levels() -> tuple[tuple[Any, int, Any], ...]:

@@ -52,6 +52,7 @@ _HOOKS = {
 }
 
 
+@functools.cache
 def _module(path: str) -> Any:
     """Module ``torch.backends.cuda``, or what else the path leads to. KeyError or AttributeError where it is not."""
     return functools.reduce(getattr, path.split(".")[1:], sys.modules["torch"])

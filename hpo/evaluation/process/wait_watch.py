@@ -1,4 +1,4 @@
-"""A rank that waits for the other ranks of its worker for long says for what."""
+"""A watch over one rank: where it waits for the other ranks of its worker for long, it says in which call."""
 
 from __future__ import annotations
 
@@ -6,38 +6,128 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
 
 from hpo.terminal import write
 
 _SLOW_S = 20.0
+_LARGE_BYTES = 64 << 20
+"""Exchanging more than this may take long on a slow network."""
+_TORCH = "torch.distributed.distributed_c10d"
+_CHANNEL = "trainers.communication.channel"
+_OF_TWO_RANKS = (
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "send_object_list",
+    "recv_object_list",
+)
+_LEFT_OUT = {*_OF_TWO_RANKS, "init_process_group"}
+"""Calls that wait for one rank, which need not wait for this rank, or for processes that the task may have started."""
+
+
+class Wait(NamedTuple):
+    """A call in which this rank waits. ``of_all``: all ranks of the worker have to make it, not those of some group
+    alone; ``large``: what it exchanges may take long."""
+
+    call: str
+    since: float
+    of_all: bool = False
+    large: bool = False
 
 
 class WaitWatch:
     """Says on standard error, once an evaluation, where this rank has waited for the others for long: a task in which
-    not all ranks make a call would hang without a word. ``begun``: the call and when it began, None between two."""
+    not all ranks make a call would hang without a word.
 
-    def __init__(self, rank: int, tell: Callable[[str], None] = lambda call: None) -> None:
-        """``tell`` gets the call every few seconds for as long as the wait goes on."""
+    ``begun``: the call of hpo in which this rank waits, None outside these. Collectives of torch and of trainers are
+    found by the frame in which the main thread stands still: it is inside such a function. A wait for a ``Work`` in the
+    task's own code, DistributedDataParallel's backward pass and GPUs' streams cannot be distinguished from work.
+    """
+
+    def __init__(self, rank: int, tell: Callable[[Wait], None] = lambda wait: None) -> None:
+        """``tell`` gets a long wait every few seconds for as long as it goes on."""
         self._rank = rank
         self._tell = tell
-        self.begun: tuple[str, float] | None = None
+        self.begun: Wait | None = None
+        self.evaluating = False
+        """Whether the main thread is in the task's code."""
         self.said = False
+        self._still: tuple[FrameType, int, float] | None = None
+        """A frame of a collective, its instruction, and since when the main thread has been there. Holding the frame,
+        and with it the tensors of the call, proves that it is the same call: no other frame has its identity."""
         threading.Thread(target=self._look, name="waits", daemon=True).start()
 
     def _look(self) -> None:
+        next_word = 0.0
         while True:
-            time.sleep(_SLOW_S / 4)
-            wait = self.begun
-            if wait is None or time.monotonic() - wait[1] < _SLOW_S:
+            # A frame is held for a short time only, unless it stands still.
+            time.sleep(_SLOW_S / (4 if self._still is None else 80))
+            wait = self.begun or self._collective()
+            now = time.monotonic()
+            if wait is None or now - wait.since < _SLOW_S or now < next_word:
                 continue
-            self._tell(wait[0])
+            next_word = now + _SLOW_S / 4
+            self._tell(wait)
             if self.said:
                 continue
             write(
-                f"hpo: worker rank {self._rank} has waited {time.monotonic() - wait[1]:.0f} s in {wait[0]} for "
-                "other ranks of the worker. Every rank has to make this call; where one of them still works, nothing "
-                "is wrong.",
+                f"hpo: worker rank {self._rank} has waited {now - wait.since:.0f} s in {wait.call} for other ranks of "
+                "the worker. Every rank of the group has to make this call; where one of them still works, nothing is "
+                "wrong.",
                 sys.stderr,
                 flush=True,
             )
             self.said = True
+
+    def _collective(self) -> Wait | None:
+        """The collective in which the main thread is, since it was first seen at this place of this call."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0) if self.evaluating else None
+        call = None if frame is None else _call(frame)
+        if frame is None or call is None:
+            self._still = None
+            return None
+        now = time.monotonic()
+        still = self._still
+        if still is None or still[0] is not frame or still[1] != frame.f_lasti:
+            self._still = still = frame, frame.f_lasti, now
+        long = now - still[2] >= _SLOW_S
+        return Wait(call, still[2], large=long and _bytes(frame) > _LARGE_BYTES)
+
+
+def _call(innermost: FrameType) -> str | None:
+    """The call of a collective that a thread is in: the outermost function of trainers, or of torch; None outside
+    collectives."""
+    torch, channel = (getattr(sys.modules.get(name), "__file__", None) for name in (_TORCH, _CHANNEL))
+    trainers = None if channel is None else f"{Path(channel).parents[1]}/"
+    if innermost.f_code.co_filename not in (torch, channel):
+        return None
+    of_torch = of_trainers = None
+    frame: FrameType | None = innermost
+    while frame is not None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if trainers is not None and path.startswith(trainers):
+            of_trainers = name
+        elif path == torch:
+            of_torch = name
+        frame = frame.f_back
+    if of_torch in _LEFT_OUT:
+        return None
+    return f"trainers.{of_trainers}" if of_trainers else f"torch.distributed.{of_torch}"
+
+
+def _bytes(frame: FrameType) -> float:
+    """Size of the tensors, and of the lists of tensors, that a call has been given; infinite where it is not known."""
+    try:
+        found = [
+            one
+            for local in list(frame.f_locals.values())
+            for one in (local if isinstance(local, (list, tuple)) else (local,))
+        ]
+        return sum(int(getattr(one, "nbytes", 0)) for one in found)
+    except Exception:  # tensors of some layouts have no size; objects of the task may do anything
+        return float("inf")

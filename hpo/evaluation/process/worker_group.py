@@ -16,7 +16,7 @@ from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import select_for_group
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.evaluation.process.task_groups import TaskGroups
-from hpo.evaluation.process.wait_watch import WaitWatch
+from hpo.evaluation.process.wait_watch import Wait, WaitWatch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store
@@ -34,9 +34,9 @@ class WorkerGroup:
     """The torch.distributed group of a worker of several ranks, and what these agree on."""
 
     def __init__(
-        self, hello: Hello, device: OwnDevice, tasks: TaskGroups, tell: Callable[[str], None]
+        self, hello: Hello, device: OwnDevice, tasks: TaskGroups, tell: Callable[[Wait], None]
     ) -> None:
-        """``tell`` gets the call in which this rank has waited for long."""
+        """``tell`` gets the waits of this rank that last long."""
         self._tasks = tasks
         self._rank = hello.worker_rank
         self._watch = WaitWatch(self._rank, tell)
@@ -145,11 +145,16 @@ class WorkerGroup:
         self._watch.said = False
         self.announcement = Announcement(self._rank, self.send)
         self.agree(turn, BEGIN, 0)
+        self._watch.evaluating = True
+
+    def end(self) -> None:
+        """The task has returned."""
+        self._watch.evaluating = False
 
     def agree(self, turn: int, call: int, answer: int) -> int:
         """What worker rank 0 says. Collective; RuntimeError where the ranks make different calls."""
         if call != BEGIN:  # others may still import the task
-            self._watch.begun = _CALLS[call], time.monotonic()
+            self._watch.begun = Wait(_CALLS[call], time.monotonic(), of_all=True)
         try:
             their_turn, theirs, agreed = self.send((turn, call, answer))()
         finally:

@@ -56,8 +56,9 @@ def order(identity: str, started: float | None) -> tuple[object, ...]:
 class Tally:
     """What the campaign as a whole has reached. ``counts``: individuals by status; ``recent_s``: what the last
     completed ones took; ``recent_ends``: when the last ones ended, Unix seconds; ``unfinished``: by id those that are
-    on record as lost or interrupted; ``failures``: by id. ``exact``: unless something has happened in this launch
-    after which the journals may say otherwise."""
+    on record as lost or interrupted; ``failures``: by id. ``reports``: whether an individual that
+    completed or was pruned had reported; ``exact``: unless something has happened in this launch after which the
+    journals may say otherwise."""
 
     counts: dict[str, int] = field(default_factory=dict)
     best: Best | None = None
@@ -67,6 +68,7 @@ class Tally:
     islands: dict[int, IslandTally] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
+    reports: bool = False
     exact: bool = True
     _errors: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -78,6 +80,7 @@ class Tally:
             self.unfinished[end.id] = status
             return
         self.unfinished.pop(end.id, None)
+        self.reports = self.reports or status == PRUNED or end.steps is not None
         self.recent_ends.append(end.started + end.seconds)
         del self.recent_ends[:-MOST_RECENT]
         if status == COMPLETED:

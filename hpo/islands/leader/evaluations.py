@@ -230,6 +230,7 @@ class Evaluations:
         """Put the end on record, and let the island breed from it. ``rests``: it was pruned, and may go on."""
         now = self._now()
         last = self._early_stopping.last
+        steps = last[0] if outcome.status == COMPLETED and last is not None else None
         self._journal.append(
             Finished(
                 **_identity(candidate),
@@ -240,7 +241,7 @@ class Evaluations:
                 metrics=outcome.metrics,
                 error=outcome.error,
                 resting=rests,
-                steps=last[0] if outcome.status == COMPLETED and last is not None else None,
+                steps=steps,
             )
         )
         self._claims.evaluated(now - candidate.started)
@@ -272,6 +273,7 @@ class Evaluations:
                 else None,
                 candidate.started,
                 result,
+                steps,
             )
         )
         if outcome.status == INTERRUPTED:

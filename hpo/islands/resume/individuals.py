@@ -79,6 +79,7 @@ def end_of(record: Finished, losses: tuple[float, ...] | None) -> EvaluationEnd:
         error="" if record.status == COMPLETED else summary_line(record.error or ""),
         started=record.started or 0.0,
         result=None if losses is None else (record.params, record.objectives or {}),
+        steps=record.steps,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, Individual, Scalar
-from hpo.results import text
+from hpo.results import overview, text
 from hpo.results.analysis import pareto
 from hpo.results.figures.drawing.theme import duration, number
 from hpo.results.figures.source import Source
@@ -204,6 +204,11 @@ def _pruned(source: Source) -> Iterator[Finding]:
         )
 
 
+def _settings(source: Source) -> Iterator[Finding]:
+    for remark in overview.remarks(source.record):
+        yield Finding("warn", f"{remark[0].upper()}{remark[1:]}.")
+
+
 def _launches(source: Source) -> Iterator[Finding]:
     record = source.record
     cut = [one for one in record.launches[:-1] if one.ended is None]
@@ -286,6 +291,7 @@ _CHECKS: tuple[Callable[[Source], Iterable[Finding]], ...] = (
     _borders,
     _stalled,
     _pruned,
+    _settings,
     _workers,
     _storage,
     _launches,
