@@ -226,7 +226,7 @@ class Coordinator:
             elif budget.admit(want.key, island):
                 item = want.key
             elif claim.stuck and not self._skip_phase(phase, island):
-                item = budget.admit_unseen(island, refused=want.refused, now=self._transport.now())
+                item = budget.admit_unseen(island, leader, refused=want.refused, drawn_s=want.drawn_s)
             if item is None:
                 if budget.exhausted_for(island):
                     self._look_for_used_up_islands()
