@@ -100,8 +100,8 @@ def _listed(directory: Path, launch: int | None) -> tuple[list[Path], list[Path]
         path = folder / name
         found = journal_name(path)
         if found is not None and launch in (None, found.launch):
-            end = ends.get(found[:3], ends.get(found[:1]))
-            (counting if end is None or found.part < end else excluded).append((found, path))
+            first = ends.get(found[:3], ends.get(found[:1]))
+            (counting if first is None or found.part < first else excluded).append((found, path))
     return [path for _, path in sorted(counting)], [path for _, path in sorted(excluded)]
 
 
