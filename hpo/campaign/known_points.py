@@ -79,9 +79,8 @@ def _reading(entry: KnownSettings, settings: config.Settings) -> str:
 
 def _local(entry: KnownSettings) -> Path:
     """The path of a source that is no URL."""
-    return Path(
-        os.path.expanduser(entry.source or "")
-    )  # Path.expanduser raises for users that are not known here
+    # Path.expanduser raises for users that are not known here.
+    return Path(os.path.expanduser(entry.source or ""))
 
 
 def _content(entry: KnownSettings) -> str:
