@@ -1,4 +1,4 @@
-"""What `hpo run` says before it starts ranks: that a campaign is finished."""
+"""The sentence with which `hpo run` refuses to start ranks for a campaign that is finished."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hpo.terminal import quoted
 
 
 def finished(campaign: Campaign, file: Path) -> str | None:
-    """How to go on with the campaign of ``file``, where its budget is used up and another launch would evaluate
-    nothing; None where there is something to do, or that is for the launch to find out.
+    """A sentence with the remedy, where the campaign of ``file`` has used up its budget and another launch would
+    evaluate nothing; None where there is something to do, or the launch has to find that out.
 
     Raises:
-        UsageError, CampaignError: as ``Campaign.check``, where the last launch used its budget up.
+        UsageError, CampaignError: those of ``Campaign.check``, where the last launch used its budget up.
     """
     directory, budget = campaign.settings.directory, campaign.settings.evaluations
     if not os.path.exists(directory / "campaign.json") or holder(directory) is not None:

@@ -70,8 +70,8 @@ _DRAWS_FOR_STEPS = 100
 
 
 class _Opening(NamedTuple):
-    """What rank 0 has opened. ``known``: the records of results that were entered; ``ended``: as of
-    ``WorkerRegistry``."""
+    """Parts of a launch that rank 0 has opened. ``known``: the records of results that were entered; ``ended``: whether
+    the process of a rank is known to have ended."""
 
     lock: Lock
     earlier: ResumeState

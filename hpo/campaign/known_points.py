@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,7 @@ def new_points(settings: config.Settings, task: Task, problems: dict[str, None])
         return []
     entered: dict[str, Entered] = {}
     standing: dict[int, Known] = {}
-    if (home / "campaign.json").exists():
+    if os.path.exists(home / "campaign.json"):
         # Rank 0 enters them, and is the first worker of the first island.
         for path in journal_files(home):
             for one in read_file(path) if (journal_name(path) or ())[1:3] == (0, 0) else ():
@@ -45,7 +46,8 @@ def new_points(settings: config.Settings, task: Task, problems: dict[str, None])
     found = []
     for entry in settings.known:
         with noted(problems):
-            if entry.source is not None and Path(entry.source).resolve() == home.resolve():
+            path = _local(entry)
+            if entry.source and all(map(os.path.exists, (path, home))) and os.path.samefile(path, home):
                 raise UsageError(
                     f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
                 )
@@ -60,8 +62,8 @@ def new_points(settings: config.Settings, task: Task, problems: dict[str, None])
 def _differs(entry: KnownSettings, settings: config.Settings, before: Entered | None) -> bool:
     if before is None:
         return True
-    if "://" not in (entry.source or "") and not Path(entry.source or "").expanduser().exists():
-        return False  # what is on record is all that is left of it
+    if "://" not in (entry.source or "") and not os.path.exists(_local(entry)):
+        return False  # gone, or out of reach: what is on record is all that is left of it
     content = _content(entry)
     return before.entry != _reading(entry, settings) or bool(
         content and before.content and content != before.content
@@ -75,9 +77,15 @@ def _reading(entry: KnownSettings, settings: config.Settings) -> str:
     return json.dumps(ways) if ways else ""
 
 
+def _local(entry: KnownSettings) -> Path:
+    """The path of a source that is no URL."""
+    # Path.expanduser raises for users that are not known here.
+    return Path(os.path.expanduser(entry.source or ""))
+
+
 def _content(entry: KnownSettings) -> str:
-    """The hash of a table; empty where the source is none, or gone."""
-    path = Path(entry.source or "").expanduser()
+    """The hash of a table; empty where the source is no table, or cannot be read."""
+    path = _local(entry)
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix.lower() in TABLES else ""
     except (OSError, ValueError):

@@ -26,7 +26,6 @@ from hpo.campaign.greeting import greeting_s
 from hpo.campaign.painter import painted
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
-from hpo.cluster.folders import second_campaign
 from hpo.cluster.hosts import Fleet, Host
 from hpo.cluster.mpi_startup import connect, raise_file_limit
 from hpo.cluster.signals import PATIENCE, Requests, Signals, stop_signals
@@ -49,6 +48,7 @@ from hpo.islands.leader.storage import PATIENCE_S
 from hpo.islands.messages import End, Hello, encode
 from hpo.islands.transport import Transport
 from hpo.journal.commands import stop_pending
+from hpo.journal.directory import second_campaign
 from hpo.journal.files import journal_path, last_launch
 from hpo.journal.launches import (
     MOST_IN_VAIN,

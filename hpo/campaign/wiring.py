@@ -185,7 +185,7 @@ class Assembly:
         ended: Callable[[int], bool],
     ) -> Coordinator:
         """The coordinator, on rank 0, once that has its parts. ``points``: to be evaluated first; ``known``: the
-        records of results that were entered; ``ended``: as of ``WorkerRegistry``."""
+        records of results that were entered; ``ended``: whether the process of a rank is known to have ended."""
         settings, space, layout = self.settings, self.task.space, self.layout
         transport, signals = self.transport, self.signals
         assert self.writer is not None and self.log is not None  # rank 0 leads the first worker

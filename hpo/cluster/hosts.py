@@ -74,8 +74,8 @@ def check_room(ranks: int, need: str, room: tuple[int, str], remedy: str) -> Non
 
 
 def crowded(ranks: int, room: tuple[int, str]) -> str | None:
-    """A clause that says that ``ranks`` are more than four times the ``room``, as of ``check_room``; None where they
-    are not."""
+    """A clause that says that ``ranks`` are more than four times the ``room``, a number and of what, such as "cores of
+    this host"; None where they are not."""
     count, of_what = room
     if ranks <= _MOST_A_CORE * count:
         return None

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpo import aliases
-from hpo.cluster.folders import second_campaign
 from hpo.cluster.hosts import Host, counts
 from hpo.config import reader as config
 from hpo.config.layout import Layout
@@ -27,6 +26,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.islands.coordinator.ending import LOST
 from hpo.islands.leader.storage import PATIENCE_S
 from hpo.journal.commands import stop_pending
+from hpo.journal.directory import second_campaign
 from hpo.journal.launches import (
     MOST_IN_VAIN,
     is_complete,
@@ -475,7 +475,7 @@ class JobEnd:
         self._asking: threading.Thread | None = None
 
     def must_end(self, terminated: float | None) -> float:
-        """As of ``JobLimits``."""
+        """The time at which the job must end, see ``JobLimits.must_end``."""
         now = time.time()
         near = self._limits.end - self._grace_s - now < _OFTEN_S
         idle = self._asking is None or not self._asking.is_alive()

@@ -99,10 +99,7 @@ def _path(value: object) -> object:
         return value
     if not is_unicode(str(value)):
         return None
-    try:
-        return Path(value).expanduser()
-    except RuntimeError:  # ~name of a user that this machine does not know
-        return value
+    return Path(os.path.expanduser(value))  # Path.expanduser raises for users that are not known here
 
 
 def _lists(value: object) -> object:

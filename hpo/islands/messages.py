@@ -92,13 +92,15 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True):
 class Want(msgspec.Struct, frozen=True, array_like=True):
     """A wish to evaluate a configuration. ``token``: of the leader, by which it knows the answer; ``key``: what must
     not come twice; ``paused``: the id of an individual that was pruned, and counted, and is to go on; ``phase``: in
-    which it was bred; ``refused``: how many proposals the constraints refused before it."""
+    which it was bred; ``refused``: how many proposals the constraints refused before it; ``drawn_s``: how long it took
+    to draw all these, in seconds."""
 
     token: int
     key: str
     paused: str | None = None
     phase: int = 0
     refused: int = 0
+    drawn_s: float = 0.0
 
 
 class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):

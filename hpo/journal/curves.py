@@ -327,7 +327,7 @@ def read_from(path: Path, offset: int) -> tuple[list[Point | Sample], int]:
 
 
 def read_rows(path: Path) -> Iterable[Point | Sample]:
-    """All rows of a file, as of :func:`read_from`; CampaignError where it cannot be read."""
+    """All rows of a file, see :func:`read_from`; CampaignError where it cannot be read."""
     offset = 0
     while True:
         try:

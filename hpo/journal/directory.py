@@ -1,4 +1,4 @@
-"""Which campaign a directory belongs to: ``campaign.json``, written once when the campaign begins."""
+"""The campaign that a directory belongs to: ``campaign.json``, written once when the campaign begins."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import msgspec
 
 from hpo.errors import CampaignError
 from hpo.journal.durable import write_atomically
+from hpo.terminal import quoted
 
 VERSION = 1
 Identity = dict[str, Any]
@@ -162,6 +163,21 @@ def foreign_owner(directory: Path) -> str | None:
             except KeyError:
                 return f"user {owner}"
     return None
+
+
+def second_campaign(file: Path, directory: Path) -> str | None:
+    """A sentence where a campaign would begin in the relative ``directory`` of ``file``, which counts from the folder
+    in which the command was given, although the folder of ``file`` holds one under the same path; else None."""
+    beside = file.resolve().parent / directory
+    # Path.exists raises where storage fails.
+    here, there = (os.path.exists(one / "campaign.json") for one in (directory, beside))
+    if directory.is_absolute() or here or not there:
+        return None
+    return (
+        f'a second campaign begins in {directory.absolute()}, as directory = "{directory}" counts from this folder; '
+        f"{beside} holds one already. To go on with that one, give the command in its folder: "
+        f"cd {quoted(file.resolve().parent)}"
+    )
 
 
 def _is_ours(entry: str) -> bool:

@@ -4,7 +4,8 @@
 it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync of it failed,
 it goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journal of a worker that is given up and may still
 run is fenced: its parts are replaced by copies, and ``0001-i000-w0003.fenced`` has the number of the first part that
-does not count."""
+does not count. ``0001.fenced`` does the same for a whole launch, also for workers that have no journal yet: it lists
+island, worker and first part that does not count, of each journal that was there."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
-_FENCE = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})\.fenced")
+_FENCE = re.compile(r"(\d{4,})(?:-i(\d{3,})-w(\d{4,}))?\.fenced")
 LONGEST_LINE = 1 << 26
 """Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory."""
 
@@ -57,7 +58,7 @@ def journal_part(path: Path, part: int) -> Path:
 
 
 def worker_journals(directory: Path, *, launch: int, island: int, worker: int) -> list[Path]:
-    """What the worker wrote in the launch, in order; CampaignError as of :func:`journal_files`."""
+    """Journals that the worker wrote in the launch, in order; CampaignError where they cannot be listed."""
     place = (launch, island, worker)
     return [path for path in journal_files(directory, launch) if (journal_name(path) or ())[:3] == place]
 
@@ -74,7 +75,7 @@ def journal_files(directory: Path, launch: int | None = None) -> list[Path]:
 
 def excluded_parts(directory: Path) -> list[Path]:
     """The journals of the campaign in ``directory`` that do not count: their writers began them after they had been
-    given up. CampaignError as of :func:`journal_files`."""
+    given up. CampaignError where they cannot be listed."""
     return _listed(directory, None)[1]
 
 
@@ -82,13 +83,13 @@ def _listed(directory: Path, launch: int | None) -> tuple[list[Path], list[Path]
     """The journals that count, and those that a fence excludes."""
     counting: list[tuple[JournalName, Path]] = []
     excluded: list[tuple[JournalName, Path]] = []
-    ends: dict[tuple[int, ...], int | None] = {}
+    ends: dict[tuple[int, ...], int] = {}
     folder = directory / "journal"
     try:
         names = os.listdir(folder)
         for name in names:
-            if (match := _FENCE.fullmatch(name)) is not None:
-                ends[tuple(map(int, match.groups()))] = _end_of(folder / name)
+            for place, end in (_fenced(folder / name) or {}).items():
+                ends[place] = min(end, ends.get(place, end))
     except FileNotFoundError:
         return [], []
     except OSError as error:
@@ -97,10 +98,10 @@ def _listed(directory: Path, launch: int | None) -> tuple[list[Path], list[Path]
         ) from error
     for name in names:
         path = folder / name
-        place = journal_name(path)
-        if place is not None and launch in (None, place.launch):
-            end = ends.get(place[:3])
-            (counting if end is None or place.part < end else excluded).append((place, path))
+        found = journal_name(path)
+        if found is not None and launch in (None, found.launch):
+            first = ends.get(found[:3], ends.get(found[:1]))
+            (counting if first is None or found.part < first else excluded).append((found, path))
     return [path for _, path in sorted(counting)], [path for _, path in sorted(excluded)]
 
 
@@ -185,7 +186,7 @@ class JournalWriter:
         self.error = None
 
     def close(self) -> None:
-        """Commit what is pending and close the file; a second call does nothing. OSError as of ``commit``."""
+        """Commit what is pending and close the file; a second call does nothing. Raises the errors of ``commit``."""
         if self._closed:
             return
         try:
@@ -202,7 +203,10 @@ class JournalWriter:
         path = journal_part(self.path, self._part)
         if self._part == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(_fence_of(self.path)):  # no reader would look at it
+        name = journal_name(self.path)
+        assert name is not None
+        fences = _marker(path.parent, name[:1]), _marker(path.parent, name[:3])
+        if any(map(os.path.lexists, fences)):  # no reader would look at it
             raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(path))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._write(self._header)
@@ -252,50 +256,74 @@ def fence(path: Path) -> None:
 
     Raises:
         OSError: as the file system says. What has been read of the journal still holds.
+        CampaignError: the journals cannot be listed.
     """
-    begun = journal_name(path)
-    assert begun is not None
-    path = journal_path(path.parent.parent, launch=begun.launch, island=begun.island, worker=begun.worker)
-    names = (journal_name(path.with_name(name)) for name in os.listdir(path.parent))
-    parts = [name.part for name in names if name is not None and name[:3] == begun[:3]]
-    marker = _fence_of(path)
-    end = b"%d\n" % (max(parts, default=-1) + 1)
-    try:
-        handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
-        if _end_of(marker) is None:  # its maker died before it could write the number
-            write_atomically(marker, end)
-    else:
-        with open(handle, "wb") as file:
-            file.write(end)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(marker.parent)
-    first = _end_of(marker)
-    for part in parts:
-        if first is None or part < first:
-            counting = journal_part(path, part)
-            write_atomically(counting, counting.read_bytes())
-
-
-def _fence_of(path: Path) -> Path:
-    """The file that fences the journal that began in ``path``."""
-    return path.with_suffix(".fenced")
-
-
-def _end_of(marker: Path) -> int | None:
-    """The first part that a fence excludes; None where its maker has not written it yet. OSError where it cannot be
-    read."""
-    with open(marker, "rb") as file:
-        data = file.read(16)
-    return int(data) if data.endswith(b"\n") and data[:-1].isdigit() else None
+    name = journal_name(path)
+    assert name is not None
+    _fence(path.parent.parent, name[:3])
 
 
 def fence_launch(directory: Path, launch: int) -> None:
-    """``fence`` all journals of a launch that may still run; OSError as of that."""
-    journals = {(journal_name(path) or ())[:3]: path for path in journal_files(directory, launch)}
-    for path in journals.values():
-        fence(path)
+    """Fence all journals of a launch whose ranks may still run, and those that they have not begun yet; errors are
+    those of :func:`fence`."""
+    if journal_files(directory, launch):
+        _fence(directory, (launch,))
+
+
+def _fence(directory: Path, place: tuple[int, ...]) -> None:
+    """Fence what was written at ``place``: a launch, or launch, island and worker."""
+    marker = _marker(directory / "journal", place)
+    try:
+        # Before the folder is listed: to make a name there has a client of NFS list it afresh.
+        handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        if _fenced(marker) is None:  # its maker died before it could write all of it
+            write_atomically(marker, _fence_content(marker.parent, place))
+    else:
+        with open(handle, "wb") as file:
+            file.write(_fence_content(marker.parent, place))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(marker.parent)
+    for path in journal_files(directory, place[0]):
+        if (journal_name(path) or ())[: len(place)] == place:
+            write_atomically(path, path.read_bytes())
+
+
+def _fence_content(folder: Path, place: tuple[int, ...]) -> bytes:
+    """The content of a marker that excludes all that is not there now."""
+    ends: dict[tuple[int, int, int], int] = {}
+    for name in filter(None, map(journal_name, map(Path, os.listdir(folder)))):
+        if name[: len(place)] == place:
+            ends[name[:3]] = max(name.part + 1, ends.get(name[:3], 0))
+    content = [(*key[1:], end) for key, end in sorted(ends.items())]
+    return msgspec.json.encode(content if len(place) == 1 else max(ends.values(), default=0)) + b"\n"
+
+
+def _marker(folder: Path, place: tuple[int, ...]) -> Path:
+    """The file that fences a launch, or what a worker writes in a launch."""
+    stem = "{:04d}" if len(place) == 1 else "{:04d}-i{:03d}-w{:04d}"
+    return folder / f"{stem.format(*place)}.fenced"
+
+
+def _fenced(marker: Path) -> dict[tuple[int, ...], int] | None:
+    """By launch, island and worker the first part that a fence excludes, and 0 for the rest of a launch that it fences;
+    None for another file, and where the maker has not written all of it. OSError where it cannot be read."""
+    match = _FENCE.fullmatch(marker.name)
+    if match is None:
+        return None
+    place = tuple(int(group) for group in match.groups() if group)
+    with open(marker, "rb") as file:
+        data = file.read(LONGEST_LINE)
+    if not data.endswith(b"\n"):
+        return None
+    try:
+        if len(place) == 3:
+            return {place: msgspec.json.decode(data, type=int)}
+        journals = msgspec.json.decode(data, type=list[tuple[int, int, int]])
+    except msgspec.DecodeError:
+        return None
+    return {place: 0, **{(*place, island, worker): end for island, worker, end in journals}}
 
 
 def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:
@@ -303,7 +331,7 @@ def worker_records(directory: Path, *, launch: int, island: int, worker: int, gi
 
     Raises:
         OSError: it cannot be read, or be fenced, for now; or the campaign's journals are not there.
-        CampaignError: as of :func:`read_file`.
+        CampaignError: a journal is damaged, or was written by another version.
     """
     with at_work(directory):
         if given_up:
@@ -378,7 +406,7 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 def read_on(path: Path, file: BinaryIO, place: PlaceInFile, size: int) -> Iterator[Record]:
     """The records from ``place`` in the first ``size`` bytes of ``file``, which stands there; ``place`` is behind each
-    record when that is returned. JournalDamaged and CampaignError as of :func:`read_file`."""
+    record when that is returned. Raises the errors of :func:`read_file`."""
     place.torn = False
     while place.offset < size:
         line = file.readline(min(size - place.offset, LONGEST_LINE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ def sink_folder(directory: Path, base: Path | None, name: str) -> Path:
     campaigns may share."""
     if base is None:
         return directory / _FOLDER / name
-    return base.expanduser() / (directory.resolve().name or "campaign") / name
+    return Path(os.path.expanduser(base)) / (directory.resolve().name or "campaign") / name
 
 
 @dataclass(kw_only=True)

@@ -79,7 +79,7 @@ class Marks:
             raise _unusable(self._path, error) from error
 
     def reload(self) -> None:
-        """Forget what was not saved; CampaignError as of the class."""
+        """Forget marks that were not saved; CampaignError where the file cannot be read."""
         try:
             self.by_id = self._read()
         except OSError as error:

@@ -8,6 +8,7 @@ the storage holds stays."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -108,15 +109,15 @@ def export(directory: Path, target: str) -> Exported:
 def _checked(target: str) -> Path:
     """The file of the storage; UsageError where something else lies there."""
     database = target.startswith(SQLITE)
-    path = Path(target.removeprefix(SQLITE)).expanduser()
+    path = Path(os.path.expanduser(target.removeprefix(SQLITE)))
     if not path.name or "?" in path.name or "\0" in target:
         raise UsageError(f"{target}: must be {SQLITE} and the path of a file, such as {SQLITE}study.db")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise CampaignError(
             f"{target} cannot be written (there is no directory {path.parent}). Name a file in a directory that exists "
             "and that you may write."
         )
-    if not path.exists():
+    if not os.path.exists(path):
         return path
     if not path.is_file() or not (_holds_studies(path) if database else _is_journal(path)):
         kind = "SQLite database of Optuna's" if database else "journal of Optuna's"

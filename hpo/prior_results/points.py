@@ -80,7 +80,7 @@ class KnownPoints:
 
 
 def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
-    """What an entry of the campaign's key ``known`` stands for; errors as of :func:`known_points`."""
+    """Points of an entry of the campaign's key ``known``. Raises the errors of :func:`known_points`."""
     if entry.params is None:
         return known_points(
             entry.source,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import os
 import re
 import shutil
 import tempfile
@@ -97,7 +98,7 @@ def _from_path(name: str, study: str | None) -> Table:
         raise UsageError("known points: the name of their source is empty. Name a file or a directory.")
     if _URL.match(name):
         return _from_storage(name, study)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for users that are not known here
     try:
         there, folder = path.exists(), path.is_dir()
     except (OSError, ValueError):  # too long a name, or one that no file can have
@@ -280,7 +281,7 @@ def _storage(name: str, scratch: Path) -> Any:
         name = name.removeprefix("sqlite:///")
     if _URL.match(name):
         return optuna.storages.RDBStorage(name)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     with open(path, "rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
             from sqlalchemy import URL

@@ -49,7 +49,7 @@ def system(directory: Path) -> pandas.DataFrame:
     ``hpo.journal.curves.Sample``.
 
     Raises:
-        CampaignError: as of :func:`load`.
+        CampaignError: see :func:`load`.
     """
     import pandas
 

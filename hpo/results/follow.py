@@ -76,7 +76,7 @@ class Follower:
         """What is new since the last poll; at first, what is there.
 
         Raises:
-            JournalDamaged, CampaignError: as of ``hpo.results.record.load``. What was found before that is returned by
+            JournalDamaged, CampaignError: see ``hpo.results.record.load``. What was found before that is returned by
                 the next poll that succeeds.
         """
         with collector_paused():
@@ -166,7 +166,7 @@ class Follower:
         self._again = True
 
     def _read_curves(self, left: int) -> int:
-        """Read on in all curves; as of ``_read``."""
+        """Read on in all curves; see ``_read``."""
         files = curve_files(self._directory)
         last = max((name.launch for name, _ in files), default=0)
         for name, path in files:

@@ -328,7 +328,7 @@ def read(directory: Path) -> Overview | None:
 
 
 def of(directory: str | os.PathLike[str]) -> Overview:
-    """How the campaign in ``directory`` stands, which may be at work; errors as of ``hpo.results.record.load``."""
+    """State of the campaign in ``directory``, which may be at work. Raises errors as ``hpo.results.record.load``."""
     directory = Path(directory)
     found = read(directory) or folded(load(directory))
     return with_running(found, running.Tails(directory))

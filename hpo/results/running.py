@@ -125,7 +125,7 @@ class Tails:
 
 
 def of(directory: Path, without: Collection[str] = ()) -> list[Running]:
-    """As of ``Tails.poll``, once."""
+    """The evaluations that ``Tails.poll`` finds, once."""
     return Tails(directory).poll(without)
 
 

@@ -62,7 +62,7 @@ class Search:
         space (SearchSpace): the parameters.
         direction (str; default "minimize"): "minimize" or "maximize".
         seed (int, from 0; default 0): of all random numbers.
-        kind (str; default "default"): as of ``hpo.Campaign``, except "pbt". "default" is "surrogate" here, because a
+        kind (str; default "default"): see ``hpo.Campaign``; not "pbt". "default" is "surrogate" here, because a
             rule that depends on the clock would not be repeatable; take "evolution" where the ten milliseconds of a
             proposal are too many.
         objectives (dict; default None): directions by name, such as {"f1": "maximize", "seconds": "minimize"}, in place
@@ -191,7 +191,7 @@ class Search:
 
         Args:
             params (dict): a configuration.
-            value (float): as of ``tell``.
+            value (float): the result, as for ``tell``.
 
         Raises:
             UsageError: ``params`` is no configuration of the space, or one that a constraint refuses.

@@ -23,9 +23,9 @@ Steps = Callable[[dict[str, Scalar]], int | None]
 @dataclass
 class _Evaluation:
     """The running evaluation. ``judged``: the number of its last rung. ``resumed``: it may go on from a checkpoint;
-    ``partial``: it does, and its first values are not known here. ``count``, ``total``: of its finite values.
-    ``last_step``: of the whole run, where the task says it. ``condemned``: it failed at its last rung, and may save
-    itself or is stopped; ``last`` stays there. ``doubtful``: it failed at its last rung, which may be its end.
+    ``partial``: it most likely does, so that its first values are not known here. ``count``, ``total``: of its finite
+    values. ``last_step``: of the whole run, where the task says it. ``condemned``: it failed at its last rung, and may
+    save itself or is stopped; ``last`` stays there. ``doubtful``: it failed at its last rung, which may be its end.
     ``spared``: it is never stopped."""
 
     id: str
@@ -69,6 +69,8 @@ class Pruner:
         self._lengths: set[int] = set()
         """The numbers of steps with which individuals of the island have completed."""
         self._longest = 0
+        self._first: int | None = None
+        """The lowest step at which an evaluation that began anew here has reported first."""
         # The id of the last individual that failed at a rung here, and the rung: it may crash before it has ended.
         self._failed: tuple[str, int] | None = None
         self._saves: bool | None = None
@@ -125,12 +127,16 @@ class Pruner:
             running.best = min(running.best, loss)
         rule = self._rule
         rung = None if rule is None else rule.rung(report.step)
-        if first and rule is not None and running.resumed:
-            running.partial = report.step > rule.steps(0)
+        if first and running.resumed:
+            running.partial = report.step > (1 if self._first is None else self._first)
+        elif first:
+            self._first = report.step if self._first is None else min(self._first, report.step)
         if rule is None or rung is None or rung <= running.judged:
             return GO, None
         running.judged = rung
         if self._passed_before(rule, running, rung, first and report.step > rule.steps(rung)):
+            return GO, None
+        if self._means and running.partial:  # its mean and its best lack the values before the interruption
             return GO, None
         found = self._at_rung(rule, running, rung, loss)
         if at_end or at_end is None or running.spared:
@@ -153,10 +159,8 @@ class Pruner:
             return False
         return beyond or rule.has_seen(rung, running.id)
 
-    def _at_rung(self, rule: Rule, running: _Evaluation, rung: int, loss: float) -> Report | None:
-        """Enter what the running evaluation reported at ``rung``, if others can be compared with it."""
-        if self._means and running.partial:
-            return None
+    def _at_rung(self, rule: Rule, running: _Evaluation, rung: int, loss: float) -> Report:
+        """Enter what the running evaluation reported at ``rung``."""
         if self._means:
             loss = running.total / running.count if running.count else math.inf
         found = (running.id, rule.steps(rung), loss)

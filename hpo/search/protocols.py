@@ -213,7 +213,8 @@ class Candidate:
 
     ``resumed``: it was begun before; ``promoted``: it had paused here, and goes on from there; ``retried``: it crashed
     here, and is tried again. ``resumed_at_step``: steps after which it had paused; 0 where it has not paused.
-    ``contested``: as of ``hpo.islands.assignment.Assignment``; ``phase``: in which it was bred."""
+    ``contested``: see ``hpo.islands.assignment.Assignment``; ``phase``: in which it was bred. ``refused``, ``drawn_s``:
+    draws that the constraints refused, and seconds of drawing, since it was claimed last."""
 
     token: int
     id: str
@@ -229,6 +230,7 @@ class Candidate:
     retried: bool = False
     attempts: int = 0
     refused: int = 0
+    drawn_s: float = 0.0
     started: float = 0.0
     home: tuple[int, int] = (0, 0)
     resumed_at_step: int = 0

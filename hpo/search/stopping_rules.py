@@ -236,8 +236,8 @@ class Median(Rule):
     loss is worse than the median of the running means of all others that got there is stopped for good. From 32 r
     on they are sixteen between one power of two and the next.
 
-    NaN is left out of means and medians. The mean of an evaluation that goes on from a checkpoint lacks its first
-    values, and is compared with no other."""
+    NaN is left out of means and medians. An evaluation that goes on from a checkpoint is neither compared nor stopped:
+    its mean and its best value lack what it reported before."""
 
     def __init__(self, settings: PruningSettings) -> None:
         super().__init__()

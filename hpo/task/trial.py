@@ -260,7 +260,7 @@ class Trial:
         Args:
             step (int): how far the training is, in steps or epochs of your choice, at most 2**53.
             value (float): of the objective; NaN ranks last.
-            **metrics (as of ``log``): further values at this step, columns of ``Result.curves()``; ``id`` and
+            **metrics (as for ``log``): further values at this step, columns of ``Result.curves()``; ``id`` and
                 ``time`` are no names of metrics.
 
         Raises:

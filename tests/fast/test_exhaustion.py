@@ -112,6 +112,18 @@ def test_a_claim_in_vain_looks_at_a_piece_of_the_space_whatever_the_constraints_
         assert rest.next(taken) is None
 
 
+def test_only_the_time_of_drawing_uses_up_the_patience_with_constraints() -> None:
+    rest, drawn = UnseenConfigurations(), unseen._PATIENCE_S / 2
+    rest.next(set(), leader=0, refused=1)
+    rest.next(set(), leader=1, refused=1, drawn_s=drawn)
+    rest.next(set(), leader=0, refused=1, drawn_s=drawn)
+    assert not rest.exhausted
+    rest.bred_a_new_one()
+    for exhausted in (False, True):
+        rest.next(set(), leader=1, refused=1, drawn_s=drawn)
+        assert rest.exhausted is exhausted
+
+
 @pytest.mark.parametrize("share, completed, reason", [(5e-5, 20, "done"), (1e-15, 1, "refused")])
 def test_rare_configurations_are_found_and_a_search_in_vain_does_not_look_complete(
     share: float, completed: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

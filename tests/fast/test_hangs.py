@@ -34,6 +34,7 @@ from hpo.journal.files import (
     fence_launch,
     journal_files,
     journal_part,
+    journal_path,
     read_file,
 )
 from hpo.journal.records import Finished, Header, Stopping
@@ -353,3 +354,23 @@ def test_what_a_writer_begins_behind_the_first_fence_never_counts(tmp_path: Path
     fence_launch(tmp_path, 1)
     assert journal_files(tmp_path) == [journal_part(path, part) for part in range(begun_before)]
     assert excluded_parts(tmp_path) == [journal_part(path, begun_before)]
+
+
+@pytest.mark.parametrize("half_made", [False, True])
+def test_journals_that_are_begun_behind_the_fence_of_their_launch_never_count(
+    tmp_path: Path, half_made: bool
+) -> None:
+    headers = [Header.of_this_process(launch=1, island=0, worker=worker) for worker in range(3)]
+    paths = [journal_path(tmp_path, launch=1, island=0, worker=worker) for worker in range(3)]
+    JournalWriter(paths[0], headers[0]).close()
+    if half_made:
+        (paths[0].parent / "0001.fenced").write_bytes(b"[")
+    fence_launch(tmp_path, 1)
+    late = JournalWriter(paths[1], headers[1])
+    with pytest.raises(OSError, match="has fenced this journal"):
+        late.commit()
+    paths[2].write_bytes(encode(headers[2]))  # as on NFS, where the fence may not be seen yet
+    fence_launch(tmp_path, 1)
+    next_launch = journal_path(tmp_path, launch=2, island=0, worker=1)
+    JournalWriter(next_launch, Header.of_this_process(launch=2, island=0, worker=1)).close()
+    assert journal_files(tmp_path) == [paths[0], next_launch] and excluded_parts(tmp_path) == [paths[2]]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import pwd
 import random
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -398,6 +400,7 @@ def test_sources_that_are_none_get_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "x.db").write_bytes(b"SQLite format 3\0" + bytes(100))
     for source, words in {
         "absent.csv": "does not exist",
+        "~no-such-user/x.csv": "does not exist",
         "empty": "holds no campaign",
         "x.bin": "no table",
         "x.json": "a list of objects",
@@ -507,6 +510,16 @@ def test_wrong_points_are_replaced_when_it_goes_on(tmp_path, capsys):
     assert hpo.Result(tmp_path / "run").best.id != "known-3"
 
 
+def test_a_source_that_was_entered_may_be_out_of_reach_later(tmp_path, monkeypatch):
+    """As where another node does not know the user whose home it is in."""
+    write(tmp_path / "points.csv", "lr,width,optimizer,wide,value\n0.1,8,adam,True,0.001")
+    with monkeypatch.context() as patched:
+        patched.setattr(pwd, "getpwnam", lambda name: SimpleNamespace(pw_dir=str(tmp_path)))
+        campaign(tmp_path / "run", evaluations=2, known=["~colleague/points.csv"])
+    result = campaign(tmp_path / "run", evaluations=3, known=["~colleague/points.csv"])
+    assert [one.id for one in result.record.known] == ["known-1"] and len(result.record.individuals) == 3
+
+
 def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
     records = [
         Known(
@@ -558,6 +571,7 @@ def test_points_of_a_file_are_evaluated_first(tmp_path):
     ("entry", "words"),
     [
         ("absent.csv", "absent.csv does not exist"),
+        ("a\0b", "does not exist"),
         ({"source": "x.csv", "unknwon": "drop"}, "no key 'unknwon'. Did you mean \"unknown\""),
         ({"params": {"lr": 2.0}}, "known point: lr = 2.0: must be"),
         ({"params": POINT, "objectives": {"accuracy": 1.0}}, "must have a finite number for each of value"),

@@ -206,13 +206,30 @@ def test_one_that_was_interrupted_is_not_compared_where_it_had_passed(
     rule.start(one)
     reports = {step: rule.report(TrialReport("a", step, 9.0)) for step in range(first, 37)}
     judged = [step for step, (verdict, _) in reports.items() if verdict != GO]
-    rungs = [4, 12, 36] if kind == "halving" else [*range(4, 37, 4)]
+    if kind == "median":
+        found = [report for _, report in reports.values() if report is not None]
+        assert not judged and not found, "the best and the mean of its last values are nothing to compare"
+        return
+    rungs = [4, 12, 36]
     # A first report at the rung itself may be what it has not been compared by yet.
     passed = 12 if known else first - (first in rungs)
     assert judged[0] == next(step for step in rungs if step > passed)
-    found = [report for _, report in reports.values() if report is not None]
-    if kind == "median" and first == 12:
-        assert not found, "the mean of its last values is nothing to compare others with"
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_median_stops_what_was_interrupted_only_where_it_began_from_the_start(every: int) -> None:
+    """All report each ``every`` steps; one that goes on from step 4 or later may have had its best value before."""
+    rule = stopping(pruning_settings("median", min_steps=10, startup=1))
+    for identity, resumed, steps, value in [
+        ("other", False, range(every, 41, every), 1.0),
+        ("anew", True, range(every, 41, every), 2.0),
+        ("further", True, range(4 * every, 41, every), 2.0),
+    ]:
+        one = candidate(identity)
+        one.resumed = resumed
+        rule.start(one)
+        verdicts = {rule.report(TrialReport(identity, step, value))[0] for step in steps}
+        assert (STOP in verdicts) is (identity == "anew")
 
 
 def test_one_that_crashes_after_it_has_failed_at_a_rung_fails_there_again() -> None:

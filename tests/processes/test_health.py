@@ -120,12 +120,15 @@ def test_one_that_trained_begins_the_count_anew(status: str) -> None:
     assert not watch.holds_all
 
 
-@pytest.mark.parametrize("status", [FAILED, INTERRUPTED])
-def test_one_that_reported_a_value_trained_however_it_ended(status: str) -> None:
-    watch = watching(2)
-    fail(watch, 1)
+@pytest.mark.parametrize(
+    "status, works", [(INTERRUPTED, True), (FAILED, False), (CRASHED, False), (TIMEOUT, False)]
+)
+def test_reports_show_that_a_launch_works_unless_nothing_comes_of_them(status: str, works: bool) -> None:
+    watch = watching(3)
+    fail(watch, 1, 2)
     watch.ended(0, over(0, status, reported=True))
-    assert not watch.holds_all
+    fail(watch, 3)
+    assert watch.holds_all is not works
 
 
 def test_an_interruption_says_nothing_of_the_launch() -> None:
@@ -152,8 +155,6 @@ def test_an_interruption_says_nothing_of_the_launch() -> None:
 def test_time_outs_and_crashes_count_and_so_does_what_completed_before(
     status: str, earlier: tuple[int, int], needed: int | None, reported: bool
 ) -> None:
-    if status == FAILED and reported:
-        pytest.skip("a sign of life")
     watch = watching(30, workers=1, earlier=earlier)
     held = []
     for number in range(100):

@@ -17,9 +17,8 @@ from terminal import Terminal, wait_until
 
 import hpo
 from hpo import cli
-from hpo.cluster.folders import second_campaign
 from hpo.journal.commands import Stop, asked, give
-from hpo.journal.directory import write_identity
+from hpo.journal.directory import second_campaign, write_identity
 from hpo.journal.lock import acquire
 
 

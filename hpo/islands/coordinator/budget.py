@@ -128,13 +128,14 @@ class Budget:
         return max(unseen.refused for unseen in self._unseen)
 
     def refused_for(self, island: int) -> int:
-        """The same for the space of ``island``."""
+        """How many proposals in a row the constraints refused for ``island``, where it is not known whether it has
+        anything left."""
         return self._unseen[island].refused
 
-    def admit_unseen(self, island: int, *, refused: int, now: float) -> Assignment | None:
-        """Admit a configuration that is not taken and that ``island`` may evaluate, if one can be found; ``refused``
-        as of ``UnseenConfigurations``."""
-        unseen = self._unseen[island].next(self._keys, refused=refused, now=now)
+    def admit_unseen(self, island: int, leader: int, *, refused: int, drawn_s: float) -> Assignment | None:
+        """Admit a configuration that is not taken and that ``island`` may evaluate, if one can be found. The ``leader``
+        drew for ``drawn_s`` seconds in vain, and the constraints ``refused`` so many of its draws."""
+        unseen = self._unseen[island].next(self._keys, leader=leader, refused=refused, drawn_s=drawn_s)
         if unseen is not None:
             self.remaining -= 1
         return unseen

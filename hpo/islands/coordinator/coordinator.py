@@ -74,9 +74,9 @@ class Coordinator:
     """Grants claims until the budget, the deadline or a signal ends the launch.
 
     ``assignments``: to be given out before anything bred; ``known``: keys of all admitted configurations; ``phases``:
-    open parts of the space in turn; ``unseen``: as of ``Budget``, where one for all cannot be listed if left out;
-    ``deadline``, ``grace_s``, ``checkpoints`` and ``must_end``: as of ``Ending``; ``commands``: what people ask for
-    meanwhile; ``dead_leader_record``, ``journal_totals``: as of ``RankDeaths``. ``storage_changed``: called with what
+    open parts of the space in turn; ``unseen``: see ``Budget``, by default a space for all islands that cannot be
+    listed; ``deadline``, ``grace_s``, ``checkpoints`` and ``must_end``: see ``Ending``; ``commands``: what people ask
+    for meanwhile; ``dead_leader_record``, ``journal_totals``: see ``RankDeaths``. ``storage_changed``: called with what
     workers wait for (path and reason), and with None once none does. ``stop_begun``: called once with the reason, when
     nothing more is admitted. ``ended``: called once, to put the end on record before the other ranks learn of it.
     ``timed``: evaluations have a time-out. ``health``: watches for failures that are not the configurations' doing;
@@ -226,7 +226,7 @@ class Coordinator:
             elif budget.admit(want.key, island):
                 item = want.key
             elif claim.stuck and not self._skip_phase(phase, island):
-                item = budget.admit_unseen(island, refused=want.refused, now=self._transport.now())
+                item = budget.admit_unseen(island, leader, refused=want.refused, drawn_s=want.drawn_s)
             if item is None:
                 if budget.exhausted_for(island):
                     self._look_for_used_up_islands()
@@ -687,7 +687,7 @@ class Coordinator:
 
     @property
     def grace_until(self) -> float | None:
-        """As of ``Ending``."""
+        """Until when running evaluations may save themselves, in Unix seconds; None where they may not."""
         return self._ending.grace_until
 
     def next_wake(self) -> float:

@@ -14,7 +14,7 @@ from hpo.islands.assignment import Assignment
 _MOST_BARREN = 20_000
 _PIECE = 2_000
 _PATIENCE_S = 120.0
-"""How long leaders draw where constraints refuse what they draw: rare configurations are found in this time."""
+"""How long a leader draws where constraints refuse what it draws: rare configurations are found in this time."""
 
 Configurations = Iterator[tuple[dict[str, Scalar], str] | None]
 """Configurations and their keys; None in the place of one that the constraints refuse."""
@@ -22,8 +22,9 @@ Configurations = Iterator[tuple[dict[str, Scalar], str] | None]
 
 class UnseenConfigurations:
     """Of what one or more islands may evaluate. ``configurations``: lists all of that; None where it cannot be listed.
-    Then it counts as exhausted after 20 000 claims in a row that found nothing new, and where constraints ``refused``
-    so many proposals in a row, after two minutes without anything new."""
+    Then it counts as exhausted after 20 000 claims in a row that found nothing new; where constraints ``refused`` so
+    many proposals in a row, after a leader has drawn for two minutes without anything new. Pauses and evaluations
+    between the draws do not count."""
 
     def __init__(self, configurations: Callable[[], Configurations] | None = None) -> None:
         self._configurations = configurations
@@ -32,22 +33,22 @@ class UnseenConfigurations:
         self._listing: Configurations | None = None
         self._may_be_left = False
         self._barren = 0
-        self._barren_since: float | None = None
+        self._drawn_s: dict[int, float] = {}
+        """Seconds of drawing since something new was found, by leader."""
         self.refused = 0
         self.exhausted = False
 
-    def next(self, taken: set[str], *, refused: int = 0, now: float = 0.0) -> Assignment | None:
+    def next(
+        self, taken: set[str], *, leader: int = 0, refused: int = 0, drawn_s: float = 0.0
+    ) -> Assignment | None:
         """A configuration whose key is not in ``taken``, to which it is added; None where there is none, or the space
-        cannot be listed. ``refused``: how many proposals the constraints refused in the claim in vain that leads
-        here."""
+        cannot be listed. The ``leader`` has claimed in vain: its draws took ``drawn_s`` seconds, and the constraints
+        ``refused`` so many of them."""
         if self._configurations is None:
             self._barren += 1
             self.refused += refused
-            if self._barren_since is None:
-                self._barren_since = now
-            self.exhausted = (
-                now - self._barren_since >= _PATIENCE_S if self.refused else self._barren >= _MOST_BARREN
-            )
+            self._drawn_s[leader] = drawn = self._drawn_s.get(leader, 0.0) + drawn_s
+            self.exhausted = drawn >= _PATIENCE_S if self.refused else self._barren >= _MOST_BARREN
             return None
         while True:
             for params, key in self._unseen:
@@ -73,7 +74,7 @@ class UnseenConfigurations:
     def bred_a_new_one(self) -> None:
         """Breeding still finds configurations that are new."""
         self._barren = self.refused = 0
-        self._barren_since = None
+        self._drawn_s.clear()
 
     def given_back(self) -> None:
         """A configuration that was taken is free again."""

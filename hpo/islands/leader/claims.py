@@ -147,14 +147,20 @@ class Claims:
 
     def _fill(self, candidate: Candidate) -> None:
         candidate.phase = self._phase
+        begun = self._now()
         self._proposals.fill(candidate, self._population)
+        candidate.drawn_s = self._now() - begun
 
     def _claim(self, candidates: list[Candidate], now: float) -> None:
         self._claimed.update((candidate.token, (candidate, now)) for candidate in candidates)
         stuck = any(candidate.attempts >= STUCK for candidate in candidates)
         self._send(
             Claim(
-                [Want(one.token, one.key, phase=one.phase, refused=one.refused) for one in candidates], stuck
+                [
+                    Want(one.token, one.key, phase=one.phase, refused=one.refused, drawn_s=one.drawn_s)
+                    for one in candidates
+                ],
+                stuck,
             )
         )
 

@@ -54,10 +54,11 @@ from hpo.task.trial import Job
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderSettings:
-    """``losses``, ``retries``, ``durable_starts``, ``reported``: as of ``EvaluationRules``. ``allows``: the task's
-    constraints. ``grace_s``: for which what runs may save itself when the launch stops; ``keep``: how many of the best
-    keep their checkpoints. ``steps``: as of ``Pruner``. ``sign``: -1 where larger reports
-    are better. ``reference``: losses beyond which nothing is wanted, where there are several objectives."""
+    """``losses``, ``retries``, ``durable_starts``, ``reported``: see ``EvaluationRules``. ``allows``: the task's
+    constraints. ``grace_s``: seconds in which running evaluations may save themselves when the launch stops; ``keep``:
+    how many of the best keep their checkpoints. ``steps``: number of steps of a whole run with given parameters, None
+    where it is not known. ``sign``: -1 where larger reports are better. ``reference``: losses beyond which nothing is
+    wanted, where there are several objectives."""
 
     seed: int
     losses: Callable[[dict[str, float]], tuple[float, ...]]

@@ -87,8 +87,8 @@ def fold_directory(
     known points of the numbers ``withdrawn``.
 
     Raises:
-        InvalidRecord: as of ``fold``.
-        CampaignError: as of ``hpo.journal.files.read_directory``.
+        InvalidRecord: a record contradicts others.
+        CampaignError: a journal is damaged, was written by another version, or cannot be read.
     """
     files = journal_files(directory)
     journals = snapshot.stamps(files)

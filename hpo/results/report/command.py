@@ -71,8 +71,8 @@ def report(
 
 
 def read(directories: Sequence[Path], begin: Callable[[str], None] = lambda what: None) -> list[Source]:
-    """The campaigns, each under the shortest name that is its own; errors as of :func:`report`. ``begin`` is called
-    before each is read."""
+    """The campaigns, each under the shortest name that is its own. ``begin`` is called before each is read. Raises the
+    errors of :func:`report`."""
     found = []
     for name, directory in zip(names(directories), directories, strict=True):
         begin(f"reading {name}")

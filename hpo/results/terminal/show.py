@@ -360,6 +360,6 @@ def _point(one: Individual | None) -> dict[str, object] | None:
 
 
 def printed(directory: Path, identity: str, *, as_table: bool) -> str:
-    """What ``hpo show`` prints, as JSON where ``as_table``; errors as of ``show``."""
+    """The output of ``hpo show``, as JSON where ``as_table``. Raises the errors of ``show``."""
     found = show(directory, identity)
     return as_json(found) if as_table else as_text(found, time.time())
