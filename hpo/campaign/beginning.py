@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from hpo.campaign.campaign import Campaign
-from hpo.campaign.known_points import new_points
 from hpo.errors import CampaignError
 from hpo.islands.coordinator.ending import DONE
 from hpo.journal.commands import stop_pending, waiting
@@ -36,7 +35,7 @@ def finished(campaign: Campaign, file: Path) -> str | None:
     except CampaignError:  # the launch says what is damaged
         return None
     campaign.check()
-    if any(new_points(campaign.settings, campaign.task, {})):
+    if campaign.changes_known:
         return None
     count = overview.of(directory).final
     shown = quoted(directory)
