@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from hpo.campaign.campaign import Campaign
+from hpo.campaign.known_points import new_points
 from hpo.errors import CampaignError
 from hpo.islands.coordinator.ending import DONE
 from hpo.journal.commands import stop_pending, waiting
@@ -35,7 +36,7 @@ def finished(campaign: Campaign, file: Path) -> str | None:
     except CampaignError:  # the launch says what is damaged
         return None
     campaign.check()
-    if campaign.changes_known:
+    if any(one.changes for one in new_points(campaign.settings, campaign.task, {})):
         return None
     count = overview.of(directory).final
     shown = quoted(directory)

@@ -284,11 +284,6 @@ class Campaign:
         if problems:
             raise UsageError("\n".join(problems))
 
-    @property
-    def changes_known(self) -> bool:
-        """Whether ``check`` found known points to enter or to take back."""
-        return any(one.changes for one in self._known)
-
     def _problems_of(self, island: int) -> dict[str, None]:
         """What does not suit the task in the settings of an island."""
         search = self.settings.search_of(island)
