@@ -36,7 +36,7 @@ def finished(campaign: Campaign, file: Path) -> str | None:
     except CampaignError:  # the launch says what is damaged
         return None
     campaign.check()
-    if any(new_points(campaign.settings, campaign.task, {})):
+    if any(one.changes for one in new_points(campaign.settings, campaign.task, {})):
         return None
     count = overview.of(directory).final
     shown = quoted(directory)

@@ -235,6 +235,7 @@ class Campaign:
         self._serving = False
         self._points: list[dict[str, Scalar]] = []
         self._known: list[KnownPoints] = []
+        self._left_out: list[str] = []
 
     # --- what it is -----------------------------------------------------------------------------------------
 
@@ -271,10 +272,12 @@ class Campaign:
                 own = problem.replace("[search]", f"[[island]] number {island + 1},")
                 problems[problem if problem in shared else own] = None
         directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
-        self._points = []
+        self._points, self._left_out = [], []
         for number, entry in enumerate(self.settings.points, start=1):
             with noted(problems):
-                self._points += read_points(entry, self.task.space, self.task.allows, number=number)
+                self._points += read_points(
+                    entry, self.task.space, self.task.allows, number=number, left_out=self._left_out
+                )
         self._known = new_points(self.settings, self.task, problems)
         missing = registry.missing(self.settings.logging.sinks)
         problems.update(dict.fromkeys(f"{one}, or remove it from [logging] sinks." for one in missing))
@@ -472,7 +475,9 @@ class Campaign:
                 if lock.contested:
                     earlier.contest()
                 earlier.avoid(EvaluationDirectories(settings.directory).taken())
-                known = enter_points(self._known, self.task, earlier, layout.islands)
+                for line in self._left_out:
+                    write(f"hpo: {one_line(line)}", sys.stderr, flush=True)
+                known = enter_points(self._known, self.task, earlier, layout.islands, settings.known)
                 hellos = greet(
                     transport, own_hello(settings, self.identity), greeting_s(settings, transport.size)
                 )

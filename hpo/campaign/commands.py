@@ -112,11 +112,13 @@ def enqueue(directory: Path, points: str) -> str:
                 f'POINTS = {excerpt(points)}: must be a configuration as JSON ({error}), such as {{"lr": 0.1}}, or the '
                 "path of a table."
             ) from None
-    found = read_points(entry, space, label="POINTS")  # type: ignore[arg-type]
+    left_out: list[str] = []
+    found = read_points(entry, space, label="POINTS", left_out=left_out)  # type: ignore[arg-type]
     if not found:
         raise UsageError(f"POINTS = {excerpt(points)}: there is no configuration in it.")
     count = "1 configuration" if len(found) == 1 else f"{len(found)} configurations"
-    return _given(directory, Enqueue(**asked(), points=found), f"{count} to be evaluated next")
+    said = "; ".join([f"{count} to be evaluated next", *left_out])
+    return _given(directory, Enqueue(**asked(), points=found), said)
 
 
 def set_limits(directory: Path, words: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hpo.config import reader as config
@@ -27,9 +28,40 @@ from hpo.terminal import one_line, write
 def new_points(settings: config.Settings, task: Task, problems: dict[str, None]) -> list[KnownPoints]:
     """The known points of sources that are not on record, that an entry reads otherwise, or whose table has changed. Of
     others the source may be gone by now."""
-    home = settings.directory
     if not settings.known:
         return []
+    home = settings.directory
+    entered, standing = _on_record(home)
+    readings = _readings(settings.known)
+    found = []
+    for entry in settings.known:
+        with noted(problems):
+            path = _local(entry)
+            if entry.source and all(map(os.path.exists, (path, home))) and os.path.samefile(path, home):
+                raise UsageError(
+                    f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
+                )
+            name = entry.recorded_as
+            if name is None:
+                found.append(of_entry(entry, task))
+                continue
+            reading = readings.get(name, "")
+            content = _new_content(entry, reading, entered.get(name))
+            if content is not None:
+                found.append(replace(of_entry(entry, task), source=name, entry=reading, content=content))
+    _replace(found, standing, task)
+    replaced = {number for one in found for number in one.replaces}
+    key = task.space.key
+    kept = {key(known.params) for number, known in standing.items() if number not in replaced}
+    return [
+        one
+        for one in found
+        if one.source != BY_HAND or one.replaces or not all(key(point.params) in kept for point in one)
+    ]
+
+
+def _on_record(home: Path) -> tuple[dict[str, Entered], dict[int, Known]]:
+    """The latest entry of each source in the journals, and the known points that count, by number."""
     entered: dict[str, Entered] = {}
     standing: dict[int, Known] = {}
     if os.path.exists(home / "campaign.json"):
@@ -43,38 +75,16 @@ def new_points(settings: config.Settings, task: Task, problems: dict[str, None])
                 elif isinstance(one, Withdrawn):
                     for number in one.numbers:
                         standing.pop(number, None)
-    found = []
-    for entry in settings.known:
-        with noted(problems):
-            path = _local(entry)
-            if entry.source and all(map(os.path.exists, (path, home))) and os.path.samefile(path, home):
-                raise UsageError(
-                    f"known: {entry.source} is this campaign's own directory, whose results it knows. Remove it"
-                )
-            if entry.recorded_as is None or _differs(entry, settings, entered.get(entry.recorded_as)):
-                found.append(of_entry(entry, task))
-                found[-1].source = entry.recorded_as or found[-1].source
-                found[-1].entry, found[-1].content = _reading(entry, settings), _content(entry)
-    _replace(found, standing, task)
-    return found
+    return entered, standing
 
 
-def _differs(entry: KnownSettings, settings: config.Settings, before: Entered | None) -> bool:
-    if before is None:
-        return True
-    if "://" not in (entry.source or "") and not os.path.exists(_local(entry)):
-        return False  # gone, or out of reach: what is on record is all that is left of it
-    content = _content(entry)
-    return before.entry != _reading(entry, settings) or bool(
-        content and before.content and content != before.content
-    )
-
-
-def _reading(entry: KnownSettings, settings: config.Settings) -> str:
-    """How all entries of this source read it; empty where all have the defaults."""
-    same = [one for one in settings.known if one.recorded_as == entry.recorded_as]
-    ways = [[sorted(one.columns.items()), one.unknown] for one in same if one.columns or one.unknown]
-    return json.dumps(ways) if ways else ""
+def _readings(entries: Iterable[KnownSettings]) -> dict[str, str]:
+    """By source, how all its entries read it; sources that all entries read with the defaults are left out."""
+    ways: dict[str, list[object]] = {}
+    for one in entries:
+        if one.recorded_as is not None and (one.columns or one.unknown):
+            ways.setdefault(one.recorded_as, []).append([sorted(one.columns.items()), one.unknown])
+    return {name: json.dumps(found) for name, found in ways.items()}
 
 
 def _local(entry: KnownSettings) -> Path:
@@ -83,13 +93,18 @@ def _local(entry: KnownSettings) -> Path:
     return Path(os.path.expanduser(entry.source or ""))
 
 
-def _content(entry: KnownSettings) -> str:
-    """The hash of a table; empty where the source is no table, or cannot be read."""
+def _new_content(entry: KnownSettings, reading: str, before: Entered | None) -> str | None:
+    """The hash of the entry's table, empty where the source is no table; None where what is on record is the same."""
     path = _local(entry)
+    if before is not None and "://" not in (entry.source or "") and not os.path.exists(path):
+        return None  # gone, or out of reach: what is on record is all that is left of it
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix.lower() in TABLES else ""
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix.lower() in TABLES else ""
     except (OSError, ValueError):
-        return ""
+        content = ""
+    if before is None or before.entry != reading:
+        return content
+    return content if content and before.content and content != before.content else None
 
 
 def _replace(found: Iterable[KnownPoints], standing: Mapping[int, Known], task: Task) -> None:
@@ -109,9 +124,16 @@ def _replace(found: Iterable[KnownPoints], standing: Mapping[int, Known], task: 
 
 
 def enter_points(
-    found: Iterable[KnownPoints], task: Task, earlier: ResumeState, islands: int
+    found: Iterable[KnownPoints],
+    task: Task,
+    earlier: ResumeState,
+    islands: int,
+    entries: Collection[KnownSettings],
 ) -> list[Record]:
-    """Have ``earlier`` know the new known points; what is to go on record."""
+    """Have ``earlier`` know the new known points; what is to go on record. ``entries``: of the campaign's key
+    ``known``."""
+    for line in _unnamed(earlier.sources, entries):
+        write(f"hpo: {one_line(line)}", sys.stderr, flush=True)
     records: list[Record] = []
     for known in found:
         fresh = known.without(earlier.keys, task.space)
@@ -144,3 +166,20 @@ def enter_points(
         if points or known.source != BY_HAND:
             write(f"hpo: {one_line(fresh)}", sys.stderr, flush=True)
     return records
+
+
+def _unnamed(sources: Mapping[str, int], entries: Collection[KnownSettings]) -> Iterator[str]:
+    """A sentence for each source of known points on record, with their number in ``sources``, that ``entries`` do not
+    name any more."""
+    by_hand = sum(one.recorded_as is None for one in entries)
+    named = {one.recorded_as for one in entries}
+    for source, count in sources.items():
+        left = count - by_hand if source == BY_HAND else 0 if source in named else count
+        if left > 0:
+            points = "1 known point" if left == 1 else f"{left} known points"
+            line = (
+                f"{points} of {source} that `known` does not list any more {'stays' if left == 1 else 'stay'}"
+            )
+            if Path(source).suffix.lower() in TABLES:
+                line += "; list it again with an empty table to take them back"
+            yield line

@@ -134,7 +134,7 @@ class Status:
             paused=coordinator.paused,
             storage=None if waits is None else (waits[0], now - waits[1]),
             ended=None,
-            known=self._earlier.known,
+            known=sum(self._earlier.sources.values()),
             codes=codes,
             errors=self._errors(coordinator),
             torn=self._earlier.torn,

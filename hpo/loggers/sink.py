@@ -94,7 +94,7 @@ def distinct(name: str, legal: str, longest: int) -> str:
 
 def choice_text(parameter: Parameter | None, value: Scalar) -> str:
     """A parameter's value as text, different for each of its choices."""
-    return str(value) if parameter is None else LookAlikes(parameter).cells.get(value, str(value))
+    return str(value) if parameter is None else LookAlikes(parameter).text(value)
 
 
 def facts(one: Individual) -> dict[str, str]:

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, cast
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FINAL, INVALID, PRUNED
 from hpo.prior_results import tables as sources
-from hpo.prior_results.cells import Ambiguous, Cells, DecimalComma, empty, number, refuse_decimal_comma
+from hpo.prior_results.cells import (
+    ABSENT,
+    Ambiguous,
+    Cells,
+    SeparatedNumber,
+    empty,
+    number,
+    refuse_separators,
+)
 from hpo.search.models.pareto import dominates
 from hpo.space.space import Params, SearchSpace
 from hpo.spelling import suggestion
@@ -55,6 +63,11 @@ class KnownPoints:
 
     def __len__(self) -> int:
         return len(self.points)
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is a point to enter or to take back."""
+        return bool(self.points or self.replaces)
 
     def without(self, keys: Iterable[str], space: SearchSpace) -> KnownPoints:
         """Those whose configurations are none of ``keys``; the others are left out, and counted."""
@@ -106,31 +119,66 @@ def read_points(
     *,
     label: str = "points",
     number: int | None = None,
+    left_out: list[str] | None = None,
 ) -> list[Params]:
     """The configurations that an entry of the campaign's key ``points``, or ``hpo enqueue``, asks to evaluate: itself,
-    or the rows of a table. ``label``, ``number`` (from 1): of the entry, for errors.
+    or the rows of a table.
+
+    Args:
+        entry (str or dict): a configuration, or the source of a table.
+        space (SearchSpace): of the task.
+        allows (callable; default lambda params: True): the constraints of the task.
+        label (str; default "points"): name of the entry in errors.
+        number (int; default None): number of the entry in errors, from 1.
+        left_out (list of str; default None): gets a line about rows that hold no configuration.
 
     Raises:
-        UsageError: the table cannot be read, or a configuration is not allowed; each is there because it is wanted.
+        UsageError: the table cannot be read or holds no configuration, or a configuration is not allowed; each is
+            there because it is wanted.
     """
     if not isinstance(entry, str):
         return [wanted(label if number is None else f"{label}, number {number}", entry, space, allows)]
     table = sources.read(entry)
-    prefix = sources.PARAMS if table.exported else ""
     cells = Cells(space.parameters, typed=table.typed)
     found = []
     for row in table.rows:
-        given: dict[str, object] = {}
-        where = f"{label}, {entry}, {row.origin}"
-        for name in space.order:
-            cell = row.cells.get(prefix + name)
-            if space.exists(name, given) and not cells.missing(name, cell):
-                try:
-                    given[name] = cells.value(name, cell)
-                except (Ambiguous, DecimalComma) as error:
-                    raise UsageError(f"{where}: {name} = {error}.") from None
-        found.append(wanted(where, given, space, allows))
+        where = f"{label}, {table.name}, {row.origin}"
+        given = _configuration(row, table, space, cells, where)
+        if given is not None:
+            found.append(wanted(where, given, space, allows))
+    empty_rows = len(table.rows) - len(found)
+    if empty_rows and not found:
+        raise UsageError(
+            f"{label}, {table.name}: no row has values of the parameters {_listed(list(space.names))}. Name a table "
+            "with a column for each."
+        )
+    if empty_rows and left_out is not None:
+        rows = "1 row" if empty_rows == 1 else f"{empty_rows} rows"
+        left_out.append(f"{label}, {table.name}: {rows} without a configuration left out")
     return found
+
+
+def _configuration(
+    row: sources.Row, table: sources.Table, space: SearchSpace, cells: Cells, where: str
+) -> dict[str, object] | None:
+    """The values of a row; None where it has none, or a trial that did not complete lacks some. UsageError, which
+    begins with ``where``, where a cell cannot be read."""
+    prefix = sources.PARAMS if table.exported else ""
+    given: dict[str, object] = {}
+    lacks = False
+    for name in space.order:
+        if not space.exists(name, given):
+            continue
+        cell = row.cells.get(prefix + name, ABSENT)
+        if cells.missing(name, cell):
+            lacks = True
+            continue
+        try:
+            given[name] = cells.value(name, cell)
+        except (Ambiguous, SeparatedNumber) as error:
+            raise UsageError(f"{where}: {name} = {error}.") from None
+    cut_off = lacks and row.status not in (None, COMPLETED)
+    return None if cut_off or not given else given
 
 
 def wanted(label: str, params: Mapping[str, object], space: SearchSpace, allows: Allows) -> Params:
@@ -379,9 +427,11 @@ class _Fitting:
         if status == COMPLETED:
             for name, column in self._of_objective.items():
                 with self._located(row, name):
-                    refuse_decimal_comma(row.cells.get(column))
-            if any(value is None for value in objectives.values()):
-                return "without a value"
+                    refuse_separators(row.cells.get(column))
+            for name, value in objectives.items():
+                if value is None:
+                    cell = row.cells.get(self._of_objective[name])
+                    return "without a value" if empty(cell) else f"whose {name} is no number"
             if not all(isfinite(cast(float, value)) for value in objectives.values()):
                 if row.status is None and not any(isinf(cast(float, value)) for value in objectives.values()):
                     return "without a value"  # a gap in a table is NaN too
@@ -398,9 +448,10 @@ class _Fitting:
         chosen: Params = {}
         self._changes = changes = []
         for name in self._space.order:
-            parameter, cell = self._space.parameters[name], row.cells.get(self._of_parameter[name])
+            parameter = self._space.parameters[name]
+            cell = row.cells.get(self._of_parameter[name], ABSENT)
             if name in self._own and self._cells.missing(name, cell):
-                cell = row.cells.get(self._own[name])
+                cell = row.cells.get(self._own[name], ABSENT)
             if not self._space.exists(name, chosen):
                 if not empty(cell):
                     changes.append(f"{name} dropped, which does not exist with their other values,")
@@ -425,7 +476,7 @@ class _Fitting:
             try:
                 chosen[name] = parameter.canonical(value)
             except ValueError:
-                return f"with a {name} that is not allowed here"
+                return f"whose {name} is not allowed here"
         return {name: chosen[name] for name in self._space.names if name in chosen}
 
     def _note_missing(self, name: str, row: sources.Row) -> None:
@@ -440,10 +491,10 @@ class _Fitting:
 
     @contextmanager
     def _located(self, row: sources.Row, name: str) -> Iterator[None]:
-        """Raise UsageError, with the place, for a decimal comma: no number of this table can be read."""
+        """Raise UsageError, with the place, for a number with separators: no number of this table can be read."""
         try:
             yield
-        except DecimalComma as error:
+        except SeparatedNumber as error:
             raise UsageError(f"known points of {self._table.name}, {row.origin}: {name} = {error}.") from None
 
 

@@ -143,7 +143,7 @@ def _csv(path: Path) -> list[dict[str, object]]:
         raise ValueError(f"it is UTF-16. {_SAVE_AS}")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="", strict=True)
+            reader = csv.DictReader(file, strict=True)
             names = reader.fieldnames or ()
             if len(names) == 1 and (found := re.search(r"[;\t|]", names[0])):
                 raise ValueError(f"its cells are separated by {found[0]!r}. {_SAVE_AS}")
@@ -151,10 +151,11 @@ def _csv(path: Path) -> list[dict[str, object]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{error}. {_SAVE_AS}") from None
     for number, row in enumerate(rows, start=2):
-        if "" in row or None in row.values():
+        if None in row or None in row.values():
             raise ValueError(
                 f"line {number} or one before it has not as many cells as the first line has names."
             )
+        row.pop("", None)  # the index that pandas writes
     return rows
 
 

@@ -1,7 +1,7 @@
-"""Choices that look alike as text, such as 1 and "1" or None and "None": how tables tell them apart.
+"""Choices that tables without types confuse, such as 1 and "1" or a gap and "None": the cells that tell them apart.
 
-The cell of such a choice carries its type, ``1 (int)`` or ``1 (str)``; the cells of other choices do not. A spreadsheet
-or pandas, which turn ``1``, ``TRUE`` and ``None`` into values of their own, leave such a cell alone."""
+The cell of such a choice carries its type, ``1 (int)`` or ``None (str)``; the cells of other choices do not. A
+spreadsheet or pandas, which turn ``01``, ``TRUE`` and ``None`` into values of their own, leave such a cell alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from math import isnan
 from hpo.individual import Scalar
 from hpo.space.parameters import Categorical, Parameter
 
-_GAPS = frozenset({"", "none", "null", "nan", "na", "n/a", "<na>", "#n/a"})
+_GAPS = frozenset({"", "none", "null", "nan", "na", "n/a", "<na>", "#n/a", "#na"})
 """Texts that pandas and spreadsheets take for a gap, in lower case."""
 _GAP = "a gap"
-_TYPES = tuple(f" ({kind.__name__})" for kind in (str, int, float, bool, type(None)))
+_TRUTHS = frozenset({"true", "false"})
 
 
 class LookAlikes:
-    """The choices of ``parameter`` that look like another one; there are none unless it is a Categorical.
+    """The choices of ``parameter`` that a table without types confuses; there are none unless it is a Categorical.
+
+    These are choices that become the same value where pandas or a spreadsheet reads their texts as numbers or truth
+    values (``1``, ``"1"`` and ``"01"``; ``True``, ``"True"`` and ``"true"``), and texts that become a gap (``"None"``,
+    ``"NA"``).
 
     Attributes:
         cells: by choice, the cell that tells it apart.
@@ -26,34 +30,55 @@ class LookAlikes:
 
     def __init__(self, parameter: Parameter) -> None:
         self.cells: dict[Scalar, str] = {}
-        groups: dict[object, list[Scalar]] = defaultdict(list)
-        for choice in parameter.choices if isinstance(parameter, Categorical) else ():
-            groups[_likeness(choice)].append(choice)
-        self._groups = {
-            likeness: group
-            for likeness, group in groups.items()
-            if len(group) > 1 and any(not isinstance(one, str) for one in group)
-        }
-        if self._groups and isinstance(parameter, Categorical):
-            alike = [one for group in self._groups.values() for one in group]
-            # A text that ends like such a cell would be read as one.
-            alike += [one for one in parameter.choices if isinstance(one, str) and one.endswith(_TYPES)]
-            self.cells = {choice: f"{choice} ({type(choice).__name__})" for choice in alike}
-        self._choices = {cell: choice for choice, cell in self.cells.items()}
+        self._choices: dict[str, Scalar] = {}
+        self._same_text = False
+        self._groups: dict[object, list[Scalar]] = defaultdict(list)
+        if not isinstance(parameter, Categorical):
+            return
+        for choice in parameter.choices:
+            likeness = _likeness(choice)
+            if likeness is not None:
+                self._groups[likeness].append(choice)
+        typed = {choice: f"{choice} ({type(choice).__name__})" for choice in parameter.choices}
+        alike = [
+            one
+            for likeness, group in self._groups.items()
+            if len(group) > 1 or (likeness == _GAP and group not in ([None], [""]))
+            for one in group
+        ]
+        # A text that is such a cell itself would be read as the choice of that cell.
+        cells = {typed[one] for one in alike}
+        while more := [one for one in parameter.choices if one in cells and typed[one] not in cells]:
+            alike += more
+            cells |= {typed[one] for one in more}
+        self.cells = {choice: typed[choice] for choice in alike}
+        # Tables of a space with other choices may have the cells of choices that need none here.
+        others = {cell: choice for choice, cell in typed.items() if cell not in typed}
+        self._choices = others | {cell: choice for choice, cell in self.cells.items()}
+        self._same_text = len({*map(str, parameter.choices)}) < len(parameter.choices)
 
     def __bool__(self) -> bool:
         return bool(self.cells)
 
     def of_cell(self, cell: str) -> list[Scalar]:
-        """The choices that ``cell`` may stand for: one where it carries its type, several where it does not, none
-        where it looks like none of ``cells``."""
+        """The choices that ``cell`` may stand for: one where it carries its type or is like no other, several where it
+        may be any of these, none where a table would not have rewritten any choice to it."""
         if cell in self._choices:
             return [self._choices[cell]]
-        return list(self._groups.get(_likeness(cell), ()))
+        likeness = _likeness(cell)
+        group = self._groups.get(likeness, [])
+        if likeness == _GAP and all(isinstance(one, str) for one in group):
+            return [cell] if cell in group else []  # a gap is rewritten to no text
+        return list(group)
+
+    def text(self, choice: Scalar) -> str:
+        """``choice`` as text that is no other choice's: its cell where two choices have the same text."""
+        return self.cells.get(choice, str(choice)) if self._same_text else str(choice)
 
 
 def _likeness(value: Scalar) -> object:
-    """The same for values that a table without types may confuse."""
+    """A key that values have in common where a table without types may confuse them; None for a text that no table
+    rewrites."""
     if value is None:
         return _GAP
     if isinstance(value, bool):
@@ -63,8 +88,10 @@ def _likeness(value: Scalar) -> object:
     text = value.strip().casefold()
     if text in _GAPS:
         return _GAP
+    if text in _TRUTHS:
+        return text
     try:
         number = float(text)
     except ValueError:
-        return text
+        return None
     return _GAP if isnan(number) else number

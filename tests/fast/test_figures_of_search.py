@@ -349,7 +349,9 @@ def test_cut_labels_stay_distinct(texts, most):
     assert len({*distinct(texts, most)}) == len({*texts})
     models = [f"models.resnet{depth}.pretrained_v{n}" for depth in (50, 101) for n in (1, 2)]
     assert all(len(one) <= 16 for one in distinct(models, 14))
-    assert choices([1, "1", None, "None"], 14) == ["1", "'1'", "None", "'None'"]
+    assert choices(hpo.Categorical(1, "1", 2), 14) == ["1 (int)", "1 (str)", "2"]
+    assert choices(hpo.Categorical("None", "relu", "ReLU"), 14) == ["None", "relu", "ReLU"]
+    assert len({*choices(hpo.Categorical("a\0", "a\1"), 14)}) == 2
 
 
 @pytest.mark.parametrize("parameter", [hpo.Categorical("a", "b"), hpo.Int(1, 4)])

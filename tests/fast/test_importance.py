@@ -135,6 +135,7 @@ def test_several_objectives_have_shares_of_their_own():
     ("count", "values", "words"),
     [
         (19, additive, "19 evaluations have completed, and at least 20"),
+        (1, additive, "1 evaluation has completed"),
         (40, lambda params, number: {"value": 1.0}, "same result"),
     ],
 )

@@ -15,6 +15,7 @@ import pandas
 import pytest
 
 import hpo
+from hpo.campaign.beginning import finished
 from hpo.config.layout import Layout
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
@@ -24,6 +25,7 @@ from hpo.islands.resume.start import start_messages
 from hpo.journal.inspection import check
 from hpo.journal.records import Known, decode, encode
 from hpo.prior_results.points import KnownPoints, known_points, read_points
+from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load
 from hpo.results.terminal.best_report import best_json
@@ -108,9 +110,9 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
     assert found.points[1].params["momentum"] == 0.9
     assert found.left_out == {
         "the same configuration again": 1,
-        "with a lr that is not allowed here": 1,
-        "with a width that is not allowed here": 1,
-        "with a optimizer that is not allowed here": 1,
+        "whose lr is not allowed here": 1,
+        "whose width is not allowed here": 1,
+        "whose optimizer is not allowed here": 1,
         "without a value": 1,
         "without lr, which has no default": 1,
     }
@@ -213,7 +215,7 @@ def test_a_slightly_different_space(earlier):
     )
     found = known_points(earlier, other, default={"depth": 2}, unknown="drop")
     there = [one for one in load(earlier).individuals if float(one.params["lr"]) >= 1e-3]
-    assert found.left_out["with a lr that is not allowed here"] == 60 - len(there) > 0
+    assert found.left_out["whose lr is not allowed here"] == 60 - len(there) > 0
     assert len(found) + found.left_out["the same configuration again"] == len(there)
     assert all(one.params["depth"] == 2 and "width" not in one.params for one in found)
     assert found.changed["width dropped, which is no parameter here,"] == len(found)
@@ -268,6 +270,59 @@ def test_choices_that_look_alike_come_back_as_they_were(tmp_path, suffix):
     assert [repr(one) for one in read_points(str(source), ALIKE)] == [repr(one.params) for one in there]
 
 
+def test_a_parameter_that_a_source_lacks_gets_the_default_not_none():
+    row = {name: value for name, value in POINT.items() if name != "wide"} | {"value": 1.0}
+    found = known_points([row], SPACE, default={"wide": 3})
+    assert found.points[0].params["wide"] == 3 and found.changed.total() == 1
+    assert known_points([{**row, "wide": None}], SPACE).points[0].params["wide"] is None
+
+
+TEXTS = [
+    ("None", "l2"),
+    ("NA", "x"),
+    ("1", "01"),
+    ("true", "True"),
+    ("01", "02"),
+    ("relu", "ReLU"),
+    (None, "l2"),
+]
+
+
+@pytest.mark.parametrize("choices", TEXTS)
+def test_texts_that_pandas_rewrites_come_back_as_they_were(tmp_path, choices):
+    space = hpo.SearchSpace(a=hpo.Categorical(*choices), n=hpo.Int(1, 10**6))
+    task = hpo.Task(space, lambda trial: float(trial.params["n"]), default={"a": choices[-1], "n": 1})
+    there = campaign(tmp_path / "run", task, evaluations=12, kind="random").individuals
+    results.export(tmp_path / "run", tmp_path / "t.csv")
+    marked = choices in TEXTS[:4]
+    assert ("(str)" in (tmp_path / "t.csv").read_text()) is marked
+    frame = pandas.read_csv(tmp_path / "t.csv")
+    frame.to_csv(tmp_path / "t.csv")  # with its index
+    rows = frame.to_dict("records")
+    for source in (tmp_path / "t.csv", rows):
+        found = known_points(source, space, default=task.default)
+        assert [one.params for one in found] == [one.params for one in there] and not found.changed
+
+
+@pytest.mark.parametrize(
+    ("choices", "cell", "read"),
+    [
+        (("None", "l2"), "None", "None"),  # as earlier versions wrote it
+        (("None", "l2"), "NULL", None),
+        (("1", "01"), "01", None),
+        (("1", "2"), "1 (str)", "1"),  # of a space where it needed its type
+        ((1, "1 (int)"), "1 (int)", "1 (int)"),
+        (("relu", "ReLU"), "relu", "relu"),
+        (("a gap", "None"), "a gap", "a gap"),
+    ],
+)
+def test_a_cell_is_a_choice_or_left_out(tmp_path, choices, cell, read):
+    table = write(tmp_path / "points.csv", f"a,value\n{cell},1")
+    found = known_points(table, hpo.SearchSpace(a=hpo.Categorical(*choices)))
+    assert [one.params["a"] for one in found] == [read] * (read is not None)
+    assert found.left_out.total() == (read is None)
+
+
 def test_cells_that_may_be_several_choices_are_left_out(tmp_path):
     """As earlier versions and people write them."""
     table = write(
@@ -296,6 +351,11 @@ def test_cells_that_may_be_several_choices_are_left_out(tmp_path):
         ('lr,width,optimizer,wide,value\n"0,1",8,adam,True,0.5', ("row 1: lr = '0,1'", "decimal sign")),
         ('lr,width,optimizer,wide,value\n0.1,8,adam,"0,5",0.5', ("row 1: wide = '0,5'", "decimal sign")),
         ('lr,width,optimizer,wide,value\n0.1,8,adam,True,"1.000,5"', ("row 1: value = '1.000,5'", "point")),
+        (
+            'lr,width,optimizer,wide,value\n0.1,8,adam,True,"1,234.5"',
+            ("row 1: value = '1,234.5'", "thousands"),
+        ),
+        ("lr,width,optimizer,wide,value\n1 234.5,8,adam,True,1", ("row 1: lr = '1 234.5'", "thousands")),
         ("lr,width\nä,2".encode("cp1252"), ("UTF-8", "decimal sign")),
         (b"PK\x03\x04\x00", ("workbook", "UTF-8")),
     ],
@@ -385,6 +445,27 @@ def test_an_optuna_study(tmp_path, kind, monkeypatch):
             storage.remove_session()
             storage.engine.dispose()
         gc.collect()  # Python 3.13 warns of connections that nobody has closed
+
+
+def test_trials_that_hold_no_configuration_are_no_points(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db")
+    for cut_off in (True, False):
+        trial = study.ask()
+        trial.suggest_float("lr", 1e-4, 1.0)
+        if not cut_off:
+            trial.suggest_categorical("wide", [None, True])
+    study.ask()  # a trial killed before its first parameter
+    space, said = hpo.SearchSpace(wide=SPACE.parameters["wide"], lr=SPACE.parameters["lr"]), []
+    found = read_points(f"{tmp_path}/study.db", space, left_out=said)
+    assert [one["lr"] for one in found] == [pytest.approx(study.trials[1].params["lr"])]
+    assert "2 rows without" in said[0]
+    with pytest.raises(UsageError, match="no row has values of the parameters width"):
+        read_points(f"{tmp_path}/study.db", hpo.SearchSpace(width=hpo.Int(1, 2)))
+    study._storage._backend.remove_session()
+    study._storage._backend.engine.dispose()
+    gc.collect()
 
 
 # Optuna leaves its connection to what is no database open, of which Python 3.13 warns.
@@ -502,8 +583,18 @@ def test_wrong_points_are_replaced_when_it_goes_on(tmp_path, capsys):
     assert known(4)[0] == found and "entered" not in known(4)[1]
     found, said = known(5, columns={"lr": "rate"})
     assert [one[:2] for one in found] == [("known-2", 0.2), ("known-4", 0.1), ("known-5", 0.5)]
+    settings = {"directory": tmp_path / "run", "evaluations": 5}
+    listed = {"known": [{"source": str(table), "columns": {"lr": "rate"}}, by_hand]}
+    file = tmp_path / "campaign.toml"
+    assert "nothing to start" in (finished(hpo.Campaign(TASK, **settings, **listed), file) or "")
+    campaign(tmp_path / "run", evaluations=5)
+    said = capsys.readouterr().err
+    assert f"2 known points of {table}" in said and "empty table" in said
+    assert "1 known point of the campaign's own list" in said
     write(table, "lr,rate,width,optimizer,wide,value")
+    assert finished(hpo.Campaign(TASK, **settings, **listed), file) is None, "points to take back"
     assert [one[0] for one in known(6, columns={"lr": "rate"})[0]] == ["known-4"]
+    assert overview.read(tmp_path / "run").known == overview.folded(load(tmp_path / "run")).known == 1
     assert not check(tmp_path / "run").findings
     table.unlink()
     assert [one[0] for one in known(7, columns={"lr": "rate"})[0]] == ["known-4"]

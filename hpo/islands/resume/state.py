@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,12 +30,12 @@ class ResumeState:
     """``sequences``: by (island, worker) the number after the last on record; ``hung``: by (island, worker) the
     launch that gave its ranks up though they may run, where nothing newer of it is on record; ``populations``: by
     island, as of the end of the last launch; ``reports``: by island the latest intermediate results at rungs;
-    ``resting``:
-    pruned ones that have saved themselves and may go on; ``continued``: those whose lineages went on; ``known``: how
-    many known points there are; ``saves``: whether one that was asked to has ever saved itself; ``commands``: what
-    those on record come to; ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the
-    task's code, where it is on record; ``launches``: when each began, and the time of its last record; ``repeats``:
-    whether a configuration was evaluated again on purpose; ``torn``: names of the journals whose last line was cut
+    ``resting``: pruned ones that have saved themselves and may go on; ``continued``: those whose lineages went on;
+    ``known``: the number of the last known point; ``sources``: by source, how many known points count; ``saves``:
+    whether an individual that was asked to has ever saved itself; ``commands``: what those on record come to;
+    ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it is on
+    record; ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration was
+    evaluated again on purpose; ``torn``: names of the journals whose last line was cut
     off; ``ended``: ids of all that have ended; ``contested``: whether the last launch may still run;
     ``first_number``: of new individuals of any worker at least; ``leading``: of one objective loss and id of the
     best that completed; ``snapshot``: for ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
@@ -50,6 +50,7 @@ class ResumeState:
     resting: dict[str, Resting] = field(default_factory=dict)
     continued: set[str] = field(default_factory=set)
     known: int = 0
+    sources: Counter[str] = field(default_factory=Counter)
     saves: bool = False
     commands: Standing = field(default_factory=Standing)
     enqueued: list[Assignment] = field(default_factory=list)

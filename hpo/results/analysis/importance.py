@@ -63,10 +63,10 @@ class Importance:
         return self.explained > 0
 
     def nothing_explained(self) -> str:
-        """Why the shares are not shown, in words that follow a colon."""
+        """Why the shares are not shown: a sentence without a capital letter, which follows a colon."""
         return (
             f"from {self.evaluations} evaluations a forest explains nothing of {one_line(self.objective)} "
-            f"(out-of-bag R² {self.explained:.2f}), so its shares would be those of noise. More evaluations may help"
+            f"(out-of-bag R² {self.explained:.2f}), so its shares would be those of noise. More evaluations may help."
         )
 
     def dataframe(self) -> pandas.DataFrame:
@@ -137,9 +137,10 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     known = with_losses(record)
     needed = max(FEWEST, 2 * len(space))
     if len(known) < needed:
+        have = "1 evaluation has" if len(known) == 1 else f"{len(known)} evaluations have"
         raise CampaignError(
-            f"importance of parameters: {len(known)} evaluations have completed, and at least {needed} are needed. Ask "
-            "again when there are more."
+            f"importance of parameters: {have} completed, and at least {needed} are needed. Ask again when there are "
+            "more."
         )
     chosen = [known[index * len(known) // min(MOST, len(known))] for index in range(min(MOST, len(known)))]
     losses = [losses[names.index(objective)] for losses, _ in chosen]

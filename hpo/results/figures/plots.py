@@ -33,7 +33,9 @@ class Plots:
         try:
             return BY_NAME[name].draw([self._source])
         except NotDrawn as reason:
-            raise UsageError(f"plot.{name}() of {self._record.directory}: {reason}.") from None
+            raise UsageError(
+                f"plot.{name}() of {self._record.directory}: {str(reason).removesuffix('.')}."
+            ) from None
 
     def history(self) -> go.Figure:
         """The best so far over evaluations."""

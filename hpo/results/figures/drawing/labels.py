@@ -8,10 +8,12 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpo.results.figures.drawing.theme import label, number
+from hpo.space.look_alikes import LookAlikes
 from hpo.terminal import one_line
 
 if TYPE_CHECKING:
     from hpo.individual import Scalar
+    from hpo.space.parameters import Categorical
 
 _CONTEXT = 2
 """Characters before the first that differs."""
@@ -61,12 +63,19 @@ def _shared(short: Mapping[str, str]) -> set[str]:
     return {text for text, one in short.items() if counts[one] > 1}
 
 
-def choices(values: Sequence[Scalar], most: int) -> list[str]:
-    """The choices of a parameter as plain texts that differ; as Python writes them where ``1`` and ``"1"`` are two."""
-    texts = [one_line(one) if isinstance(one, (bool, str)) or one is None else number(one) for one in values]
-    if len({*texts}) < len(texts):
-        texts = [one_line(repr(one)) for one in values]
+def choices(parameter: Categorical, most: int) -> list[str]:
+    """The choices of ``parameter`` as plain texts that differ, with their types where ``1`` and ``"1"`` are two."""
+    texts: list[str] = []
+    # As Python writes them where they differ by characters that cannot be shown.
+    for write in (_plain_choice, LookAlikes(parameter).text, repr):
+        texts = [one_line(write(one)) for one in parameter.choices]
+        if len({*texts}) == len(texts):
+            break
     return distinct(texts, most)
+
+
+def _plain_choice(choice: Scalar) -> str:
+    return str(choice) if isinstance(choice, (bool, str)) or choice is None else number(choice)
 
 
 def distinguishable(values: Sequence[float]) -> list[str]:

@@ -104,7 +104,7 @@ class Axis:
         if isinstance(parameter, Categorical):
             count = len(parameter.choices)
             step = max(1, math.ceil(count / (2 * most)))
-            texts = choices(parameter.choices, _MOST_LETTERS)
+            texts = choices(parameter, _MOST_LETTERS)
             return [((index + 0.5) / count, text) for index, text in enumerate(texts)][::step]
         encode = parameter.encoder()
         whole = isinstance(parameter, Int)
