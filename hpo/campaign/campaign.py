@@ -332,6 +332,7 @@ class Campaign:
 
     # --- running --------------------------------------------------------------------------------------------
 
+    @checked_arguments(**dict.fromkeys(("n_jobs", "n_workers", "num_workers", "workers"), "Write ranks=N."))
     def run(
         self,
         ranks: int | None = None,
