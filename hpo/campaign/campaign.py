@@ -593,7 +593,8 @@ class Campaign:
                 coordinator = assembly.coordinator(start, earlier, self._points, opening.known, opening.ended)
                 if assembly.writer is not None and not assembly.writer.pending:
                     lock.settle()
-                display = Display(settings, self.task, workers=len(layout.workers))
+                done = coordinator.tally.final
+                display = Display(settings, self.task, workers=len(layout.workers), done=done)
                 closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)
                 cleanup = self._cleanup(layout, start, earlier)

@@ -236,6 +236,14 @@ def test_axes(parameter, places):
     assert all(0 <= at <= 1 for at, _ in ticks) and len({text for _, text in ticks}) > 1
 
 
+@pytest.mark.parametrize("count", [3, 9, 12])
+def test_labels_of_choices_fit_side_by_side(count):
+    names = [f"resnet50_imagenet_pretrained_v{n}" for n in range(count)]
+    layout = Axis(parameter=hpo.Categorical(*names)).layout()
+    assert layout["tickangle"] == 0 and len({*layout["ticktext"]}) == len(layout["tickvals"]) > 2
+    assert sum(map(len, layout["ticktext"])) <= 66
+
+
 def test_what_is_far_worse_lies_on_the_border_and_the_best_never():
     extent = value_range([1.0, 1.1, 1.2, 1.3, 900.0, math.inf], "minimize")
     assert (extent.best, extent.worst, extent.log) == (1.0, 1.3, False) and extent.inside(900.0) == 1.3
