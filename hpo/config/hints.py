@@ -107,7 +107,7 @@ def _forms(value: object) -> Iterator[object]:
             yield number
     if isinstance(number, float) and number.is_integer():
         yield int(number)
-    percent = number != value and isinstance(value, str) and "%" in value
+    percent = isinstance(value, str) and "%" in value
     if isinstance(number, (int, float)) and (0 if percent else _PERCENT) <= number <= 100:
         yield number / 100
     if not isinstance(value, (list, tuple)):
