@@ -53,7 +53,10 @@ SETTINGS = _by_alias(
 """By alias, the keyword of ``hpo.Campaign``; a campaign file has it in its section."""
 
 _TASK = "It belongs to the task: hpo.Task(space, evaluate, {})."
-_RANKS = "A campaign has as many workers as its ranks fill. Start more ranks: hpo run FILE --ranks N."
+_RANKS = (
+    "A campaign has as many workers as its ranks fill. Start more ranks: hpo run FILE --ranks N, or in a "
+    "script Campaign.run(ranks=N)."
+)
 _JOB = "It belongs to the job: hpo slurm FILE --nodes N --gpus-per-node N --time T."
 ELSEWHERE = {
     folded(alias): sentence
@@ -62,6 +65,13 @@ ELSEWHERE = {
         _TASK.format('objectives={"accuracy": "maximize"}'): "metric objective objectives",
         "It belongs to the task: hpo.Task(hpo.SearchSpace(lr=hpo.Float(1e-5, 1e-1, log=True)), evaluate).": "space "
         "search_space param_space parameters params",
+        _TASK.format("constraints=[…]"): "constraints constraint constraints_func",
+        _TASK.format("default={…}"): "default defaults default_params",
+        _TASK.format("steps=…"): "steps max_steps max_epochs max_t max_resource",
+        "A directory that holds a campaign of the same task continues. Leave it out.": "load_if_exists resume "
+        "reuse_if_exists",
+        "`hpo run` shows how it goes, and `hpo status DIR` and `hpo watch DIR` do. Leave it out.": "verbose "
+        "show_progress_bar progress_bar verbosity",
         _RANKS: "n_jobs num_workers n_workers workers ranks max_concurrent_trials max_concurrent concurrency parallel",
         _JOB: "nodes partition account gpus gpus_per_node ntasks ntasks_per_node cpus_per_task slurm cluster resources",
     }.items()

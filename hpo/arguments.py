@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from hpo.errors import UsageError
 from hpo.spelling import suggestion
 
 _Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
-def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, None]], Callable[_Given, None]]:
-    """Have an ``__init__`` raise UsageError for arguments that it does not take, or lacks. ``remedies``: by keyword
+def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
+    """Have a method raise UsageError for arguments that it does not take, or lacks. ``remedies``: by keyword
     that users of other packages expect, what to write instead."""
 
-    def decorate(init: Callable[_Given, None]) -> Callable[_Given, None]:
+    def decorate(init: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
         signature = inspect.signature(init)
         kinds = {name: one.kind for name, one in signature.parameters.items()}
         keywords = [
@@ -26,11 +27,11 @@ def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, None]], Cal
             if name != "self"
             and kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         ]
-        name = init.__qualname__.split(".")[0]
+        name = init.__qualname__.removesuffix(".__init__").split(".<locals>.")[-1]
         takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
 
         @functools.wraps(init)
-        def checked(*arguments: _Given.args, **given: _Given.kwargs) -> None:
+        def checked(*arguments: _Given.args, **given: _Given.kwargs) -> _Made:
             for keyword in given:
                 if keyword not in keywords and not takes_any:
                     remedy = remedies.get(keyword) or suggestion(keyword, keywords)
@@ -40,7 +41,7 @@ def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, None]], Cal
             except TypeError as error:
                 taken = ", ".join(str(one) for one in signature.parameters.values() if one.name != "self")
                 raise UsageError(f"{name}: {error}. Write {name}({taken}).") from None
-            init(*arguments, **given)
+            return init(*arguments, **given)
 
         return checked
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from hpo.campaign.campaign import Campaign
 from hpo.campaign.known_points import new_points
+from hpo.campaign.progress import used_up
 from hpo.errors import CampaignError
-from hpo.islands.coordinator.ending import DONE
 from hpo.journal.commands import stop_pending, waiting
 from hpo.journal.files import last_launch
-from hpo.journal.launches import is_complete, read_launch
+from hpo.journal.launches import is_complete, read_launch, standing_budget
 from hpo.journal.lock import holder
 from hpo.results import overview
 from hpo.terminal import quoted
@@ -22,14 +22,14 @@ def finished(campaign: Campaign, file: Path) -> str | None:
     evaluate nothing; None where there is something to do, or the launch has to find that out.
 
     Raises:
-        UsageError, CampaignError: those of ``Campaign.check``, where the last launch used its budget up.
+        UsageError, CampaignError: those of ``Campaign.check``, where the budget is used up.
     """
     directory, budget = campaign.settings.directory, campaign.settings.evaluations
     if not os.path.exists(directory / "campaign.json") or holder(directory) is not None:
         return None
     try:
         last = read_launch(directory, last_launch(directory))
-        if last is None or last.end is None or tuple(last.end) != (DONE, 0):
+        if last is None or last.end is None:
             return None
         if stop_pending(directory) or waiting(directory) or not is_complete(directory, budget):
             return None
@@ -38,10 +38,7 @@ def finished(campaign: Campaign, file: Path) -> str | None:
     campaign.check()
     if any(one.changes for one in new_points(campaign.settings, campaign.task, {})):
         return None
-    count = overview.of(directory).final
-    shown = quoted(directory)
+    done, budget = overview.of(directory).final, standing_budget(directory, budget)
     return (
-        f"{directory}: all {count} evaluations of the budget are done, so there is nothing to start. To go on, write "
-        f"evaluations = {2 * count} in {file}, or give: hpo set {shown} evaluations={2 * count}. What was found: hpo "
-        f"best {shown}"
+        f"{directory}: {used_up(directory, done, budget, file)}. What was found: hpo best {quoted(directory)}"
     )

@@ -335,6 +335,7 @@ class Campaign:
 
     # --- running --------------------------------------------------------------------------------------------
 
+    @checked_arguments(**dict.fromkeys(("n_jobs", "n_workers", "num_workers", "workers"), "Write ranks=N."))
     def run(
         self,
         ranks: int | None = None,
@@ -597,7 +598,8 @@ class Campaign:
                 coordinator = assembly.coordinator(start, earlier, self._points, opening.known, opening.ended)
                 if assembly.writer is not None and not assembly.writer.pending:
                     lock.settle()
-                display = Display(settings, self.task, workers=len(layout.workers))
+                done = coordinator.tally.final
+                display = Display(settings, self.task, workers=len(layout.workers), done=done)
                 closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)
                 cleanup = self._cleanup(layout, start, earlier)

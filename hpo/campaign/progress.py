@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
-from hpo.islands.coordinator.ending import FUTILE, NOTHING_COMPLETED, STOPPED
+from hpo.islands.coordinator.ending import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.islands.coordinator.health import counted
 from hpo.terminal import one_line, quoted, visible, write
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.live import Live
 
     from hpo.config.reader import Settings
@@ -28,7 +30,9 @@ _LINE_S = 60.0
 class Display:
     """Writes to standard error, so that standard output is the task's and the results'."""
 
-    def __init__(self, settings: Settings, task: Task, *, workers: int) -> None:
+    def __init__(self, settings: Settings, task: Task, *, workers: int, done: int = 0) -> None:
+        """``done``: how many evaluations ended in earlier launches."""
+        self._done = done
         self._directory = settings.directory
         self._objectives = task.objectives
         self._workers = workers
@@ -141,6 +145,9 @@ class Display:
                 "\nThe budget is used up, and no evaluation has completed. Mend what failed; then "
                 f"`hpo retry {quoted(self._directory)} --status all` and the same command again evaluate them anew."
             )
+        budget, final = coordinator.evaluations, coordinator.tally.final
+        if reason == DONE and budget is not None and final == self._done >= budget:
+            text += f"\n{used_up(self._directory, final, budget)}."
         if not nothing_completed and self._failures(coordinator):
             text += f"\n`hpo status {quoted(self._directory)}` says why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
@@ -153,6 +160,20 @@ class Display:
         if live is not None:
             with suppress(OSError):
                 live.stop()
+
+
+def used_up(directory: Path, done: int, budget: int | None, file: Path | None = None) -> str:
+    """The reason why a launch evaluates nothing, and how to go on. ``file``: the campaign's, where it is known."""
+    have = (
+        f"all {done} evaluations of the budget are done"
+        if budget == done
+        else f"{done} evaluations are done, and the budget is {budget}"
+    )
+    place = "" if file is None else f" in {file}"
+    return (
+        f"{have}, so there is nothing to start. To go on, write evaluations = {2 * done}{place}, or give: "
+        f"hpo set {quoted(directory)} evaluations={2 * done}"
+    )
 
 
 def _evaluated(final: int, budget: int | None) -> str:

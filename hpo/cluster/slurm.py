@@ -329,8 +329,8 @@ def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
             raise UsageError(f"--{name} cannot be given: {OURS[name]}. Leave it out.")
         if (near := _near_miss(name)) is not None:
             raise UsageError(
-                f"--{name}: sbatch has no such option. Did you mean --{near}? An option of your site's own belongs in "
-                "the script: --dry-run prints it."
+                f"--{name}: sbatch has no such option. Did you mean --{near}? If your site has it, write it into "
+                "the script that --dry-run prints."
             )
         if not equals and left and not left[0].startswith("-"):
             equals, value = "=", left.popleft()

@@ -22,6 +22,10 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 
+_PERCENT = 5
+"""A number from here to 100 may be meant as a percentage, where a share of 1 is asked for."""
+
+
 def written(text: str) -> object:
     """The value that ``text`` is in a campaign file; ``text`` itself where it is none there."""
     try:
@@ -39,17 +43,36 @@ def assignment(key: str, value: object, *, keyword: bool) -> str:
 
 
 def remedy(
-    section: type[Section], key: str, value: object, shown: str, *, keyword: bool, item: bool = False
+    section: type[Section],
+    key: str,
+    value: object,
+    shown: str,
+    *,
+    keyword: bool,
+    item: bool = False,
+    within: str | None = None,
 ) -> str:
     """A sentence with what was most likely meant by ``value``, which the field of ``key`` refuses; empty where nothing
-    is near. ``shown``: the name of the setting for the user; ``item``: ``value`` is one of a list."""
-    word = _meant(key, value, _choices(section, key))
+    is near. ``shown``: the name of the setting for the user; ``item``: ``value`` is one of a list; ``within``:
+    the name of ``value`` in the table that the setting is."""
+    choices = _choices(section, key)
+    if isinstance(value, str) and "," in value and not item and accepts(section, key, [*choices[:1]]):
+        words = [one for one in (each.strip() for each in value.split(",")) if one]
+        several = [_meant(key, one, choices) or one for one in words]
+        if accepts(section, key, several):
+            return f"Write {assignment(shown, several, keyword=keyword)}."
+    word = _meant(key, value, choices)
     if word is not None and (item or accepts(section, key, word)):
         return f'Did you mean "{word}"?'
     for form in () if item else _forms(value if word is None else word):
-        if accepts(section, key, form):
+        if accepts(section, key, form if within is None else {within: form}):
             quotes = ", without quotes" if isinstance(value, str) and not isinstance(form, list) else ""
-            return f"Write {assignment(shown, form, keyword=keyword)}{quotes}."
+            if within is not None and keyword:
+                return f"Write {assignment(shown, {within: form}, keyword=True)}{quotes}."
+            place = shown if within is None else f"{shown}.{within}"
+            return f"Write {assignment(place, form, keyword=keyword)}{quotes}."
+    if value is None and keyword:
+        return "Leave it out for its default."
     return ""
 
 
@@ -75,13 +98,20 @@ def _meant(key: str, value: object, choices: tuple[str, ...]) -> str | None:
 
 
 def _forms(value: object) -> Iterator[object]:
-    """What may have been meant: without quotes, as a whole number, as a list."""
+    """What may have been meant: without quotes, as a whole number, as a share of 1, as a list."""
+    number: object = value
     if isinstance(value, str):
         text = value.strip()
-        yield written(text.lower() if text in ("True", "False") else text)
+        number = written(text.lower() if text in ("True", "False") else text.removesuffix("%").rstrip())
+        if not text.endswith("%"):
+            yield number
+    if isinstance(number, float) and number.is_integer():
+        yield int(number)
+    percent = isinstance(value, str) and "%" in value
+    if isinstance(number, (int, float)) and (0 if percent else _PERCENT) <= number <= 100:
+        yield number / 100
+    if not isinstance(value, (list, tuple)):
         yield [value]
-    if isinstance(value, float) and value.is_integer():
-        yield int(value)
 
 
 def _field(section: type[Section], key: str) -> Any:
@@ -108,14 +138,19 @@ def syntax(path: Path, message: str, keys: Iterable[str]) -> str:
     found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message)
     place = f"{path}, line {found[2]}, column {found[3]}" if found else f"{path}"
     reason = (found[1] if found else message).rstrip(".")
-    if found and "Cannot overwrite a value" in reason:
+    line = ""
+    if found:
         with suppress(OSError, IndexError, UnicodeDecodeError):
             line = path.read_text(encoding="utf-8").splitlines()[int(found[2]) - 1]
-            section = re.fullmatch(r"\s*\[\s*([\w-]+)\s*\]\s*(?:#.*)?", line)
-            if section:
-                name = section[1]
-                return (
-                    f"{place}: [{name}] is a section, and above it {name} = … is a key. Remove one. "
-                    f"{suggestion(name, [one for one in keys if one != name])}"
-                )
+    if python := re.match(r"\s*([\w.-]+)\s*=\s*(True|False|None|null)\b", line):
+        key, word = python.groups()
+        remedy = f"Write {key} = {word.lower()}" if word in ("True", "False") else f"Leave {key} out"
+        return f"{place}: {word} is no TOML. {remedy}."
+    section = re.fullmatch(r"\s*\[\s*([\w-]+)\s*\]\s*(?:#.*)?", line)
+    if section and "Cannot overwrite a value" in reason:
+        name = section[1]
+        return (
+            f"{place}: [{name}] is a section, and above it {name} = … is a key. Remove one. "
+            f"{suggestion(name, [one for one in keys if one != name])}"
+        )
     return f"{place}: not valid TOML: {reason}. Strings need quotes, lists brackets, and a key stands once."

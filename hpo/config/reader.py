@@ -43,6 +43,7 @@ else:
 __all__ = [
     "DEADLINE",
     "EXPORTED",
+    "KEYWORDS",
     "PANEL",
     "STARTED_BY",
     "EvaluationSettings",
@@ -100,7 +101,7 @@ def _rules(section: type[Section]) -> dict[str, str]:
 _RULES = {name: _rules(section) for name, section in _SECTIONS.items()}
 """By section, the keys as a file writes them, with the rule of each."""
 _SECTION_OF = {key: section for section in reversed(_RULES) for key in _RULES[section]}
-_KEYWORDS = {
+KEYWORDS = {
     _PREFIX.get(section, "") + key: (section, key) for section, rules in _RULES.items() for key in rules
 }
 """By keyword, section and key."""
@@ -187,7 +188,11 @@ def limits(words: Sequence[str]) -> Settings:
         key, equals, value = word.partition("=")
         key = key.strip()
         if not equals or key not in LIMITS:
-            known = suggestion(key, LIMITS) if equals else "Write for example: evaluations=40"
+            known = (
+                suggestion(aliases.SETTINGS.get(aliases.folded(key), key), LIMITS)
+                if equals
+                else "Write for example: evaluations=40"
+            )
             raise UsageError(f"{excerpt(word)}: must be {' or '.join(f'{one}=…' for one in LIMITS)}. {known}")
         if key in given:
             raise UsageError(f"{key} is given twice. Give it once.")
@@ -365,13 +370,14 @@ class _Reader:
                 top[key] = self._tables(key, value)
             elif key in _SECTIONS:
                 self._note("", key, value, f"there is no such keyword. {self._in_place_of(key, value)}")
-            elif key not in _KEYWORDS:
-                alias = aliases.SETTINGS.get(aliases.folded(key))
-                remedy = aliases.ELSEWHERE.get(aliases.folded(key)) or suggestion(alias or key, _KEYWORDS)
+            elif key not in KEYWORDS:
+                alias = _PREFIX.get(_SECTION_OF.get(key, _TOP), "") + key if key in _SECTION_OF else None
+                alias = alias or aliases.SETTINGS.get(aliases.folded(key))
+                remedy = aliases.ELSEWHERE.get(aliases.folded(key)) or suggestion(alias or key, KEYWORDS)
                 self._note("", key, value, f"there is no such keyword. {remedy}")
-                self._meant.add(alias or nearest(key, _KEYWORDS) or key)
+                self._meant.add(alias or nearest(key, KEYWORDS) or key)
             else:
-                section, name = _KEYWORDS[key]
+                section, name = KEYWORDS[key]
                 (top if section == _TOP else sections.setdefault(section, {}))[name] = value
         return {**top, **sections}
 
@@ -381,11 +387,13 @@ class _Reader:
         if isinstance(value, Mapping):
             own = {_PREFIX.get(section, "") + str(key): one for key, one in value.items()}
             written = [
-                hints.assignment(key, one, keyword=True) for key, one in own.items() if key in _KEYWORDS
+                hints.assignment(key, one, keyword=True) for key, one in own.items() if key in KEYWORDS
             ]
-            return f"Its keys are keywords themselves. Write {', '.join(written) or 'them without it'}."
+            others = ", ".join(excerpt(key) for key in own if key not in KEYWORDS)
+            rest = f" There is no keyword {others}." if others else ""
+            return f"Its keys are keywords themselves. Write {', '.join(written) or 'them without it'}.{rest}"
         meant = aliases.SECTION_VALUES[section]
-        home, key = _KEYWORDS[meant]
+        home, key = KEYWORDS[meant]
         for form in (value, [value]):
             if hints.accepts(_SECTIONS[home], key, form):
                 self._meant.add(meant)
@@ -443,21 +451,30 @@ class _Reader:
             return
         rule = _RULES[section][key]
         shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
+        rest = place[1 + (2 if tables else bool(section)) :]
+        within = str(rest[0]) if len(rest) == 1 and key in ("only", "reference") else None
         keyword = self._path is None
         if keyword:
             shown_key = _PREFIX.get(section, "") + shown_key
         model = PhaseSettings if section == "phase" else _SECTIONS[section]
-        item = len(place) > 1 + (2 if tables else bool(section))
+        item = bool(rest) and within is None
         remedy = hints.remedy(
-            model, key, detail["input"], shown_key, keyword=keyword and not tables, item=item
+            model,
+            key,
+            detail["input"],
+            shown_key,
+            keyword=keyword and (not tables or within is not None),
+            item=item,
+            within=within,
         )
+        shown_key += f".{within}" if within else ""
         self._note(start, shown_key, detail["input"], f"must be {rule}. {remedy}".rstrip())
 
 
 def _remedy(section: str, key: str, given: Collection[str]) -> str:
     """What to do about a key that the section does not have, beside those that are ``given``."""
     if (alias := aliases.SETTINGS.get(aliases.folded(key))) is not None and key not in _SECTION_OF:
-        home, name = _KEYWORDS[alias]
+        home, name = KEYWORDS[alias]
         if home == section and name in given:
             return f"Remove it: {name} is given, too."
         return f'Did you mean "{name}"{"" if home == section else f" {_home(home)}"}?'

@@ -6,6 +6,7 @@ where there are no sections.
 
 from __future__ import annotations
 
+import datetime
 import operator
 import os
 import re
@@ -32,11 +33,14 @@ from hpo.space.parameters import is_unicode
 from hpo.spelling import suggestion
 from hpo.text import excerpt, without_password
 
-_UNIT_BYTES = {"kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB)")
+_UNIT_BYTES = {"kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)", re.IGNORECASE)
 _SIZE_RULE = 'a size from "64kB" to "1000GB", such as "10MB", or "off"'
-_UNIT_S = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)\s*")
+_UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)(?![a-z])\s*", re.IGNORECASE
+)
+_OF_SLURM = re.compile(r"(?:(\d+)-)?(\d{1,2}):([0-5]\d):([0-5]\d)")
 _LONGEST_S = 3650 * 86400.0
 _DURATION_RULE = (
     'a duration above 0, at most ten years, such as 90 (seconds), "90s", "30min", "1h30m" or "2d"'
@@ -50,16 +54,23 @@ _ONLY_RULE = 'a table of choices by parameter, such as { optimizer = ["sgd"] }'
 
 
 def _seconds(value: object) -> object:
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime.time):  # 08:00:00 without quotes is a time of day in TOML
+        value = value.isoformat()
+    if isinstance(value, str) and (found := _OF_SLURM.fullmatch(value.strip())):
+        days, hours, minutes, seconds = (float(one or 0) for one in found.groups())
+        return days * _UNIT_S["d"] + hours * _UNIT_S["h"] + minutes * _UNIT_S["m"] + seconds
     if isinstance(value, str) and (parts := _DURATION.findall(value.strip())):
-        units = [unit[0] for _, unit in parts]
+        units = [unit[0].lower() for _, unit in parts]
         if not _DURATION.sub("", value.strip()) and len(set(units)) == len(units):
-            return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+            return sum(float(number) * _UNIT_S[unit] for (number, _), unit in zip(parts, units))
     return value
 
 
 def _bytes(value: object) -> object:
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
-        return int(float(found[1]) * _UNIT_BYTES[found[2]])
+        return int(float(found[1]) * _UNIT_BYTES[found[2].lower()])
     return None if value == "off" else _whole(value)
 
 
@@ -131,6 +142,11 @@ def _one_of(choices: object) -> str:
     return "one of " + ", ".join(f'"{choice}"' for choice in get_args(choices))
 
 
+def _none(value: object) -> object:
+    """The name of no pruner, also where None or False is written for it."""
+    return "none" if value is None or value is False else value
+
+
 def _off(value: object) -> object:
     return None if value == "off" else value
 
@@ -143,7 +159,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(le=_LONGEST_S)]
 From0 = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_MOST)]
 From1 = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=_MOST)]
 From2 = Annotated[int, BeforeValidator(_whole), Field(ge=2, le=_MOST)]
-Bytes = Annotated[int, Field(ge=64_000, le=1_000 * _UNIT_BYTES["GB"])]
+Bytes = Annotated[int, Field(ge=64_000, le=1_000 * _UNIT_BYTES["gb"])]
 Ranks = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MOST_RANKS)]
 Text = Annotated[str, BeforeValidator(_writable)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -205,7 +221,7 @@ class SearchSettings(Section):
     grid_points: Annotated[int, BeforeValidator(_whole)] = Field(
         default=5, ge=2, le=_MOST_GRID_POINTS, description=f"a whole number from 2 to {_MOST_GRID_POINTS}"
     )
-    pruner: Pruner = Field(default="none", description=_one_of(Pruner))
+    pruner: Annotated[Pruner, BeforeValidator(_none)] = Field(default="none", description=_one_of(Pruner))
     min_steps: From1 = Field(default=1, description=_FROM_1)
     reduction: From2 = Field(default=3, description=_FROM_2)
     patience: From0 = Field(default=0, description=_FROM_0)

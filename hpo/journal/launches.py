@@ -99,6 +99,17 @@ def is_complete(directory: Path, evaluations: int | None) -> bool:
     return budget is not None and counts.total() >= budget and counts[COMPLETED] + counts[PRUNED] > 0
 
 
+def standing_budget(directory: Path, evaluations: int | None) -> int | None:
+    """The budget that holds: the latest of ``hpo set`` and of ``evaluations``, which the campaign file says."""
+    standing = Standing()
+    for record in read_directory(directory, []):
+        if isinstance(record, Launched):
+            standing.launched(record)
+        elif isinstance(record, Command):
+            standing.add(record)
+    return standing.evaluations(evaluations)
+
+
 def got_something_done(directory: Path, launch: int) -> bool:
     """Whether anything was finished in it, or saved for the next one."""
     return any(

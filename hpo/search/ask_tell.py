@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
+from hpo import aliases
 from hpo.arguments import checked_arguments
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
@@ -95,9 +96,11 @@ class Search:
         self._named = objectives is not None
         for name in settings:
             if name not in SearchSettings.model_fields:
-                raise UsageError(
-                    f"{name}: Search has no such keyword. {suggestion(name, SearchSettings.model_fields)}"
-                )
+                meant = aliases.SETTINGS.get(aliases.folded(name), name)
+                remedy = suggestion(meant, SearchSettings.model_fields)
+                if meant in config.KEYWORDS and meant not in SearchSettings.model_fields:
+                    remedy = f"hpo.Campaign has {meant}; of a search, your own loop decides that."
+                raise UsageError(f"{name}: Search has no such keyword. {remedy}")
         # Checked as a campaign's keywords are; the directory is none that is used.
         given = config.from_keywords(directory=".", evaluations=1, seed=seed, kind=kind, **settings)
         seed, checked = given.seed, given.search

@@ -119,7 +119,7 @@ def harmless(settings: config.Settings) -> None:
         assert seconds is None or 0 <= seconds <= TEN_YEARS_S
 
 
-@pytest.mark.parametrize("key", config._KEYWORDS)
+@pytest.mark.parametrize("key", config.KEYWORDS)
 def test_every_keyword(key: str) -> None:
     sweep(lambda value: harmless(config.from_keywords(**{"directory": "run", "evaluations": 5, key: value})))
 

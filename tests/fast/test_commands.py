@@ -944,7 +944,8 @@ def test_commands_between_launches_hold_before_anything_is_granted(
     capsys.readouterr()
     assert cli.main(["set", str(launch.run), "evaluations=5"]) == 0
     assert launch(20) == (DONE, 0) and launch.count == 12
-    assert capsys.readouterr().err.splitlines()[-1].startswith("done: 12 evaluated (budget 5)  best ")
+    last, why = capsys.readouterr().err.splitlines()[-2:]
+    assert last.startswith("done: 12 evaluated (budget 5)  best ") and "the budget is 5" in why
     assert results.status(results.load(launch.run))["budget"] == {"evaluations": 5, "deadline": None}
     assert launch(14) == (DONE, 0) and launch.count == 14  # the file says something new
 

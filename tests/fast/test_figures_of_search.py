@@ -7,6 +7,7 @@ import math
 import random
 from pathlib import Path
 
+import numpy
 import pandas
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from hpo.results.figures import parallel
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.labels import choices, distinct
 from hpo.results.figures.drawing.parameter_axis import Axis
-from hpo.results.figures.drawing.value_range import value_range
+from hpo.results.figures.drawing.value_range import drawable, value_range
 from hpo.results.figures.registry import BY_NAME
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.record import CampaignRecord, Launch
@@ -235,6 +236,14 @@ def test_axes(parameter, places):
     assert all(0 <= at <= 1 for at, _ in ticks) and len({text for _, text in ticks}) > 1
 
 
+@pytest.mark.parametrize("count", [3, 9, 12])
+def test_labels_of_choices_fit_side_by_side(count):
+    names = [f"resnet50_imagenet_pretrained_v{n}" for n in range(count)]
+    layout = Axis(parameter=hpo.Categorical(*names)).layout()
+    assert layout["tickangle"] == 0 and len({*layout["ticktext"]}) == len(layout["tickvals"]) > 2
+    assert sum(map(len, layout["ticktext"])) <= 66
+
+
 def test_what_is_far_worse_lies_on_the_border_and_the_best_never():
     extent = value_range([1.0, 1.1, 1.2, 1.3, 900.0, math.inf], "minimize")
     assert (extent.best, extent.worst, extent.log) == (1.0, 1.3, False) and extent.inside(900.0) == 1.3
@@ -249,6 +258,29 @@ def test_what_is_far_worse_lies_on_the_border_and_the_best_never():
     assert value_range([10.0 ** (2 * n) for n in range(-6, 9)], "minimize").outside == 0
     assert value_range([0.0, 0.0, 0.0, 1.0], "minimize").outside == 0
     assert value_range([1e-6, 1.0, 1e3], "minimize").log and value_range([math.nan], "minimize") is None
+
+
+def test_an_ordinary_tail_and_the_default_are_in_view():
+    tail = [0.1 + 0.04 * n for n in range(20)]
+    assert value_range([*tail, *(0.02 + 1e-4 * n for n in range(80))], "minimize").outside == 0
+    near = [1.0 + 0.01 * n for n in range(30)]
+    for default, outside in ((5.0, 1), (1e6, 2)):  # the second has diverged
+        found = value_range([*near, default, 1e6], "minimize", default)
+        assert found.outside == outside and (found.inside(default) == default) == (default < 1e6)
+
+
+@pytest.mark.parametrize("values", [[-1e308, -1.7e308], [1.7e308, -1.7e308], [1e-320, 2e-320], [0.0, 5e-324]])
+def test_numbers_that_plotly_does_not_draw_are_drawn_at_the_border(values):
+    for direction in ("minimize", "maximize"):
+        found = value_range(values, direction)
+        low, high = found.axis(15)["range"]
+        assert -1.7e304 < low < high < 1.7e304 and high - low > 1e-302
+        assert all(low <= one <= high for one in drawable(numpy.array(values)))
+        assert ("drawn as 1e304" in found.note()) == (abs(values[0]) > 1)
+    ended = [one(n, value, params={"lr": 0.1 * (n + 1)}) for n, value in enumerate(values)]
+    for name in ("history", "slices"):
+        for trace in BY_NAME[name].plot([source(ended)])["data"]:
+            assert max(map(abs, trace["y"]), default=0) <= 1e304
 
 
 REASONS = {

@@ -94,6 +94,7 @@ def test_noise_alone_is_told_to_mean_little():
     rng = random.Random(3)
     found = importance(record(100, lambda p, n: {"value": rng.random()}))
     assert found.explained <= 0 and not found.explains and "explains nothing" in str(found)
+    assert not found.to_json()["parameters"]
     assert "too little" not in str(importance(record(300, additive)))
 
 

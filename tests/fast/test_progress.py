@@ -100,6 +100,21 @@ def test_rate_and_time_left_are_those_of_this_launch(
     assert done or not any("left" in part or "/h" in part for part in parts)
 
 
+@pytest.mark.parametrize(
+    ("done", "budget", "shown"), [(10, 10, "all 10 evaluations"), (10, 5, "the budget is 5"), (9, 10, "")]
+)
+def test_a_launch_with_nothing_to_evaluate_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], done: int, budget: int, shown: str
+) -> None:
+    coordinator, _ = launch_of(tmp_path, evaluations=budget, end=None)
+    task = hpo.Task(hpo.SearchSpace(n=hpo.Int(1, 9)), evaluate)
+    Display(from_keywords(directory=tmp_path, evaluations=1), task, workers=3, done=done).finish(
+        coordinator, "done", 1.0
+    )
+    said = capsys.readouterr().err
+    assert shown in said and ("evaluations=20" in said) == bool(shown)
+
+
 def test_a_slow_rate_is_told_by_the_hour(tmp_path: Path) -> None:
     coordinator, display = launch_of(tmp_path, evaluations=100)
     coordinator.tally.final += 1

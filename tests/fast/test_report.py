@@ -214,6 +214,14 @@ def test_a_mark_is_of_its_own_campaign_where_several_are_overlaid(
             assert [best[each] for each in trace["customdata"]] == pytest.approx(list(trace["y"]))
 
 
+def test_of_several_objectives_the_best_in_the_first_leads(homes: dict[int, Path]) -> None:
+    found = summary(source(homes[2]))
+    best, knee = found.lead.find("The best in "), found.lead.find("Its knee, ")
+    assert 0 < best < knee and hpo.Result(homes[2]).best.id in found.lead[best:knee]
+    assert found.comparison is not None
+    assert found.comparison.heads[0].startswith("best ") and found.comparison.heads[1] == "knee of the front"
+
+
 def test_wild_outliers_are_clipped_and_counted() -> None:
     values = [1.0 + 0.01 * n for n in range(20)]
     wild = value_range([*values, 1e9, 1e12], "minimize")

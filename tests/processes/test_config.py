@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from places import ROOT
 from pydantic import ValidationError
 
+import hpo
 from hpo import aliases
 from hpo.config import hints, reader
 from hpo.config import reader as config
@@ -294,6 +296,12 @@ def test_settings_are_frozen_and_json_able() -> None:
         ("1.5h", 5400.0),
         ("1d", 86400.0),
         ("1d2h3m4s", 93784.0),
+        ("1 hour", 3600.0),
+        ("2 Days 5 minutes", 173100.0),
+        ("08:00:00", 28800.0),
+        ("1-00:00:30", 86430.0),
+        (datetime.time(8), 28800.0),
+        (datetime.timedelta(hours=1), 3600.0),
     ],
 )
 def test_durations(written: object, seconds: float) -> None:
@@ -302,7 +310,25 @@ def test_durations(written: object, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["soon", "", "h", "-1h", "1h1h", "5min 3m", "1w", "1e3s", "1,5h", 0, -1, True, "0s", float("inf"), [1]],
+    [
+        "soon",
+        "",
+        "h",
+        "-1h",
+        "1h1h",
+        "5min 3m",
+        "1w",
+        "1e3s",
+        "1,5h",
+        "08:00",
+        "1 hou",
+        0,
+        -1,
+        True,
+        "0s",
+        float("inf"),
+        [1],
+    ],
 )
 def test_what_is_no_duration(written: object) -> None:
     with pytest.raises(UsageError) as caught:
@@ -476,6 +502,25 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, sentence: str) -> 
         ('evaluations = 1\n[logging]\nsinks = "wandb"', 'Write sinks = ["wandb"].'),
         ('evaluations = 1\n[logging]\nsinks = "tb"', 'Write sinks = ["tensorboard"].'),
         ('evaluations = 1\n[logging]\nsinks = ["wandb", "tb"]', 'Did you mean "tensorboard"?'),
+        (
+            'evaluations = 1\n[logging]\nsinks = "mlflow, weights-and-biases"',
+            'Write sinks = ["mlflow", "wandb"].',
+        ),
+        ('evaluations = 1\n[search]\nonly = { opt = "SGD" }', 'only.opt = "SGD": must'),
+        ('evaluations = 1\n[search]\nonly = { opt = "SGD" }', 'Write only.opt = ["SGD"].'),
+        ('evaluations = 1\n[search]\nreevaluate = "10%"', "Write reevaluate = 0.1, without quotes."),
+        ("evaluations = 1\n[search]\nmigration = 10", "Write migration = 0.1."),
+        ("evaluations = 1\n[default]\nlr = 1", "hpo.Task(space, evaluate, default={…})"),
+        ("evaluations = 1\nsteps = 3", "hpo.Task(space, evaluate, steps=…)"),
+        ("evaluations = True", "Write evaluations = true."),
+        ("evaluations = 1\nseed = None", "Leave seed out."),
+        ({"evaluations": "1e3"}, "Write evaluations=1000, without quotes."),
+        ({"evaluations": 1, "seed": None}, "Leave it out"),
+        ({"evaluations": 1, "only": {"opt": "SGD"}}, "Write only={'opt': ['SGD']}."),
+        ({"evaluations": 1, "points": {"lr": 1}}, "Write points=[{'lr': 1}]."),
+        ({"evaluations": 1, "output": "5MB"}, 'Did you mean "log_output"?'),
+        ({"evaluations": 1, "layout": {"islands": 2, "foo": 1}}, "There is no keyword 'foo'."),
+        ({"evaluations": 1, "load_if_exists": True}, "Leave it out."),
         ({"n_trials": 10}, 'Did you mean "evaluations"?'),
         ({"evaluation": 10}, "Did you mean evaluations=10?"),
         ({"evaluations": "10"}, "Write evaluations=10, without quotes."),
@@ -497,10 +542,32 @@ def test_words_of_other_packages_are_understood(
     assert remedy in line
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("5mb", 5_000_000), ("10 MiB", 10 * 2**20), ("2.5GB", 2_500_000_000)]
+)
+def test_sizes(given: str, meant: int) -> None:
+    assert from_keywords(directory="x", evaluations=1, log_output=given).logging.output_bytes == meant
+
+
+@pytest.mark.parametrize("written", [None, False, "none"])
+def test_no_pruner(written: object) -> None:
+    assert from_keywords(directory="x", evaluations=1, pruner=written).search.pruner == "none"
+
+
+def test_words_of_other_packages_are_understood_by_search_run_and_set(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    with pytest.raises(UsageError, match=r"hpo\.Campaign has evaluations"):
+        hpo.Search(space, n_trials=3)
+    with pytest.raises(UsageError, match=r"ranks=N"):
+        hpo.Campaign(hpo.Task(space, len), directory=tmp_path, evaluations=1).run(n_jobs=2)
+    with pytest.raises(UsageError, match=r'Did you mean "evaluations"'):
+        reader.limits(["n_trials=50"])
+
+
 def test_aliases_lead_to_settings_and_values_that_there_are() -> None:
-    assert {*aliases.SETTINGS.values()} <= {*reader._KEYWORDS}
+    assert {*aliases.SETTINGS.values()} <= {*reader.KEYWORDS}
     for alias, name in aliases.SETTINGS.items():
-        own = aliases.folded(reader._KEYWORDS[name][1])
+        own = aliases.folded(reader.KEYWORDS[name][1])
         others = {aliases.folded(key) for key in reader._SECTION_OF} - {own}
         assert alias not in others, f"{alias} is a setting itself"
     for key, values in aliases.VALUES.items():

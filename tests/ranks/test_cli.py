@@ -295,8 +295,12 @@ def test_a_finished_campaign_starts_no_ranks_and_says_how_to_go_on(terminal: Ter
     nothing = typed("retry", "run")
     assert nothing.returncode == 0 and "nothing to evaluate again" in nothing.stdout
     assert len(terminal.records("launched")) == 1 and not [*terminal.directory.glob("run/commands/*")]
-    # Ranks that are there already end as they always did.
-    assert terminal.mpirun(2, "run", "c.toml").returncode == 0
+    # Ranks that are there already say it, too.
+    done = terminal.mpirun(2, "run", "c.toml")
+    assert done.returncode == 0 and "hpo set run evaluations=6" in done.stderr
+    terminal.campaign(evaluations=2)
+    assert "3 evaluations are done, and the budget is 2" in typed("run", "c.toml").stderr
+    terminal.campaign(evaluations=3)
 
     assert typed("set", "run", "evaluations=4").returncode == 0
     assert "4/4 evaluated" in terminal.hpo("run", "c.toml").stderr

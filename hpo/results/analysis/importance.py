@@ -77,7 +77,7 @@ class Importance:
         return pandas.DataFrame(rows, columns=["parameter", "total", "alone", "spread"])
 
     def to_json(self) -> dict[str, object]:
-        """What ``hpo best --json`` has of it."""
+        """The entry of ``hpo best --json``; no parameters where a forest explains nothing."""
         return {
             "evaluations": self.evaluations,
             "completed": self.completed,
@@ -85,6 +85,7 @@ class Importance:
             "parameters": {
                 name: {"total": one.total, "alone": one.alone, "spread": one.spread}
                 for name, one in self.shares.items()
+                if self.explains
             },
         }
 

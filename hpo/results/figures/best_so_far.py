@@ -13,7 +13,7 @@ from hpo.individual import COMPLETED, PRUNED, Individual
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.panels import Plot
 from hpo.results.figures.drawing.thinning import compact
-from hpo.results.figures.drawing.value_range import ValueRange, value_range
+from hpo.results.figures.drawing.value_range import ValueRange, drawable, value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
 Along = Callable[[Source, Sequence[Individual]], NDArray[Any]]
@@ -72,8 +72,8 @@ def draw(
             traces += _single(first, objective, along, place, legend=row == 0)
         else:
             traces += _overlaid(alike, objective, along, place, legend=row == 0)
-        if shown and shown.outside:
-            notes.append(theme.note(shown.note(), top))
+        if shown and (text := shown.note()):
+            notes.append(theme.note(text, top))
         if single and shown:
             shapes += _default(first, objective, place, shown)
     if failed:
@@ -105,12 +105,13 @@ def _extent(sources: Sequence[Source], objective: str) -> ValueRange | None:
         for each in one.completed
         if (value := one.value(each, objective)) is not None
     ]
-    return value_range(values, sources[0].objectives[objective])
+    first = sources[0]
+    return value_range(values, first.objectives[objective], first.default_value(objective))
 
 
 def _values(source: Source, individuals: Sequence[Individual], objective: str) -> NDArray[Any]:
     found = [source.value(one, objective) for one in individuals]
-    return numpy.array([numpy.nan if one is None else one for one in found], dtype=float)
+    return drawable(numpy.array([numpy.nan if one is None else one for one in found], dtype=float))
 
 
 def _improvements(source: Source, objective: str) -> list[Individual]:
@@ -151,7 +152,7 @@ def _step_line(
         "type": "scatter",
         "mode": "lines",
         "x": numpy.array(x, dtype=float),
-        "y": numpy.array(y, dtype=float),
+        "y": drawable(numpy.array(y, dtype=float)),
         "customdata": ids,
         "line": {"shape": "hv", "color": colour, "width": 2},
         "hovertemplate": "best so far: %{y}<br>%{customdata}<extra></extra>",
@@ -333,8 +334,7 @@ def _strip(source: Source, failed: Sequence[Individual], along: Along) -> list[d
 
 def _default(source: Source, objective: str, place: str, shown: ValueRange) -> list[dict[str, Any]]:
     """A line at the default's result, where that is in view."""
-    one = source.default
-    value = None if one is None else source.value(one, objective)
+    value = source.default_value(objective)
     if value is None or value != shown.inside(value):
         return []
     line = {"color": theme.MUTED, "width": 1, "dash": "dash"}

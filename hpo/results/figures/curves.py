@@ -12,7 +12,7 @@ from hpo.individual import COMPLETED, PRUNED, RUNNING
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.panels import Plot
 from hpo.results.figures.drawing.thinning import compact
-from hpo.results.figures.drawing.value_range import value_range
+from hpo.results.figures.drawing.value_range import drawable, value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def draw(sources: Sequence[Source]) -> Plot:
             )
             shown.append(values)
     extent = value_range(numpy.concatenate(shown), way)
+    text = extent.note("report") if extent else ""
     count = sum(len(set(trace["customdata"]) - {""}) for trace in traces)
     title = "Learning curves" if count >= len(ids) else f"Learning curves, {count} of {len(ids)}"
     return {
@@ -87,7 +88,7 @@ def draw(sources: Sequence[Source]) -> Plot:
             xaxis={"title": "step", "rangemode": "tozero"},
             yaxis={**(extent.axis() if extent else {}), "title": theme.label(objective)},
             shapes=_rungs(source),
-            annotations=[theme.note(extent.note("report"))] if extent and extent.outside else [],
+            annotations=[theme.note(text)] if text else [],
         ),
     }
 
@@ -118,12 +119,12 @@ def _trace(
         y += [*values[rows][kept], numpy.nan]
         names += [identity] * len(kept) + [""]
     lone = all(rows.stop - rows.start < 2 for rows in chosen.values())
-    found = compact(numpy.array(y, dtype=float))
+    found = numpy.array(y, dtype=float)
     return {
         "type": "scatter",
         "mode": "markers" if lone else "lines",
         "x": compact(numpy.array(x, dtype=float)),
-        "y": found,
+        "y": compact(drawable(found)),
         "customdata": names,
         "connectgaps": False,
     }, found

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from hpo.results.analysis import pareto
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.labels import configuration
 from hpo.results.figures.drawing.panels import Panels, Plot
-from hpo.results.figures.drawing.value_range import ValueRange, value_range
+from hpo.results.figures.drawing.value_range import ValueRange, drawable, value_range
 from hpo.results.figures.source import NotDrawn, Source, thinned
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def _extent(campaigns: Sequence[_Campaign], name: str, direction: str) -> ValueR
     if found is None or worst is None:
         raise NotDrawn("no evaluation has a finite value in each objective")
     further = max if direction == "minimize" else min
-    ends = [value for value in front if abs(value) != float("inf")]
+    ends = drawable(numpy.array([value for value in front if abs(value) != float("inf")]))
     return ValueRange(best=found.best, worst=further(found.worst, *ends), log=found.log)
 
 

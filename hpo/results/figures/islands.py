@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from hpo.results.analysis.island_success import SHARE, Success, migrations, success
 from hpo.results.figures.drawing import theme
 from hpo.results.figures.drawing.labels import distinct
 from hpo.results.figures.drawing.panels import Panels, Plot
-from hpo.results.figures.drawing.value_range import value_range
+from hpo.results.figures.drawing.value_range import drawable, value_range
 from hpo.results.figures.source import NotDrawn, Source
 from hpo.terminal import one_line
 
@@ -64,7 +66,7 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
             panel,
             type="scatter",
             x=x,
-            y=y,
+            y=drawable(numpy.array(y)),
             mode="lines" if x[-1] > x[0] else "markers",  # a line of no length is not seen
             name=f"island {island}",
             line={
@@ -77,8 +79,8 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
         )
     extent = value_range(values, source.objectives[source.objective])
     limits = extent.axis() if extent else {}
-    if extent and extent.outside:
-        panels.notes.append(theme.note(extent.note()))
+    if extent and (text := extent.note()):
+        panels.notes.append(theme.note(text))
     return {
         "xaxis": {"title": "evaluations of all islands", "rangemode": "tozero"},
         "yaxis": {"title": f"best {theme.label(source.objective, 24)}", "nticks": 6, **limits},

@@ -120,7 +120,7 @@ def _objective(source: Source, name: str, lines: Sequence[Individual]) -> Coordi
     """Its axis, on which values far worse than the others lie at the end."""
     values = [source.value(one, name) for one in lines]
     direction = source.objectives[name]
-    extent = value_range([one for one in values if one is not None], direction)
+    extent = value_range([one for one in values if one is not None], direction, source.default_value(name))
     if extent is None:
         return Coordinate(name=one_line(name), note="", ticks=[], places=[None] * len(lines))
     low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))

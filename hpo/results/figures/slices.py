@@ -119,7 +119,7 @@ def draw(sources: Sequence[Source]) -> Plot:
     """At most six parameters; one that exists only sometimes has the individuals that have it."""
     source = sources[0]
     values = [one.objectives[source.objective] for one in source.completed if one.objectives]
-    extent = value_range(values, source.objectives[source.objective])
+    extent = value_range(values, source.objectives[source.objective], source.default_value())
     if extent is None:
         raise NotDrawn("no evaluation has completed")
     names = important(source)[:_PANELS]

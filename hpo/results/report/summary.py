@@ -103,6 +103,10 @@ def summary(source: Source) -> Summary:
     )
 
 
+def _values(one: Individual) -> str:
+    return " and ".join(f"{one_line(key)} {number(value)}" for key, value in (one.objectives or {}).items())
+
+
 def _span(started: float | None, updated: float | None) -> str:
     if started is None or updated is None:
         return ""
@@ -131,11 +135,10 @@ def _lead(source: Source, standing: overview.Overview) -> str:
             else f"Of {len(source.completed)} completed evaluations one is the best in {ways}."
         )
         knee = pareto.knee(front, source.objectives)
+        if len(front) > 1:
+            parts.append(f"The best in {name}, {best.id}, has {_values(best)}.")
         if knee is not None and len(front) > 2:
-            values = " and ".join(
-                f"{one_line(key)} {number(value)}" for key, value in (knee.objectives or {}).items()
-            )
-            parts.append(f"Its knee, {knee.id}, has {values}.")
+            parts.append(f"Its knee, {knee.id}, has {_values(knee)}.")
         return " ".join([*parts, _work(source, standing)])
     if is_known(best.id):
         parts.append(
@@ -204,7 +207,7 @@ def _facts(source: Source, standing: overview.Overview, busy: float | None) -> l
 
 
 def _comparison(source: Source) -> Comparison | None:
-    """Best and default; with several objectives the knee and the best in each of them."""
+    """Best and default; with several objectives the best in each of them, the first before the knee."""
     best = source.best
     if best is None:
         return None
@@ -212,12 +215,12 @@ def _comparison(source: Source) -> Comparison | None:
     if len(source.objectives) > 1:
         front = pareto.front(source.record)
         knee = pareto.knee(front, source.objectives)
-        if knee is not None:
-            chosen.append(("knee of the front", knee))
         for name in list(source.objectives)[:3]:
             sign = source.sign(name)
             top = min(front, key=lambda one: sign * (one.objectives or {})[name])
             chosen.append((f"best {one_line(name)}", top))
+        if knee is not None:
+            chosen.insert(1, ("knee of the front", knee))
     else:
         chosen.append(("best", best))
     if source.default is not None and source.default.id != best.id:

@@ -21,6 +21,8 @@ _FEW = 32
 _WIDTH = 1 / 3
 """Of the space between two choices, the part in which individuals lie beside one another."""
 _MOST_LETTERS = 14
+_ACROSS = 66
+"""Letters that fit side by side below a panel of half a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +73,15 @@ class Axis:
         parameter = self.parameter
         if isinstance(parameter, Categorical):
             count = len(parameter.choices)
-            ticks = [(place * count - 0.5, label(text)) for place, text in self.ticks()]
+            shown = -(-count // _step(count, _TICKS))
+            letters = max(6, min(_MOST_LETTERS, _ACROSS // shown - 2))
+            ticks = [(place * count - 0.5, label(text)) for place, text in self.ticks(letters=letters)]
             return {
                 "type": "linear",
                 "range": [-0.6, count - 0.4],
                 "tickvals": [at for at, _ in ticks],
                 "ticktext": [text for _, text in ticks],
+                "tickangle": 0,  # labels at an angle reach into the panel below
                 "showgrid": False,
             }
         assert isinstance(parameter, (Float, Int))
@@ -98,14 +103,13 @@ class Axis:
             found.append(f"{shortened(one_line(parent), 14)} {values}{' …' if len(allowed) > 2 else ''}")
         return f"where {', '.join(found[:2])}" if found else ""
 
-    def ticks(self, most: int = _TICKS) -> list[tuple[float, str]]:
-        """Places and plain texts, ascending."""
+    def ticks(self, most: int = _TICKS, letters: int = _MOST_LETTERS) -> list[tuple[float, str]]:
+        """Places and plain texts of about ``letters`` characters, ascending."""
         parameter = self.parameter
         if isinstance(parameter, Categorical):
             count = len(parameter.choices)
-            step = max(1, math.ceil(count / (2 * most)))
-            texts = choices(parameter, _MOST_LETTERS)
-            return [((index + 0.5) / count, text) for index, text in enumerate(texts)][::step]
+            texts = choices(parameter, letters)
+            return [((index + 0.5) / count, text) for index, text in enumerate(texts)][:: _step(count, most)]
         encode = parameter.encoder()
         whole = isinstance(parameter, Int)
         return [(encode(int(one) if whole else one), text) for one, text in self._numbers(most)]
@@ -121,6 +125,11 @@ class Axis:
         else:
             numbers = rounds(low, high, most, whole=isinstance(parameter, Int))
         return list(zip(numbers, distinguishable(numbers)))
+
+
+def _step(count: int, most: int) -> int:
+    """The number of choices from a tick to the next, so that at most twice ``most`` of ``count`` have a tick."""
+    return max(1, math.ceil(count / (2 * most)))
 
 
 def _is_number(one: Scalar) -> TypeGuard[int | float]:

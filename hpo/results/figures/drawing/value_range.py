@@ -15,27 +15,29 @@ from hpo.results.figures.drawing import theme
 _FACTOR = 30.0
 """Positive values of which the best nine tenths span more than this factor are drawn by the logarithm."""
 _MOST = 0.9
-_QUARTER = 0.75
 _FAR = 3.0
-"""What is worse than the best three quarters by this many times their extent is not drawn to scale."""
+"""What is worse than the best nine tenths by this many times their extent is not drawn to scale."""
 _THIRD = 1 / 3
 _HUGE = 1e3
 """What is so many times as large as all of the better third, and as 1, has diverged."""
 _MARGIN = 0.04
-_LARGEST = 1e307
-"""Larger numbers are drawn as this one: the difference of two may be beyond the largest."""
+_LARGEST = 1e304
+"""Larger numbers are drawn as this number: plotly draws none beyond 1.8e304."""
+_NARROWEST = 1e-300
+"""Plotly scales no axis of a much smaller extent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRange:
     """``best`` and ``worst`` that are drawn to scale; ``log``: by the logarithm; ``outside``: how many values are worse
-    than ``worst``.
+    than ``worst``; ``clipped``: whether there are values that are too large to be drawn as they are.
     """
 
     best: float
     worst: float
     log: bool
     outside: int = 0
+    clipped: bool = False
 
     def inside(self, value: float) -> float:
         """``value``, or the border where it lies beyond."""
@@ -44,9 +46,14 @@ class ValueRange:
 
     def beyond(self, steps: float) -> float:
         """A place outside, next to the worst, ``steps`` hundredths of the range away."""
-        best, worst = self.place(self.best), self.place(self.worst)
-        found = worst + steps / 100 * ((worst - best) or 1.0)
-        return self.value_at(found)
+        return self.value_at(self.place(self.worst) + steps / 100 * self._width)
+
+    @property
+    def _width(self) -> float:
+        """The extent in the axis's own unit, below 0 where the best is the largest; never too small to be drawn."""
+        best = self.place(self.best)
+        width = (self.place(self.worst) - best) or abs(best) or 1.0
+        return math.copysign(max(abs(width), _NARROWEST), width)
 
     def place(self, value: float) -> float:
         """``value`` in the axis's own unit."""
@@ -60,8 +67,7 @@ class ValueRange:
         """For plotly's layout: type, range and, by the logarithm, ticks; ``steps`` hundredths more on the side of the
         worst.
         """
-        best, worst = self.place(self.best), self.place(self.worst)
-        width = (worst - best) or abs(best) or 1.0
+        best, worst, width = self.place(self.best), self.place(self.worst), self._width
         low, high = sorted((best - _MARGIN * width, worst + (_MARGIN + steps / 100) * width))
         if not self.log:
             return {"type": "linear", "range": [low, high]}
@@ -73,22 +79,34 @@ class ValueRange:
         return {"type": "log", "range": [low, high], **ticks}
 
     def note(self, noun: str = "") -> str:
-        """What is said where values lie outside; else empty. ``noun``: of a single value."""
-        if not self.outside:
-            return ""
-        one = self.outside == 1
-        what = f" {noun}{'' if one else 's'}" if noun else ""
-        side = "below" if self.worst < self.best else "above"
-        where = f"{'lies' if one else 'lie'} {side} {theme.number(self.worst)}"
-        return f"{self.outside} worse{what} {where}, outside the view"
+        """How many values lie outside, and whether larger numbers are drawn as the largest; empty where there are none.
+        ``noun``: of a single value.
+        """
+        found = [f"larger numbers are drawn as {theme.number(_LARGEST)}"] if self.clipped else []
+        if self.outside:
+            one = self.outside == 1
+            what = f" {noun}{'' if one else 's'}" if noun else ""
+            side = "below" if self.worst < self.best else "above"
+            where = f"{'lies' if one else 'lie'} {side} {theme.number(self.worst)}"
+            found.insert(0, f"{self.outside} worse{what} {where}, outside the view")
+        return "; ".join(found)
 
 
-def value_range(values: Iterable[float] | NDArray[Any], direction: str) -> ValueRange | None:
-    """For the finite ones of ``values``; None where there are none. The best is always inside."""
+def drawable(values: NDArray[Any]) -> NDArray[Any]:
+    """``values`` whose finite numbers are those of a figure: too large a number becomes the largest."""
+    return numpy.where(numpy.isfinite(values), numpy.clip(values, -_LARGEST, _LARGEST), values)
+
+
+def value_range(
+    values: Iterable[float] | NDArray[Any], direction: str, default: float | None = None
+) -> ValueRange | None:
+    """The range for the finite ``values``; None where there are none. The best is always inside, and so is ``default``,
+    the default's value, unless it has diverged.
+    """
     sign = -1.0 if direction == "maximize" else 1.0
     found = numpy.asarray(values if isinstance(values, numpy.ndarray) else list(values), dtype=float)
-    found = numpy.clip(found[numpy.isfinite(found)], -_LARGEST, _LARGEST)
-    ordered = sign * numpy.sort(sign * found)
+    finite = found[numpy.isfinite(found)]
+    ordered = sign * numpy.sort(sign * drawable(finite))
     if not len(ordered):
         return None
     count = len(ordered)
@@ -97,11 +115,20 @@ def value_range(values: Iterable[float] | NDArray[Any], direction: str) -> Value
     # Not their ratio: of the smallest numbers it may be beyond the largest.
     log = bool(ordered.min() > 0 and numpy.ptp(numpy.log10(most)) > math.log10(_FACTOR))
     losses = sign * (numpy.log10(ordered) if log else ordered)
-    quarter = losses[int(_QUARTER * (len(losses) - 1))]
-    far = quarter + _FAR * (quarter - losses[0])
-    # Where three quarters are equal, all are shown.
-    shown = int((losses <= far).sum()) if far > losses[0] else len(losses)
-    return ValueRange(best=float(ordered[0]), worst=float(ordered[shown - 1]), log=log, outside=count - shown)
+    extent = losses[len(most) - 1] - losses[0]
+    # Where nine tenths are equal, all are shown.
+    far = losses[len(most) - 1] + _FAR * extent if extent > 0 else math.inf
+    shown_too = None if default is None else float(drawable(numpy.array(default)))
+    if shown_too is not None and shown_too in ordered:
+        far = max(far, sign * (numpy.log10(shown_too) if log else shown_too))
+    shown = int((losses <= far).sum())
+    return ValueRange(
+        best=float(ordered[0]),
+        worst=float(ordered[shown - 1]),
+        log=log,
+        outside=count - shown,
+        clipped=bool((numpy.abs(finite) > _LARGEST).any()),
+    )
 
 
 def _converged(ordered: NDArray[Any]) -> int:
