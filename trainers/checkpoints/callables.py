@@ -137,6 +137,7 @@ def _kept(value: object) -> dict[str, object]:
     found = dict(getattr(value, "__dict__", {}))
     if isinstance(value, nn.Module):
         found.update(value._buffers)
+        found.pop("_modules", None)  # in ``named``
     return {**{name.lstrip("_"): one for name, one in found.items()}, **found}
 
 
