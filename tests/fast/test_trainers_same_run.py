@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,24 @@ class Scaled:
         self.calls += 1
         return self.factor * mse_loss(outputs, targets)
 
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self(outputs, targets)
+
+
+class Over(nn.Module):
+    """A loss made of others."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return mse_loss(outputs, targets)
+
+
+def capturing(factor: float) -> Any:
+    return lambda outputs, targets: factor * mse_loss(outputs, targets)
+
 
 def mean(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).mean()
@@ -57,6 +76,18 @@ def trained(directory: Path, net: nn.Module | None = None, **changed: Any) -> tr
     return trainers.train(net or nn.Linear(4, 1), checkpoint=directory, **settings)
 
 
+def targetless(model: nn.Module, batch: tuple[Any, Any]) -> dict[str, Tensor]:
+    return {"loss": model(batch[0]).square().mean()}
+
+
+PATHS = {
+    "step": targetless,
+    "loss": None,
+    "validation_set": None,
+    "collate": lambda items: (torch.stack([one[0] for one in items]), items[0][1]),
+}
+
+
 def begun(directory: Path, finished: bool, **settings: Any) -> None:
     if finished:
         trained(directory, **settings)
@@ -66,19 +97,26 @@ def begun(directory: Path, finished: bool, **settings: Any) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "loss": ({}, {"loss": l1_loss}, "loss was torch.nn.functional.mse_loss, is torch.nn.functional.l1_loss"),
+    "loss": ({}, {"loss": l1_loss}, "loss was mse_loss, is l1_loss"),
     "lambda": (
         {"loss": lambda o, t: (o - t).square().mean()},
         {"loss": lambda o, t: (o - t).abs().mean()},
         "loss was another lambda",
     ),
-    "partial": ({"loss": partial(huber_loss, delta=1.0)}, {"loss": partial(huber_loss, delta=2.0)}, "delta="),
-    "module": ({"loss": nn.HuberLoss()}, {"loss": nn.HuberLoss(delta=2.0)}, "loss was torch.nn.modules.loss.HuberLoss"),
-    "object": ({"loss": Scaled(1.0)}, {"loss": Scaled(2.0)}, "Scaled(factor=1.0), is"),
+    "default": (
+        {"loss": lambda o, t, w=1.0: w * mse_loss(o, t)},
+        {"loss": lambda o, t, w=5.0: w * mse_loss(o, t)},
+        "loss was another lambda",
+    ),
+    "child": ({"loss": Over(nn.MSELoss())}, {"loss": Over(nn.L1Loss())}, "loss was Over(part=MSELoss"),
+    "children": (
+        {"loss": Over(nn.ModuleList([Over(nn.MSELoss())]))},
+        {"loss": Over(nn.ModuleList([Over(nn.L1Loss())]))},
+        "loss was Over(part=ModuleList",
+    ),
     "step": ({"loss": None, "step": step}, {"loss": None, "step": other_step}, "step was"),
     "metrics": ({}, {"metrics": {"mean": mean}}, "metrics was none, is mean"),
     "metric": ({"metrics": {"mean": mean}}, {"metrics": {"mean": l1_loss}}, "metric mean was"),
-    "stopping": ({}, {"early_stopping": trainers.EarlyStopping(patience=3)}, "early_stopping was"),
     "method": ({}, {"method": trainers.DDP(compression="bf16")}, "method was"),
     "train_set": ({}, {"train_set": OTHER}, "samples 0, 10, 20, 31 of train_set"),
     "validation_set": ({}, {"validation_set": OTHER}, "of validation_set are not what they were"),
@@ -96,6 +134,82 @@ def test_another_run_is_refused_by_name(tmp_path: Path, case: str, finished: boo
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert trained(tmp_path, **first).reason == "finished"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        (partial(huber_loss, delta=1.0), partial(huber_loss, delta=2.0), "delta="),
+        (nn.HuberLoss(), nn.HuberLoss(delta=2.0), "loss was HuberLoss"),
+        (Scaled(1.0), Scaled(2.0), r"Scaled\(factor=1.0\), is"),
+        (Scaled(1.0).loss, Scaled(2.0).loss, "Scaled.*loss, is"),
+        (capturing(1.0), capturing(5.0), ""),
+    ],
+)
+def test_other_numbers_warn_or_are_refused_at_the_end(
+    tmp_path: Path, first: Any, then: Any, message: str, finished: bool
+) -> None:
+    begun(tmp_path, finished, loss=first)
+    if finished and message:
+        with pytest.raises(ValueError, match=message):
+            trained(tmp_path, loss=then)
+        # A weight that was annealed in the run.
+        with pytest.warns(UserWarning, match="number in it, of loss .* goes on with the new"):
+            assert trained(tmp_path, loss=then, epochs=3).reason == "finished"
+    else:
+        with pytest.warns(UserWarning, match="number in it, of loss"):
+            trained(tmp_path, loss=then)
+
+
+class Gathering(Scaled):
+    """A contrastive loss over ranks."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(1.0)
+        self.rank, self.world_size = rank, world_size
+
+
+def with_path(directory: str, kind: type) -> Any:
+    return [
+        (X[index], kind(f"{directory}/{index}.png", "utf-8") if kind is bytes else f"{directory}/{index}.png")
+        for index in range(32)
+    ]
+
+
+STOPPING = trainers.EarlyStopping(patience=3)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"loss": Gathering(0, 1)}, {"loss": Gathering(1, 2)}),
+        ({"metrics": {"a": mean, "b": l1_loss}}, {"metrics": {"b": l1_loss, "a": mean}}),
+        ({}, {"early_stopping": STOPPING}),
+        ({"early_stopping": STOPPING}, {"early_stopping": trainers.EarlyStopping(patience=5)}),
+        *(
+            (
+                {"train_set": with_path("/tmp/1", kind)} | PATHS,
+                {"train_set": with_path("/tmp/2", kind)} | PATHS,
+            )
+            for kind in (str, bytes)
+        ),
+    ],
+)
+def test_what_may_differ_goes_on(tmp_path: Path, first: dict[str, Any], then: dict[str, Any]) -> None:
+    begun(tmp_path, False, **first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained(tmp_path, **then).reason == "finished"
+
+
+def test_more_patience_goes_on(tmp_path: Path) -> None:
+    def impatient(patience: int) -> trainers.Result:
+        stopping = trainers.EarlyStopping(metric="steps", patience=patience)
+        return trained(tmp_path, epochs=6, early_stopping=stopping)
+
+    assert [len(impatient(patience).history) for patience in (1, 1, 3)] == [2, 2, 4]
+    assert impatient(9).reason == "finished"
 
 
 class Drawing(Dataset[tuple[Tensor, Tensor]]):
@@ -136,6 +250,41 @@ def test_a_look_at_the_data_draws_nothing(tmp_path: Path, checkpoint: bool) -> N
     assert samples.generator.normal() == expected.normal()
 
 
+class Augmented(Drawing):
+    """Random inputs of another strength, or from other places of the series; targets from 0 or from ``first``."""
+
+    def __init__(self, strength: float, skipped: int = 0, first: int = 0) -> None:
+        super().__init__("global", 0)
+        self.strength, self.skipped, self.first = strength, skipped, first
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        torch.randn(self.skipped)
+        flip = torch.rand(()) < 0.5
+        inputs = X[index] + self.strength * torch.randn(4)
+        return inputs.flip(0) if flip else inputs, X[index, :1] + self.first
+
+
+def test_random_parts_of_samples_do_not_count_and_others_do(tmp_path: Path) -> None:
+    begun(tmp_path, False, train_set=Augmented(0.1))
+    for other in (Augmented(0.1, first=1), Augmented(0.5, 1, first=1)):
+        with pytest.raises(ValueError, match=r"other data: .* of train_set .* at random, seed or sort"):
+            trained(tmp_path, train_set=other)
+    assert trained(tmp_path, train_set=Augmented(0.5, 1)).reason == "finished"
+
+
+def test_slow_samples_are_read_once_and_those_of_another_run_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.data.probing._LIMIT_S", 0.0)
+    begun(tmp_path, True, train_set=Drawing("global", 0))
+    again = Drawing("global", 0)
+    with pytest.raises(ValueError, match="loss was"):
+        trained(tmp_path, train_set=again, loss=l1_loss)
+    assert again.reads == 0
+    trained(tmp_path, train_set=again)
+    assert again.reads <= 1
+
+
 class OfEpochs(Drawing):
     """Other samples in each epoch."""
 
@@ -157,16 +306,17 @@ def test_epochs_and_state_of_objects_do_not_count(tmp_path: Path) -> None:
 
 
 def test_changed_code_of_a_named_function_warns(tmp_path: Path) -> None:
-    def made(text: str) -> Any:
-        names: dict[str, Any] = {"__name__": "mine"}
-        exec(f"def loss(o, t):\n    '''{text}'''\n    return {text}", names)
+    def made(text: str, module: str) -> Any:
+        names: dict[str, Any] = {"__name__": module}
+        exec(f"def loss(o, t, w=1):\n    '''{text}'''\n    return {text}", names)
         return names["loss"]
 
-    trained(tmp_path, loss=made("(o - t).square().mean()"))
-    with pytest.warns(
-        UserWarning, match="code of loss is not what it was .* result is that of the code before"
-    ):
-        trained(tmp_path, loss=made("(o - t).abs().mean()"))
+    trained(tmp_path, loss=made("(o - t).square().mean()", "mine"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(tmp_path, loss=made("(o - t).square().mean()", "of.mine"))
+    with pytest.warns(UserWarning, match="code.* of loss is not what it was .* result is that of"):
+        trained(tmp_path, loss=made("(o - t).abs().mean()", "mine"))
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
@@ -174,7 +324,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("step-*/shared.pt")
     content = torch.load(path)
     del content["code"], content["samples"]
-    for name in ("loss", "step", "collate", "metrics", "early_stopping", "samples of validation_set"):
+    for name in ("loss", "step", "collate", "metrics", "samples of validation_set"):
         del content["identity"][name]
     torch.save(content, path)
     latest = tmp_path / "latest"
@@ -187,8 +337,8 @@ def test_names_are_those_of_every_process() -> None:
     assert named(device).endswith("step(device=…, path=…, rate=0.5)")
     assert " at 0x" not in named(Scaled(1.0)) + named(nn.CrossEntropyLoss(weight=torch.ones(3)))
     assert "1 1 1" in named(nn.CrossEntropyLoss(weight=torch.ones(3)))
-    assert named(Scaled(1.0).__call__).endswith("Scaled.__call__")
-    assert code_of(mse_loss) is None
+    assert named(Scaled(1.0).__call__) == "Scaled(factor=1.0).__call__"
+    assert code_of(mse_loss) != code_of(Scaled(1.0))
     one, same = (lambda o: o in {"a", "b", "c"}), (lambda o: o in {"a", "b", "c"})
     assert code_of(one) == code_of(same) is not None
 

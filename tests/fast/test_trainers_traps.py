@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,39 @@ class Seeded(Noisy):
         self.generator = np.random.default_rng(epoch)
 
 
+class Slotted:
+    __slots__ = ("generator",)
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+
+OF_MODULE = np.random.default_rng(0)
+
+
+class OfModule(Noisy):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index] + OF_MODULE.normal(), X[index, :1]
+
+
+class OfClass(Noisy):
+    holds = Slotted()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index] + self.holds.generator.normal(), X[index, :1]
+
+
+class Proxied(Noisy):
+    """Holds a lazy proxy, whose class cannot be asked for."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError("working outside of its context")
+
+    proxy = Proxy()
+
+
 HALF = TensorDataset(X.half(), X.half().sum(1, keepdim=True))
 
 
@@ -66,6 +100,9 @@ HALF = TensorDataset(X.half(), X.half().sum(1, keepdim=True))
     [
         ({"checkpoint_every": 2}, "checkpoint_every = 2: nothing is saved"),
         ({"batch_size": 1000}, "batch_size = 1000: .* at most 32"),
+        ({"batch_size": 1000, "accumulate": 4}, "batch_size = 1000: .* at most 32"),
+        ({"train_set": OfClass(draws=True), "loader_processes": 2}, "draws from a random generator"),
+        ({"train_set": OfModule(draws=True), "loader_processes": 2}, "draws from a random generator"),
         ({"net": model().half(), "train_set": HALF}, "6 .* are float16"),
         ({"optimizer": matrices}, r"leaves out 3 \(0.bias, 2.bias, 4.bias\)"),
         (
@@ -85,6 +122,8 @@ def test_a_trap_warns_once(settings: dict[str, Any], message: str) -> None:
     [
         {"batch_size": 32},
         {"batch_size": 20},
+        {"batch_size": 20, "accumulate": 4},
+        {"train_set": Proxied(draws=False), "loader_processes": 2},
         {"precision": "bf16"},
         {"train_set": Noisy(draws=True)},
         {"train_set": Noisy(draws=False), "loader_processes": 2},
@@ -195,21 +234,27 @@ def test_a_composite_that_a_method_cannot_change_is_refused(tmp_path: Path, kind
 
 
 @pytest.mark.parametrize(
-    ("metric", "reason", "evaluations"),
+    ("numbers_from", "beside", "stopped_by", "reason", "warns"),
     [
-        (lambda calls: float("nan"), "diverged", 3),
-        (lambda calls: float("nan") if calls < 3 else 1.0, "finished", 30),
+        (99, False, None, "diverged", True),
+        (99, True, "mine", "diverged", True),
+        (99, True, None, "finished", True),
+        (3, False, "mine", "finished", False),
     ],
 )
-def test_a_metric_that_is_never_a_number_ends_the_run(metric: Any, reason: str, evaluations: int) -> None:
+def test_metrics_that_are_never_numbers_end_the_run_if_they_count(
+    numbers_from: int, beside: bool, stopped_by: str | None, reason: str, warns: bool
+) -> None:
     calls: list[int] = []
 
-    def counted(outputs: Tensor, targets: Tensor) -> float:
+    def mine(outputs: Tensor, targets: Tensor) -> float:
         calls.append(0)
-        return float(metric(len(calls)))
+        return math.nan if len(calls) < numbers_from else float(len(calls))
 
+    metrics: dict[str, Any] = {"mine": mine, **({"mse": mse_loss} if beside else {})}
+    stopping = None if stopped_by is None else trainers.EarlyStopping(metric=stopped_by, direction="maximize")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = train(validation_set=DATA, metrics={"mine": counted, "mse": mse_loss}, epochs=30)
-    assert (result.reason, len(result.history)) == (reason, evaluations)
-    assert ["mine was NaN" in str(one.message) for one in caught] == [True] * (reason == "diverged")
+        result = train(validation_set=DATA, metrics=metrics, early_stopping=stopping, epochs=30)
+    assert (result.reason, len(result.history)) == (reason, 3 if reason == "diverged" else 30)
+    assert ["mine was NaN" in str(one.message) for one in caught] == [True] * warns

@@ -1,7 +1,7 @@
 """Names of functions and objects that are the same in every process and on every machine.
 
-A checkpoint keeps those of a run's loss, step and metrics. What a process only holds at the moment does not count: what
-a function captured, the state of an object, paths and devices. Ranks and resumed runs may differ in all of that.
+A checkpoint keeps those of a run's loss, step and metrics. They leave out whatever differs between ranks, or when the
+same run is started again: modules, paths, devices, ranks, and the state of an object.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -24,31 +23,45 @@ from torch import Tensor, nn
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])-?(\d+(\.\d+)?(e[+-]?\d+)?|inf|nan)(?![\w.])")
+_OF_RANKS = ("rank", "local_rank", "world_size", "num_ranks")
+"""Settings by which contrastive losses gather over ranks: a run may go on on others."""
 _ENTRIES = 64
 """The most entries of a container or tensor whose values count."""
-_DEPTH = 4
+_DEPTH = 3
+"""Objects and containers inside an object that count."""
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Bytecode is that of this version."""
+"""Bytecode differs between versions."""
 
 
 def named(value: object, depth: int = 0) -> str:
-    """Name of a function, or class and settings of an object: the arguments of its constructor that it keeps by name.
-    A lambda has the name of the place where it stands; see ``code_of``.
+    """Name of a function, or class and settings of an object: the arguments of its constructor that it keeps by name,
+    and modules without parameters in it, such as losses.
     """
     if value is None:
         return "None"
     if isinstance(value, functools.partial):
         given = [_setting(one, depth) for one in value.args]
-        given += [f"{name}={_setting(one, depth)}" for name, one in sorted(value.keywords.items())]
+        keywords = sorted(item for item in value.keywords.items() if item[0] not in _OF_RANKS)
+        given += [f"{name}={_setting(one, depth)}" for name, one in keywords]
         return f"{named(value.func, depth)}({', '.join(given)})"
     if inspect.ismethod(value):
-        owner = value.__self__
-        return f"{_name(owner if isinstance(owner, type) else type(owner))}.{value.__name__}"
-    if isinstance(getattr(value, "__qualname__", None), str):
-        return _name(value)
+        return f"{named(value.__self__, depth)}.{value.__name__}"
+    name = getattr(value, "__qualname__", None)
+    if isinstance(name, str):
+        return _without_scope(name)
     kept = _kept(value)
-    settings = [f"{name}={_setting(kept[name], depth)}" for name in _arguments(type(value)) if name in kept]
-    return f"{_name(type(value))}({', '.join(settings)})"
+    counted = [name for name in _arguments(type(value)) if name in kept and name not in _OF_RANKS]
+    settings = [f"{name}={_setting(kept[name], depth)}" for name in counted]
+    if isinstance(value, nn.Module) and depth < _DEPTH:
+        parts = [(name, part) for name, part in value.named_children() if not [*part.parameters()]]
+        settings += [f"{name}={named(part, depth + 1)}" for name, part in parts]
+    return f"{_without_scope(type(value).__qualname__)}({', '.join(settings)})"
+
+
+def same_but_numbers(was: str, now: str) -> bool:
+    """Whether two answers of ``named`` differ in numbers at most, as those of a loss whose weight is annealed."""
+    return _NUMBER.sub("#", was) == _NUMBER.sub("#", now)
 
 
 def settings_of(value: object) -> str:
@@ -58,8 +71,8 @@ def settings_of(value: object) -> str:
 
 
 def code_of(value: object) -> str | None:
-    """Python's version and a digest of the code that runs where ``value`` is called; None where there is no such code
-    or it belongs to torch.
+    """Python's version, a digest of the code that runs where ``value`` is called, with its default arguments, and a
+    digest of the floats and booleans that it captures. None where there is no such code.
     """
     while isinstance(value, functools.partial):
         value = value.func
@@ -68,32 +81,48 @@ def code_of(value: object) -> str | None:
     if not hasattr(function, "__code__"):
         kind = type(function)
         function = getattr(kind, "forward" if isinstance(function, nn.Module) else "__call__", None)
+    if str(getattr(function, "__module__", "")).startswith("torch."):
+        return f"{_PYTHON} torch"
     code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or str(getattr(function, "__module__", "")).startswith("torch."):
+    if not isinstance(code, CodeType):
         return None
-    digest = hashlib.blake2b(digest_size=8)
-    for part in _parts(code, getattr(function, "__doc__", None)):
-        digest.update(part.encode() + b"\0")
-    return f"{_PYTHON} {digest.hexdigest()}"
+    defaults = [
+        *(getattr(function, "__defaults__", None) or ()),
+        *sorted((getattr(function, "__kwdefaults__", None) or {}).items()),
+    ]
+    parts = [
+        *_parts(code, getattr(function, "__doc__", None)),
+        *(_setting(one, _DEPTH - 1) for one in defaults),
+    ]
+    return f"{_PYTHON} {_digest(parts)} {_digest(_captured_numbers(function))}"
 
 
-def same_code(was: str | None, now: str | None) -> bool:
-    """Whether two answers of ``code_of`` are of the same code, or of what cannot be compared."""
+def same_code(was: str | None, now: str | None, *, captured: bool = True) -> bool:
+    """Whether two answers of ``code_of`` are of the same code, with the same ``captured`` numbers, or cannot be
+    compared.
+    """
     if was is None or now is None or was.split()[0] != now.split()[0]:
         return True
-    return was == now
+    last = None if captured else 2
+    return all(one == other for one, other in zip(was.split()[:last], now.split()[:last]))
 
 
-def _name(value: object) -> str:
-    module = getattr(value, "__module__", None) or ""
-    if module in ("__main__", "__mp_main__"):
-        main = sys.modules.get("__main__")
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        # The same file may be imported in another process.
-        module = spec.name if spec is not None else Path(file).stem if file else "__main__"
-    elif os.sep in module:  # a task file that was imported by its path
-        module = Path(module).stem
-    return f"{module}.{getattr(value, '__qualname__', type(value).__qualname__)}".lstrip(".")
+def _without_scope(name: str) -> str:
+    return name.rpartition("<locals>.")[2]
+
+
+def _captured_numbers(function: object) -> Iterable[str]:
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        if isinstance(value, (bool, float)):
+            yield repr(value)
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def _arguments(kind: type) -> Iterable[str]:
@@ -108,6 +137,7 @@ def _kept(value: object) -> dict[str, object]:
     found = dict(getattr(value, "__dict__", {}))
     if isinstance(value, nn.Module):
         found.update(value._buffers)
+        found.pop("_modules", None)  # in ``named``
     return {**{name.lstrip("_"): one for name, one in found.items()}, **found}
 
 
@@ -125,9 +155,8 @@ def _setting(value: object, depth: int) -> str:
     if depth < _DEPTH:
         if isinstance(value, Mapping) and len(value) <= _ENTRIES:
             return f"{{{', '.join(sorted(f'{key!s}: {_setting(one, depth + 1)}' for key, one in value.items()))}}}"
-        if isinstance(value, (list, tuple, set, frozenset)) and len(value) <= _ENTRIES:
-            parts = [_setting(one, depth + 1) for one in value]
-            return f"({', '.join(sorted(parts) if isinstance(value, (set, frozenset)) else parts)})"
+        if isinstance(value, (list, tuple)) and len(value) <= _ENTRIES:
+            return f"({', '.join(_setting(one, depth + 1) for one in value)})"
         if callable(value):
             return named(value, depth + 1)
     return type(value).__name__

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.checkpoints.callables import same_code
+from trainers.checkpoints.callables import same_but_numbers, same_code
 from trainers.communication.rank_consistency import shown
 from trainers.data.probing import Samples, other_samples
 from trainers.methods.strategy import State
@@ -24,7 +24,7 @@ _OF_THE_DEVICE = ("fused", "foreach", "capturable")
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _GROUP = " of group "
 FROZEN = " and frozen"
-"""What the form of a parameter ends with where the run did not train it as it began."""
+"""End of the form of a parameter that is frozen as the run begins."""
 _MESSAGES = re.compile(r", bucket_bytes=\w+")
 _ADDED_SINCE = re.compile(r", average_at_epoch_end=True(?=\))")
 REMEDY = "Name another directory, or remove it to start anew."
@@ -32,23 +32,21 @@ REMEDY = "Name another directory, or remove it to start anew."
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What rank 0 sees of the user's functions and data, alike on all ranks.
+    """The user's functions as rank 0 sees them, alike on all ranks.
 
     Attributes:
-        identity (dict): names of functions, and lengths, by name; part of a checkpoint's identity.
-        code (dict): digests of the functions' code.
-        samples (dict): summaries of a few samples of each data set.
+        functions (dict): names and settings of the functions, part of a checkpoint's identity; see ``callables``.
+        code (dict): digests of their code.
         warns (bool): whether this rank warns.
     """
 
-    identity: dict[str, str]
+    functions: dict[str, str]
     code: dict[str, str]
-    samples: dict[str, Samples]
     warns: bool = True
 
 
 class Best(TypedDict):
-    """The model as it was at some epoch, and of the strategy what gives it its shapes then."""
+    """The model as it was at some epoch, and the strategy's state that gives it the shapes it had then."""
 
     model: dict[str, Tensor]
     strategy: State
@@ -72,15 +70,15 @@ class _Always(TypedDict):
 
 
 class Saved(_Always, total=False):
-    """What a checkpoint holds, shared and own together."""
+    """Content of a checkpoint, shared and own together."""
 
     ema: dict[str, Tensor]
     """The moving average of the parameters, where there is one, and that of this rank's buffers."""
     ema_buffers: dict[str, Tensor]
     changed: dict[str, Any]
-    """Of the model and the optimizer's groups since the run began, by the user: see ``trainers.run.thawing``."""
+    """The user's changes of the model and the optimizer's groups in mid-run: see ``trainers.run.thawing``."""
     form: dict[str, str]
-    """Of the model's parameters, as the run began. Checkpoints of earlier versions have none."""
+    """Forms of the model's parameters as the run began. Checkpoints of earlier versions have none."""
     code: dict[str, str]
     """Digests of the user's functions by name; see ``callables``. Earlier versions have none of them."""
     samples: dict[str, Samples]
@@ -94,9 +92,10 @@ def checked(
     form: Mapping[str, str],
     where: str,
     but: Collection[str] = (),
+    but_numbers: Collection[str] = (),
 ) -> Saved:
-    """``found`` in ``where``; ValueError unless it is of a run with this ``identity``, ``but`` for these names in it,
-    on a model of this ``form``.
+    """``found`` in ``where``; ValueError unless it is of a run with this ``identity`` on a model of this ``form``.
+    The settings named in ``but`` may differ, those in ``but_numbers`` in their numbers.
     """
     missing = sorted(Saved.__required_keys__ - found.keys())
     if missing:
@@ -110,6 +109,7 @@ def checked(
         if name not in but
         and name.partition(_GROUP)[0] not in _OF_THE_DEVICE
         and _compared(was) != _compared(identity.get(name))
+        and not (name in but_numbers and same_but_numbers(was, identity.get(name, "")))
     ]
     if differing:
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {REMEDY}")
@@ -117,35 +117,44 @@ def checked(
     return saved
 
 
-def refuse_others(saved: Saved, now: Facts, *, where: str) -> None:
-    """ValueError where ``saved``, from ``where``, is of other data or another lambda than ``now``; a warning where a
-    named function has other code, which may compute the same.
+def compare_code(saved: Saved, now: Facts, *, where: str, over: bool) -> None:
+    """ValueError where ``saved``, from ``where``, is of another lambda than ``now``; a warning where a function has
+    other code, which may compute the same, or other numbers. ``over``: nothing is left to be trained.
     """
-    was = saved.get("samples", {})
-    for name, samples in now.samples.items():
-        if other_samples(was.get(name), samples):
-            raise ValueError(
-                f"The checkpoint in {where} is of other data: samples {', '.join(str(one[0]) for one in samples)} of "
-                f"{name} are not what they were. {REMEDY}"
-            )
     codes = saved.get("code", {})
-    changed = [name for name, code in now.code.items() if not same_code(codes.get(name), code)]
-    for name in changed:
-        if "<lambda>" in now.identity.get(name, ""):
+    for name, code in now.code.items():
+        if "<lambda>" in now.functions[name] and not same_code(codes.get(name), code, captured=False):
             raise ValueError(
                 f"The checkpoint in {where} is of other settings: {name} was another lambda. {REMEDY}"
             )
+    changed = [
+        name
+        for name, function in now.functions.items()
+        if not same_code(codes.get(name), now.code.get(name))
+        or saved["identity"].get(name, function) != function
+    ]
     if changed and now.warns:
         kept = (
-            "its result is that of the code before"
-            if saved["reason"]
-            else "the run goes on with the new code"
+            "its result is that of the functions before" if over else "the run goes on with the new functions"
         )
         warnings.warn(
-            f"The code of {', '.join(changed)} is not what it was when the checkpoint in {where} was written: {kept}. "
-            f"If it computes something else: {REMEDY[0].lower()}{REMEDY[1:]}",
+            f"The code, or a number in it, of {', '.join(changed)} is not what it was when the checkpoint in {where} "
+            f"was written: {kept}. If it computes something else: {REMEDY[0].lower()}{REMEDY[1:]}",
             stacklevel=2,
         )
+
+
+def refuse_other_data(saved: Saved, now: Mapping[str, Samples], *, where: str) -> None:
+    """ValueError where ``saved``, from ``where``, is of other data sets than ``now``."""
+    was = saved.get("samples", {})
+    for name, samples in now.items():
+        if other_samples(was.get(name), samples):
+            numbers = ", ".join(str(one[0]) for one in samples)
+            raise ValueError(
+                f"The checkpoint in {where} is of other data: samples {numbers} of {name} are not what they were. "
+                f"If {name} is split, listed or made at random, seed or sort that. Else: "
+                f"{REMEDY[0].lower()}{REMEDY[1:]}"
+            )
 
 
 def _compared(setting: object) -> str:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.data.fetching import epoch_setters
-
 _DEPTH, _OBJECTS, _ENTRIES = 8, 2000, 32
 """Bounds of the search."""
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_LEAVES = (str, bytes, int, float, complex, Tensor, np.ndarray, ModuleType, type, type(None))
+_LIBRARIES = {"torch", "torchvision", "numpy", "trainers"} | (sys.stdlib_module_names - {"__main__"})
+"""Packages whose classes and functions are not searched."""
 
 
 class OwnGenerators:
-    """The generators in a data set's attributes, its transforms' included, found by a bounded search."""
+    """The generators in the attributes of a data set, its class and its transforms, and in the global variables that
+    their methods use, found by a bounded search.
+    """
 
     def __init__(self, samples: object) -> None:
         of_everybody = {
@@ -28,23 +33,18 @@ class OwnGenerators:
             id(np.random.mtrand._rand),
             id(getattr(random, "_inst", None)),
         }
-        reached = [*epoch_setters(samples)]
-        self.generators: list[Any] = []
-        self.hides_epochs = False
-        """Whether it holds a data set with ``set_epoch`` which the loop does not call."""
-        for value in _held(samples):
-            if isinstance(value, _KINDS):
-                if id(value) not in of_everybody:
-                    self.generators.append(value)
-            elif not reached and callable(getattr(type(value), "set_epoch", None)):
-                self.hides_epochs = True
+        self.generators: list[Any] = [
+            value
+            for value in _held(samples)
+            if issubclass(type(value), _KINDS) and id(value) not in of_everybody
+        ]
 
     def states(self) -> list[Any]:
-        """Their states, for ``restore``."""
+        """States of the generators, for ``restore``."""
         return [_state(one) for one in self.generators]
 
     def restore(self, states: list[Any]) -> None:
-        """Put them back into ``states``."""
+        """Put the generators back into ``states``."""
         for generator, state in zip(self.generators, states, strict=True):
             if isinstance(generator, torch.Generator):
                 generator.set_state(state)
@@ -76,34 +76,57 @@ def _state(generator: Any) -> Any:
 
 
 def _held(value: object) -> Iterator[object]:
-    """``value`` and the objects in it."""
-    waiting, seen = [(value, 0)], {id(value)}
+    """``value`` and the objects in it, the nearest first."""
+    waiting, seen = deque([(value, 0)]), {id(value)}
     while waiting and len(seen) < _OBJECTS:
-        one, depth = waiting.pop()
+        one, depth = waiting.popleft()
         yield one
-        if depth < _DEPTH and not isinstance(one, _KINDS):
-            for part in _parts(one):
-                if id(part) not in seen:
-                    seen.add(id(part))
-                    waiting.append((part, depth + 1))
+        if depth == _DEPTH or issubclass(type(one), (*_KINDS, *_LEAVES)):
+            continue
+        try:
+            parts = _parts(one)
+        except Exception:  # the user's object, a lazy proxy say
+            continue
+        for part in parts:
+            if id(part) not in seen:
+                seen.add(id(part))
+                waiting.append((part, depth + 1))
 
 
-def _parts(value: object) -> list[object]:
-    if value is None or isinstance(
-        value, (str, bytes, int, float, complex, Tensor, np.ndarray, ModuleType, type)
-    ):
-        return []
-    if isinstance(value, Mapping):
-        return [one for one, _ in zip(value.values(), range(_ENTRIES))] if type(value) is dict else []
-    if isinstance(value, (list, tuple, set, frozenset)):
+def _parts(value: Any) -> list[object]:
+    # Not isinstance: it may run code of the object, in its ``__class__``.
+    kind = type(value)
+    if issubclass(kind, Mapping):
+        return [one for one, _ in zip(value.values(), range(_ENTRIES))] if kind is dict else []
+    if issubclass(kind, (list, tuple, set, frozenset)):
         return [one for one, _ in zip(value, range(_ENTRIES))]
-    if isinstance(value, functools.partial):
+    if issubclass(kind, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, MethodType):
-        return [value.__self__]
-    if isinstance(value, FunctionType):
-        return [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
-    return list(getattr(value, "__dict__", {}).values())
+    if kind is MethodType:
+        return [value.__self__, value.__func__]
+    if kind is FunctionType:
+        cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
+        return [*cells, *_globals_in(value)]
+    found = [*getattr(value, "__dict__", {}).values()]
+    for base in kind.__mro__:
+        if _is_of_library(base.__module__):
+            continue
+        for member in vars(base).values():
+            if isinstance(member, MemberDescriptorType):  # of __slots__
+                found.append(getattr(value, member.__name__, None))
+            else:
+                found.append(member)
+    return found
+
+
+def _globals_in(function: FunctionType) -> list[object]:
+    if _is_of_library(function.__module__):
+        return []
+    return [function.__globals__.get(name) for name in function.__code__.co_names]
+
+
+def _is_of_library(module: object) -> bool:
+    return str(module).partition(".")[0] in _LIBRARIES
 
 
 def _is_empty(cell: Any) -> bool:

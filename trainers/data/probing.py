@@ -7,6 +7,7 @@ file or a generator of each process say, must not be in this process when others
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -26,14 +27,17 @@ from trainers.randomness import generators_kept
 from trainers.structures import parts_of
 
 Part = list[Any]
-"""Of a tensor, number or text in a sample: its shape, up to 16 means of consecutive parts, and their size."""
+"""Tensor, number or text in a sample: its shape, up to 16 means of consecutive parts, and their size."""
+_RANDOM: Part = ["random", [], 0.0]
+"""Part that differs from one reading to the next."""
 Samples = list[list[Any]]
 """Number and parts of each sample; lists, as files hold them."""
 
 _SAMPLES = 4
 _MEANS = 16
 _LIMIT_S = 2.0
-"""Seconds after which no further sample is read."""
+"""Seconds after which nothing further is read."""
+_LONGEST_PATH = 4096
 _TIMEOUT_S = 60.0
 _SAME = 0.01
 """Share of a part's size up to which means are the same: decoders and devices differ in roundings."""
@@ -44,7 +48,7 @@ _REPEATED = 1e-6
 @dataclass(frozen=True)
 class Probed:
     """Attributes:
-    samples (list): a summary of some samples; empty where they are random, stream, or could not be read.
+    samples (list): a summary of some samples; empty where they stream, or could not be read.
     drawn_from (int): a number for the state of the data set's own generators where reading draws from them, else 0.
     """
 
@@ -84,7 +88,9 @@ def probed(samples: Dataset[object], *, processes: int, collate: Collate | None,
 
 
 def other_samples(was: object, now: Samples) -> bool:
-    """Whether ``now`` is of another data set than ``was``, from a checkpoint: every sample that both have differs."""
+    """Whether ``now`` is of another data set than ``was``, from a checkpoint: every sample that both have differs in
+    what is not random.
+    """
     before = {one[0]: one[1] for one in was if len(one) == 2} if isinstance(was, list) else {}
     common = [(before[number], parts) for number, parts in now if number in before]
     return bool(common) and all(_differ(one, other, _SAME) for one, other in common)
@@ -117,24 +123,34 @@ class _Probe(Dataset[Probed]):
         if drawn:
             text = "".join(map(comparable, states))
             number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") + 1
-        return Probed([] if drawn or made or own.hides_epochs else summaries, number)
+        return Probed([] if drawn or made else summaries, number)
 
     def _read_twice(self) -> Samples:
-        """Nothing where a sample differs from itself."""
+        """Summaries of samples, without those parts that differ from one reading to the next in any of them."""
         fetched = Fetched(self._samples, collate=self._collate, rank=0, ranks=1, seed=0)
         found: Samples = []
+        random: set[int] = set()
         begin, last = time.monotonic(), length_of(self._samples) - 1
         for number in sorted({last * part // (_SAMPLES - 1) for part in range(_SAMPLES)}):
-            order = Order(
-                self._epoch, Batch(indices=torch.tensor([number], device="cpu"), weight=1.0, seed=1)
-            )
-            once, again = ([*_summaries(fetched.__getitems__(order)[0])] for _ in range(2))
-            if _differ(once, again, _REPEATED):
-                return []
-            found.append([number, once])
-            if time.monotonic() - begin > _LIMIT_S:
+            readings: list[list[Part]] = []
+            for seed in (2 * number + 1, 2 * number + 2):
+                if time.monotonic() - begin > _LIMIT_S:
+                    break
+                batch = Batch(indices=torch.tensor([number], device="cpu"), weight=1.0, seed=seed)
+                readings.append([*_summaries(fetched.__getitems__(Order(self._epoch, batch))[0])])
+            if len(readings) < 2:
                 break
-        return found
+            once, again = readings
+            if len(once) != len(again):
+                return []
+            random |= {
+                index for index in range(len(once)) if _differ([once[index]], [again[index]], _REPEATED)
+            }
+            found.append([number, once])
+        return [
+            [number, [_RANDOM if index in random else part for index, part in enumerate(parts)]]
+            for number, parts in found
+        ]
 
 
 def _summaries(value: object) -> Iterator[Part]:
@@ -146,17 +162,24 @@ def _summaries(value: object) -> Iterator[Part]:
         size = numbers.square().mean().sqrt().item()
         yield [str(tuple(tensor.shape)), means if len(numbers) else [], size if len(numbers) else 0.0]
     elif isinstance(value, (str, bytes)):
-        yield [f"text {zlib.crc32(value.encode() if isinstance(value, str) else value)}", [], 0.0]
+        content = value.encode() if isinstance(value, str) else value
+        # A job may have its files in a directory of its own.
+        path = len(content) <= _LONGEST_PATH and os.sep.encode() in content
+        yield ["path" if path else f"text {zlib.crc32(content)}", [], 0.0]
     else:
         for _, part in parts_of(value) or ():
             yield from _summaries(part)
 
 
 def _differ(one: Sequence[Part], other: Sequence[Part], share: float) -> bool:
-    if [part[0] for part in one] != [part[0] for part in other]:
+    """Whether two samples differ in a part that is random in neither of them."""
+    if len(one) != len(other):
         return True
-    for (_, means, size), (_, others, of_other) in zip(one, other, strict=True):
-        bound = share * max(size, of_other) + 1e-12
-        if any(abs(mean - of_mean) > bound for mean, of_mean in zip(means, others, strict=True)):
+    for part, of_other in zip(one, other, strict=True):
+        if _RANDOM in (part, of_other):
+            continue
+        (form, means, size), (other_form, other_means, other_size) = part, of_other
+        bound = share * max(size, other_size) + 1e-12
+        if form != other_form or any(abs(a - b) > bound for a, b in zip(means, other_means, strict=True)):
             return True
     return False

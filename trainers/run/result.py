@@ -25,8 +25,8 @@ class Result:
             "steps", "lr", "train_loss" (the mean since the evaluation before), "validation_loss", seconds, bytes and
             what the method records.
         history (tuple of dict): the same of each evaluation, of each epoch by default.
-        reason (str): "finished", "stopped early", or "diverged": a loss was not finite, or a metric was NaN at each
-            evaluation of the run's first tenth, and the run ended there.
+        reason (str): "finished", "stopped early", or "diverged": a loss was not finite, or all metrics, or early
+            stopping's, were NaN at each evaluation of the run's first tenth, and the run ended there.
     """
 
     metrics: Metrics

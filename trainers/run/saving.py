@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from torch.optim import Optimizer
@@ -16,13 +16,14 @@ from trainers.checkpoints.contents import (
     Facts,
     Saved,
     checked,
+    compare_code,
     described,
     fill_buffers,
     fill_model,
     fill_optimizer,
     form_of,
     optimizer_state,
-    refuse_others,
+    refuse_other_data,
 )
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
@@ -42,9 +43,14 @@ from trainers.run.thawing import Thawing
 def identity_of(
     settings: Settings, communicator: Communicator, optimizer: Optimizer, method: Method
 ) -> dict[str, str]:
-    """What a checkpoint must have been written with to be gone on from; ``optimizer`` as the user made it."""
+    """Settings that a checkpoint must have been written with; ``optimizer`` as the user made it."""
+    validation = settings.validation_set
     return {
         **settings.identity(),
+        "metrics": ", ".join(sorted(settings.metrics)) or "none",
+        "samples of validation_set": "none"
+        if validation is None
+        else str(stream_of(validation) or length_of(validation)),
         "method": settings_of(method),
         # Methods keep state by place in the node: others could take it up, and would go apart.
         "nodes": repr(communicator.nodes),
@@ -53,46 +59,37 @@ def identity_of(
 
 
 def facts_of(settings: Settings, checkpoint: Checkpoint) -> Facts:
-    """What rank 0 sees of the user's functions and data. Collective."""
-    with checkpoint.by_all("say of which run it is to"):
-        text = _described_facts(settings) if checkpoint.rank == 0 else ""
-    names, code, samples = json.loads(checkpoint.text_of_first(text))
-    return Facts(identity=names, code=code, samples=samples, warns=checkpoint.rank == 0)
-
-
-def _described_facts(settings: Settings) -> str:
+    """The user's functions as rank 0 sees them. Collective."""
     functions: dict[str, object] = {"loss": settings.loss, "step": settings.step}
     functions |= {"collate": settings.data.collate}
     functions |= {f"metric {name}": metric for name, metric in settings.metrics.items()}
-    validation = settings.validation_set
-    identity = {
-        **{name: named(function) for name, function in functions.items()},
-        "metrics": ", ".join(settings.metrics) or "none",
-        "early_stopping": settings_of(settings.early_stopping),
-        "samples of validation_set": "none"
-        if validation is None
-        else str(stream_of(validation) or length_of(validation)),
-    }
-    codes = {name: code_of(function) for name, function in functions.items()}
-    code = {name: text for name, text in codes.items() if text is not None}
-    return json.dumps([identity, code, _samples(settings)])
+    text = ""
+    with checkpoint.by_all("name the user's functions in"):
+        if checkpoint.rank == 0:
+            codes = {name: code_of(function) for name, function in functions.items()}
+            code = {name: text for name, text in codes.items() if text is not None}
+            text = json.dumps([{name: named(function) for name, function in functions.items()}, code])
+    names, code = json.loads(checkpoint.text_of_first(text))
+    return Facts(functions=names, code=code, warns=checkpoint.rank == 0)
 
 
-def _samples(settings: Settings) -> dict[str, Samples]:
-    """Summaries of both data sets, but for a training set of which each rank may have another."""
+def samples_of(settings: Settings, checkpoint: Checkpoint) -> dict[str, Samples]:
+    """Rank 0's summaries of both data sets, but for a training set of which each rank may have another. Collective."""
     found: dict[str, Samples] = {}
     processes, collate = settings.data.loader_processes, settings.data.collate
-    if settings.deals_all_alike:
-        found["train_set"] = probed(settings.train_set, processes=processes, collate=collate, epoch=0).samples
-    if settings.validation_set is not None:
-        found["validation_set"] = probed(
-            settings.validation_set, processes=processes, collate=collate, epoch=None
-        ).samples
-    return found
+    with checkpoint.by_all("compare its data with"):
+        for name, samples, epoch in (
+            ("train_set", settings.train_set if settings.deals_all_alike else None, 0),
+            ("validation_set", settings.validation_set, None),
+        ):
+            if checkpoint.rank == 0 and samples is not None:
+                found[name] = probed(samples, processes=processes, collate=collate, epoch=epoch).samples
+    answer: dict[str, Samples] = json.loads(checkpoint.text_of_first(json.dumps(found)))
+    return answer
 
 
 class SavedState:
-    """What of one run is kept: on the disk, if it has a checkpoint directory, and the best weights in memory."""
+    """State of a run that is kept: on the disk, if it has a checkpoint directory, and the best weights in memory."""
 
     def __init__(
         self,
@@ -124,10 +121,11 @@ class SavedState:
         """The model's names, which strategies know weights by, of those in checkpoints."""
         directory = settings.checkpointing.checkpoint
         self.checkpoint = Checkpoint(directory, communicator) if directory is not None else None
-        self._facts = Facts(identity={}, code={}, samples={})
+        self._facts = Facts(functions={}, code={})
+        self._samples: dict[str, Samples] | None = None
         if self.checkpoint is not None:
             self._facts = facts_of(settings, self.checkpoint)
-            self._identity = {**identity, **self._facts.identity}
+            self._identity = {**identity, **self._facts.functions}
 
     def close(self) -> None:
         if self.checkpoint is not None:
@@ -172,7 +170,7 @@ class SavedState:
                 "form": self._form,
                 "changed": self._thawing.state(),
                 "code": self._facts.code,
-                "samples": self._facts.samples,
+                "samples": self._samples or {},
                 "epoch": position.steps // self._length.steps_per_epoch,
                 "step": position.steps % self._length.steps_per_epoch,
                 "history": position.history,
@@ -199,16 +197,19 @@ class SavedState:
         """Go on from the checkpoint, if there is one. ValueError if it is of a run with other settings, or of other
         ranks, where the method cannot go on on these and the run is not to restart then.
         """
-        found = self.checkpoint.load() if self.checkpoint is not None else None
-        if self.checkpoint is None or found is None:
+        if self.checkpoint is None:
             return
+        found = self.checkpoint.load()
         try:
-            self._go_on(self.checkpoint, found)
+            if found is not None:
+                self._go_on(self.checkpoint, found)
         except OtherRanksError as error:
             if self._settings.checkpointing.on_other_ranks == "refuse":
                 raise
             if self._communicator.rank == 0:
                 warnings.warn(f"{error} It starts anew now.", stacklevel=2)
+        if self._samples is None:
+            self._samples = samples_of(self._settings, self.checkpoint)
 
     def _go_on(self, checkpoint: Checkpoint, found: Found) -> None:
         rank, where = self._communicator.rank, str(checkpoint)
@@ -227,9 +228,20 @@ class SavedState:
         with checkpoint.by_all("go on from its part of"):
             content, settings = {**found.shared, **owns[0]}, self._identity
             longer = self._may_be_longer(content, where) if others.same else ()
-            may_differ = (*others.may_differ, *longer)
-            saved = checked(content, identity=settings, form=self._form, where=where, but=may_differ)
-            refuse_others(saved, self._facts, where=where)
+            over = self._is_over(content, longer)
+            saved = checked(
+                content,
+                identity=settings,
+                form=self._form,
+                where=where,
+                but=(*others.may_differ, *longer),
+                but_numbers=() if over else self._facts.functions,
+            )
+            compare_code(saved, self._facts, where=where, over=over)
+        # Only now, as reading may take long.
+        self._samples = samples_of(self._settings, checkpoint)
+        with checkpoint.by_all("go on from its part of"):
+            refuse_other_data(saved, self._samples, where=where)
             if not others.same:
                 saved = others.go_on(saved, self._strategy, owns)
             self._thawing.load(saved.get("changed", {}))
@@ -253,7 +265,7 @@ class SavedState:
         if others.same:
             checkpoint.is_saved(position.steps)
         position.reason, position.history = saved["reason"], saved["history"]
-        if longer and position.reason == "finished":
+        if not over:
             position.reason = ""
         for entry in position.history:  # of earlier versions, in which evaluations were at the ends of epochs
             entry.setdefault("steps", entry["epoch"] * self._length.steps_per_epoch)
@@ -271,6 +283,16 @@ class SavedState:
             strategy=self._strategy,
             where=where,
         )
+
+    def _is_over(self, content: Mapping[str, object], longer: Sequence[str]) -> bool:
+        """Whether the saved run has ended, and is not to go on for more epochs or with more patience."""
+        reason, stopping = content.get("reason", ""), self._settings.early_stopping
+        if reason == "finished":
+            return not longer
+        if reason == "stopped early" and not self._strategy.plans_ahead and self._average is None:
+            history = cast("list[dict[str, float]]", content.get("history", []))
+            return stopping is not None and stopping.should_stop(history)
+        return bool(reason)
 
     def _strategy_state(self, state: State) -> State:
         return cast(State, renamed(dict(state), plain_name))

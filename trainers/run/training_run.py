@@ -17,9 +17,7 @@ from torch.utils.data import Dataset
 from trainers.checkpoints.save_timer import SaveTimer
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_average import average_over_ranks, averaged_over_ranks
-from trainers.communication.rank_consistency import (
-    refuse_other_settings,
-)
+from trainers.communication.rank_consistency import refuse_other_settings
 from trainers.data.batches import Batch, length_of
 from trainers.data.loader import Loader
 from trainers.evaluation.evaluate import scores
@@ -54,7 +52,7 @@ class Run:
         self.communicator = communicator
         self.model = settings.model
         self.modes = modes_of(self.model)
-        """As the user has set them, for the end of the run."""
+        """Modes that the user has set, for the end of the run."""
         self.optimizer = optimizer
         planned = self._plan(epoch=0)
         self.length = settings.length(len(planned))
@@ -103,6 +101,8 @@ class Run:
         self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average, self.thawing)
         self.recomputed: ActivationCheckpointing | None = None
         self.profiler: Profiler | None = None
+        self.undefined: list[str] = []
+        """Metrics that are NaN at all evaluations, of which the user is warned."""
         self.save_timer: SaveTimer | None = None
         try:
             self.recorder.check_names(self.strategy)
@@ -280,7 +280,7 @@ class Run:
             position.reason = "diverged"
         elif is_last:
             position.reason = "finished"
-        elif self._warned_of_undefined():
+        elif self._is_undefined():
             position.reason = "diverged"
         elif stopping and stopping.should_stop(position.history):
             position.reason = "stopped early"
@@ -303,7 +303,7 @@ class Run:
 
     @contextmanager
     def _made_alike(self, *, ends_epoch: bool) -> Iterator[None]:
-        """Inside, all ranks have the model that is to be evaluated; each parameter is averaged once."""
+        """Context in which all ranks have the model that is to be evaluated; each parameter is averaged once."""
         service = self.communicator.service
         if self.average is not None:
             # Each rank's moving average is its own, whatever its weights are.
@@ -325,21 +325,28 @@ class Run:
         """Parameters of which ranks may have values of their own."""
         return [] if self.strategy.replicated else self.setup.trained.ever()
 
-    def _warned_of_undefined(self) -> bool:
-        """Whether a metric was NaN at each of at least two evaluations in the run's first tenth or later: it will stay
-        so. Early evaluations alone may have too little to compute it of.
+    def _is_undefined(self) -> bool:
+        """Whether early stopping's metric, or each metric, was NaN at each of at least two evaluations in the run's
+        first tenth or later: it will stay so. Early evaluations alone may have too little to compute it of. Other
+        metrics, of a class that validation has no sample of say, are a warning.
         """
-        history = self.position.history
+        history, metrics = self.position.history, self.settings.metrics
         if len(history) < 2 or 10 * self.position.steps < self.length.steps:
             return False
-        names = [name for name in self.settings.metrics if all(math.isnan(one[name]) for one in history)]
-        if names and self.communicator.rank == 0:
+        names = [name for name in metrics if all(math.isnan(entry[name]) for entry in history)]
+        stopping = self.settings.early_stopping
+        ends = bool(names) and (
+            len(names) == len(metrics) or (stopping is not None and stopping.metric in names)
+        )
+        if names and self.communicator.rank == 0 and not self.undefined:
+            then = ", and the run ends as diverged" if ends else ""
             warnings.warn(
-                f"metrics: {', '.join(names)} was NaN at each of {len(history)} evaluations, and the run ends as "
-                "diverged. If it may be undefined for a while, return another number, 0.0 say.",
+                f"metrics: {', '.join(names)} {'was' if len(names) == 1 else 'were'} NaN at each of {len(history)} "
+                f"evaluations{then}. Where a metric may be undefined for a while, return another number, 0.0 say.",
                 stacklevel=2,
             )
-        return bool(names)
+        self.undefined = names
+        return ends
 
     def _save_is_due(self) -> bool:
         """Whether ``checkpoint_every`` asks for a checkpoint; asked once after each step, on every rank."""

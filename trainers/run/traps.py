@@ -46,12 +46,12 @@ def warn_of_traps(settings: Settings, optimizer: Optimizer, planned: Sequence[Se
             f"checkpoint_every = {checkpointing.checkpoint_every!r}: nothing is saved without a directory. Name one: "
             "checkpoint=…, or leave checkpoint_every out."
         )
-    largest = max(len(batch.indices) for passes in planned for batch in passes)
+    of_step = sum(len(batch.indices) for batch in planned[0])
     # Ranks differ by a sample where they do not divide the data.
-    if len(planned) == 1 and largest + 1 < settings.batch_size and settings.deals_all_alike:
+    if len(planned) == 1 and of_step + 1 < settings.batch_size and settings.deals_all_alike:
         _warn(
-            f"batch_size = {settings.batch_size}: train_set has samples for batches of {largest} on a rank, and an "
-            f"epoch is a single step. Choose at most {largest}, or bring more data."
+            f"batch_size = {settings.batch_size}: train_set has {of_step} samples for a rank, and an epoch is a single "
+            f"step. Choose at most {of_step}, or bring more data."
         )
 
 
