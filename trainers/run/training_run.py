@@ -17,21 +17,20 @@ from torch.utils.data import Dataset
 from trainers.checkpoints.save_timer import SaveTimer
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_average import average_over_ranks, averaged_over_ranks
-from trainers.communication.rank_consistency import (
-    refuse_other_settings,
-)
+from trainers.communication.rank_consistency import refuse_other_settings
 from trainers.data.batches import Batch, length_of
 from trainers.data.loader import Loader
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
 from trainers.methods.strategy import Method, Setup, Strategy
-from trainers.modes import modes_of, put_in_training, restore_modes
+from trainers.modes import modes_of, put_in_training, restore_modes, whole_mode_kept
 from trainers.names import plain_name
+from trainers.optim.activation_checkpointing import ActivationCheckpointing
 from trainers.optim.moving_average import MovingAverage
+from trainers.optim.schedules import Constant
 from trainers.options import Metrics
 from trainers.randomness import derive, seed_generators
-from trainers.run.activation_checkpointing import ActivationCheckpointing
-from trainers.run.model_checks import refuse_copied_groups
+from trainers.run.model_checks import EXCHANGE, refuse_held
 from trainers.run.position import Position
 from trainers.run.profiling import Profiler
 from trainers.run.progress import ProgressLine
@@ -54,7 +53,7 @@ class Run:
         self.communicator = communicator
         self.model = settings.model
         self.modes = modes_of(self.model)
-        """As the user has set them, for the end of the run."""
+        """Modes that the user has set, for the end of the run."""
         self.optimizer = optimizer
         planned = self._plan(epoch=0)
         self.length = settings.length(len(planned))
@@ -106,8 +105,7 @@ class Run:
         self.save_timer: SaveTimer | None = None
         try:
             self.recorder.check_names(self.strategy)
-            if self.strategy.reparametrises:
-                refuse_copied_groups(optimizer, type(method).__name__)
+            self._refuse_held_optimizers()
             # After the method, which refuses some of it.
             if communicator.rank == 0:
                 warn_of_traps(settings, optimizer, planned)
@@ -138,6 +136,17 @@ class Run:
             self.profiler.close()
         restore_modes(self.model, self.modes)
 
+    def _refuse_held_optimizers(self) -> None:
+        """ValueError where the optimizer holds another that the run's method, schedule or checkpoint does not reach."""
+        others = "Have optimizer= return a list of the optimizers that it is made of, or one of them alone, or take "
+        if self.strategy.reparametrises:
+            refuse_held(self.optimizer, EXCHANGE, remedy=f"{others}another method, DDP say.")
+        if self.settings.schedule != Constant():
+            used = f"schedule = {self.settings.schedule!r}"
+            refuse_held(self.optimizer, used, remedy=f"{others}Constant().", only_groups=True)
+        if self.saved.checkpoint is not None:
+            refuse_held(self.optimizer, "a checkpoint", remedy=f"{others}checkpoint=None.", loaded=True)
+
     def _loader(self, samples: Dataset[object]) -> Loader:
         return Loader(
             samples,
@@ -156,6 +165,7 @@ class Run:
 
     def to_the_end(self) -> Result:
         self.saved.take_up()
+        self._refuse_held_optimizers()  # which an optimizer's own load_state_dict may have parted from it
         self._announce_last_report(self.length.evaluations)
         if self.saved.checkpoint is not None and not self.position.reason:
             self.saved.checkpoint.try_writing()
@@ -218,7 +228,8 @@ class Run:
             self.profiler.step()
         self.progress.step(position.steps)
         if self.settings.monitoring.on_step is not None:
-            self.settings.monitoring.on_step(position.steps, taken)
+            with whole_mode_kept(self.model):
+                self.settings.monitoring.on_step(position.steps, taken)
 
     def _between_steps(self) -> None:
         """After a step that does not end an epoch."""
@@ -297,13 +308,14 @@ class Run:
             entry.update(self.recorder.totals(position, self.strategy))
             self._announce_last_report(len(position.history))
         if settings.monitoring.report is not None:
-            settings.monitoring.report(len(position.history), dict(entry))
+            with whole_mode_kept(self.model):
+                settings.monitoring.report(len(position.history), dict(entry))
         if settings.checkpointing.checkpoint_every is None or self._save_is_due() or position.reason:
             self.saved.save(wait=bool(position.reason))
 
     @contextmanager
     def _made_alike(self, *, ends_epoch: bool) -> Iterator[None]:
-        """Inside, all ranks have the model that is to be evaluated; each parameter is averaged once."""
+        """Give all ranks the model that is to be evaluated; each parameter is averaged once."""
         service = self.communicator.service
         if self.average is not None:
             # Each rank's moving average is its own, whatever its weights are.
@@ -335,8 +347,9 @@ class Run:
         names = [name for name in self.settings.metrics if all(math.isnan(one[name]) for one in history)]
         if names and self.communicator.rank == 0:
             warnings.warn(
-                f"metrics: {', '.join(names)} was NaN at each of {len(history)} evaluations, and the run ends as "
-                "diverged. If it may be undefined for a while, return another number, 0.0 say.",
+                f"metrics: {', '.join(names)} {'was' if len(names) == 1 else 'were'} NaN at each of {len(history)} "
+                "evaluations, and the run ends as diverged. If a metric may be undefined for a while, return another "
+                "number, 0.0 say.",
                 stacklevel=2,
             )
         return bool(names)
