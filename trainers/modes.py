@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import nn
 
 Modes = Mapping[nn.Module, bool]
-"""Of each module whether it is in training."""
+"""Whether each module is in training."""
 
 
 def modes_of(model: nn.Module) -> Modes:
-    """The modes that the modules of ``model`` have now."""
+    """Present modes of the modules of ``model``."""
     return {module: module.training for module in model.modules()}
 
 
@@ -23,12 +24,26 @@ def restore_modes(model: nn.Module, modes: Modes) -> None:
 
 
 def put_in_training(model: nn.Module) -> None:
-    """Call ``model.train``, for what an own one does there, such as to keep norms in evaluation, and leave in
-    evaluation what is there already: the whole model, if it is.
+    """Call ``model.train``, whose override may keep norms in evaluation, say, and leave modules in evaluation that are
+    there already, also the whole model.
     """
     before = modes_of(model)
     model.train(model.training)
     _bring({module: module.training and before.get(module, True) for module in model.modules()})
+
+
+@contextmanager
+def whole_mode_kept(model: nn.Module) -> Iterator[None]:
+    """Undo afterwards what the user's function inside has done by ``eval()`` or ``train()`` to the whole of a ``model``
+    in training, as functions do that sample from it. Modules that it has set by themselves stay so.
+    """
+    before = modes_of(model)
+    yield
+    left_in_eval = not model.training
+    # ``train()`` has also reached modules that the user keeps in evaluation.
+    all_in_training = not all(before.values()) and all(module.training for module in model.modules())
+    if before[model] and (left_in_eval or all_in_training):
+        restore_modes(model, before)
 
 
 def warn_of_evaluation_mode(model: nn.Module) -> None:

@@ -39,7 +39,7 @@ from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, Setup, State, check_method
 from trainers.names import plain, plain_name, renamed
 from trainers.precision import autocast_as_now, without_autocast
-from trainers.run.model_checks import refuse_foreign_tensors, refuse_wrapped
+from trainers.run.model_checks import EXCHANGE, refuse_foreign_tensors, refuse_held, refuse_wrapped
 from trainers.run.settings import check_optimizer, check_tensors
 from trainers.run.thawing import Thawing
 
@@ -173,6 +173,13 @@ class Wrapped:
             "optimizer": type(setup.optimizer).__name__,
         }
         self._strategy = method.strategy(setup)
+        if self._strategy.reparametrises:
+            refuse_held(
+                self._optimizer,
+                EXCHANGE,
+                remedy="Wrap an ordinary optimizer, with groups for different settings, or take another method, DDP "
+                "say.",
+            )
         self._thawing = Thawing(setup, self._strategy)
         self._communicator.release()
         self._identity |= {f"parameter {name}": form for name, form in form_of(self._model).items()}
@@ -296,6 +303,12 @@ class Wrapped:
             raise RuntimeError(
                 "run.state_dict(): in the midst of a step, whose gradients are not kept. Save after optimizer.step()."
             )
+        refuse_held(
+            self._optimizer,
+            "loading this state",
+            remedy="Give its class a state_dict and a load_state_dict that save both, or wrap an ordinary optimizer.",
+            loaded=True,
+        )
         return {
             "identity": self._identity,
             "changed": self._thawing.state(),
@@ -460,11 +473,6 @@ def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
         )
     if optimizer in _at_work:
         raise ValueError("optimizer: it is wrapped already. Wrap it once, or close the first run before.")
-    for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor":
-            raise ValueError(
-                f"model: {name} is sharded over ranks, and methods work with whole tensors. Leave sharding out."
-            )
     refuse_foreign_tensors(
         model.parameters(),
         optimizer,

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 import trainers
 from trainers.checkpoints.files import read_alone
 from trainers.lowrank.layers import Factored
+from trainers.optim import activation_checkpointing
 from trainers.optim.moving_average import MovingAverage
-from trainers.run import activation_checkpointing
 
 
 def data() -> TensorDataset:

@@ -223,11 +223,103 @@ class Holding(Both):
         Optimizer.__init__(self, [group for part in self.parts for group in part.param_groups], {})
 
 
-@pytest.mark.parametrize("kind", [Both, Holding])
-def test_a_composite_that_a_method_cannot_change_is_refused(tmp_path: Path, kind: Any) -> None:
-    method = trainers.OIALR(delay=2, update_every=2)
-    with pytest.raises(ValueError, match=f"^optimizer: {kind.__name__}.* return a list of"):
-        train(optimizer=kind, method=method, checkpoint=tmp_path)
+class Copying(Holding):
+    """The same, with parameter groups of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parts = muon_and_adamw(parameters)
+        Optimizer.__init__(self, [dict(group) for part in self.parts for group in part.param_groups], {})
+
+
+class Delegating(Optimizer):
+    """Around one other, which it saves and loads."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.inner = AdamW(parameters, lr=0.003)
+        Optimizer.__init__(self, self.inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+    def state_dict(self) -> Any:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.inner.load_state_dict(state_dict)
+        self.param_groups = self.inner.param_groups
+
+
+COSINE, FACTORS = trainers.Cosine(), trainers.OIALR(delay=2, update_every=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *((kind, {"method": FACTORS}) for kind in (Both, Holding, Copying, Delegating)),
+        *((kind, {"checkpoint": True}) for kind in (Both, Holding, Copying)),
+        (Copying, {"schedule": COSINE}),
+    ],
+)
+def test_what_does_not_reach_an_optimizer_in_another_is_refused(
+    tmp_path: Path, kind: Any, settings: dict[str, Any]
+) -> None:
+    if "checkpoint" in settings:
+        settings = {"checkpoint": tmp_path}
+    with pytest.raises(ValueError, match=f"^optimizer: {kind.__name__} holds .* return a list of"):
+        train(optimizer=kind, **settings)
+
+
+def test_a_wrapped_optimizer_in_another_is_refused_where_it_is_not_reached() -> None:
+    net = model()
+    optimizer = Holding(net.parameters())
+    with pytest.raises(ValueError, match=r"^optimizer: Holding holds"):
+        trainers.wrap(net, optimizer, epochs=1, steps_per_epoch=9, method=FACTORS)
+    with (
+        trainers.wrap(net, optimizer, epochs=1, steps_per_epoch=9) as run,
+        pytest.raises(ValueError, match=r"^optimizer: Holding holds"),
+    ):
+        run.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "same", "settings"),
+    [
+        (Copying, muon_and_adamw, {}),
+        (Holding, muon_and_adamw, {"schedule": COSINE}),
+        (
+            Delegating,
+            lambda parameters: AdamW(parameters, lr=0.003),
+            {"schedule": COSINE, "checkpoint": True},
+        ),
+    ],
+)
+def test_what_reaches_an_optimizer_in_another_works(
+    tmp_path: Path, kind: Any, same: Any, settings: dict[str, Any]
+) -> None:
+    wanted, net, schedule = model(), model(), settings.get("schedule")
+    train(wanted, optimizer=same, schedule=schedule)
+    if "checkpoint" in settings:
+        settings = {**settings, "checkpoint": tmp_path}
+        with pytest.raises(trainers.Interrupted):
+            train(optimizer=kind, interrupt=After(5), **settings)
+    train(net, optimizer=kind, **settings)
+    assert_identical(state_of(net), state_of(wanted))
+
+
+def test_a_parameter_of_two_optimizers_is_refused() -> None:
+    parts: list[Optimizer] = []
+
+    def two(parameters: Any) -> list[Optimizer]:
+        parts[:] = sgd(parameters[:2]), sgd(parameters[2:])
+        return parts
+
+    with pytest.raises(ValueError, match=r"shape \(32, 8\) is in two of the optimizers"):
+        train(optimizer=lambda parameters: [sgd(parameters), sgd(parameters)])
+    with pytest.raises(ValueError, match=r"shape \(1,\) is in two of the optimizers"):
+        train(
+            optimizer=two,
+            report=lambda *_: parts[0].add_param_group({"params": parts[1].param_groups[0]["params"][-1:]}),
+        )
 
 
 # Metrics that are not numbers

@@ -83,6 +83,30 @@ def test_a_model_in_eval_stays_so_with_a_warning() -> None:
     assert not model.training
 
 
+def sampled(model: nn.Module) -> None:
+    model.eval()
+    model(torch.zeros(4, 6))
+    model.train()
+
+
+@pytest.mark.parametrize("hook", ["report", "on_step"])
+@pytest.mark.parametrize(
+    ("changes", "differing"),
+    [(lambda model: model.eval(), ()), (sampled, ()), (lambda model: model.norm.eval(), ("norm",))],
+    ids=["eval", "sampled", "a module"],
+)
+def test_a_hook_changes_modes_of_single_modules_only(
+    changes: Any, differing: tuple[str, ...], hook: str
+) -> None:
+    model = Tuned(own=False)
+    came, seen = modes(model), []
+    model.body.register_forward_pre_hook(lambda *_: seen.append(modes(model)) if model.training else None)
+    settings: dict[str, Any] = {"loss": cross_entropy, "optimizer": sgd, "epochs": 2, "batch_size": 30}
+    trainers.train(model, labelled(), **settings, **{hook: lambda *_: changes(model)})
+    assert seen[0] == came
+    assert seen[-1] == {**came, **dict.fromkeys(differing, False)}
+
+
 # Layers that are thawed, and groups that are added
 
 
@@ -97,23 +121,26 @@ def thaws(net: nn.Module, way: str) -> dict[str, Any]:
     """The settings of a run that trains ``net.conv`` after its first epoch of five steps, or after the seventh step."""
     made: list[torch.optim.Optimizer] = []
 
-    def make(trained: Any) -> torch.optim.Optimizer:
+    def make(trained: Any) -> Any:
+        if way == "a group of the first of two":
+            made[:] = adamw(trained[:3]), adamw(trained[3:])
+            return made
         made.append(adamw(net.parameters() if way == "all in the optimizer" else trained))
         return made[0]
 
     def thaw() -> None:
         net.conv.requires_grad_(True)
         net.conv.train()
-        if way == "a group":
+        if way != "all in the optimizer":
             made[0].add_param_group({"params": [*net.conv.parameters()], "lr": 1e-2})
 
-    if way == "a group":
+    if way != "all in the optimizer":
         return {"optimizer": make, "on_step": lambda steps, values: steps == 7 and thaw()}
     return {"optimizer": make, "report": lambda number, metrics: number == 1 and thaw()}
 
 
 def thawed(rank: int, name: str, per_node: int, directory: str) -> None:
-    for way in ("all in the optimizer", "a group"):
+    for way in ("all in the optimizer", "a group", "a group of the first of two"):
         net, was = frozen(), frozen().conv.weight
         ema = {} if isinstance(METHODS[name], (trainers.AB, trainers.OIALR)) else {"ema_decay": 0.5}
         train(net, name, per_node, **thaws(net, way), **ema)
@@ -182,9 +209,45 @@ def test_what_a_loop_of_one_s_own_thaws_is_averaged(name: str) -> None:
     run_ranks(2, own_loop, name)
 
 
+@pytest.mark.parametrize("way", ["swapped", "old gradients"])
+def test_frozen_layers_may_have_gradients(way: str) -> None:
+    """As ``zero_grad(set_to_none=False)`` leaves them, at 0."""
+    states = []
+    for wrapped in (False, True):
+        net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        net.load_state_dict(states[0] if states else net.state_dict())
+        net[1].requires_grad_(way == "old gradients")
+        inputs, began = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)), state_of(net)
+        if way == "old gradients":
+            net(inputs).square().mean().backward()
+            net[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        run = trainers.wrap(net, optimizer, epochs=2, steps_per_epoch=3) if wrapped else None
+        for step in range(6):
+            if step == 2 and way == "swapped":
+                net[0].requires_grad_(False)
+                net[1].requires_grad_(True)
+            optimizer.zero_grad(set_to_none=False)
+            loss = net(inputs).square().mean()
+            run.backward(loss) if run else loss.backward()
+            optimizer.step()
+        if run:
+            run.close()
+        states += [began, state_of(net)]
+    assert_identical(states[1], states[3])
+
+
 def refused(rank: int) -> list[str]:
-    """A layer that rank 0 alone thaws, and two that a pass thaws."""
+    """A layer that rank 0 alone thaws, or keeps trained, and two that a pass thaws."""
     found = []
+    for method in ("DDP", "DASO", "local SGD"):
+        net = Everything()
+        freezes: dict[str, Any] = {
+            "on_step": lambda steps, values, net=net: net.conv.requires_grad_(steps < 3 or rank == 0)
+        }
+        with pytest.raises(ValueError) as caught:
+            train(net, method, 1, **freezes)
+        found.append(str(caught.value))
     net = frozen()
     alone: dict[str, Any] = {
         "on_step": lambda steps, values: net.conv.requires_grad_(steps >= 5 and rank == 0)
@@ -220,8 +283,11 @@ def test_a_layer_that_one_rank_thaws_within_an_epoch_ends_the_run() -> None:
 
 
 def test_what_ranks_cannot_average_ends_the_run_on_all_of_them() -> None:
-    for alone, late in run_ranks(2, refused):
-        assert "trained in addition from step 6 on" in alone and "not the same on all ranks" in alone
+    for rank, (*frozen_alone, alone, late) in enumerate(run_ranks(2, refused)):
+        frozen = "conv.weight, conv.bias" if rank else "none"
+        for error in frozen_alone:
+            assert f"before step 6 = thawed or added: none; frozen: {frozen}" in error
+        assert "before step 6 = " in alone and "not the same on all ranks" in alone
         assert late.startswith("conv.weight, conv.bias: trained since this step's forward pass has begun")
 
 

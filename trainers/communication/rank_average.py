@@ -18,8 +18,8 @@ from trainers.communication.channel import Channel
 def averaged_over_ranks(
     channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]
 ) -> Iterator[None]:
-    """Inside, running statistics of ``model`` and its ``parameters``, those in which ranks differ, are their means over
-    ``channel``'s ranks, and other buffers are the first rank's; afterwards each rank has its own again. Collective.
+    """Average running statistics of ``model`` and its ``parameters``, those in which ranks differ, over ``channel``'s
+    ranks, and take other buffers from the first rank; afterwards each rank has its own again. Collective.
     """
     if channel.size == 1:
         yield
@@ -36,13 +36,13 @@ def averaged_over_ranks(
 
 
 def average_over_ranks(channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]) -> None:
-    """As ``averaged_over_ranks``, for good."""
+    """Same as ``averaged_over_ranks``, for good."""
     averaged, others = _tensors(model, parameters)
     average_tensors(channel, averaged)
     broadcast_tensors(channel, others)
 
 
 def _tensors(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """What has a mean, and what has not."""
+    """Tensors to average, and tensors to take from the first rank."""
     statistics, others = buffers_of(model)
     return [*parameters, *statistics], others

@@ -1,15 +1,16 @@
-"""Parameters that a run trains: the user may thaw or freeze some, or give the optimizer more, in mid-run."""
+"""Trained parameters of a run: the user may thaw or freeze some, or give the optimizer more, in mid-run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import nn
-from torch.optim import Optimizer
 
 
 class TrainedParameters:
-    """Trained parameters of ``model``, and those of them whose gradients or values a strategy exchanges.
+    """Trained parameters of ``model``, and those among them whose gradients or values a strategy exchanges.
 
     A strategy asks for ``exchanged`` whenever it makes what averages them, also where one rank has nothing to average.
     """
@@ -34,15 +35,14 @@ class TrainedParameters:
         """Parameters that are trained, or were and are frozen since: ranks that train apart may differ in either."""
         return [p for p in self._model.parameters() if p.requires_grad or self._ever.get(id(p)) is p]
 
-    def beside(self, optimizer: Optimizer) -> list[nn.Parameter]:
-        """Parameters of ``optimizer`` that are not exchanged, and require a gradient or have one."""
+    def frozen(self) -> list[nn.Parameter]:
+        """Parameters that are exchanged and that the user has frozen since, in the model's order."""
+        return [parameter for parameter in self._exchanged.values() if not parameter.requires_grad]
+
+    def beside(self, groups: Iterable[Mapping[str, Any]]) -> list[nn.Parameter]:
+        """Parameters in ``groups``, an optimizer's, that are not exchanged."""
         known = self._exchanged
-        return [
-            parameter
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) not in known and (parameter.requires_grad or parameter.grad is not None)
-        ]
+        return [parameter for group in groups for parameter in group["params"] if id(parameter) not in known]
 
     def __contains__(self, parameter: nn.Parameter) -> bool:
         """Whether ``parameter`` is exchanged."""

@@ -17,13 +17,17 @@ class Composite(Optimizer):
         parts (sequence of Optimizer): of different parameters.
 
     Raises:
-        ValueError: two of them have the same parameter.
+        ValueError: two parts have the same parameter.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self._parts = list(parts)
-        self._groups = [len(part.param_groups) for part in parts]
-        super().__init__([group for part in parts for group in part.param_groups], {})
+        groups = [group for part in parts for group in part.param_groups]
+        numbers = iter(range(len(groups)))
+        self._indices = [[next(numbers) for _ in part.param_groups] for part in parts]
+        """Places of each part's groups among those of all; not the groups, which are others after a state is loaded."""
+        _refuse_shared(groups)
+        super().__init__(groups, {})
         for part in parts:
             self.defaults.update(part.defaults)
             self.state.update(part.state)
@@ -36,12 +40,27 @@ class Composite(Optimizer):
     @property
     def parts(self) -> list[Optimizer]:
         """The parts, with these groups and this state."""
-        first = 0
-        for part, groups in zip(self._parts, self._groups, strict=True):
-            part.param_groups = self.param_groups[first : first + groups]
+        self.adopt()
+        for part, indices in zip(self._parts, self._indices, strict=True):
+            part.param_groups = [self.param_groups[index] for index in indices]
             part.state = self.state
-            first += groups
         return self._parts
+
+    def adopt(self) -> None:
+        """Take over groups that the user has added to a part since the last call.
+
+        Raises:
+            ValueError: two parts have the same parameter.
+        """
+        for part, indices in zip(self._parts, self._indices, strict=True):
+            for group in part.param_groups[len(indices) :]:
+                _refuse_shared([*self.param_groups, group])
+                indices.append(len(self.param_groups))
+                self.param_groups.append(group)
+
+    def part_of_group(self, index: int) -> int:
+        """Number of the part that has the group ``index``."""
+        return next(number for number, indices in enumerate(self._indices) if index in indices)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step of each part; ``closure`` is not called."""
@@ -50,10 +69,28 @@ class Composite(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the last part."""
-        before = len(self.param_groups)
-        super().add_param_group(param_group)
-        if before >= sum(self._groups):
-            self._groups[-1] += 1
+        if len(self.param_groups) < sum(map(len, self._indices)):  # called by torch's constructor
+            super().add_param_group(param_group)
+            return
+        self.parts[-1].add_param_group(param_group)
+        self.adopt()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all parts, also of groups that were just added to a part."""
+        self.adopt()
+        return super().state_dict()
+
+
+def _refuse_shared(groups: Sequence[dict[str, Any]]) -> None:
+    seen: set[int] = set()
+    for group in groups:
+        for parameter in group["params"]:
+            if id(parameter) in seen:
+                raise ValueError(
+                    f"optimizer: a parameter of shape {tuple(parameter.shape)} is in two of the optimizers, and both "
+                    "would step it. Give each parameter to one of them."
+                )
+            seen.add(id(parameter))
 
 
 def part_of(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:

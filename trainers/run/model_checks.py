@@ -1,12 +1,18 @@
-"""What ``trainers.train`` and ``trainers.wrap`` refuse of a model and of the optimizer that belongs to it."""
+"""Checks by ``trainers.train`` and ``trainers.wrap`` of a model and of the optimizer that belongs to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainers.optim.composite import Composite
+
+EXCHANGE = "the method's exchange of parameters"
+"""For ``refuse_held``, where a method replaces parameters."""
+_PASSING_ON = ("ZeroRedundancyOptimizer",)
+"""Optimizers that bring the settings of their groups to those of what they hold, in each step."""
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -46,18 +52,42 @@ def refuse_foreign_tensors(parameters: Iterable[nn.Parameter], optimizer: Optimi
         )
 
 
-def refuse_copied_groups(optimizer: Optimizer, owner: str) -> None:
-    """ValueError where ``optimizer`` makes its groups or its state anew whenever it is asked for them: a parameter that
-    the method ``owner`` exchanges would not be exchanged in it.
+def refuse_held(
+    optimizer: Optimizer, use: str, *, remedy: str, only_groups: bool = False, loaded: bool = False
+) -> None:
+    """ValueError where ``optimizer`` holds another, as SAM or Lookahead do, that ``use`` does not reach.
+
+    Args:
+        optimizer (Optimizer): of the run.
+        use (str): of the parameter groups and the state of ``optimizer``.
+        remedy (str): a sentence.
+        only_groups (bool; default False): ``use`` leaves the state alone.
+        loaded (bool; default False): ``use`` is by state_dict and load_state_dict, which ``optimizer`` may do itself.
     """
-    for name in ("param_groups", "state"):
-        if getattr(optimizer, name) is not getattr(optimizer, name):
-            raise composite_error(optimizer, f"{owner} exchanges parameters in its {name}, which it copies")
+    for whole in optimizer.parts if isinstance(optimizer, Composite) else [optimizer]:
+        kind = type(whole)
+        saves_itself = (
+            kind.state_dict is not Optimizer.state_dict
+            and kind.load_state_dict is not Optimizer.load_state_dict
+        )
+        if (loaded and saves_itself) or (only_groups and kind.__name__ in _PASSING_ON):
+            continue
+        groups = {id(group) for group in whole.param_groups}
+        for name, held in _held(whole):
+            copied = any(id(group) not in groups for group in held.param_groups)
+            # torch's load_state_dict gives ``whole`` another state, and not ``held``, where it is an attribute of both.
+            apart = held.state is not whole.state or (loaded and "state" in vars(whole))
+            if copied or (apart and not only_groups):
+                raise ValueError(
+                    f"optimizer: {kind.__name__} holds {type(held).__name__} in .{name}, with "
+                    f"{'parameter groups' if copied else 'a state'} of its own, which {use} does not reach. {remedy}"
+                )
 
 
-def composite_error(optimizer: Optimizer, why: str) -> ValueError:
-    """Error that ``optimizer``, of several others, does not let its parameters be exchanged."""
-    return ValueError(
-        f"optimizer: {type(optimizer).__name__} is made of others, it seems, and {why}. Have optimizer= return a list "
-        "of the others in its place."
-    )
+def _held(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+    """Optimizers in the attributes of ``optimizer``, with the attributes' names."""
+    for name, value in vars(optimizer).items():
+        found = value.values() if isinstance(value, Mapping) else value
+        for part in found if isinstance(found, (list, tuple, ValuesView)) else [found]:
+            if isinstance(part, Optimizer) and part is not optimizer:
+                yield name, part

@@ -12,6 +12,7 @@ from trainers.communication.rank_consistency import refuse_other_settings
 from trainers.methods.strategy import Setup, Strategy
 from trainers.modes import Modes
 from trainers.names import plain_name
+from trainers.optim.composite import Composite
 from trainers.optim.moving_average import MovingAverage
 from trainers.run.model_checks import refuse_foreign_tensors
 
@@ -46,14 +47,19 @@ class Thawing:
             setup.trained.exchanged()
         self._began = {name: parameter.requires_grad for name, parameter in self._named().items()}
         self._groups = len(setup.optimizer.param_groups)
+        self._beside: list[nn.Parameter] = []
+        """Parameters of the optimizer that were not exchanged as the step began."""
+        self._groups_then = self._groups
+        self._stale: set[int] = set()
+        """Those of ``_beside``, by id, that were frozen and had a gradient already, which zero_grad may leave at 0."""
 
     def begin_step(self, step: int, *, agree: bool) -> None:
         """Have the strategy exchange what is trained from ``step`` on; before its forward pass, on every rank.
 
         Args:
             step (int): counted from the run's begin.
-            agree (bool): ranks compare what has changed, as after an epoch or an evaluation; else they do so where one
-                finds that something is trained in addition.
+            agree (bool): ranks compare what is thawed and frozen, as after an epoch or an evaluation; else they do so
+                where one finds that something is trained in addition.
 
         Raises:
             ValueError: not all ranks have changed the same, or the optimizer has tensors that are not the model's.
@@ -62,8 +68,7 @@ class Thawing:
         if not self._active:
             return
         setup = self._setup
-        # A frozen parameter may have a gradient of before, until the next zero_grad.
-        added = [p for p in setup.trained.beside(setup.optimizer) if p.requires_grad]
+        added = self._look()
         if not (added or agree):
             return
         try:
@@ -72,8 +77,8 @@ class Thawing:
             refuse_other_settings(
                 setup.communicator.service,
                 {
-                    f"parameters that are trained in addition from step {step + 1} on": self._names(added)
-                    or "none"
+                    f"parameters thawed or frozen before step {step + 1}": f"thawed or added: {self._names(added)}; "
+                    f"frozen: {self._names(setup.trained.frozen())}"
                 },
             )
         except CommunicationError as error:
@@ -88,18 +93,41 @@ class Thawing:
                 setup.model.parameters(), setup.optimizer, remedy="Add what is trained to the model, too."
             )
             self._exchange()
+            self._look()
 
     def check_step(self) -> None:
         """ValueError where the optimizer is about to train what ranks have not exchanged."""
-        if self._active and (others := self._setup.trained.beside(self._setup.optimizer)):
+        if not self._active:
+            return
+        trained = self._setup.trained
+        others = [
+            p
+            for p in (*self._beside, *trained.beside(self._all_groups()[self._groups_then :]))
+            if p not in trained and (p.requires_grad or (p.grad is not None and id(p) not in self._stale))
+        ]
+        if others:
             raise ValueError(
                 f"{self._names(others)}: trained since this step's forward pass has begun, so that ranks could not "
                 "exchange the gradients. Thaw layers and add parameter groups between steps: in report or on_step, or "
                 "in a loop of your own before the forward pass."
             )
 
+    def _look(self) -> list[nn.Parameter]:
+        """Note what the optimizer has beside exchanged parameters; the trained ones among them."""
+        groups = self._all_groups()
+        self._beside, self._groups_then = self._setup.trained.beside(groups), len(groups)
+        self._stale = {id(p) for p in self._beside if not p.requires_grad and p.grad is not None}
+        return [parameter for parameter in self._beside if parameter.requires_grad]
+
+    def _all_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups, also those that the user has added to one of several optimizers."""
+        optimizer = self._setup.optimizer
+        if isinstance(optimizer, Composite):
+            optimizer.adopt()
+        return optimizer.param_groups
+
     def state(self) -> dict[str, Any]:
-        """What the user has changed since the run began, by name; empty where nothing has."""
+        """Changes by the user since the run began, by name; empty where nothing has changed."""
         names = {id(parameter): name for name, parameter in self._named().items()}
         trained = {
             name: parameter.requires_grad
@@ -110,14 +138,18 @@ class Thawing:
         }
         groups = [
             [names.get(id(parameter), "") for parameter in group["params"]]
-            for group in self._setup.optimizer.param_groups[self._groups :]
+            for group in self._all_groups()[self._groups :]
         ]
+        optimizer = self._setup.optimizer
+        parts = []
+        if isinstance(optimizer, Composite):
+            parts = [optimizer.part_of_group(self._groups + index) for index in range(len(groups))]
         modes = {
             plain_name(f"{name}."): module.training
             for name, module in self._setup.model.named_modules()
             if self._modes is not None and self._modes.get(module, module.training) != module.training
         }
-        found = {"trained": trained, "groups": groups, "modes": modes}
+        found = {"trained": trained, "groups": groups, "parts": parts, "modes": modes}
         return {name: value for name, value in found.items() if value}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -129,10 +161,13 @@ class Thawing:
         for parameter in changed:
             parameter.requires_grad_(True)
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for names in state.get("groups", ()):
+        groups = state.get("groups", ())
+        for names, number in zip(groups, state.get("parts", [-1] * len(groups)), strict=True):
             parameters = {name: named[name] for name in names if name in named}
             if not held.issuperset(map(id, parameters.values())):
-                optimizer.add_param_group(_like(optimizer.param_groups[0], parameters))
+                part = optimizer.parts[number] if isinstance(optimizer, Composite) else optimizer
+                part.add_param_group(_like(part.param_groups[0], parameters))
+        self._all_groups()
         modes = state.get("modes", {})
         for name, module in self._setup.model.named_modules():
             module.training = modes.get(plain_name(f"{name}."), module.training)
@@ -151,7 +186,9 @@ class Thawing:
 
     def _names(self, parameters: Sequence[nn.Parameter]) -> str:
         names = {id(parameter): name for name, parameter in self._named().items()}
-        return ", ".join(names.get(id(p), f"a tensor of shape {tuple(p.shape)}") for p in parameters)
+        return (
+            ", ".join(names.get(id(p), f"a tensor of shape {tuple(p.shape)}") for p in parameters) or "none"
+        )
 
 
 def _like(group: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:

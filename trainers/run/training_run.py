@@ -23,13 +23,14 @@ from trainers.data.loader import Loader
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
 from trainers.methods.strategy import Method, Setup, Strategy
-from trainers.modes import modes_of, put_in_training, restore_modes
+from trainers.modes import modes_of, put_in_training, restore_modes, whole_mode_kept
 from trainers.names import plain_name
+from trainers.optim.activation_checkpointing import ActivationCheckpointing
 from trainers.optim.moving_average import MovingAverage
+from trainers.optim.schedules import Constant
 from trainers.options import Metrics
 from trainers.randomness import derive, seed_generators
-from trainers.run.activation_checkpointing import ActivationCheckpointing
-from trainers.run.model_checks import refuse_copied_groups
+from trainers.run.model_checks import EXCHANGE, refuse_held
 from trainers.run.position import Position
 from trainers.run.profiling import Profiler
 from trainers.run.progress import ProgressLine
@@ -106,8 +107,7 @@ class Run:
         self.save_timer: SaveTimer | None = None
         try:
             self.recorder.check_names(self.strategy)
-            if self.strategy.reparametrises:
-                refuse_copied_groups(optimizer, type(method).__name__)
+            self._refuse_held_optimizers()
             # After the method, which refuses some of it.
             if communicator.rank == 0:
                 warn_of_traps(settings, optimizer, planned)
@@ -138,6 +138,17 @@ class Run:
             self.profiler.close()
         restore_modes(self.model, self.modes)
 
+    def _refuse_held_optimizers(self) -> None:
+        """ValueError where the optimizer holds another that the run's method, schedule or checkpoint does not reach."""
+        others = "Have optimizer= return a list of the optimizers that it is made of, or one of them alone, or take "
+        if self.strategy.reparametrises:
+            refuse_held(self.optimizer, EXCHANGE, remedy=f"{others}another method, DDP say.")
+        if self.settings.schedule != Constant():
+            used = f"schedule = {self.settings.schedule!r}"
+            refuse_held(self.optimizer, used, remedy=f"{others}Constant().", only_groups=True)
+        if self.saved.checkpoint is not None:
+            refuse_held(self.optimizer, "a checkpoint", remedy=f"{others}checkpoint=None.", loaded=True)
+
     def _loader(self, samples: Dataset[object]) -> Loader:
         return Loader(
             samples,
@@ -156,6 +167,7 @@ class Run:
 
     def to_the_end(self) -> Result:
         self.saved.take_up()
+        self._refuse_held_optimizers()  # which an optimizer's own load_state_dict may have parted from it
         self._announce_last_report(self.length.evaluations)
         if self.saved.checkpoint is not None and not self.position.reason:
             self.saved.checkpoint.try_writing()
@@ -218,7 +230,8 @@ class Run:
             self.profiler.step()
         self.progress.step(position.steps)
         if self.settings.monitoring.on_step is not None:
-            self.settings.monitoring.on_step(position.steps, taken)
+            with whole_mode_kept(self.model):
+                self.settings.monitoring.on_step(position.steps, taken)
 
     def _between_steps(self) -> None:
         """After a step that does not end an epoch."""
@@ -297,7 +310,8 @@ class Run:
             entry.update(self.recorder.totals(position, self.strategy))
             self._announce_last_report(len(position.history))
         if settings.monitoring.report is not None:
-            settings.monitoring.report(len(position.history), dict(entry))
+            with whole_mode_kept(self.model):
+                settings.monitoring.report(len(position.history), dict(entry))
         if settings.checkpointing.checkpoint_every is None or self._save_is_due() or position.reason:
             self.saved.save(wait=bool(position.reason))
 
