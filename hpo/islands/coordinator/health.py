@@ -13,8 +13,8 @@
   earlier launch or another worker began do not count: what they had saved may be to blame.
 - *A sign of life* is an evaluation that completed, was pruned, or had reported a finite value before it ended in any
   way, but by returning what is no value, as without ``return``. For the launch, also an evaluation that returned NaN or
-  an infinity, but none that timed out or crashed after a report: nothing comes of it. A sign of life ends a worker's or
-  the launch's row of failures.
+  an infinity, but none that failed, timed out or crashed after a report: nothing comes of it. A sign of life ends a
+  worker's or the launch's row of failures.
 - Each launch counts failures anew: the data may have gone since. Time-outs and crashes depend more on configurations:
   for a row with some of these, what earlier launches completed counts too; and a third is not enough where some timed
   out, as those have all the same error.
@@ -244,7 +244,7 @@ class Health:
     # --- the launch -----------------------------------------------------------------------------------------
 
     def _watch_launch(self, end: EvaluationEnd, alive: bool) -> None:
-        alive &= end.status not in (TIMEOUT, CRASHED)
+        alive &= end.status not in (FAILED, TIMEOUT, CRASHED)
         self._worked += alive
         self._in_vain += not alive and end.status not in (INTERRUPTED, LOST)
         if alive or end.status == INVALID:
