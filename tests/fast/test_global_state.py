@@ -16,6 +16,7 @@ from hpo.evaluation.process.global_state import GlobalState
 from hpo.evaluation.process.python_state import KINDS as PYTHON_KINDS
 from hpo.evaluation.process.torch_state import KINDS as TORCH_KINDS
 from hpo.evaluation.process.torch_state import accept_repetition
+from hpo.evaluation.process.when_imported import when_imported
 
 CHANGES = """
 torch.set_grad_enabled(False) | torch.is_grad_enabled()
@@ -182,6 +183,16 @@ def test_loaders_stay_as_they_are(tmp_path, monkeypatch, state):
         assert "exec_module" not in getattr(module.__loader__, "__dict__", {})
     assert len(reads) == 1 + 3 * 2
     assert pickle.loads(pickle.dumps(importlib.import_module("wave").__spec__)).name == "wave"
+
+
+def test_each_action_on_the_same_module_is_taken(tmp_path, monkeypatch, state):
+    (tmp_path / "acted_on.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    taken = []
+    for name in ("seeds", "patches"):
+        when_imported({"acted_on": lambda module, name=name: taken.append(name)})
+    importlib.import_module("acted_on")
+    assert taken == ["seeds", "patches"]
 
 
 def test_the_number_of_interop_threads_may_be_set_again_to_what_it_is():

@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from hpo.evaluation.process.state_kind import Kind
-from hpo.evaluation.process.when_imported import Execute, execute_with
+from hpo.evaluation.process.when_imported import Execute, execute_with, find_behind
 from hpo.task.outcome import is_users_file
 
 _ENDS_S = 0.1
@@ -116,9 +116,7 @@ class _ImportWatch(MetaPathFinder):
             return None
         self._busy = True
         try:
-            spec = next(
-                filter(None, (_found(other, fullname, path, target) for other in self._others())), None
-            )
+            spec = find_behind(self, fullname, path, target)
         finally:
             self._busy = False
         if spec is None or isinstance(spec.loader, type):  # a class: built in, or frozen
@@ -131,17 +129,6 @@ class _ImportWatch(MetaPathFinder):
             self._state.execute(execute, module)
         finally:
             self._busy = False
-
-    def _others(self) -> list[Any]:
-        return [finder for finder in sys.meta_path if finder is not self]
-
-
-def _found(
-    finder: Any, name: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    find = getattr(finder, "find_spec", None)
-    spec: ModuleSpec | None = None if find is None else find(name, path, target)
-    return spec
 
 
 def _same(one: object, other: object) -> bool:

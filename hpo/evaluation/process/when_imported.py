@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +22,18 @@ def execute_with(spec: ModuleSpec, run: Callable[[Execute, ModuleType], None]) -
     if hasattr(spec.loader, "exec_module"):
         spec.loader = _Loader(spec, run)  # type: ignore[assignment]
     return spec
+
+
+def find_behind(
+    finder: MetaPathFinder, name: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """The specification that the finders behind ``finder`` have of a module."""
+    for other in sys.meta_path[sys.meta_path.index(finder) + 1 :]:
+        find = getattr(other, "find_spec", None)
+        spec: ModuleSpec | None = None if find is None else find(name, path, target)
+        if spec is not None:
+            return spec
+    return None
 
 
 class _Loader:
@@ -53,8 +65,8 @@ class _Finder(MetaPathFinder):
         """The module's own, with a loader that calls the action; None for modules without one."""
         if fullname not in self._actions:
             return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
+        spec = find_behind(self, fullname, path, target)
+        if spec is None:
             return None
         act = self._actions[fullname]
 
