@@ -20,6 +20,7 @@ from hpo.islands.messages import Surroundings, WorkerMessage, encode
 from hpo.islands.transport import Transport
 from hpo.journal.curves import CurveFile, curve_path
 from hpo.search.protocols import Candidate
+from hpo.task.outcome import alike
 from hpo.task.task import MAXIMIZE
 from hpo.task.trial import Job
 from hpo.terminal import write
@@ -95,12 +96,13 @@ class Jobs:
 
 
 def _warner(place: WorkerPlacement) -> Callable[[str], None]:
-    """Prints what evaluators warn of, once a launch: the first worker speaks for all, as hosts mostly are alike."""
-    heard: list[str] = []
+    """Prints each warning of evaluators once a launch: the first worker speaks for all, as hosts mostly are alike, and
+    a warning that differs by a rank's or a device's number is the same."""
+    heard: set[str] = set()
 
     def warn(text: str) -> None:
-        heard.append(text)
-        if place.island == place.worker == 0 and len(heard) == 1:
+        if place.island == place.worker == 0 and alike(text) not in heard:
+            heard.add(alike(text))
             write(f"hpo: {text}", sys.stderr)
 
     return warn

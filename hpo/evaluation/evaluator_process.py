@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.conversation import Answer, Evaluate, EvaluationOver, Hello, Order, answer_of, to_line
+from hpo.evaluation.conversation import Answer, Evaluate, Hello, Order, answer_of, to_line
 from hpo.evaluation.cores import evaluator_share, read_host, running_on
 from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment, sharing
@@ -206,10 +206,7 @@ class EvaluatorProcess:
         if len(chunks) == 1:
             return []
         *lines, self._incoming = b"".join(chunks).split(b"\n")
-        answers = [answer_of(line) for line in lines]
-        if self._limit is not None and any(isinstance(answer, EvaluationOver) for answer in answers):
-            self._limit.finish()
-        return answers
+        return [answer_of(line) for line in lines]
 
     def ended(self) -> str | None:
         """How the child ended, as a clause; None while it runs. What it left running in its group is killed, though not
@@ -248,7 +245,6 @@ class EvaluatorProcess:
     def release(self) -> None:
         """Close what this process holds of a child that has ended."""
         if self._limit is not None:
-            self._limit.finish()
             self._limit.close()
         self._socket.close()
         self._spool.close()

@@ -1,4 +1,4 @@
-"""Bounds the file of what an evaluation prints: its beginning and its end stay.
+"""Bounds the files of what an evaluator prints: the beginning and the end of each stay.
 
 The evaluation writes to the file itself, so nothing that reads it can hold it up, and its last lines are there however
 it dies. This process, which is not the evaluator, shortens the file from time to time. Whoever prints appends, child
@@ -9,82 +9,93 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-_INTERVAL_S = 0.25
-_ROUNDS = 8
-"""How often to look for what was printed meanwhile: who prints faster than a file can be copied is not waited for."""
+_SHORTEST_S, _LONGEST_S = 0.25, 2.0
+"""Between two looks: the shorter time while something is printed."""
+_WATCHED = 16
+"""Files that are looked at, the last ones: a process that a completed evaluation left behind goes on printing."""
+_CLOSE_S = 1.0
+_PIECE = 1 << 20
+_LINE_BYTES = 1 << 16
+"""A longer line at the end of the beginning is cut."""
 
 
 class OutputLimit:
-    """Keeps files of output below ``most_bytes``, one after the other, in a thread of its own; what is printed within a
-    quarter of a second comes on top."""
+    """Keeps the output files of an evaluator below ``most_bytes``, in a thread of its own; what is printed within two
+    seconds comes on top."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._path: Path | None = None
-        self._lock = threading.Lock()
+        self._paths: deque[Path] = deque(maxlen=_WATCHED)
         self._ended = threading.Event()
-        threading.Thread(target=self._look, name="output", daemon=True).start()
+        self._thread = threading.Thread(target=self._look, name="output", daemon=True)
+        self._thread.start()
 
     def begin(self, path: Path) -> None:
         """Watch ``path`` from now on."""
-        with self._lock:
-            self._path = path
-
-    def finish(self) -> None:
-        """The evaluation is over: its file is shortened once more where it is too long."""
-        with self._lock:
-            path, self._path = self._path, None
-            if path is not None:
-                shorten(path, self._most)
+        if path not in self._paths:  # an individual may be evaluated again
+            self._paths.append(path)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, when it has looked once more; what takes longer than a second is not waited for."""
         self._ended.set()
+        self._thread.join(_CLOSE_S)
 
     def _look(self) -> None:
-        while not self._ended.wait(_INTERVAL_S):
-            with self._lock:
-                if self._path is not None:
-                    shorten(self._path, self._most)
+        interval, printed = _SHORTEST_S, 0
+        while True:
+            ended = self._ended.wait(interval)
+            before, printed = printed, sum(shorten(path, self._most) for path in list(self._paths))
+            if ended:
+                return
+            interval = _SHORTEST_S if printed != before else min(2 * interval, _LONGEST_S)
 
 
-def shorten(path: Path, most_bytes: int) -> None:
-    """Leave the first and the last quarter of ``most_bytes`` in a file that is longer, with a line between them.
+def shorten(path: Path, most_bytes: int) -> int:
+    """Leave the first and the last quarter of ``most_bytes`` in a file that is longer, with a line between them; return
+    the bytes that it had, 0 where it cannot be read.
 
     The end is copied behind the beginning before the file is cut, so that it is there at any moment.
     """
+    size = 0
     with suppress(OSError):  # not printed yet, or the storage fails, which the evaluation will say
-        if os.stat(path, follow_symlinks=False).st_size <= most_bytes:
-            return
-        number = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            _shorten(number, most_bytes)
-        finally:
-            os.close(number)
+        size = os.stat(path, follow_symlinks=False).st_size
+        if size > most_bytes:
+            number = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                _shorten(number, most_bytes)
+            finally:
+                os.close(number)
+    return size
 
 
 def _shorten(number: int, most_bytes: int) -> None:
-    quarter = most_bytes // 4
-    head = os.pread(number, quarter, 0)
-    keep = head.rfind(b"\n") + 1 or len(head)
     notice = (
         b"[hpo: output left out here, as more than %d bytes were printed: [logging] output]\n" % most_bytes
     )
-    if notice in head:
-        keep = head.index(notice)
-    start = os.fstat(number).st_size - quarter
-    read, end = start, keep
-    for turn in range(_ROUNDS):
-        text = os.pread(number, min(most_bytes, os.fstat(number).st_size - read), read)
-        if not text:
-            break
+    quarter = most_bytes // 4
+    end = _end_of_beginning(number, quarter, notice)
+    start = read = os.fstat(number).st_size - quarter
+    # Who prints faster than a file can be copied is not waited for.
+    while read < start + most_bytes and (text := os.pread(number, min(_PIECE, most_bytes), read)):
+        first = read == start
         read += len(text)
-        if turn == 0:
+        if first:
             text = notice + text[text.find(b"\n") + 1 :]
         if end + len(text) > start:  # it would overwrite what is not yet copied
             break
         end += os.pwrite(number, text, end)
     os.ftruncate(number, end)
+
+
+def _end_of_beginning(number: int, quarter: int, notice: bytes) -> int:
+    """Where the beginning that stays ends: at the notice of an earlier time, or else after the last line."""
+    window = min(_LINE_BYTES, quarter)
+    text = os.pread(number, window, quarter - window)
+    place = text.find(notice)
+    if place < 0:
+        place = text.rfind(b"\n") + 1 or window
+    return quarter - window + place

@@ -1,13 +1,23 @@
 """Global state that an evaluation changes is what it was for the next one."""
 
+import asyncio
 import importlib
+import logging
 import os
+import pickle
 import sys
 import threading
+import zipfile
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 
 import pytest
 
 from hpo.evaluation.process.global_state import GlobalState
+from hpo.evaluation.process.python_state import KINDS as PYTHON_KINDS
+from hpo.evaluation.process.torch_state import KINDS as TORCH_KINDS
+from hpo.evaluation.process.torch_state import accept_repetition
+from hpo.evaluation.process.when_imported import when_imported
 
 CHANGES = """
 torch.set_grad_enabled(False) | torch.is_grad_enabled()
@@ -23,7 +33,6 @@ torch.set_printoptions(precision=1) | str(torch.tensor(0.123456))
 torch.set_flush_denormal(True) | sys.float_info.min / 4 == 0
 torch.nn.modules.module.register_module_forward_hook(print) | len(torch.nn.modules.module._global_forward_hooks)
 torch.autograd.graph.save_on_cpu().__enter__() | torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-torch.autograd.forward_ad.enter_dual_level() | torch.autograd.forward_ad._current_level
 torch.multiprocessing.set_sharing_strategy("file_system") | torch.multiprocessing.get_sharing_strategy()
 numpy.seterr(all="ignore") | numpy.geterr()
 numpy.set_printoptions(precision=2) | str(numpy.float64(1) / numpy.array([3.0]))
@@ -38,7 +47,9 @@ logging.captureWarnings(True) | warnings.showwarning
 logging.basicConfig(force=True, level=10) | logging.root.level, list(logging.root.handlers)
 logging.getLogger("new").addHandler(logging.NullHandler()) | len(logging.getLogger("new").handlers)
 logging.getLogger("made").setLevel(10) | "made" in logging.root.manager.loggerDict and logging.getLogger("made").level
-logging.disable(50) | logging.root.isEnabledFor(40)
+logging.disable(50), logging.root.isEnabledFor(40) | logging.root.isEnabledFor(40)
+logging.getLogger("other").setLevel(10) | logging.getLogger("other").level
+import logging.config; logging.config.dictConfig({"version": 1}) | logging.getLogger("hpo.was_there").disabled
 sys.path.insert(0, "/x") | list(sys.path)
 sys.argv.append("--x") | list(sys.argv)
 sys.setrecursionlimit(5000) | sys.getrecursionlimit()
@@ -50,47 +61,84 @@ setattr(tempfile, "tempdir", "/x") | tempfile.gettempdir()
 multiprocessing.set_start_method("spawn", force=True) | multiprocessing.get_start_method()
 """
 NAMES = "torch numpy decimal os signal warnings logging sys builtins gc socket tempfile multiprocessing"
+KINDS = {**PYTHON_KINDS, **TORCH_KINDS}
+
+
+@pytest.fixture
+def state():
+    """A state that is no longer asked about imports at the end."""
+    finders = list(sys.meta_path)
+    yield GlobalState(KINDS)
+    sys.meta_path[:] = finders
 
 
 @pytest.mark.parametrize("case", CHANGES.strip().splitlines())
-def test_what_an_evaluation_changes_is_put_back(case):
+def test_what_an_evaluation_changes_is_put_back(case, state):
     modules = {name: importlib.import_module(name) for name in NAMES.split()}
+    logging.getLogger("hpo.was_there")
     change, look = case.split(" | ")
-    state = GlobalState()
-    try:
-        before = eval(look, dict(modules))  # the cases above
+    before = eval(look, dict(modules))  # the cases above
+    state.begin()
+    exec(change, dict(modules))
+    assert state.restore() == []
+    assert eval(look, dict(modules)) == before
+
+
+def test_a_new_logger_is_no_change(state):
+    state.begin()
+    logging.getLogger("hpo.made_by_an_evaluation")
+    assert state.restore() == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Python 3.12: get_event_loop makes no loop in later ones
+@pytest.mark.parametrize("made_before", [False, True])
+def test_each_evaluation_may_close_its_event_loop(state, made_before):
+    asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy() if made_before else None)
+    for _ in range(2):
         state.begin()
-        exec(change, dict(modules))
+        loop = asyncio.get_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        asyncio.run(asyncio.sleep(0))
         assert state.restore() == []
-        assert eval(look, dict(modules)) == before
-    finally:
-        sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "_ImportWatch"]
+    asyncio.set_event_loop(loop := asyncio.new_event_loop())
+    state.begin()
+    loop.close()
+    assert state.restore() == ["event loop of asyncio"]
+    asyncio.set_event_loop_policy(None)
 
 
-def test_what_an_import_sets_stays_and_what_the_evaluation_sets_beside_does_not(tmp_path, monkeypatch):
+def test_what_an_import_sets_stays_and_what_the_evaluation_sets_beside_does_not(tmp_path, monkeypatch, state):
     (tmp_path / "sets_state.py").write_text(
-        "import sys, os\nsys.path.append('/x')\nos.environ['OF_IMPORT'] = '1'\n"
+        "import sys, os, threading, torch\nsys.path.append('/x')\nos.environ['OF_IMPORT'] = '1'\n"
+        "torch.autograd.set_detect_anomaly(True)\nstop = threading.Event()\n"
+        "thread = threading.Thread(target=lambda: stop.wait(60), daemon=True)\nthread.start()\n"
+        "timer = threading.Timer(60, stop.set)\ntimer.start()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("OF_IMPORT", "")
-    state = GlobalState()
     state.begin()
     sys.path.append("/y")
     monkeypatch.setenv("OF_EVALUATION", "1")
-    importlib.import_module("sets_state")
-    state.restore()
+    module = importlib.import_module("sets_state")
+    assert state.restore() == []
     import os
+
+    import torch
 
     assert "/x" in sys.path and "/y" not in sys.path
     assert os.environ["OF_IMPORT"] == "1" and "OF_EVALUATION" not in os.environ
+    assert torch.is_anomaly_enabled() and not module.timer.finished.is_set()
     sys.path.remove("/x")
-    sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "_ImportWatch"]
+    torch.autograd.set_detect_anomaly(False)
+    module.timer.cancel()
+    module.stop.set()
 
 
-def test_what_hpo_changes_between_two_evaluations_stays(monkeypatch):
+def test_what_hpo_changes_between_two_evaluations_stays(state, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    state = GlobalState()
     for port in "23":
         state.changed()
         os.environ["MASTER_PORT"] = port
@@ -100,12 +148,72 @@ def test_what_hpo_changes_between_two_evaluations_stays(monkeypatch):
             assert state.restore() == [] and os.environ["MASTER_PORT"] == port
 
 
-def test_a_thread_that_goes_on_cannot_be_put_back():
-    state, stop = GlobalState(), threading.Event()
+def test_a_thread_that_goes_on_cannot_be_put_back_and_a_timer_is_cancelled(state):
+    stop = threading.Event()
     state.begin()
     thread = threading.Thread(target=lambda: stop.wait(60), daemon=True)
     thread.start()
-    assert state.restore() == ["running threads"]
+    timer = threading.Timer(60, stop.set)
+    timer.start()
+    assert state.restore() == ["running threads"] and timer.finished.is_set()
     stop.set()
     thread.join()
+    timer.join()
     assert state.restore() == []
+
+
+class _Slotted:
+    """A loader that allows no new attributes."""
+
+    __slots__ = ()
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.done = True
+
+    @classmethod
+    def find_spec(cls, name, path, target=None):
+        return ModuleSpec(name, cls()) if name == "slotted" else None
+
+
+def test_loaders_stay_as_they_are(tmp_path, monkeypatch, state):
+    with zipfile.ZipFile(tmp_path / "modules.zip", "w") as file:
+        for name in ("zipped_a", "zipped_b", "zipped_c"):
+            file.writestr(f"{name}.py", "import zipped_c" if name == "zipped_a" else "")
+    monkeypatch.syspath_prepend(tmp_path / "modules.zip")
+    reads = []
+    monkeypatch.setattr(state, "read", lambda: reads.append(1) or {})
+    sys.meta_path.append(_Slotted)
+    state.begin()
+    for name in ("zipped_a", "zipped_b", "slotted"):
+        assert (
+            importlib.util.find_spec(name) is not None
+        )  # looked for, as by `is_available`, and not imported
+        module = importlib.import_module(name)
+        assert module.__loader__ is module.__spec__.loader
+        assert "exec_module" not in getattr(module.__loader__, "__dict__", {})
+    assert len(reads) == 1 + 3 * 2
+    assert pickle.loads(pickle.dumps(importlib.import_module("wave").__spec__)).name == "wave"
+
+
+def test_each_action_on_the_same_module_is_taken(tmp_path, monkeypatch, state):
+    (tmp_path / "acted_on.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    taken = []
+    for name in ("seeds", "patches"):
+        when_imported({"acted_on": lambda module, name=name: taken.append(name)})
+    importlib.import_module("acted_on")
+    assert taken == ["seeds", "patches"]
+
+
+def test_the_number_of_interop_threads_may_be_set_again_to_what_it_is():
+    calls = []
+    torch = SimpleNamespace(
+        set_num_interop_threads=calls.append, get_num_interop_threads=lambda: [2, *calls][-1]
+    )
+    accept_repetition(torch)
+    for number in (2, 1, 1, 3):
+        torch.set_num_interop_threads(number)
+    assert calls == [1, 3]

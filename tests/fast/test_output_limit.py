@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
@@ -30,6 +31,31 @@ def test_a_child_process_that_prints_without_end_is_bounded_and_its_last_words_s
     code = "for number in range(400000): print('line', number)\nprint('last words', flush=True); import os; os.abort()"
     with path.open("ab") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, timeout=60, check=False)
-    limit.finish()
     limit.close()
     assert path.stat().st_size <= 100_000 and path.read_text().splitlines()[-1] == "last words"
+
+
+def test_what_a_process_prints_after_its_evaluation_is_bounded(tmp_path):
+    limit = OutputLimit(100_000)
+    for number in range(3):
+        limit.begin(tmp_path / f"{number}.txt")
+    (tmp_path / "0.txt").write_text("line\n" * 100_000)
+    limit.close()
+    assert (tmp_path / "0.txt").stat().st_size <= 100_000
+
+
+def test_a_large_file_is_shortened_without_holding_much_of_it(tmp_path):
+    path, most = tmp_path / "output-0.txt", 64 << 20
+    with path.open("wb") as file:
+        file.write(b"first\n")
+        file.truncate(2 * most)
+        file.seek(0, 2)
+        file.write(b"\nlast\n")
+    tracemalloc.start()
+    try:
+        shorten(path, most)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    kept = path.read_bytes()
+    assert kept.startswith(b"first\n") and kept.endswith(b"\nlast\n") and most // 4 < len(kept) <= most * 0.51

@@ -38,8 +38,12 @@ from hpo.evaluation.process.control_socket import ControlSocket
 from hpo.evaluation.process.global_seeds import Seeder
 from hpo.evaluation.process.global_state import GlobalState
 from hpo.evaluation.process.output_capture import OutputCapture
+from hpo.evaluation.process.python_state import KINDS as PYTHON_KINDS
 from hpo.evaluation.process.task_groups import TaskGroups
+from hpo.evaluation.process.torch_state import KINDS as TORCH_KINDS
+from hpo.evaluation.process.torch_state import accept_repetition
 from hpo.evaluation.process.wait_watch import Wait
+from hpo.evaluation.process.when_imported import when_imported
 from hpo.evaluation.process.worker_group import CHECKPOINT, REPORT, WorkerGroup
 from hpo.evaluation.process_tree import kill_started_since
 from hpo.evaluation.recording import Recording
@@ -123,6 +127,7 @@ class Evaluator:
         self._label = hello.label
         self._output = OutputCapture()
         self._seeder = Seeder()
+        when_imported({"torch": accept_repetition})
         self._device = evaluator_device(os.environ, hello.device, self._label)
         self._recording = Recording(hello.curve, self._device.index)
         # Before torch is imported, here or by the task.
@@ -133,7 +138,7 @@ class Evaluator:
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = hello.source.load()
         self._objectives = tuple(self._task.objectives)
-        self._state = GlobalState()
+        self._state = GlobalState({**PYTHON_KINDS, **TORCH_KINDS})
         self._left: list[str] = []
         """Kinds of global state that the evaluation has changed and that cannot be put back."""
         self._modules = 0
@@ -195,11 +200,9 @@ class Evaluator:
                 self._channel.send(Prepared(order.turn))
             outcome = self._attempt(job, order.timeout_s)
             if self._left:
-                left = ", ".join(self._left)
-                write(
-                    f"hpo: what cannot be put back: {left}. The next evaluation gets a new process.",
-                    sys.stderr,
-                )
+                text = _left_behind(self._left)
+                write(f"hpo: {text}", sys.stderr)
+                self._channel.send(Warned(text))
             self._output.close()
             self._link.warn()
             fault = self._device.take_fault()
@@ -276,6 +279,14 @@ class Evaluator:
             if self._group is not None:
                 self._group.end()
             self._left = self._state.restore()
+
+
+def _left_behind(kinds: list[str]) -> str:
+    return (
+        f"the evaluation changed what cannot be put back ({', '.join(kinds)}): the next one gets a new evaluator, "
+        "which imports the task again. Set or begin it at the top of the task's module, or undo it before `evaluate` "
+        "returns."
+    )
 
 
 def main(arguments: list[str]) -> int:

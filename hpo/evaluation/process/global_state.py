@@ -6,42 +6,38 @@ import functools
 import gc
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+from hpo.evaluation.process.state_kind import Kind
+from hpo.evaluation.process.when_imported import Execute, execute_with, find_behind
 from hpo.task.outcome import is_users_file
 
 _ENDS_S = 0.1
 """Time for a thread that is about to end."""
-
-
-class Kind(NamedTuple):
-    """One kind of global state: ``get`` raises where it does not exist (its module is not imported); ``put`` sets what
-    ``get`` returned. Dictionaries and tuples are compared, and changed by imports, item by item."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], object]
+_ABSENT = object()
 
 
 class GlobalState:
     """Restores global state after each evaluation.
 
-    A module that is imported for the first time in an evaluation may set state for good, as it would at the top of a
-    script: these changes stay.
+    A module that is imported for the first time in an evaluation may set state for good, and begin threads, as it would
+    at the top of a script: these changes stay.
     """
 
-    def __init__(self) -> None:
-        # torch_state imports no torch, but names what it has.
-        from hpo.evaluation.process import python_state, torch_state
-
-        self._kinds: dict[str, Kind] = {**python_state.KINDS, **torch_state.KINDS}
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        """``kinds``: by name, in the order in which they are put back."""
+        self._kinds = kinds
         self._before: dict[str, Any] = {}
         self._known = False
         """Whether the state is as ``_before``: reading it takes a quarter of a millisecond."""
-        self._threads: set[int] = set()
+        self._present: set[int] = set()
+        """Threads that were there at the beginning, or that an import has begun."""
+        self._at_work: set[int] = set()
+        """Threads that may be in code of the user's."""
         sys.meta_path.insert(0, _ImportWatch(self))
 
     def begin(self) -> None:
@@ -50,7 +46,8 @@ class GlobalState:
         if not self._known:
             self._before = self.read()
         self._known = False
-        self._threads = _threads_of_user()
+        self._present = _threads()
+        self._at_work = _threads_of_user()
 
     def changed(self) -> None:
         """Between two evaluations state was changed that is to stay."""
@@ -61,7 +58,7 @@ class GlobalState:
         now = self.read()
         left = []
         for name, value in self._before.items():
-            if _same(value, now.get(name, _same)):
+            if _same(value, now.get(name, _ABSENT)):
                 continue
             kind = self._kinds[name]
             try:
@@ -71,12 +68,15 @@ class GlobalState:
                 restored = False
             if not restored:
                 left.append(name)
-        if _threads_of_user() - self._threads:
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer) and thread.ident not in self._present:
+                thread.cancel()
+        if _threads_of_user() - self._at_work:
             gc.collect()  # some end with their objects
             for thread in threading.enumerate():
-                if thread.ident in _threads_of_user() - self._threads:
+                if thread.ident in _threads_of_user() - self._at_work:
                     thread.join(_ENDS_S)
-            if _threads_of_user() - self._threads:
+            if _threads_of_user() - self._at_work:
                 left.append("running threads")
         self._known = not left and now.keys() <= self._before.keys()
         return left
@@ -91,8 +91,18 @@ class GlobalState:
                 continue
         return found
 
-    def keep(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Take what differs between ``before`` and ``after`` into the state that ``restore`` puts back."""
+    def execute(self, execute: Execute, module: ModuleType) -> None:
+        """Execute a module that is imported, and take what this changes into the state that ``restore`` puts back."""
+        before, threads = self.read(), _threads()
+        try:
+            execute(module)
+        finally:
+            self._keep(before, self.read())
+            begun = _threads() - threads
+            self._present |= begun
+            self._at_work |= begun
+
+    def _keep(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         for name, value in after.items():
             if name not in before or name not in self._before:
                 self._before[name] = value
@@ -117,37 +127,19 @@ class _ImportWatch(MetaPathFinder):
             return None
         self._busy = True
         try:
-            spec = next(
-                filter(None, (_found(other, fullname, path, target) for other in self._others())), None
-            )
+            spec = find_behind(self, fullname, path, target)
         finally:
             self._busy = False
-        execute = getattr(spec and spec.loader, "exec_module", None)
-        if spec is None or execute is None or isinstance(spec.loader, type):  # a class: built in, or frozen
+        if spec is None or isinstance(spec.loader, type):  # a class: built in, or frozen
             return spec
+        return execute_with(spec, self._run)
 
-        def executed(module: ModuleType) -> None:
-            before = self._state.read()
-            self._busy = True
-            try:
-                execute(module)
-            finally:
-                self._busy = False
-                self._state.keep(before, self._state.read())
-
-        spec.loader.exec_module = executed  # type: ignore[union-attr, method-assign]
-        return spec
-
-    def _others(self) -> list[Any]:
-        return [finder for finder in sys.meta_path if finder is not self]
-
-
-def _found(
-    finder: Any, name: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    find = getattr(finder, "find_spec", None)
-    spec: ModuleSpec | None = None if find is None else find(name, path, target)
-    return spec
+    def _run(self, execute: Execute, module: ModuleType) -> None:
+        self._busy = True
+        try:
+            self._state.execute(execute, module)
+        finally:
+            self._busy = False
 
 
 def _same(one: object, other: object) -> bool:
@@ -160,12 +152,16 @@ def _same(one: object, other: object) -> bool:
 def _merged(kept: Any, before: Any, after: Any) -> Any:
     """``kept``, changed as ``before`` has been changed into ``after``."""
     if isinstance(kept, dict):
-        changed = {key: value for key, value in after.items() if not _same(before.get(key, _same), value)}
+        changed = {key: value for key, value in after.items() if not _same(before.get(key, _ABSENT), value)}
         return {key: value for key, value in {**kept, **changed}.items() if key in after or key not in before}
-    if isinstance(kept, tuple) and isinstance(after, tuple):
-        new = tuple(item for item in after if item not in before)
+    if isinstance(kept, list):
+        new = [item for item in after if item not in before]
         return new + kept if new and after[0] in new else kept + new
     return after
+
+
+def _threads() -> set[int]:
+    return {*sys._current_frames()}
 
 
 def _threads_of_user() -> set[int]:

@@ -19,43 +19,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hpo.evaluation.process.global_state import Kind
+from hpo.evaluation.process.state_kind import Kind, attribute, entries, items, of_module
 
 _SIGNALS = tuple(int(number) for number in signal.valid_signals() if number < signal.SIGRTMIN)
 _TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
 _ABSENT = object()
-
-
-def attribute(owner: Callable[[], Any], name: str) -> Kind:
-    """An attribute of what ``owner`` returns."""
-    return Kind(lambda: getattr(owner(), name), lambda value: setattr(owner(), name, value))
-
-
-def items(owner: Callable[[], list[Any]]) -> Kind:
-    """The items of a list that stays the same object."""
-
-    def put(value: tuple[Any, ...]) -> None:
-        owner()[:] = value
-
-    return Kind(lambda: tuple(owner()), put)
-
-
-def entries(owner: Callable[[], dict[Any, Any]]) -> Kind:
-    """The entries of a dictionary that stays the same object."""
-
-    def put(value: dict[Any, Any]) -> None:
-        current = owner()
-        for key in current.keys() - value.keys():
-            del current[key]
-        current.update(value)
-
-    return Kind(lambda: dict(owner()), put)
-
-
-def of_module(name: str, get: Callable[[Any], Any], put: Callable[[Any, Any], object]) -> Kind:
-    """State of a module that may not be imported; ``get`` and ``put`` get the module first."""
-    return Kind(lambda: get(sys.modules[name]), lambda value: put(sys.modules[name], value))
 
 
 def _put_environment(value: dict[bytes, bytes]) -> None:
@@ -81,20 +50,13 @@ def _put_signals(value: dict[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _wakeup_fd() -> int:
-    number = signal.set_wakeup_fd(-1)
-    if number != -1:
-        signal.set_wakeup_fd(number, warn_on_full_buffer=False)
-    return number
-
-
 def _put_limits(value: dict[int, tuple[int, int]]) -> None:
     for number, limits in value.items():
         if resource.getrlimit(number) != limits:
             resource.setrlimit(number, limits)
 
 
-def _put_filters(value: tuple[Any, ...]) -> None:
+def _put_filters(value: list[Any]) -> None:
     warnings.filters[:] = value  # type: ignore[index]
     # Else modules go on to leave out warnings that they have given under the other filters.
     getattr(warnings, "_filters_mutated", lambda: None)()
@@ -104,12 +66,11 @@ _NEW_LOGGER = logging.NOTSET, True, False, (), ()
 
 
 def _loggers() -> dict[str, tuple[Any, ...]]:
-    """States by name, without loggers that are as new: making one changes nothing."""
-    found = {"": _logger_state(logging.root)}
-    for name, one in list(logging.root.manager.loggerDict.items()):
-        if isinstance(one, logging.Logger) and (state := _logger_state(one)) != _NEW_LOGGER:
-            found[name] = state
-    return found
+    """Loggers that anything was set for, by name. Others come into being wherever a module asks for its own."""
+    named = logging.root.manager.loggerDict.items()
+    found = {name: _logger_state(one) for name, one in list(named) if isinstance(one, logging.Logger)}
+    found[""] = _logger_state(logging.root)
+    return {name: state for name, state in found.items() if state != _NEW_LOGGER}
 
 
 def _logger_state(one: logging.Logger) -> tuple[Any, ...]:
@@ -117,24 +78,30 @@ def _logger_state(one: logging.Logger) -> tuple[Any, ...]:
 
 
 def _put_loggers(value: dict[str, tuple[Any, ...]]) -> None:
-    now = _loggers()
-    for name in now.keys() | value.keys():
-        before = value.get(name, _NEW_LOGGER)
-        if now.get(name, _NEW_LOGGER) != before:
-            one = logging.getLogger(name) if name else logging.root
-            one.setLevel(before[0])
-            one.propagate, one.disabled = before[1:3]
-            one.handlers[:], one.filters[:] = before[3:]
+    for name in {*value, *_loggers()}:
+        one = logging.getLogger(name)
+        state = value.get(name, _NEW_LOGGER)
+        if _logger_state(one) != state:
+            one.setLevel(state[0])
+            one.propagate, one.disabled = state[1:3]
+            one.handlers[:], one.filters[:] = state[3:]
 
 
-def _handler_levels() -> tuple[tuple[Any, int, Any], ...]:
-    return tuple((one, one.level, one.formatter) for one in logging.root.handlers)
+def _event_loop(module: Any) -> tuple[Any, ...]:
+    """Policy of event loops, what it holds for this thread, and whether the loop there has been closed."""
+    policy = module._event_loop_policy
+    local = getattr(policy, "_local", None)
+    held = {} if local is None else dict(vars(local))
+    loop = held.get("_loop")
+    return policy, held, loop is not None and loop.is_closed()
 
 
-def _put_handler_levels(value: tuple[tuple[Any, int, Any], ...]) -> None:
-    for one, level, formatter in value:
-        one.setLevel(level)
-        one.setFormatter(formatter)
+def _put_event_loop(module: Any, value: tuple[Any, ...]) -> None:
+    module._event_loop_policy, held, _ = value
+    if hasattr(value[0], "_local"):
+        own = vars(value[0]._local)
+        own.clear()
+        own.update(held)
 
 
 def _decimal_state(module: Any) -> dict[str, Any]:
@@ -148,10 +115,6 @@ def _put_decimal(module: Any, value: dict[str, Any]) -> None:
     module.setcontext(module.Context(**{**value, "traps": traps}))
 
 
-def _digits(value: int) -> None:
-    sys.set_int_max_str_digits(value)
-
-
 def _flushes_denormals() -> bool:
     """Whether the processor takes numbers too small for a normal representation for 0: a mode of this thread."""
     return sys.float_info.min / 4 == 0.0
@@ -162,7 +125,6 @@ def _this(module: Any) -> Callable[[], Any]:
 
 
 _SYS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", "dont_write_bytecode", "stdin")
-_LOGGING = ("raiseExceptions", "lastResort", "_loggerClass", "_logRecordFactory")
 
 KINDS: dict[str, Kind] = {
     # A timer's signal must not come when its handler is no longer there.
@@ -175,7 +137,6 @@ KINDS: dict[str, Kind] = {
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         lambda value: signal.pthread_sigmask(signal.SIG_SETMASK, value),
     ),
-    "the wake-up descriptor of signals": Kind(_wakeup_fd, signal.set_wakeup_fd),
     "fault handler": Kind(
         faulthandler.is_enabled,
         lambda value: faulthandler.enable(file=2, all_threads=False) if value else faulthandler.disable(),
@@ -194,7 +155,6 @@ KINDS: dict[str, Kind] = {
     "builtins": entries(lambda: vars(builtins)),
     "sys.path": items(lambda: sys.path),
     "sys.meta_path": items(lambda: sys.meta_path),
-    "sys.path_hooks": items(lambda: sys.path_hooks),
     "sys.argv": items(lambda: sys.argv),
     **{f"sys.{name}": attribute(_this(sys), name) for name in _SYS},
     "sys.tracebacklimit": Kind(
@@ -211,23 +171,18 @@ KINDS: dict[str, Kind] = {
         lambda: threading.getprofile(), lambda value: threading.setprofile(value)
     ),
     "recursion limit": Kind(sys.getrecursionlimit, sys.setrecursionlimit),
-    "switch interval": Kind(sys.getswitchinterval, sys.setswitchinterval),
-    "digits of whole numbers as text": Kind(lambda: sys.get_int_max_str_digits(), _digits),
     "garbage collection": Kind(gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
     "thresholds of garbage collection": Kind(gc.get_threshold, lambda value: gc.set_threshold(*value)),
-    "debugging of garbage collection": Kind(gc.get_debug, gc.set_debug),
-    "callbacks of garbage collection": items(lambda: gc.callbacks),
     "captured warnings": Kind(
         lambda: logging._warnings_showwarning is not None,  # type: ignore[attr-defined]
         logging.captureWarnings,
     ),
     "warnings.showwarning": attribute(_this(warnings), "showwarning"),
     "warnings.formatwarning": attribute(_this(warnings), "formatwarning"),
-    "warning filters": Kind(lambda: tuple(warnings.filters), _put_filters),
+    "warning filters": Kind(lambda: list(warnings.filters), _put_filters),
     "loggers": Kind(_loggers, _put_loggers),
-    "handlers of the root logger": Kind(_handler_levels, _put_handler_levels),
-    "logging.disable": attribute(lambda: logging.root.manager, "disable"),
-    **{f"logging.{name}": attribute(_this(logging), name) for name in _LOGGING},
+    # The function, as loggers remember which levels are disabled.
+    "logging.disable": Kind(lambda: logging.root.manager.disable, logging.disable),
     "default time-out of sockets": Kind(socket.getdefaulttimeout, socket.setdefaulttimeout),
     "flushing of denormal numbers": Kind(
         _flushes_denormals, lambda value: sys.modules["torch"].set_flush_denormal(value)
@@ -240,12 +195,8 @@ KINDS: dict[str, Kind] = {
         lambda module: module.get_start_method(allow_none=True),
         lambda module, value: module.set_start_method(value, force=True),
     ),
+    "event loop of asyncio": of_module("asyncio.events", _event_loop, _put_event_loop),
     "decimal context": of_module("decimal", _decimal_state, _put_decimal),
-    "tracemalloc": of_module(
-        "tracemalloc",
-        lambda module: module.is_tracing(),
-        lambda module, value: module.start() if value else module.stop(),
-    ),
     "NumPy's handling of floating-point errors": of_module(
         "numpy",
         lambda module: (dict(module.geterr()), module.geterrcall()),

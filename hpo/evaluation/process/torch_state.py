@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hpo.evaluation.process.global_state import Kind
+from hpo.evaluation.process.state_kind import Kind
 
 _BACKENDS = {
     "cudnn": ("enabled", "benchmark", "benchmark_limit", "deterministic"),
@@ -17,25 +17,23 @@ _BACKENDS = {
         "allow_fp16_accumulation",
     ),
     "mkldnn": ("enabled", "deterministic"),
-    "opt_einsum": ("enabled", "strategy"),
-    "mha": ("_is_fastpath_enabled",),
 }
-_SWITCHES = (
-    "_float32_matmul_precision",
-    "_cudnn_allow_tf32",
-    "_cublas_allow_tf32",
-    "_deterministic_fill_uninitialized_memory",
-    "_linalg_preferred_backend",
-    "_blas_preferred_backend",
-    "_nnpack_enabled",
-    "_warnAlways",
-)
+_SWITCHES = {
+    "precision of float32 matrix products": "_float32_matmul_precision",
+    "TF32 in cuDNN": "_cudnn_allow_tf32",
+    "TF32 in cuBLAS": "_cublas_allow_tf32",
+    "filling of uninitialized memory": "_deterministic_fill_uninitialized_memory",
+    "preferred library for linear algebra": "_linalg_preferred_backend",
+    "preferred BLAS library": "_blas_preferred_backend",
+    "NNPACK": "_nnpack_enabled",
+    "repeated warnings of torch": "_warnAlways",
+}
 """``torch._C`` has a function with ``_get`` and one with ``_set`` before each."""
 _ATTENTION = {
-    "_get_flash_sdp_enabled": "_set_sdp_use_flash",
-    "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
-    "_get_math_sdp_enabled": "_set_sdp_use_math",
-    "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+    "flash attention": ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    "memory-efficient attention": ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    "attention by plain operations": ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    "attention of cuDNN": ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
 }
 _PRECISIONS = [
     ("generic", "all"),
@@ -137,12 +135,6 @@ def _put_hooked(value: bool) -> None:
         _module("torch._C._autograd")._pop_saved_tensors_default_hooks()
 
 
-def _put_dual_level(value: int) -> None:
-    forward = sys.modules["torch.autograd.forward_ad"]
-    while forward._current_level > value:
-        forward.exit_dual_level()
-
-
 def _put_print_options(value: dict[str, Any]) -> None:
     vars(_module("torch._tensor_str").PRINT_OPTS).update(value)
 
@@ -165,6 +157,19 @@ def _put_cuda_stream(value: Any) -> None:
     cuda.set_stream(cuda.default_stream() if value is None else value)
 
 
+def accept_repetition(torch: Any) -> None:
+    """Let ``torch.set_num_interop_threads`` accept the number that is in force: torch allows one call a process, and an
+    evaluation that makes it may not be the first one there."""
+    first: Callable[[int], None] = torch.set_num_interop_threads
+
+    @functools.wraps(first)
+    def set_num_interop_threads(number: int) -> None:
+        if number != torch.get_num_interop_threads():
+            first(number)
+
+    torch.set_num_interop_threads = set_num_interop_threads
+
+
 def _nothing(value: object) -> None:
     """Leave state that cannot be set from outside."""
 
@@ -172,11 +177,7 @@ def _nothing(value: object) -> None:
 KINDS: dict[str, Kind] = {
     "gradients": _call("is_grad_enabled", "set_grad_enabled"),
     "torch.inference_mode": Kind(lambda: _module("torch").is_inference_mode_enabled(), _nothing),
-    "a profiler of torch": Kind(lambda: _module("torch._C._autograd")._profiler_enabled(), _nothing),
-    "forward-mode gradients": Kind(
-        lambda: sys.modules["torch.autograd.forward_ad"]._current_level,
-        _put_dual_level,
-    ),
+    "profiler of torch": Kind(lambda: _module("torch._C._autograd")._profiler_enabled(), _nothing),
     "threads of the backward pass": _call(
         "_is_multithreading_enabled", "_set_multithreading_enabled", "torch._C"
     ),
@@ -199,22 +200,27 @@ KINDS: dict[str, Kind] = {
     "nested autocast": _stack(_nesting, lambda: _module("torch").autocast_decrement_nesting()),
     "autocast": Kind(_autocast, _put_autocast),
     "threads of torch": _call("get_num_threads", "set_num_threads"),
+    "threads between operations of torch": Kind(lambda: _module("torch").get_num_interop_threads(), _nothing),
     "print options of torch": Kind(
         lambda: dict(vars(_module("torch._tensor_str").PRINT_OPTS)), _put_print_options
     ),
     "sharing strategy of tensors": _call(
         "get_sharing_strategy", "set_sharing_strategy", "torch.multiprocessing"
     ),
-    **{f"torch._C.{name}": _call(f"_get{name}", f"_set{name}", "torch._C") for name in _SWITCHES},
+    **{words: _call(f"_get{name}", f"_set{name}", "torch._C") for words, name in _SWITCHES.items()},
     # The old names of these change them, too, so they come after.
     **{f"precision of {backend}, {part}": _precision(backend, part) for backend, part in _PRECISIONS},
-    **{f"torch._C.{put}": _call(get, put, "torch._C") for get, put in _ATTENTION.items()},
+    **{words: _call(get, put, "torch._C") for words, (get, put) in _ATTENTION.items()},
     **{
         f"torch.backends.{owner}.{name}": _setting(f"torch.backends.{owner}", name)
         for owner, names in _BACKENDS.items()
         for name in names
     },
-    **{f"{module}.{name}": _hooks(module, name) for module, names in _HOOKS.items() for name in names},
+    **{
+        f"{name[1:].replace('_', ' ')} of torch": _hooks(module, name)
+        for module, names in _HOOKS.items()
+        for name in names
+    },
     "current GPU": Kind(_cuda_device, lambda value: _module("torch.cuda").set_device(value)),
     "current stream of the GPU": Kind(_cuda_stream, _put_cuda_stream),
 }
