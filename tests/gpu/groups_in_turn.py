@@ -37,7 +37,9 @@ def main() -> None:
         worker_rank=0, size=1, hosts=(host,), local_rank=0, local_size=1, label="the test", interface=None,
         source=TaskSource(reference="gpu_tasks:training"), device=index,
     )  # fmt: skip
-    group = WorkerGroup(hello, evaluator_device(os.environ, index, "the test"), TaskGroups())
+    group = WorkerGroup(
+        hello, evaluator_device(os.environ, index, "the test"), TaskGroups(), lambda wait: None
+    )
     backend = choose_backend([(host, group.gpu)])
     found: dict[str, object] = {"backend": backend}
     begin = time.perf_counter()

@@ -159,7 +159,7 @@ def test_weights_that_agree_in_name_and_shape_are_begun_with(
     path = tmp_path / "other.safetensors"
     other = digits.untrained({**digits.default, "width": 8})
     same = digits.untrained(digits.default)
-    options = {"epochs": 1, "train_samples": 20, "init": str(path)}
+    options = {"epochs": 1, "train_samples": 20, "batch_size": 10, "init": str(path)}
     begun: list[torch.nn.Module] = []
 
     def train(model: torch.nn.Module, *_: object, **__: object) -> None:
@@ -185,13 +185,15 @@ def test_weights_that_agree_in_name_and_shape_are_begun_with(
 
 def what_is_printed(rank: int, path: str, parent: str) -> str:
     with contextlib.redirect_stderr(io.StringIO()) as printed:
-        task = digits.make_task(epochs=1, train_samples=20, init=path)
+        task = digits.make_task(epochs=1, train_samples=20, batch_size=10, init=path)
         task.fit(digits.default, ranks=2, parent=Path(parent))
     return printed.getvalue()
 
 
 def test_what_a_training_begins_with_is_printed_by_the_first_rank_alone(tmp_path: Path) -> None:
-    digits.make_task(epochs=1, train_samples=20).fit(digits.default, checkpoint=tmp_path / "parent")
+    digits.make_task(epochs=1, train_samples=20, batch_size=10).fit(
+        digits.default, checkpoint=tmp_path / "parent"
+    )
     path = tmp_path / "other.safetensors"
     trainers.save_model(digits.untrained(digits.default), path)
     first, second = run_ranks(2, what_is_printed, str(path), str(tmp_path / "parent"))
@@ -207,13 +209,13 @@ def test_a_file_that_has_nothing_of_the_network_is_refused(tmp_path: Path) -> No
     with pytest.raises(hpo.UsageError, match=r"cannot be read: .* Name a safetensors file"):
         digits.make_task(init=str(path))
     trainers.save_model(torch.nn.Linear(2, 2), path)
-    task = digits.make_task(init=str(path), epochs=1, train_samples=20)
+    task = digits.make_task(init=str(path), epochs=1, train_samples=20, batch_size=10)
     with pytest.raises(hpo.UsageError, match="none of its 2 tensors has the name"):
         task.fit(digits.default)
 
 
 def test_a_child_with_another_network_takes_what_agrees(tmp_path: Path) -> None:
-    options = {"epochs": 1, "train_samples": 20}
+    options = {"epochs": 1, "train_samples": 20, "batch_size": 10}
     task = digits.make_task(**options)
     parent = tmp_path / "parent"
     model, _ = task.fit(digits.default, checkpoint=parent)

@@ -523,7 +523,7 @@ def test_the_options_of_a_campaign_come_along(
     # As `hpo best --json` might write it.
     entry = {"id": best.id, "params": best.params, "options": {"network": "vgg16", "width": 4}}
     (tmp_path / "best.json").write_text(json.dumps([entry]))
-    small = ["--train-samples", "16", "--epochs", "1", "--test-seeds", "1"]
+    small = ["--train-samples", "16", "--batch-size", "8", "--epochs", "1", "--test-seeds", "1"]
     assert main(vit_ab, "--config", "best.json", *small, "--width", "2") == 0
     found = json.loads(capsys.readouterr().out)
     assert {"network": "vgg16", "width": 2, "train_samples": 16}.items() <= found["options"].items()
