@@ -1,4 +1,4 @@
-"""What Optuna, Ray Tune, DeepHyper, Propulate, Slurm and other programs call what hpo has under another name, for
+"""Names in Optuna, Ray Tune, DeepHyper, Propulate, Slurm and other programs of what hpo has under another name, for
 errors that name what a user most likely meant. A word of another program is added here and nowhere else."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SETTINGS = _by_alias(
         "task_options": "options task_kwargs kwargs config",
     }
 )
-"""By alias, the keyword of ``hpo.Campaign``; a campaign file has it in its section."""
+"""Keyword of ``hpo.Campaign`` by alias; a campaign file has it in its section."""
 
 _TASK = "It belongs to the task: hpo.Task(space, evaluate, {})."
 _RANKS = (
@@ -77,7 +77,7 @@ ELSEWHERE = {
     }.items()
     for alias in aliases.split()
 }
-"""By alias of what is no setting, the sentence that says where it belongs."""
+"""Sentence that says where a word that is no setting belongs, by that word."""
 
 VALUES = {
     "kind": _by_alias(
@@ -117,10 +117,10 @@ VALUES = {
         }
     ),
 }
-"""By the key of a setting, or "direction", and alias, the value."""
+"""Value by the key of a setting, or "direction", and alias."""
 
 SECTION_VALUES = {"evaluation": "evaluations", "search": "kind", "layout": "islands", "logging": "log_sinks"}
-"""By section, the keyword that was most likely meant where a value stands in place of the section's keys."""
+"""Keyword that was most likely meant where a value stands in place of a section's keys, by section."""
 
 SBATCH = _by_alias(
     {
@@ -137,7 +137,7 @@ SBATCH = _by_alias(
         "error": "stderr",
     }
 )
-"""By alias, the option of sbatch."""
+"""Option of sbatch by alias."""
 
 _OPTIONS = (
     "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container "

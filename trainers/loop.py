@@ -229,7 +229,7 @@ def _made(
 
 
 def _as_one(made: Optimizer | Sequence[Optimizer]) -> Optimizer:
-    """What the user's function returned, checked, as one optimizer."""
+    """Checked optimizer that the user's function returned, a list of them as one."""
     if not isinstance(made, (list, tuple)) or not made:
         check_optimizer(made)
         return cast("Optimizer", made)

@@ -79,7 +79,7 @@ def _on_record(home: Path) -> tuple[dict[str, Entered], dict[int, Known]]:
 
 
 def _readings(entries: Iterable[KnownSettings]) -> dict[str, str]:
-    """By source, how all its entries read it; sources that all entries read with the defaults are left out."""
+    """How all entries of a source read it, by source; sources that all entries read with the defaults are left out."""
     ways: dict[str, list[object]] = {}
     for one in entries:
         if one.recorded_as is not None and (one.columns or one.unknown):

@@ -1,4 +1,4 @@
-"""What to write in place of a value that a setting does not take, or of text that is no TOML."""
+"""Hints: what to write in place of a value that a setting does not take, or of text that is no TOML."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _meant(key: str, value: object, choices: tuple[str, ...]) -> str | None:
 
 
 def _forms(value: object) -> Iterator[object]:
-    """What may have been meant: without quotes, as a whole number, as a share of 1, as a list."""
+    """Forms of a value that may have been meant: without quotes, as a whole number, as a share of 1, as a list."""
     number: object = value
     if isinstance(value, str):
         text = value.strip()

@@ -104,7 +104,7 @@ _SECTION_OF = {key: section for section in reversed(_RULES) for key in _RULES[se
 KEYWORDS = {
     _PREFIX.get(section, "") + key: (section, key) for section, rules in _RULES.items() for key in rules
 }
-"""By keyword, section and key."""
+"""Section and key by keyword."""
 _TABLES = {"island": "search", "phase": "phase"}
 """By the name of tables of which there may be several, the section in ``_RULES`` that has their keys."""
 _RULES["phase"] = _rules(PhaseSettings)
@@ -382,7 +382,7 @@ class _Reader:
         return {**top, **sections}
 
     def _in_place_of(self, section: str, value: object) -> str:
-        """What to write where ``section`` has a value and not its keys, or is a keyword."""
+        """Sentence with what to write where ``section`` has a value and not its keys, or is a keyword."""
         keyword = self._path is None
         if isinstance(value, Mapping):
             own = {_PREFIX.get(section, "") + str(key): one for key, one in value.items()}

@@ -18,7 +18,7 @@ class SearchKind:
     """Its individuals go on training from checkpoints of others: their fitness says nothing about their parameters
     alone, and they live as long as the task's checkpoints."""
     one_objective: bool = False
-    """With several objectives it proposes as ``evolution`` does."""
+    """Whether the kind proposes as ``evolution`` does where there are several objectives."""
     no_reevaluation: str = ""
     """Why known configurations cannot be evaluated again, as a relative clause; empty where they can."""
     without_clock: str = ""

@@ -36,7 +36,7 @@ _FOLDER, _STOP = "commands", "stop"
 _NAME = re.compile(r"([0-9]{20}-[0-9a-f]{16})\.json")
 _SUFFIX = ".json"
 _RECORD = b'{"type":"command",'
-"""What the line of a ``Command`` begins with."""
+"""Beginning of the line of a ``Command``."""
 _REFUSED = ".refused"
 """The suffix of files that are no commands, once that was said."""
 _UNREADABLE = (errno.ELOOP, errno.EMLINK, errno.EACCES, errno.EPERM, errno.ENXIO)
@@ -192,8 +192,8 @@ def _all_requests(directory: Path) -> list[tuple[str, Request]]:
 
 
 def _on_record(directory: Path) -> tuple[dict[str, int], int]:
-    """By id of each command on record the launch that applied it; and the last launch. For those who find a command and
-    have not read the journals: mostly there is none. What cannot be read is left out: such a command counts as new."""
+    """Launch that applied each command on record, by the command's id; and the last launch. For those who find a command
+    and have not read the journals: mostly there is none. What cannot be read is left out: such a command counts as new."""
     found: dict[str, int] = {}
     last = 0
     with suppress(CampaignError):

@@ -141,7 +141,7 @@ def _pieces(values: Iterable[_T], most: int) -> Iterator[list[_T]]:
 
 
 def _name(name: str) -> str:
-    """Of a parameter or metric, as MLflow allows it: a path, without a part that is empty, ``.`` or ``..``."""
+    """Name of a parameter or metric that MLflow allows: a path, without a part that is empty, ``.`` or ``..``."""
     parts = [part.strip() for part in _NO_NAME.sub("_", name).split("/")]
     legal = "/".join(part if part.strip(".") else "_" for part in parts if part) or "_"
     return distinct(name, legal, _LONGEST_NAME)

@@ -19,7 +19,7 @@ SYSTEM = "system/"
 """How the names of what a host did begin."""
 
 REPORTED = "reported/"
-"""What comes before the name of a reported metric that begins like one of these."""
+"""Prefix of the name of a reported metric that begins like one of these."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ _SEPARATED = re.compile(
 
 
 ABSENT = object()
-"""In place of a cell where the row has none in that column, which is no gap."""
+"""Stand-in for a cell that the row does not have, which is no gap."""
 
 
 class Ambiguous(ValueError):

@@ -56,7 +56,7 @@ class KnownPoints:
     """Numbers of points on record that this source does not have any more, or has with another result."""
     entry: str = ""
     content: str = ""
-    """Of a campaign's entry, what ``hpo.journal.records.Entered`` has under these names."""
+    """Fields of a campaign's entry, the same as in ``hpo.journal.records.Entered``."""
 
     def __iter__(self) -> Iterator[KnownPoint]:
         return iter(self.points)
@@ -280,7 +280,7 @@ class _Fitting:
         self._cells = Cells(space.parameters, typed=table.typed)
         self._changes: list[str] = []
         self._missing: dict[str, Counter[str]] = {}
-        """By parameter without a value in some rows, the columns of no parameter that have one there."""
+        """Columns of no parameter that have a value where a parameter lacks it in some rows, by that parameter."""
         for name in columns:
             if name not in space.parameters and name not in objectives:
                 valid = [*space.names, *objectives]

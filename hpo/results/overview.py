@@ -199,7 +199,7 @@ def folded(record: CampaignRecord) -> Overview:
 
 
 def remarks(record: CampaignRecord) -> list[str]:
-    """What does not work as its setting says in the last launch."""
+    """Sentences for settings of the last launch that have no effect."""
     launched = record.launches[-1].launched if record.launches else None
     completed = sum(one.status == COMPLETED for one in record.individuals)
     return [] if launched is None else without_reports(launched.pruner, completed, record.reports)

@@ -1,4 +1,4 @@
-"""What trains otherwise than it reads warns once, and what is right does not; errors of torch become sentences."""
+"""Settings that train otherwise than they read warn once, and right ones do not; errors of torch become sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fine-tuning asks of the loop: layers in eval(), layers thawed in mid-run, buffers that have no mean."""
+"""Fine-tuning: layers in eval(), layers thawed in mid-run, buffers that have no mean."""
 
 from __future__ import annotations
 

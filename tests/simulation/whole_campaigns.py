@@ -46,7 +46,7 @@ class Campaign:
         self._launches: list[SimulatedLaunch] = []
         self._server_skew_s = self._rng.choice([0.0, -7200.0, 7200.0])
         self._running: dict[int, Rank] = {}
-        """By process number, the ranks of all launches."""
+        """Ranks of all launches by process number."""
         self._unsure = False
         self._overlaps = False
         """Whether the last launch is silent while it is at work, and the next one does not wait for its end."""

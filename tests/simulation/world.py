@@ -74,7 +74,7 @@ class SimulatedMachine(Machine):
     ``unreachable``: called before each use of the server's files, which fails where it raises an OSError."""
 
     numbers = itertools.count(1)
-    """Of processes."""
+    """Process numbers."""
 
     def __init__(
         self,

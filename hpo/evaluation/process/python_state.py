@@ -208,4 +208,4 @@ KINDS: dict[str, Kind] = {
         lambda module, value: module.set_printoptions(**value),
     ),
 }
-"""In the order in which they are put back. tempfile and others are imported by some tasks only."""
+"""Kinds by name, in the order in which they are put back. tempfile and others are imported by some tasks only."""

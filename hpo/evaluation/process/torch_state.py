@@ -224,4 +224,4 @@ KINDS: dict[str, Kind] = {
     "current GPU": Kind(_cuda_device, lambda value: _module("torch.cuda").set_device(value)),
     "current stream of the GPU": Kind(_cuda_stream, _put_cuda_stream),
 }
-"""In the order in which they are put back. A default device is a mode of torch functions, too."""
+"""Kinds by name, in the order in which they are put back. A default device is a mode of torch functions, too."""

@@ -173,7 +173,7 @@ class Coordinator:
         self.reopened_ids: dict[str, int] = {}
         """By id of a failure that does not count, and is evaluated again in this launch, how often it was reopened."""
         self.futile_ends: Mapping[str, int] = {}
-        """By status, the failures for which the launch ends; they count as not evaluated."""
+        """Number of failures for which the launch ends, by status; they count as not evaluated."""
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
             Claim: self._answer,

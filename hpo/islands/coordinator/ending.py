@@ -122,7 +122,7 @@ class Ending:
 
 
 def refused_sentence(refused: int) -> str:
-    """What happened where the constraints ``refused`` so many proposals in a row, and the remedy."""
+    """Sentence and remedy where the constraints ``refused`` so many proposals in a row that the launch ends."""
     return (
         f"the constraints refused {refused} proposals in a row, so the search ended before its budget was used up. "
         "Narrow the ranges to where the constraints hold, or choose parameters that meet them by themselves (such as "

@@ -80,7 +80,7 @@ def draw(sources: Sequence[Source]) -> Plot:
 
 
 def _groups(sources: Sequence[Source]) -> tuple[list[tuple[str, Importance]], list[tuple[str, NotDrawn]]]:
-    """What is drawn side by side, each with its title; and what is left out, with the reason."""
+    """Bars to draw side by side, each with its title; and the objectives left out, with the reason."""
     wanted = (
         [(objective, sources[0], objective) for objective in sources[0].objectives]
         if len(sources) == 1

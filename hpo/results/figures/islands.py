@@ -24,7 +24,7 @@ _ENOUGH = 5
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """Of several islands, also while only some of them have results."""
+    """Figure of several islands, also while only some of them have results."""
     source = sources[0]
     found = success(source.record)
     if not source.completed:

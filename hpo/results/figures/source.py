@@ -94,7 +94,7 @@ class Source:
         return self.default is not None and self.default.operator == "given"
 
     def default_value(self, objective: str | None = None) -> float | None:
-        """What the default brought in the objective (default: the first); None where it has not completed."""
+        """Value of the default in the objective (default: the first); None where it has not completed."""
         return None if self.default is None else self.value(self.default, objective)
 
     def value(self, one: Individual, objective: str | None = None) -> float | None:

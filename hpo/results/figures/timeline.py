@@ -1,4 +1,4 @@
-"""What each worker did over the campaign's time at work: a row a worker, a bar an evaluation."""
+"""Timeline of the campaign's time at work: a row for each worker, a bar for each evaluation."""
 
 from __future__ import annotations
 

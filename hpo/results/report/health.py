@@ -24,7 +24,7 @@ _TOP = 10
 _BORDER = 0.03
 """Of the (logarithmic) range: what is nearer to an end is at that end."""
 _FEW_VALUES = 2
-"""Of so many values each is at an end."""
+"""Number of values of which each is at an end."""
 _FEWEST = 20
 """Evaluations, below which shares say little."""
 _IDLE = 0.8

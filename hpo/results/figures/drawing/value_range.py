@@ -16,10 +16,10 @@ _FACTOR = 30.0
 """Positive values of which the best nine tenths span more than this factor are drawn by the logarithm."""
 _MOST = 0.9
 _FAR = 3.0
-"""What is worse than the best nine tenths by this many times their extent is not drawn to scale."""
+"""Multiple of the extent of the best nine tenths beyond which worse values are not drawn to scale."""
 _THIRD = 1 / 3
 _HUGE = 1e3
-"""What is so many times as large as all of the better third, and as 1, has diverged."""
+"""Multiple of all of the better third, and of 1, beyond which a value has diverged."""
 _MARGIN = 0.04
 _LARGEST = 1e304
 """Larger numbers are drawn as this number: plotly draws none beyond 1.8e304."""
