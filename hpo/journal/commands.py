@@ -192,8 +192,9 @@ def _all_requests(directory: Path) -> list[tuple[str, Request]]:
 
 
 def _on_record(directory: Path) -> tuple[dict[str, int], int]:
-    """Launch that applied each command on record, by the command's id; and the last launch. For those who find a command
-    and have not read the journals: mostly there is none. What cannot be read is left out: such a command counts as new."""
+    """Launch that applied each command on record, by the command's id; and the last launch. For those who find a
+    command and have not read the journals: mostly there is none. What cannot be read is left out: such a
+    command counts as new."""
     found: dict[str, int] = {}
     last = 0
     with suppress(CampaignError):

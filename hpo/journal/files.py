@@ -307,8 +307,9 @@ def _marker(folder: Path, place: tuple[int, ...]) -> Path:
 
 
 def _fenced(marker: Path) -> dict[tuple[int, ...], int] | None:
-    """Fences by launch, island and worker: the first part that is excluded, and 0 for the rest of a launch that is fenced;
-    None for another file, and where the maker has not written all of it. OSError where it cannot be read."""
+    """Fences by launch, island and worker: the first part that is excluded, and 0 for the rest of a launch that is
+    fenced; None for another file, and where the maker has not written all of it. OSError where it cannot be
+    read."""
     match = _FENCE.fullmatch(marker.name)
     if match is None:
         return None
@@ -327,8 +328,8 @@ def _fenced(marker: Path) -> dict[tuple[int, ...], int] | None:
 
 
 def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:
-    """Records that a worker of a launch at work has written. ``given_up``: the worker may still write, so that its journal
-    is fenced first.
+    """Records that a worker of a launch at work has written. ``given_up``: the worker may still write, so that its
+    journal is fenced first.
 
     Raises:
         OSError: it cannot be read, or be fenced, for now; or the campaign's journals are not there.

@@ -21,10 +21,10 @@ Configurations = Iterator[tuple[dict[str, Scalar], str] | None]
 
 
 class UnseenConfigurations:
-    """Configurations that one or more islands may evaluate. ``configurations``: lists all of them; None where they cannot
-    be listed. Then they count as exhausted after 20 000 claims in a row that found nothing new; where constraints ``refused`` so
-    many proposals in a row, after a leader has drawn for two minutes without anything new. Pauses and evaluations
-    between the draws do not count."""
+    """Configurations that one or more islands may evaluate. ``configurations``: lists all of them; None where they
+    cannot be listed. Then they count as exhausted after 20 000 claims in a row that found nothing new; where
+    constraints ``refused`` so many proposals in a row, after a leader has drawn for two minutes without
+    anything new. Pauses and evaluations between the draws do not count."""
 
     def __init__(self, configurations: Callable[[], Configurations] | None = None) -> None:
         self._configurations = configurations
