@@ -104,6 +104,7 @@ def test_each_evaluation_may_close_its_event_loop(state, made_before):
         asyncio.run(asyncio.sleep(0))
         assert state.restore() == []
     asyncio.set_event_loop(loop := asyncio.new_event_loop())
+    state.changed()
     state.begin()
     loop.close()
     assert state.restore() == ["event loop of asyncio"]
