@@ -459,7 +459,7 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
     status = terminal.status()
     assert list(status) == [
         "evaluations", "budget", "running", "best", "islands", "workers", "started", "updated", "seconds",
-        "left", "state", "running_individuals",
+        "left", "state", "running_individuals", "remarks",
     ]  # fmt: skip
     assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 16
     assert status["budget"] == {"evaluations": 16, "deadline": None}

@@ -86,13 +86,12 @@ def code_of(value: object) -> str | None:
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return None
-    defaults = [
-        *(getattr(function, "__defaults__", None) or ()),
-        *sorted((getattr(function, "__kwdefaults__", None) or {}).items()),
-    ]
+    defaults = [("", value) for value in getattr(function, "__defaults__", None) or ()]
+    defaults += sorted((getattr(function, "__kwdefaults__", None) or {}).items())
     parts = [
         *_parts(code, getattr(function, "__doc__", None)),
-        *(_setting(one, _DEPTH - 1) for one in defaults),
+        # A list or another object may have been changed by the calls so far.
+        *(f"{name}={value!r}" for name, value in defaults if isinstance(value, (bool, int, float, str))),
     ]
     return f"{_PYTHON} {_digest(parts)} {_digest(_captured_numbers(function))}"
 

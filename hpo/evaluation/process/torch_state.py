@@ -160,7 +160,9 @@ def _put_cuda_stream(value: Any) -> None:
 def accept_repetition(torch: Any) -> None:
     """Let ``torch.set_num_interop_threads`` accept the number that is in force: torch allows one call a process, and an
     evaluation that makes it may not be the first one there."""
-    first: Callable[[int], None] = torch.set_num_interop_threads
+    first: Callable[[int], None] | None = getattr(torch, "set_num_interop_threads", None)
+    if first is None:  # a build without threads
+        return
 
     @functools.wraps(first)
     def set_num_interop_threads(number: int) -> None:
