@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -252,13 +251,3 @@ def test_no_two_metrics_become_one_in_any_sink() -> None:
     assert len(found) == 1 + len(NAMES) and not any(name.startswith(("system/", "result/")) for name in found)
     assert len({distinct(name, name.replace("@", "_")[:250], 250) for name in found}) == len(found)
     assert distinct("val/acc", "val/acc", 250) == "val/acc"
-
-
-def test_names_in_mlflow() -> None:
-    pytest.importorskip("mlflow")
-    from hpo.loggers.mlflow import _name
-
-    names = [_name(name) for name in NAMES]
-    assert len(set(names)) == len(NAMES) and names[1] == "recall_5" and names[3] == "val/acc"
-    for name in names:
-        assert len(name) <= 250 and name == os.path.normpath(name) and name[0] not in "./"

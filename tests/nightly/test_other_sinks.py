@@ -67,6 +67,17 @@ print(json.dumps([len(runs), found]))
 """
 
 
+def test_names_in_mlflow_are_legal_and_distinct() -> None:
+    pytest.importorskip("mlflow")
+    from hpo.loggers.mlflow import _name
+
+    given = ["recall@5", "recall_5", "val//acc", "val/acc", "/acc", "acc", "..", "%", "x" * 300, "x" * 301]
+    names = [_name(name) for name in given]
+    assert len(set(names)) == len(given) and names[1] == "recall_5" and names[3] == "val/acc"
+    for name in names:
+        assert len(name) <= 250 and name == os.path.normpath(name) and name[0] not in "./"
+
+
 def test_mlflow_has_each_run_once_also_where_it_was_written_twice(written: Written) -> None:
     pytest.importorskip("mlflow")
     count, found = _printed(MLFLOW, written.path, MLFLOW_TRACKING_URI="", MLFLOW_DISABLE_TELEMETRY="true")

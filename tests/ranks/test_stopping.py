@@ -312,15 +312,18 @@ def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:
 
 
 def test_a_deadline_stops_it_in_time(terminal: Terminal) -> None:
+    """The deadline includes the start, which takes seconds on a busy machine."""
     terminal.task(0.03)
-    terminal.campaign('deadline = "1s"', evaluations=100_000)
-    command = terminal.start("run", "c.toml", "--ranks", 2)
-    wait_until(terminal.side, "the first evaluation")
-    stopped(terminal, command)
-    ended = terminal.records("ended")[-1]
-    assert ended["reason"] == "deadline"
-    count = len(terminal.side())
-    assert terminal.status()["evaluations"]["completed"] == count > 5
+    for seconds in 1, 4, 16, 32:
+        terminal.campaign(f'deadline = "{seconds}s"', evaluations=100_000)
+        stopped(terminal, terminal.start("run", "c.toml", "--ranks", 2), within_s=seconds + 20)
+        assert terminal.records("ended")[-1]["reason"] == "deadline"
+        count = len(terminal.side())
+        assert terminal.status()["evaluations"]["completed"] == count
+        if count > 5:
+            break
+    else:
+        pytest.fail("nothing was evaluated")
     terminal.campaign('deadline = "10min"', evaluations=count + 10)
     completed(terminal, count + 10)
 
