@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pathlib
 import re
 import time
 from collections.abc import Callable
@@ -53,6 +54,9 @@ def failing(
         return real(first, *rest, **keywords)
 
     monkeypatch.setattr(os, name, call)
+    accessor = getattr(pathlib, "_NormalAccessor", None)  # by which Path of Python 3.10 calls os
+    if hasattr(accessor, name):
+        monkeypatch.setattr(accessor, name, staticmethod(call))
     return hit
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -68,14 +68,16 @@ def shown(what: str, total: int, *, done: int = 0, show: bool = True) -> Iterato
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     lines = show and not console.is_interactive
     due = time.monotonic() + 5.0
-    with Progress(*columns, console=console, disable=lines or not show) as bar:
-        task = bar.add_task(what, total=total, completed=done)
+    bar = Progress(*columns, console=console)
+    task = bar.add_task(what, total=total, completed=done)
 
-        def advance(count: int) -> None:
-            nonlocal due
-            bar.advance(task, count)
-            if lines and time.monotonic() >= due:
-                due = time.monotonic() + _LINE_S
-                console.print(bar)
+    def advance(count: int) -> None:
+        nonlocal due
+        bar.advance(task, count)
+        if lines and time.monotonic() >= due:
+            due = time.monotonic() + _LINE_S
+            console.print(bar)
 
+    # Not disabled instead: before rich 14 a disabled bar writes an empty line at its end.
+    with bar if show and not lines else nullcontext():
         yield advance
