@@ -216,7 +216,7 @@ def known_points(
         objectives (str or dict; default "minimize"): "minimize", "maximize", or directions by name.
         default (dict; default None): gives the value of a parameter that the source does not have; None: points that
             lack one are left out.
-        allows (callable; default lambda params: True): function of the parameters; points for which it is false are
+        allows (callable; default allows all): function of the parameters; points for which it is false are
             left out.
         unknown (str; default None): "drop" parameters that ``space`` does not have, or "refuse" the source; None:
             drop them, but refuse the source where one of them may be a parameter here that has no value there.

@@ -60,11 +60,11 @@ class AB:
     (torch 2.6: ``cache_size_limit``) before the run.
 
     Args:
-        warmup_steps (int: steps, float: fraction of the run; default 0.3): all ranks train whole weights.
-        ab_steps (int: steps, float: fraction of the run; default 0.0667): of a phase in groups; at least 1 step.
-        rebound_steps (int: steps, float: fraction of the run; default None): of full rank in common after each phase
+        warmup_steps (int steps or float fraction of the run; default 0.3): all ranks train whole weights.
+        ab_steps (int steps or float fraction of the run; default 0.0667): of a phase in groups; at least 1 step.
+        rebound_steps (int steps or float fraction of the run; default None): of full rank in common after each phase
             in groups; None: a tenth of ``ab_steps``, which is no step where they are fewer than six.
-        lr_rebound_steps (int: steps, float: fraction of the run; default None): over which the learning rate rises
+        lr_rebound_steps (int steps or float fraction of the run; default None): over which the learning rate rises
             from near zero to the schedule after each change of shape; None: a quarter of ``ab_steps``.
         sigma_cutoff (float, between 0 and 1; default 0.15): singular values up to this share of the largest are
             dropped (Eq. 5.4).

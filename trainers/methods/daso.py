@@ -43,10 +43,10 @@ class DASO:
     Args:
         sync_every (int, from 1; default 4): B, steps.
         sync_delay (int, from 0; default 1): S, steps.
-        warmup_epochs (int: epochs, float: fraction of the run; default 0.25): at the run's start nodes synchronise at
+        warmup_epochs (int epochs or float fraction of the run; default 0.25): at the run's start nodes synchronise at
             each step and wait for it (B = 1, S = 0). The published implementation has 4 epochs of its 90 on ImageNet;
             in runs of some hundred steps that little warm-up costs accuracy (tests/benchmarks/accuracy.py).
-        cooldown_epochs (int: epochs, float: fraction of the run; default 0.05): the same at the run's end. Between
+        cooldown_epochs (int epochs or float fraction of the run; default 0.05): the same at the run's end. Between
             them the run is *cycling*.
         adaptive (bool; default True): halve B and S, to no less than 1 (S = 0 stays), when the training loss stalls;
             where B is 1 already, both return to their maximum. The count starts anew then.

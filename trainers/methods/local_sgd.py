@@ -79,7 +79,7 @@ class LocalSGD:
         households (int, ranks; default None): size of a household, of consecutive ranks. None: a node's ranks, so
             that on one node all ranks are one household and this is DDP. 1 is plain local SGD.
         neighbourhoods (int, ranks; default None): size of a neighbourhood, a multiple of a household's.
-        start (int: steps, float: fraction of the run; default 0): before it gradients are averaged over all ranks
+        start (int steps or float fraction of the run; default 0): before it gradients are averaged over all ranks
             (post-local SGD).
         adaptive (bool; default False): with each epoch after ``start``, ``world_every`` shrinks as the training loss
             falls from that of the first (AdaComm, Wang and Joshi 2018). Inner periods stay; those that are no longer

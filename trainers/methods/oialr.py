@@ -64,9 +64,9 @@ class OIALR:
     that did not turn), ``decomposition_s`` of the busiest rank.
 
     Args:
-        delay (int: steps, float: fraction of the run; default 1 / 3): steps of full rank; a third of all "yields
+        delay (int steps or float fraction of the run; default 1 / 3): steps of full rank; a third of all "yields
             favorable results" (4.3). Table A.1 has 25 000 of about 156 000.
-        update_every (int: steps, float: fraction of the run; default 0.02): at least 1 step. 0.02 is Table A.4's 400
+        update_every (int steps or float fraction of the run; default 0.02): at least 1 step. 0.02 is Table A.4's 400
             of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's 1000 is 0.0064 of its steps. All
             weights take part after 1 / ``layer_step`` updates, with the defaults at 0.53 of the run.
         sigma_cutoff (float, between 0 and 1; default 0.1): a share of the largest singular value. Table A.2 has 0.2,
