@@ -1,9 +1,10 @@
-"""Values as errors show them: on one line, and no longer than a person reads."""
+"""Values as errors and views show them: on one line, and no longer than a person reads."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 MOST_SHOWN = 200
 """Characters."""
@@ -25,6 +26,16 @@ def excerpt(value: object, *, as_json: bool = False) -> str:
 def cut(text: str) -> str:
     """``text``, or its beginning where it is too long."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} …"
+
+
+def digits(values: Iterable[object], least: int = 4) -> int:
+    """Number of significant digits, ``least`` to 17, at which those ``values`` that are different floats differ."""
+    different = {value for value in values if isinstance(value, float)}
+
+    def differ(count: int) -> bool:
+        return len({f"{value:.{count}g}" for value in different}) == len(different)
+
+    return next(filter(differ, range(least, 17)), 17)
 
 
 def without_password(name: str) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import psutil
 import pytest
 from benchmarks.two_nodes import Unavailable, call, check_tools
 from skips import not_possible_here
@@ -101,12 +102,45 @@ class Hosts:
         """All its processes at once, and then nothing answers there any more. Its connections are closed, as those of
         a host that is shut down; with ``power`` nothing leaves it from the first moment on, as where power fails."""
         if power:
-            (self._folder / f"{name}.silent").touch()
-            for network in self._networks:
-                self._ip(LOGIN, "link", "set", f"{name}-{network}", "down")
+            self._silence(name)
         (self._folder / f"{name}.pid").unlink()
         os.kill(self._pids[name], signal.SIGKILL)
         self._holders[name].wait(10)
+
+    def cut_off(self, name: str) -> None:
+        """Its networks go, for good; its processes run on, and reach the file system."""
+        self._silence(name)
+        (self._folder / f"{name}.pid").unlink()
+
+    def freeze(self, name: str) -> None:
+        """Its networks go, and its processes stop, as where a virtual machine is suspended."""
+        self.cut_off(name)
+        self._signal(name, signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        """Its networks and its processes go on after ``freeze``; no new command reaches it."""
+        self._link(name, "up")
+        self._signal(name, signal.SIGCONT)
+
+    def _silence(self, name: str) -> None:
+        (self._folder / f"{name}.silent").touch()
+        self._link(name, "down")
+
+    def _link(self, name: str, state: str) -> None:
+        for network in self._networks:
+            self._ip(LOGIN, "link", "set", f"{name}-{network}", state)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        """To each process of the host but its first, until none is missed: those of a host share its PID namespace."""
+        own = os.readlink(f"/proc/{self._pids[name]}/ns/pid")
+        reached = {self._pids[name]}
+        while new := set(_in_namespace(own)) - reached:
+            for pid in new:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
+            reached |= new
 
     # --- making and removing --------------------------------------------------------------------------------------
 
@@ -180,6 +214,16 @@ class Hosts:
         for holder in self._holders.values():
             holder.kill()
             holder.communicate(timeout=10)
+
+
+def _in_namespace(namespace: str) -> Iterator[int]:
+    """Ids of the processes in a PID namespace."""
+    for pid in psutil.pids():
+        try:
+            if os.readlink(f"/proc/{pid}/ns/pid") == namespace:
+                yield pid
+        except OSError:  # it ended meanwhile
+            continue
 
 
 def _need_namespaces() -> None:

@@ -22,7 +22,6 @@ from trainers.checkpoints.contents import (
     fill_model,
     fill_optimizer,
     form_of,
-    optimizer_state,
 )
 from trainers.communication.buckets import broadcast_tensors, reconcile_buffers
 from trainers.communication.communicator import Communicator
@@ -317,7 +316,7 @@ class Wrapped:
             "model": plain(self._model.state_dict()),
             # Also those that the model's state leaves out.
             "buffers": plain(dict(self._model.named_buffers())),
-            "optimizer": optimizer_state(self._optimizer),
+            "optimizer": self._optimizer.state_dict(),
             "strategy": renamed(dict(self._strategy.state()), plain_name),
             "counters": self._communicator.counters(),
         }

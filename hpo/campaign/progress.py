@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hpo.config.reader import Settings
     from hpo.islands.coordinator.coordinator import Coordinator
-    from hpo.islands.coordinator.tally import Best
+    from hpo.islands.coordinator.tally import Tally
     from hpo.task.task import Task
 
 _LIVE_S = 0.5
@@ -92,7 +92,7 @@ class Display:
         seconds = now - (self._began or now)
         rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
         parts = [_evaluated(final, coordinator.evaluations)]
-        parts.append(f"best {self._best(tally.best)}")
+        parts.append(f"best {self._best(tally)}")
         parts.append(f"{_rate(rate)}")
         ends = coordinator.futile_ends
         failures = f"{self._failures(coordinator) + sum(ends.values())} failed"
@@ -114,12 +114,13 @@ class Display:
     def _failures(coordinator: Coordinator) -> int:
         return sum(coordinator.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
 
-    def _best(self, best: Best | None) -> str:
+    def _best(self, tally: Tally) -> str:
+        best, digits = tally.best, tally.best_digits(least=6)
         if best is None:
             return "none yet"
         values = []
-        for loss, (name, direction) in zip(best.losses, self._objectives.items()):
-            value = f"{-loss if direction == 'maximize' else loss:.6g}"
+        for loss, count, (name, direction) in zip(best.losses, digits, self._objectives.items()):
+            value = f"{-loss if direction == 'maximize' else loss:.{count}g}"
             values.append(value if len(self._objectives) == 1 else f"{one_line(name)} {value}")
         return ", ".join(values) + f" ({best.id})"
 

@@ -121,7 +121,7 @@ class Status:
             running=coordinator.busy,
             budget=budget,
             deadline_s=deadline_s,
-            best=None if best is None else self._best(best),
+            best=None if best is None else self._best(best, coordinator.tally.best_digits()),
             islands=launched.islands,
             workers=launched.workers,
             started=self._started,
@@ -167,10 +167,10 @@ class Status:
             },
         )
 
-    def _best(self, best: tally.Best) -> Best:
+    def _best(self, best: tally.Best, digits: list[int]) -> Best:
         objectives = best.objectives or {}
         value = objectives if self._several else next(iter(objectives.values()))
-        return Best(value=value, params=best.params or {}, id=best.id)
+        return Best(value=value, params=best.params or {}, id=best.id, digits=digits)
 
     def _errors(self, coordinator: Coordinator) -> list[str]:
         failures = coordinator.tally.failures

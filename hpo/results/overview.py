@@ -31,7 +31,9 @@ from hpo.results.record import CampaignRecord, load
 from hpo.results.running import Running
 from hpo.search.stopping_rules import without_reports
 from hpo.task.outcome import alike, summary_line
+from hpo.task.task import losses_of
 from hpo.terminal import one_line
+from hpo.text import digits
 
 _MOST_BYTES = 1 << 22
 _IN_STEP_S = 3 * lock.REFRESH_S
@@ -44,12 +46,14 @@ Value = int | float | dict[str, int | float]
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
-    """The best individual. ``value``: of several objectives all by name; ``mean``: what evaluations of the same
-    configuration were in the mean, in words."""
+    """The best individual. ``value``: of several objectives all by name; ``digits``: how many of each objective it
+    takes to tell it from the next best; ``mean``: what evaluations of the same configuration were in the mean, in
+    words."""
 
     value: Value | None
     params: dict[str, Scalar]
     id: str
+    digits: list[int] = []
     mean: str = ""
 
 
@@ -170,7 +174,7 @@ def folded(record: CampaignRecord) -> Overview:
         running=running,
         budget=launched.evaluations if launched else None,
         deadline_s=launched.deadline_s if launched else None,
-        best=_best(top[0], repeated) if top else None,
+        best=_best(record, top[0], repeated) if top else None,
         islands=launched.islands if launched else 0,
         workers=launched.workers if launched else 0,
         started=record.started,
@@ -236,10 +240,13 @@ def recent_since(ends: Sequence[float], began: float) -> float:
     return ends[0] if len(ends) >= MOST_RECENT else began
 
 
-def _best(one: Individual, repeated: list[Repeated]) -> Best:
+def _best(record: CampaignRecord, one: Individual, repeated: list[Repeated]) -> Best:
     value = one.objectives if one.value is None else one.value
     mean = in_words(repeated[0]) if repeated else ""
-    return Best(value=value, params=one.params, id=one.id, mean=mean)
+    losses = losses_of(one.objectives or {}, record.objectives)
+    next_losses = min((found for found, _ in pareto.with_losses(record) if found > losses), default=losses)
+    shown = [digits(values) for values in zip(losses, next_losses)]
+    return Best(value=value, params=one.params, id=one.id, digits=shown, mean=mean)
 
 
 def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:

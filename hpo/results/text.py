@@ -13,6 +13,7 @@ from hpo.journal.code_copies import changed_files, where
 from hpo.results.analysis.repeated import in_words
 from hpo.results.overview import Best, Overview, folded
 from hpo.terminal import one_line
+from hpo.text import digits
 
 if TYPE_CHECKING:
     import pandas
@@ -178,9 +179,20 @@ def _best(best: Best | None) -> str:
     value, of = best.value, f"by {best.id}: {params(best.params)}"
     if not isinstance(value, Mapping):
         return f"{value} {of}" + (f" ({best.mean})" if best.mean else "")
-    values = ", ".join(f"{one_line(name)} = {short(one)}" for name, one in value.items())
     first = one_line(next(iter(value)))
-    return f"{values} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
+    return f"{values_of(best, ' = ')} {of} (of {len(value)} objectives the best in {first}; `hpo best` shows the front)"
+
+
+def values_of(best: Best, between: str = " ") -> str:
+    """The best values, each with as many digits as tell it from the next best; of several objectives with their names.
+    ``between``: what separates a name from its value."""
+    if not isinstance(best.value, Mapping):
+        return short(best.value, *best.digits)
+    counts = best.digits or [4] * len(best.value)
+    return ", ".join(
+        f"{one_line(name)}{between}{short(value, count)}"
+        for (name, value), count in zip(best.value.items(), counts)
+    )
 
 
 def when(seconds: float | None) -> str:
@@ -206,9 +218,9 @@ def params(values: Mapping[str, object]) -> str:
     return ", ".join(f"{one_line(name)}={short(value)}" for name, value in values.items())
 
 
-def short(value: object) -> str:
-    """A value on one line, numbers to four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
+def short(value: object, digits: int = 4) -> str:
+    """A value on one line, floats with so many ``digits``."""
+    return f"{value:.{digits}g}" if isinstance(value, float) else one_line(value)
 
 
 def best(individuals: Sequence[Individual], repeated: Mapping[str, Repeated]) -> str:
@@ -246,11 +258,15 @@ def schedule(
     if len(line) < 2:
         return ""
     ranges = _continued([one.id for one in line], steps or {})
+    counts = _digits(line)
     rows = [
         [
             one.id,
             *([steps_of(*ranges[one.id]) if one.id in ranges else ""] if ranges else []),
-            *(f"{one_line(name)} = {short(value)}" for name, value in (one.objectives or {}).items()),
+            *(
+                f"{one_line(name)} = {short(value, counts[name])}"
+                for name, value in (one.objectives or {}).items()
+            ),
         ]
         for one in line
     ]
@@ -263,6 +279,12 @@ def schedule(
         cells = "  ".join(f"{cell:<{width}}" for cell, width in zip([*row, *[""] * len(widths)], widths))
         lines.append(f"    {cells}  {params(fresh) or 'goes on'}")
     return "\n".join(lines)
+
+
+def _digits(individuals: Sequence[Individual]) -> dict[str, int]:
+    """By objective, the significant digits at which the individuals' values differ."""
+    names = {name for one in individuals for name in one.objectives or {}}
+    return {name: digits((one.objectives or {}).get(name) for one in individuals) for name in names}
 
 
 def _continued(ids: Sequence[str], steps: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -310,11 +332,11 @@ def front(
 ) -> str:
     """A line an individual of the front, the configurations of the best and of the knee in full, and the hypervolume.
     ``individuals``: the best first; ``whole``: how many the front has."""
-    names = list(knee.objectives or {})
+    names, counts = list(knee.objectives or {}), _digits(individuals)
     head = ["", "id", *map(one_line, names), "configuration"]
     rows = [
         ["*" if one is knee else "", one.id]
-        + [short((one.objectives or {})[name]) for name in names]
+        + [short((one.objectives or {})[name], counts[name]) for name in names]
         + [params(one.params) + _source_of(one)]
         for one in individuals
     ]

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -141,13 +141,21 @@ class Task:
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:
             try:
-                if not constraint(dict(params)):
-                    return constraint
+                answer = constraint(dict(params))
+                allowed = bool(answer)
             except Exception as error:
                 raise CampaignError(
                     f"constraint {_place(constraint)} raised {type(error).__name__}: {error}, for {params}. "
                     "It must return True or False for each configuration of the space."
                 ) from error
+            # Where it is a violation, as in Optuna, its sign and not its truth was meant.
+            if answer is None or (isinstance(answer, Real) and not isinstance(answer, Integral)):
+                raise CampaignError(
+                    f"constraint {_place(constraint)} returned {excerpt(answer)}, for {params}. It must return True or "
+                    "False: compare it, as in violation <= 0."
+                )
+            if not allowed:
+                return constraint
         return None
 
     def losses(self, objectives: Mapping[str, float]) -> tuple[float, ...]:

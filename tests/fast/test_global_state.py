@@ -53,6 +53,8 @@ import logging.config; logging.config.dictConfig({"version": 1}) | logging.getLo
 sys.path.insert(0, "/x") | list(sys.path)
 sys.argv.append("--x") | list(sys.argv)
 sys.setrecursionlimit(5000) | sys.getrecursionlimit()
+sys.setswitchinterval(0.5) | sys.getswitchinterval()
+setattr(logging, "raiseExceptions", False) | logging.raiseExceptions
 sys.excepthook = print | sys.excepthook
 builtins.print = None | print
 gc.disable() | gc.isenabled()

@@ -11,10 +11,13 @@ import pytest
 import hpo
 from hpo.campaign.progress import Display
 from hpo.config.reader import from_keywords
+from hpo.individual import COMPLETED
+from hpo.islands.coordinator.tally import Best, Tally
 from hpo.results import overview, text
 from hpo.results.record import load
 from hpo.results.report.command import read
 from hpo.results.report.health import findings
+from hpo.results.terminal import best_report, panel
 
 
 def evaluate(trial: hpo.Trial) -> float:
@@ -65,7 +68,7 @@ def launch_of(directory: Path, **limits: Any) -> tuple[Any, Display]:
     """A coordinator, and the display of a launch that began at 100 s with ten evaluated before."""
     coordinator = SimpleNamespace(
         **{"evaluations": None, "deadline": None, **limits},
-        tally=SimpleNamespace(final=10, best=None),
+        tally=Tally(counts={COMPLETED: 10}),
         counts={},
         futile_ends={},
         busy=2,
@@ -94,7 +97,7 @@ def test_rate_and_time_left_are_those_of_this_launch(
     tmp_path: Path, done: int, limits: dict[str, Any], shown: list[str]
 ) -> None:
     coordinator, display = launch_of(tmp_path, **limits)
-    coordinator.tally.final += done
+    coordinator.tally.counts[COMPLETED] += done
     parts = display.line(coordinator, 160.0).split("  ")
     assert {*shown} <= {*parts} and "2/3 workers busy" in parts
     assert done or not any("left" in part or "/h" in part for part in parts)
@@ -117,7 +120,7 @@ def test_a_launch_with_nothing_to_evaluate_says_how_to_go_on(
 
 def test_a_slow_rate_is_told_by_the_hour(tmp_path: Path) -> None:
     coordinator, display = launch_of(tmp_path, evaluations=100)
-    coordinator.tally.final += 1
+    coordinator.tally.counts[COMPLETED] += 1
     assert "30.0/h" in display.line(coordinator, 220.0).split("  ")
 
 
@@ -133,7 +136,32 @@ def test_of_several_objectives_the_line_names_each(
     tmp_path: Path, objectives: dict[str, str] | None, losses: tuple[float, ...], shown: str
 ) -> None:
     coordinator, _ = launch_of(tmp_path)
-    coordinator.tally.best = SimpleNamespace(losses=losses, id="0-0-1")
+    coordinator.tally.enter(Best(losses, "0-0-1"))
     task = hpo.Task(hpo.SearchSpace(n=hpo.Int(1, 9)), evaluate, objectives=objectives)
     display = Display(from_keywords(directory=tmp_path, evaluations=1), task, workers=3)
     assert shown in display.line(coordinator, 160.0).split("  ")
+
+
+@pytest.mark.parametrize("way", ["minimize", "maximize"])
+@pytest.mark.parametrize("several", [False, True])
+def test_values_that_differ_in_their_last_digits_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], several: bool, way: str
+) -> None:
+    objectives = {"energy": way, **({"seconds": "minimize"} if several else {})}
+
+    def evaluate(trial: hpo.Trial) -> dict[str, float]:
+        energy = 1e9 + trial.params["n"] / 10
+        return dict(zip(objectives, (energy, energy if way == "maximize" else -energy)))
+
+    task = hpo.Task(hpo.SearchSpace(n=hpo.Int(1, 3)), evaluate, objectives=objectives)
+    home = tmp_path / "run"
+    hpo.Campaign(task, directory=home, evaluations=3, isolation="inline", kind="grid").run()
+    kept, best = overview.read(home), "1000000000.1" if way == "minimize" else "1000000000.3"
+    assert kept is not None and kept.best == overview.folded(load(home)).best
+    for shown in (
+        capsys.readouterr().err.splitlines()[-1],
+        text.status(home, kept),
+        panel.line(kept, kept.taken),
+        best_report.best(home, None),
+    ):
+        assert best in shown

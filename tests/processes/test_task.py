@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from places import ROOT
 
@@ -80,7 +81,7 @@ def test_all_constraints_must_hold() -> None:
 
 def test_a_constraint_cannot_change_the_configuration() -> None:
     params = {**POINT}
-    assert Task(SPACE, evaluate, constraints=[lambda given: given.pop("x")]).allows(params)
+    assert Task(SPACE, evaluate, constraints=[lambda given: given.pop("x") > 0]).allows(params)
     assert params == POINT
 
 
@@ -106,6 +107,13 @@ def test_a_constraint_that_raises_is_named_with_the_configuration() -> None:
         "must return True or False",
     ):
         assert part in told
+
+
+@pytest.mark.parametrize("answer", [0.5, -0.5, 0.0, np.float32(1), None])
+def test_a_constraint_that_returns_a_violation_or_nothing_is_refused(answer: object) -> None:
+    task = Task(SPACE, evaluate, constraints=[lambda params: answer])
+    with pytest.raises(CampaignError, match=r"returned .*True or False"):
+        task.allows({**POINT})
 
 
 class Callee:

@@ -89,7 +89,7 @@ def sampled(model: nn.Module) -> None:
     model.train()
 
 
-@pytest.mark.parametrize("hook", ["report", "on_step"])
+@pytest.mark.parametrize("hook", ["report", "on_step", "step"])
 @pytest.mark.parametrize(
     ("changes", "differing"),
     [(lambda model: model.eval(), ()), (sampled, ()), (lambda model: model.norm.eval(), ("norm",))],
@@ -101,10 +101,30 @@ def test_a_hook_changes_modes_of_single_modules_only(
     model = Tuned(own=False)
     came, seen = modes(model), []
     model.body.register_forward_pre_hook(lambda *_: seen.append(modes(model)) if model.training else None)
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        outputs = model(batch[0])
+        changes(model)
+        return {"loss": cross_entropy(outputs, batch[1]), "outputs": outputs}
+
     settings: dict[str, Any] = {"loss": cross_entropy, "optimizer": sgd, "epochs": 2, "batch_size": 30}
-    trainers.train(model, labelled(), **settings, **{hook: lambda *_: changes(model)})
+    changed = step if hook == "step" else lambda *_: changes(model)
+    trainers.train(model, labelled(), **settings, **{hook: changed})
     assert seen[0] == came
     assert seen[-1] == {**came, **dict.fromkeys(differing, False)}
+
+
+def test_a_step_that_leaves_the_model_in_training_is_evaluated_in_evaluation() -> None:
+    model, seen = Tuned(own=False), []
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        seen.append(modes(model))
+        outputs = model(batch[0])
+        sampled(model)
+        return {"loss": cross_entropy(outputs, batch[1]), "outputs": outputs}
+
+    trainers.evaluate(model, labelled(), metrics={"none": lambda *_: 0.0}, step=step, batch_size=8)
+    assert len(seen) > 1 and not any(any(found.values()) for found in seen)
 
 
 # Layers that are thawed, and groups that are added

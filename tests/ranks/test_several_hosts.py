@@ -82,3 +82,61 @@ def test_a_worker_spans_what_is_left(terminal: Terminal, victim: str) -> None:
         assert done.returncode == 0, done.stderr
         assert [record["workers"] for record in terminal.records("launched")] == [2, 1]
         check_complete(terminal, 40, victims=2)
+
+
+ALONE = """
+import fcntl, os, socket, time
+import hpo
+
+def note(name, *words):
+    with open(name, "a") as file:
+        file.write(" ".join(words) + "\\n")
+
+def evaluate(trial):
+    with open(trial.directory / "alone", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        note("begun.txt", socket.gethostname(), trial.id)
+        while not os.path.exists("go"):
+            time.sleep(0.02)
+        note("side.txt", trial.id)
+    return trial.params["x"]
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-1, 1)), evaluate)
+"""
+"""Evaluations that last until a file ``go`` exists, and fail where another process is at work in their directory."""
+
+
+@pytest.mark.parametrize(
+    ("victim", "fault"),
+    cases([("n2", "frozen")], nightly=[("n1", "frozen"), ("n1", "cut off"), ("n2", "cut off")]),
+)
+def test_a_host_falls_silent_and_its_processes_live(terminal: Terminal, victim: str, fault: str) -> None:
+    """Rank 0 is on n1. The next launch evaluates what the victim may still be evaluating."""
+    terminal.write("task.py", ALONE)
+    terminal.campaign('evaluation.hang_timeout = "16 s"', evaluations=6)
+    terminal.write("hosts", "n1 slots=1\nn2 slots=1\n")
+    notes = terminal.directory / "begun.txt"
+
+    def begun(host: str) -> set[str]:
+        lines = map(str.split, notes.read_text().splitlines() if notes.exists() else [])
+        return {identity for where, identity in lines if where == host}
+
+    with Hosts(terminal, "n1", "n2") as hosts:
+        command = hosts.start("run", "c.toml", "--ranks", 2, "--hostfile", "hosts")
+        wait_until(lambda: begun("n1") and begun("n2"), "an evaluation on each host")
+        under_way = begun(victim)
+        hosts.freeze(victim) if fault == "frozen" else hosts.cut_off(victim)
+        wait_until(lambda: terminal.launch_begun(2), "another launch")
+        if fault == "frozen":
+            hosts.wake(victim)
+        (terminal.directory / "go").touch()
+        done = command.wait(90)
+        assert done.returncode == 0, done.stderr
+        assert [record.get("contested", False) for record in terminal.records("launched")] == [False, True]
+        assert under_way <= begun("n2" if victim == "n1" else "n1")
+        # Not check_complete: rank 0 may begin more before it finds out, which does not count.
+        finished = terminal.records("finished")
+        assert [record["status"] for record in finished] == ["completed"] * 6
+        assert len({record["id"] for record in finished}) == 6
+        # A daemon of mpirun that has lost its network may stay.
+        wait_until(lambda: not terminal.ranks(), "the end of all ranks")

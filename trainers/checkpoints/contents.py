@@ -190,19 +190,6 @@ def fill_buffers(model: nn.Module, buffers: Mapping[str, Tensor], *, where: str)
         buffer.copy_(found[name])
 
 
-def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """``optimizer.state_dict()``. ValueError where it has lost track of its parameters, as one that keeps others inside
-    does when a method exchanges some.
-    """
-    try:
-        return optimizer.state_dict()
-    except KeyError as error:
-        raise ValueError(
-            f"optimizer: {type(optimizer).__name__}.state_dict() does not know all parameters that it trains, some of "
-            "which the method has exchanged. If it is made of other optimizers, have optimizer= return a list of them."
-        ) from error
-
-
 def fill_optimizer(
     optimizer: Optimizer,
     state: dict[str, Any],

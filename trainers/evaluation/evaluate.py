@@ -129,6 +129,9 @@ def scores(
                     computing = None
                 with autocast(device, precision):
                     loss, outputs = forward.evaluated(model, inputs, targets, outputs=needed)
+                # The user's step may have left it in training.
+                if model.training:
+                    model.eval()
                 if not shared and channel.rank:
                     continue
                 for mean in losses:

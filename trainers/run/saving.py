@@ -22,7 +22,6 @@ from trainers.checkpoints.contents import (
     fill_model,
     fill_optimizer,
     form_of,
-    optimizer_state,
     refuse_other_data,
 )
 from trainers.checkpoints.host_copy import HostCopy
@@ -154,7 +153,7 @@ class SavedState:
         position = self._position
         model_and_optimizer = {
             "model": plain(self._model.state_dict()),
-            "optimizer": optimizer_state(self._optimizer),
+            "optimizer": self._optimizer.state_dict(),
             **({} if self._average is None else {"ema": self._average.parameters}),
         }
         strategy, mine = self._strategy, self._communicator.rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from trainers.communication.averager import refuse_sparse
 from trainers.data.batches import Batch
 from trainers.methods.strategy import Strategy
+from trainers.modes import whole_mode_kept
 from trainers.optim.moving_average import MovingAverage
 from trainers.options import StepMetrics
 from trainers.precision import autocast
@@ -49,7 +51,9 @@ class TrainingStep:
         for index, batch in enumerate(passes):
             inputs, targets = next(batches)
             strategy.before_pass(step, last=index == len(passes) - 1)
-            with autocast(settings.device, options.precision):
+            # Or an eval() of the user's step, to measure something, would hold for all later steps.
+            modes = nullcontext() if settings.step is None else whole_mode_kept(settings.model)
+            with autocast(settings.device, options.precision), modes:
                 value = self._forward.training_loss(settings.model, inputs, targets)
             weight = batch.weight / len(passes)
             if weight != 1:  # each operation on a tensor takes as long as some of a small model's own

@@ -171,6 +171,7 @@ KINDS: dict[str, Kind] = {
         lambda: threading.getprofile(), lambda value: threading.setprofile(value)
     ),
     "recursion limit": Kind(sys.getrecursionlimit, sys.setrecursionlimit),
+    "switch interval of threads": Kind(sys.getswitchinterval, sys.setswitchinterval),
     "garbage collection": Kind(gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
     "thresholds of garbage collection": Kind(gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "captured warnings": Kind(
@@ -179,6 +180,7 @@ KINDS: dict[str, Kind] = {
     ),
     "warnings.showwarning": attribute(_this(warnings), "showwarning"),
     "warnings.formatwarning": attribute(_this(warnings), "formatwarning"),
+    "logging.raiseExceptions": attribute(_this(logging), "raiseExceptions"),
     "warning filters": Kind(lambda: list(warnings.filters), _put_filters),
     "loggers": Kind(_loggers, _put_loggers),
     # The function, as loggers remember which levels are disabled.

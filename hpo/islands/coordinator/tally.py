@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, is_known
 from hpo.islands.messages import EvaluationEnd
 from hpo.journal.records import Number
+from hpo.text import digits
 
 _RECENT = 64
 
@@ -58,10 +59,11 @@ class Tally:
     completed ones took; ``recent_ends``: when the last ones ended, Unix seconds; ``unfinished``: by id those that are
     on record as lost or interrupted; ``failures``: by id. ``reports``: whether an individual that
     completed or was pruned had reported; ``exact``: unless something has happened in this launch after which the
-    journals may say otherwise."""
+    journals may say otherwise; ``next_losses``: the least that are greater than the best's."""
 
     counts: dict[str, int] = field(default_factory=dict)
     best: Best | None = None
+    next_losses: tuple[float, ...] | None = None
     busy_s: float = 0.0
     recent_s: list[float] = field(default_factory=list)
     recent_ends: list[float] = field(default_factory=list)
@@ -103,6 +105,17 @@ class Tally:
         best = self.best
         if best is None or (completed.losses <= best.losses and completed.order < best.order):
             self.best = completed
+        for losses in (completed.losses, *(() if best is None else (best.losses,))):
+            if self.best is not None and losses > self.best.losses:
+                self.next_losses = min(losses, self.next_losses or losses)
+
+    def best_digits(self, least: int = 4) -> list[int]:
+        """Of each objective, the significant digits at which the best and the next losses differ."""
+        if self.best is None:
+            return []
+        return [
+            digits(values, least) for values in zip(self.best.losses, self.next_losses or self.best.losses)
+        ]
 
     def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:
         """``number`` individuals that had ended as ``status`` go on, and count as what they will become; -1: one does

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from hpo.individual import FINAL, STATUSES
 from hpo.results.overview import Overview
-from hpo.results.text import duration, params, report, short
+from hpo.results.text import duration, params, report, short, values_of
 from hpo.terminal import one_line
+from hpo.text import digits
 
 _LABEL = 11
 _WIDEST_BARS = 100
@@ -63,7 +64,9 @@ def cropped(made: Console, text: str) -> str:
 def line(overview: Overview, now: float) -> str:
     """The same on one line, for where nothing can be drawn."""
     parts = [_evaluated(overview)]
-    parts.append(f"best {_value(overview)} ({overview.best.id})" if overview.best else "best none yet")
+    parts.append(
+        f"best {values_of(overview.best)} ({overview.best.id})" if overview.best else "best none yet"
+    )
     parts += [_rate(overview, now), _counts(overview)]
     if overview.alive:
         parts += [f"{overview.running}/{overview.workers} workers busy", _left(overview, now)]
@@ -99,7 +102,7 @@ def _facts(width: int, overview: Overview, now: float, *, own: bool) -> list[Ren
     if bars.row_count:
         found.insert(0, bars)
     if overview.best is not None:
-        best = Text.assemble((_value(overview), "bold green"), f" by {overview.best.id}")
+        best = Text.assemble((values_of(overview.best), "bold green"), f" by {overview.best.id}")
         found.append(_fact("best", best.append(f"   {params(overview.best.params)}", "")))
     else:
         found.append(_fact("best", Text("none yet")))
@@ -142,14 +145,6 @@ def _evaluated(overview: Overview) -> str:
     return f"{overview.final} of {overview.budget}"
 
 
-def _value(overview: Overview) -> str:
-    assert overview.best is not None
-    value = overview.best.value
-    if not isinstance(value, dict):
-        return short(value)
-    return ", ".join(f"{one_line(name)} {short(number)}" for name, number in value.items())
-
-
 def _workers(overview: Overview) -> Text:
     left, waiting = len(overview.left), overview.pace.waiting if overview.pace else 0
     idle = max(0, overview.workers - left - waiting - overview.running)
@@ -167,11 +162,14 @@ def _workers(overview: Overview) -> Text:
 def _islands(overview: Overview) -> Text:
     """Of each the best value and how many have completed."""
     assert overview.pace is not None
+    count = digits(island.best for island in overview.pace.islands.values())
     parts = []
     for number in range(min(overview.islands, _MOST_ISLANDS)):
         found = overview.pace.islands.get(number)
         value = (
-            "none yet" if found is None or found.best is None else f"{short(found.best)} of {found.completed}"
+            "none yet"
+            if found is None or found.best is None
+            else f"{short(found.best, count)} of {found.completed}"
         )
         parts.append(f"{number}: {value}")
     return Text("   ".join(parts))

@@ -26,6 +26,7 @@ from hpo.results.terminal.history import Run, history
 from hpo.spelling import suggestion
 from hpo.task.trial_directory import OUTPUT
 from hpo.terminal import one_line, visible
+from hpo.text import digits
 
 if TYPE_CHECKING:
     import pandas
@@ -203,7 +204,9 @@ def _beside(shown: Shown, name: str) -> str:
         if other is not None and other.id == shown.one.id:
             return f"    (the {what})" if what == "best" else ""
         if other is not None and other.objectives and name in other.objectives:
-            parts.append(f"{what} {text.short(other.objectives[name])} by {other.id}")
+            value = other.objectives[name]
+            count = digits((value, (shown.one.objectives or {}).get(name)))
+            parts.append(f"{what} {text.short(value, count)} by {other.id}")
     return f"    ({', '.join(parts)})" if parts else ""
 
 
@@ -241,7 +244,10 @@ def _curve(curve: pandas.DataFrame) -> list[str]:
     many = len(curve) > 1
     steps = text.steps_of(curve["step"].iloc[0], curve["step"].iloc[-1])
     steps += f", {len(curve)} report{'s' if many else ''}"
-    bounds = f", from {text.short(min(finite))} to {text.short(max(finite))}" if finite else ""
+    bounds = ""
+    if finite:
+        count = digits((min(finite), max(finite)))
+        bounds = f", from {text.short(min(finite), count)} to {text.short(max(finite), count)}"
     names = [
         "step",
         "value",
@@ -251,8 +257,10 @@ def _curve(curve: pandas.DataFrame) -> list[str]:
     rows = [
         [f"    {one_line(name)}" if not place else one_line(name) for place, name in enumerate(last.columns)]
     ]
+    counts = [digits(last[name].tolist()) for name in last.columns]
     rows += [
-        [f"    {row[0]}", *(text.short(value) for value in row[1:])] for row in last.itertuples(index=False)
+        [f"    {row[0]}", *(text.short(value, count) for value, count in zip(row[1:], counts[1:]))]
+        for row in last.itertuples(index=False)
     ]
     return [f"curve: {steps}{bounds}", *([f"    {sparkline(values)}"] if many else []), *_table(rows)]
 
