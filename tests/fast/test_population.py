@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.individual import COMPLETED, FAILED
+from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.search.models.pareto import dominates
 from hpo.search.population import Member, Population
 
@@ -143,3 +143,12 @@ def test_counts_go_on_beyond_the_bounds():
 )
 def test_dominates(first, second, expected):
     assert dominates(first, second) is expected
+
+
+def test_a_paused_individual_that_goes_on_and_completes_counts_once():
+    population = Population()
+    population.add(Member("0-0-0", (0.5,), None, PRUNED, progress=(3, 0.2)))
+    assert (population.judged, population.completed) == (1, 0)
+    population.add(Member("0-0-0", (0.5,), (0.1,), COMPLETED, progress=(9, 0.1)))
+    assert (population.judged, population.completed) == (1, 1)
+    assert population.pruned == [] and [one.id for one in population.best] == ["0-0-0"]
