@@ -13,10 +13,10 @@ class Assignment(Facts, msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     or a given point."""
 
     configuration: Configuration
-    """Without an id for a point, which takes that of the individual in whose place it is evaluated."""
+    """A given point has no id: it takes that of the individual in whose place it is evaluated."""
     attempt: Attempt = FIRST_ATTEMPT
     key: str
-    """What must not come twice (see ``hpo.search.proposals.key_of``)."""
+    """Key that no two individuals share (see ``hpo.search.proposals.key_of``)."""
     admitted: bool = False
     """Whether the budget already counts it."""
     rests: bool = False

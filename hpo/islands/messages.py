@@ -72,13 +72,13 @@ class EvaluationEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     outcome: Outcome
     """Its error is one line, and it has no metrics; the journal has them."""
     losses: tuple[float, ...] | None
-    """As in ``hpo.search.population.Member``."""
+    """One finite number an objective, to be minimised; None unless it completed."""
     reported: bool = False
     """Whether it had reported a finite value, and did not return what is no value."""
     fault: str | None = None
     """See ``hpo.islands.coordinator.health.fault``."""
     again: Assignment | None = None
-    """What to evaluate if its failure does not count; None of what is no failure."""
+    """The assignment by which it is evaluated if its failure does not count; None where it did not fail."""
     started: float = 0.0
     """Unix seconds."""
     params: dict[str, Scalar] | None = None

@@ -114,10 +114,9 @@ class CurrentEvaluations:
         found = []
         for identity, one in self._open.items():
             attempt, reopened = one.record.attempt, self._reopened.get(identity, 0)
-            # Reopened and not begun since: from the start.
-            anew = reopened > attempt.reopened
-            after = Attempt(reopened=reopened) if anew else replace(attempt, resumed=True)
-            found.append(Unfinished(one.order[2], one.record, after))
+            begun_since = reopened <= attempt.reopened
+            following = replace(attempt, resumed=True) if begun_since else Attempt(reopened=reopened)
+            found.append(Unfinished(one.order[2], one.record, following))
         return found
 
     @property

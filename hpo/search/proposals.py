@@ -20,8 +20,8 @@ _FURTHER = 500
 
 
 def key_of(space: Codec, configuration: Configuration) -> str:
-    """What must not come twice: the parameters, and whose checkpoint they go on from, if from any. A repetition may
-    come as often as it is bred."""
+    """Key that no two individuals share: the parameters, and whose checkpoint they go on from, if from any. Each
+    repetition has a key of its own."""
     key = space.key(configuration.params)
     if configuration.operator == REEVALUATION:
         return f"{key}#{configuration.id}"

@@ -45,7 +45,7 @@ ReportHandler = Callable[[TrialReport], Verdict]
 
 
 class Offspring(Origin, frozen=True):
-    """What a breeder proposes: a genome, and how it came about."""
+    """A breeder's proposal: a genome, and how it came about."""
 
     genome: Genome
 
@@ -208,11 +208,11 @@ class Candidate(Facts):
     token: int
     """The number by which the coordinator's answer to its claim names it."""
     configuration: Configuration
-    """Until ``Proposals.fill`` the id alone."""
+    """Only its id is set before ``Proposals.fill``."""
     attempt: Attempt = FIRST_ATTEMPT
     genome: Genome = ()
     key: str = ""
-    """What must not come twice (see ``hpo.search.proposals.key_of``)."""
+    """Key that no two individuals share (see ``hpo.search.proposals.key_of``)."""
     phase: int = 0
     """The phase in which it was bred."""
     promoted: bool = False

@@ -37,7 +37,7 @@ class TaskOutcome(Outcome, frozen=True, kw_only=True, array_like=True):
     """
 
     remarks: dict[str, str] = field(default_factory=dict)
-    """By name, what is to be said of metrics that are not kept whole."""
+    """Sentences on metrics that are not kept whole, by name."""
     storage: bool = False
     """Whether it failed because the individual's directory could not be made or emptied, or its output file opened:
     this says nothing of the individual, which is tried again."""

@@ -20,14 +20,14 @@ from hpo.search.population import Member, Population
 
 @dataclass
 class DeadLeaderRecord:
-    """What the journal of a leader that died says of its last launch."""
+    """Last launch of a dead leader, as its journal has it."""
 
     finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
     """Key and end of each evaluation, in the order in which the leader reported them."""
     begun: list[Assignment] = field(default_factory=list)
-    """What it was evaluating."""
+    """Individuals that it was evaluating."""
     populations: dict[int, Population] = field(default_factory=dict)
-    """By island, the individuals that it has put there."""
+    """Individuals that it has put on each island, by island."""
 
 
 class JournalTotals(Protocol):

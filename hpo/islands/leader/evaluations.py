@@ -271,14 +271,14 @@ class Evaluations:
     def _end_of(
         self, candidate: Candidate, outcome: TaskOutcome, losses: tuple[float, ...] | None
     ) -> EvaluationEnd:
-        """What the coordinator needs to know."""
+        """The end as the coordinator is to count it."""
         best = losses is not None and (self._best is None or losses < self._best)
         if best:
             self._best = losses
         brief = brief_outcome(outcome, objectives=best)
         attempt = candidate.attempt
         resumed = attempt.resumed and not candidate.retried
-        anew = Attempt(reopened=attempt.reopened + 1)
+        from_the_start = Attempt(reopened=attempt.reopened + 1)
         return EvaluationEnd(
             token=candidate.token,
             id=candidate.id,
@@ -286,7 +286,7 @@ class Evaluations:
             losses=losses,
             reported=self._early_stopping.reported(candidate.id) and not outcome.no_value,
             fault=fault(outcome.status, resumed=resumed, error=brief.error or ""),
-            again=assignment_of(candidate, anew) if outcome.status in _FAILURES else None,
+            again=assignment_of(candidate, from_the_start) if outcome.status in _FAILURES else None,
             started=candidate.started,
             params=candidate.params if best else None,
         )

@@ -435,7 +435,8 @@ class Leader:
 def _begun(
     candidate: Candidate, *, resumed: bool = True, retries: int | None = None
 ) -> tuple[int, Assignment]:
-    """What others are to evaluate in place of this worker, by its token. ``retries``: None for as many as here."""
+    """Token and assignment of an individual for others to evaluate in place of this worker. ``retries``: None for as
+    many as here."""
     retries = candidate.retries if retries is None else retries
     return candidate.token, assignment_of(
         candidate, replace(candidate.attempt, resumed=resumed, retries=retries)

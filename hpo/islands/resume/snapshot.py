@@ -39,7 +39,7 @@ Stamp = tuple[str, int, int]
 
 
 class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What ``hpo.islands.resume.fold`` holds after ``journals`` of them."""
+    """State of ``hpo.islands.resume.fold`` after the first ``journals`` of a campaign's."""
 
     journals: int = 0
     folded: Folded = field(default_factory=Folded)
@@ -53,14 +53,14 @@ class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reports: dict[int, list[tuple[str, int, float]]] = {}
     moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
     born: dict[int, PopulationState] = {}
-    """By birthplace."""
+    """Members by birthplace."""
     latest: dict[int, list[tuple[float, str, Member]]] = {}
-    """Of each birthplace a heap of when members finished."""
+    """Heap of the members that finished last, by birthplace."""
     configurations: dict[Id, dict[str, Scalar]] = {}
     """Parameters of the members that are kept."""
     known: dict[int, Known] = {}
     enqueued: dict[str, dict[str, Scalar]] = {}
-    """By id, the parameters of individuals that were enqueued."""
+    """Parameters of individuals that were enqueued, by id."""
 
 
 class _File(msgspec.Struct):

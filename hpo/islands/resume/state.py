@@ -28,15 +28,16 @@ class Resting(NamedTuple):
 
 @dataclass
 class Folded:
-    """What a fold of the journals has come to, and the next launch needs as it is."""
+    """Result of folding journals that the next launch needs as it is."""
 
     keys: set[str] = field(default_factory=set)
     """Keys of all configurations."""
     tally: Tally = field(default_factory=Tally)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By island and worker the number after the last on record."""
+    """Number after the last on record, by island and worker."""
     hung: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By island and worker the launch that gave its ranks up though they may run, where nothing newer is on record."""
+    """Launch that gave up the ranks of a worker though they may run, by island and worker, where nothing newer is on
+    record."""
     resting: dict[Id, Resting] = field(default_factory=dict)
     """Pruned individuals that have saved themselves and may go on."""
     continued: set[str] = field(default_factory=set)
@@ -47,9 +48,9 @@ class Folded:
     """Whether a configuration was evaluated again on purpose."""
     commands: Standing = field(default_factory=Standing)
     codes: dict[int, Hash] = field(default_factory=dict)
-    """By launch the hash of the task's code, where it is on record."""
+    """Hash of the task's code by launch, where it is on record."""
     launches: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By launch when it began, and the time of its last record."""
+    """Begin and time of the last record, by launch."""
     first_number: int = 0
     """The least number of new individuals of any worker."""
 
@@ -65,13 +66,13 @@ class ResumeState(Folded):
     pending: list[Assignment] = field(default_factory=list)
     """The unfinished individuals."""
     populations: dict[int, Population] = field(default_factory=dict)
-    """By island, as of the end of the last launch."""
+    """Populations by island, as they were at the end of the last launch."""
     reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
-    """By island the latest intermediate results at rungs."""
+    """Latest intermediate results at rungs, by island."""
     known: int = 0
     """The number of the last known point."""
     sources: Counter[str] = field(default_factory=Counter)
-    """By source, how many known points count."""
+    """Number of known points that count, by source."""
     enqueued: list[Assignment] = field(default_factory=list)
     """Points of commands that were not begun."""
     torn: list[str] = field(default_factory=list)
@@ -81,7 +82,7 @@ class ResumeState(Folded):
     contested: bool = False
     """Whether the last launch may still run."""
     leading: list[tuple[float, str]] = field(default_factory=list)
-    """With one objective loss and id of the best that completed."""
+    """Loss and id of the best that completed, where there is one objective."""
     snapshot: bytes = b""
     """For ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
 
