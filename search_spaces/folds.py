@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
+from hpo.individual import Attempt, Configuration
 from hpo.task.trial import Job
 
 if TYPE_CHECKING:
@@ -343,11 +344,10 @@ class _Link:
 def _trial(link: _Link, whole: hpo.Trial, index: int, *, rank: int, size: int) -> hpo.Trial:
     parent = whole.parent_checkpoint
     job = Job(
-        id=f"{whole.id}/fold-{index}",
-        params=whole.params,
+        configuration=Configuration(id=f"{whole.id}/fold-{index}", params=whole.params),
+        attempt=Attempt(resumed=True),
         seed=random.Random(f"{whole.seed}/fold-{index}").getrandbits(63),
         directory=str(_directory(whole, index)),
-        resumed=True,
         parent=None if parent is None else str(parent / f"fold-{index}"),
     )
     return hpo.Trial(link, job, rank=rank, size=size, local_rank=whole.local_rank)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hpo.journal.files import journal_path
-from hpo.journal.records import Record, decode
+from hpo.journal.records import Record, decode, flat
 
 
 def line(table: Mapping[str, object]) -> bytes:
@@ -38,7 +38,7 @@ def record(table: Mapping[str, object]) -> Record:
 
 def fields(record: Record) -> dict[str, Any]:
     """``record`` as the table that its line holds."""
-    table: dict[str, Any] = msgspec.to_builtins(record)
+    table: dict[str, Any] = msgspec.to_builtins(flat(record))
     return table
 
 

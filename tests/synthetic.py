@@ -15,20 +15,20 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from individuals import make_finished, make_started
+
 import hpo
 from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INVALID, PRUNED, TIMEOUT, Scalar
 from hpo.journal import curves, directory
 from hpo.journal.files import journal_path
 from hpo.journal.records import (
     Ended,
-    Finished,
     Header,
     Launched,
     Left,
     Migrated,
     Record,
     Reported,
-    Started,
     encode,
 )
 
@@ -261,7 +261,7 @@ def _launch(
         else:
             continue
         admitted += 1
-        lines[place].append(Started(**_fields(job), time=now))
+        lines[place].append(make_started(**_fields(job), time=now))
         ends = now + job.seconds
         if prune and job.ends == COMPLETED and (rung := campaign.stops_at(job)) is not None:
             job.ends, ends = PRUNED, now + job.seconds * rung / STEPS
@@ -333,7 +333,7 @@ def _finish(
         INVALID: "the task returned accuracy = nan",
     }.get(job.ends)
     lines[place].append(
-        Finished(
+        make_finished(
             **_fields(job),
             started=since,
             finished=now,

@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from individuals import make_finished, make_started
+
 import hpo
 from hpo.journal.curves import CurveWriter, Point, curve_path
 from hpo.journal.directory import write_identity
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Ended, Finished, Header, Launched, Reopened, Started
+from hpo.journal.records import Ended, Header, Launched, Reopened
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-5, 0.1, log=True),
@@ -52,7 +54,7 @@ class Written:
 
     def start(self, number: int, **fields: Any) -> str:
         """The individual of this sequence number starts; returns its id."""
-        self._write(Started(**self._who(number, **fields), time=BEGAN + 10 * number))
+        self._write(make_started(**self._who(number, **fields), time=BEGAN + 10 * number))
         return f"0-0-{number}"
 
     def report(self, number: int, step: int, value: float, *, attempt: int = 0, **metrics: Any) -> None:
@@ -70,11 +72,9 @@ class Written:
         values = None if value is None else dict.fromkeys(self.objectives, value)
         error = None if status in ("completed", "pruned") else f"{status}: <b>why</b>"
         ended = {"objectives": values, "error": error, "metrics": {}, "finished": BEGAN + 10 * number + 4.5}
-        ended |= {
-            key: fields.pop(key) for key in list(fields) if key in Finished.__struct_fields__ and key in ended
-        }
+        ended |= {key: fields.pop(key) for key in list(fields) if key in ended}
         self._write(
-            Finished(**self._who(number, **fields), started=BEGAN + 10 * number, status=status, **ended)
+            make_finished(**self._who(number, **fields), started=BEGAN + 10 * number, status=status, **ended)
         )
 
     def evaluate(

@@ -55,7 +55,7 @@ class Cleanup:
         self._directories = EvaluationDirectories(directory)
         kept = {*earlier.resting}
         for one in earlier.pending:
-            kept |= {one.id or "", one.inherits, *one.parents[:1]}
+            kept |= {one.id, one.inherits, *one.parents[:1]}
         for last, _ in earlier.leading[:keep][-1:]:  # and all that are as good
             kept |= {identity for loss, identity in earlier.leading if loss <= last}
         present = self._directories.present()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from hpo.config import reader as config
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
@@ -48,23 +50,22 @@ class Jobs:
         has made a copy meanwhile."""
 
     def __call__(self, candidate: Candidate) -> Job:
-        resumed = candidate.resumed
-        if candidate.contested:
+        configuration, attempt = candidate.configuration, candidate.attempt
+        if attempt.contested:
             directory, copied = self._directories.copy(candidate.id)
-            candidate.contested = False
-            resumed &= copied
+            candidate.attempt = replace(attempt, contested=False)
+            attempt = replace(candidate.attempt, resumed=attempt.resumed and copied)
         elif candidate is self._latest[0]:
             directory = self._latest[1]
         else:
             directory = self._directories.path(candidate.id)
         self._latest = candidate, directory
         return Job(
-            id=candidate.id,
-            params=candidate.params,
+            configuration=configuration,
+            attempt=attempt,
             seed=trial_seed(self._seed, candidate.id),
             directory=str(directory.absolute()),  # a task may change the working directory
-            resumed=resumed,
-            parent=self._parent(candidate.inherits) if candidate.inherits else None,
+            parent=self._parent(configuration.inherits) if configuration.inherits else None,
         )
 
     def _parent(self, identity: str) -> str:

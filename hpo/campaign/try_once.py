@@ -25,11 +25,11 @@ from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.devices import bind_device, inline_device, visible_devices
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
-from hpo.individual import COMPLETED, PRUNED
+from hpo.individual import COMPLETED, PRUNED, Configuration
 from hpo.islands.messages import Surroundings
 from hpo.results import text
 from hpo.search.protocols import GO, TrialReport, Verdict
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 from hpo.task.task import Task
 from hpo.task.trial import Job
 from hpo.task.trial_directory import OUTPUT
@@ -58,7 +58,8 @@ def attempt(file: Path) -> int:
     more = f" (a worker of the campaign has {ranks})" if inline and ranks > 1 else ""
     terminal.write(f"on {where}{more}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
-        job = Job(id="try", params=dict(params), seed=campaign.settings.seed, directory=f"{scratch}/try")
+        configuration = Configuration(id="try", params=dict(params))
+        job = Job(configuration=configuration, seed=campaign.settings.seed, directory=f"{scratch}/try")
         outcome = _inline(campaign, job) if inline else _evaluate(campaign, job)
     terminal.write(f"{outcome.status} after {outcome.seconds:.1f} s")
     for kind in (outcome.objectives or {}), outcome.metrics:
@@ -100,7 +101,7 @@ def _where(ranks: int, visible: Sequence[str]) -> str:
     return f"{several}, {'GPU' if ranks == 1 else 'GPUs'} {', '.join(own)}"
 
 
-def _inline(campaign: Campaign, job: Job) -> Outcome:
+def _inline(campaign: Campaign, job: Job) -> TaskOutcome:
     crew = InlineCrew(
         evaluate=campaign.task.evaluate,
         objectives=tuple(campaign.task.objectives),
@@ -122,7 +123,7 @@ def _warn(text: str) -> None:
     print(f"hpo: {text}", file=sys.stderr, flush=True)
 
 
-def _evaluate(campaign: Campaign, job: Job) -> Outcome:
+def _evaluate(campaign: Campaign, job: Job) -> TaskOutcome:
     settings = campaign.settings
     size = settings.layout.ranks_per_worker
     hosts = (socket.gethostname(),) * size
@@ -154,7 +155,7 @@ def _evaluate(campaign: Campaign, job: Job) -> Outcome:
         for rank in range(1, size)
     }
     printed = dict.fromkeys(range(size), 0)
-    outcomes: list[Outcome] = []
+    outcomes: list[TaskOutcome] = []
     try:
         crew.start(job)
         while not outcomes:

@@ -31,10 +31,11 @@ from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew, InlineHost
-from hpo.individual import Scalar
+from hpo.individual import Configuration, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.ending import STORAGE
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.unseen import UnseenConfigurations
@@ -44,7 +45,7 @@ from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.leader.storage import StorageWait, storage_sentence
 from hpo.islands.messages import End, Remark, Start, Surroundings, encode
-from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.individuals import failures, located
 from hpo.islands.resume.state import ResumeState
@@ -240,8 +241,8 @@ class Assembly:
 
         def reopened(again: list[Assignment], reason: str) -> None:
             for one in again:
-                assert one.id is not None
-                writer.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=time.time()))
+                number = one.reopened
+                writer.append(Reopened(id=one.id, number=number, reason=reason, time=time.time()))
             commit()
 
         def worker_left(place: WorkerPlacement, reason: str) -> None:
@@ -305,7 +306,10 @@ class Assembly:
             assignments=[
                 *earlier.pending,
                 *(
-                    Assignment(params=dict(params), key=space.key(params), operator=name)
+                    Assignment(
+                        configuration=Configuration(id="", params=dict(params), operator=name),
+                        key=space.key(params),
+                    )
                     for params, name in first
                 ),
             ],

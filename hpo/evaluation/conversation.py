@@ -14,7 +14,7 @@ import msgspec
 
 from hpo.journal.curves import CurveFile
 from hpo.search.protocols import Verdict
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 from hpo.task.task import TaskSource
 from hpo.task.trial import Job
 
@@ -132,7 +132,7 @@ class EvaluationOver(Answer, frozen=True, kw_only=True):
     has destroyed the process group; ``unusable``: it ended because the rank's device does not work."""
 
     turn: int
-    outcome: Outcome
+    outcome: TaskOutcome
     replace: bool = False
     regroup: bool = False
     unusable: bool = False

@@ -13,8 +13,9 @@ caller calls ``poll`` when one of ``filenos`` is readable, or at ``deadline``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import replace
 
 from hpo.evaluation.conversation import (
     Alive,
@@ -47,7 +48,7 @@ from hpo.evaluation.evaluator_host import Evaluator, EvaluatorGuard, EvaluatorHo
 from hpo.evaluation.process.waiting_ranks import WaitingRanks
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, ReportHandler, TrialReport
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 
 if TYPE_CHECKING:
     from hpo.config.settings import EvaluationSettings
@@ -117,11 +118,11 @@ class ProcessCrew:
         self._joined: set[int] = set()
         self._finished: dict[int, EvaluationOver] = {}
         self._waiting = WaitingRanks(size, clock)
-        self._failure: Outcome | None = None
+        self._failure: TaskOutcome | None = None
         self._outlived: set[int] = set()
         """Ranks that were alive, and still at work, once a failure was known: it is not their death's doing."""
         self._limit: float | None = None
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[TaskOutcome] = []
         self._storage_failed = False
         """Whether the last evaluation could not begin for want of its directory."""
         self._prepared: set[int] = set()
@@ -219,14 +220,14 @@ class ProcessCrew:
         self._waiting.waits(worker_rank, answer)
         if not self._waiting.in_vain:
             return
-        outcome = self._finished[0].outcome if 0 in self._finished else Outcome(status=FAILED)
+        outcome = self._finished[0].outcome if 0 in self._finished else TaskOutcome(status=FAILED)
         error = "\n".join(filter(None, (outcome.error, self._waiting.sentence)))
         self._conclude(replace(outcome, error=error, seconds=outcome.seconds or self._clock() - self._since))
 
     def _runs(self, turn: int) -> bool:
         return self._phase == "running" and turn == self._turn
 
-    def poll(self) -> list[Outcome]:
+    def poll(self) -> list[TaskOutcome]:
         """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over, if one is."""
         self._own.poll()
         now = self._clock()
@@ -240,7 +241,7 @@ class ProcessCrew:
             if timeout_s is not None and now >= self._since + timeout_s:
                 waiting = self._waiting.sentence
                 self._conclude(
-                    Outcome(
+                    TaskOutcome(
                         status=TIMEOUT,
                         error=f"not over after {timeout_s:g} s (timeout); {self._missing(set(self._finished))}."
                         f"{waiting and f' {waiting}'}"
@@ -270,7 +271,7 @@ class ProcessCrew:
         seconds = self._clock() - self._since if self._phase == "running" else 0.0
         self._broadcast(Kill())
         self._enter("down")
-        self._deliver(Outcome(status=status, error="ended by the campaign", seconds=seconds))
+        self._deliver(TaskOutcome(status=status, error="ended by the campaign", seconds=seconds))
 
     def disband(self) -> None:
         """End the evaluation, if there is one, without an outcome, and all evaluators: the worker is no more."""
@@ -345,7 +346,7 @@ class ProcessCrew:
         self._broadcast(Kill())
         self._enter("down")
         if self._job is not None:
-            self._deliver(Outcome(status=status, error=error))
+            self._deliver(TaskOutcome(status=status, error=error))
 
     @property
     def _started(self) -> set[int]:
@@ -430,7 +431,7 @@ class ProcessCrew:
             outcome = replace(outcome, error=late if outcome.error is None else f"{outcome.error}\n{late}")
         self._conclude(outcome)
 
-    def _judged(self) -> Outcome:
+    def _judged(self) -> TaskOutcome:
         """The worker's outcome: what kept a rank from beginning, else the first failure of any, else what rank 0
         says."""
         for over in self._finished.values():
@@ -445,7 +446,7 @@ class ProcessCrew:
             return self._failure
         return replace(self._failure, metrics=leader.metrics, remarks=leader.remarks, seconds=leader.seconds)
 
-    def _conclude(self, outcome: Outcome) -> None:
+    def _conclude(self, outcome: TaskOutcome) -> None:
         """The evaluation is over, but not its evaluators: kill them and start others."""
         self._unusable = 0
         self._broadcast(Kill())
@@ -461,7 +462,9 @@ class ProcessCrew:
         ):
             self._conclude(self._judged())  # what came first, and has a traceback
         elif self._phase == "running":
-            self._conclude(Outcome(status=CRASHED, error=answer.error, seconds=self._clock() - self._since))
+            self._conclude(
+                TaskOutcome(status=CRASHED, error=answer.error, seconds=self._clock() - self._since)
+            )
         elif self._phase == "starting":
             self._fail_start(CRASHED, answer.error)
         elif self._phase == "idle":
@@ -469,7 +472,7 @@ class ProcessCrew:
             self._enter("down")
             self._spawn()
 
-    def _deliver(self, outcome: Outcome) -> None:
+    def _deliver(self, outcome: TaskOutcome) -> None:
         self._job = None
         self._storage_failed = outcome.storage
         self._outcomes.append(outcome)

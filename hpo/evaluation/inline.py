@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from hpo.evaluation.conversation import (
     Evaluate,
@@ -29,7 +30,7 @@ from hpo.evaluation.recording import Recording
 from hpo.individual import FAILED
 from hpo.journal.curves import CurveFile
 from hpo.search.protocols import GO, PAUSE, STOP, ReportHandler, TrialReport
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import check_place, clear_directory, not_begun
 
@@ -84,7 +85,7 @@ class InlineLink:
 
     def attempt(
         self, evaluate: Callable[[Trial], object], trial: Trial, objectives: tuple[str, ...]
-    ) -> tuple[Outcome, bool]:
+    ) -> tuple[TaskOutcome, bool]:
         """How the evaluation ended, and whether it was for this rank's device, which does not work."""
         self.id = trial.id
         self._saves = self._pause = False
@@ -93,7 +94,7 @@ class InlineLink:
         fault = self._device.take_fault()
         if fault is None:
             return outcome, False
-        return Outcome(status=FAILED, error=fault), True  # whatever the task made of it
+        return TaskOutcome(status=FAILED, error=fault), True  # whatever the task made of it
 
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         verdict = GO
@@ -156,8 +157,8 @@ class InlineCrew:
         )
         self._recording = Recording(curve, 0 if device is None else device.index)
         self._turn = 0
-        self._finished: dict[int, Outcome] = {}
-        self._outcomes: list[Outcome] = []
+        self._finished: dict[int, TaskOutcome] = {}
+        self._outcomes: list[TaskOutcome] = []
         self._unusable = False
         self._own: Trial | None = None  # from start to the end of this rank's part
         self._killed: str | None = None
@@ -232,7 +233,7 @@ class InlineCrew:
         if self.busy and isinstance(answer, EvaluationOver) and answer.turn == self._turn:
             self._finish(worker_rank, answer.outcome, answer.unusable)
 
-    def poll(self) -> list[Outcome]:
+    def poll(self) -> list[TaskOutcome]:
         """The outcome of an evaluation that is over."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -251,7 +252,7 @@ class InlineCrew:
             self._killed = status
         elif self.busy:
             self.busy = False
-            self._outcomes.append(Outcome(status=status, error="ended by the campaign"))
+            self._outcomes.append(TaskOutcome(status=status, error="ended by the campaign"))
 
     def disband(self) -> None:
         """The worker is no more: wait for no other rank."""
@@ -275,7 +276,7 @@ class InlineCrew:
         """Keep no reports any more; there is nothing else to close."""
         self._recording.close()
 
-    def _finish(self, worker_rank: int, outcome: Outcome, unusable: bool) -> None:
+    def _finish(self, worker_rank: int, outcome: TaskOutcome, unusable: bool) -> None:
         self._finished[worker_rank] = outcome
         self._unusable |= unusable
         if len(self._finished) == self._size:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from hpo.evaluation.system_samples import Sampler
 from hpo.journal.curves import CurveFile, CurveWriter
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Curve, Job
 
 _REMARK = "DIR/curves"
@@ -39,7 +40,7 @@ class Recording:
         if self._writer is not None:
             self._writer.begin(job.id, resumed=job.resumed)
 
-    def finish(self, outcome: Outcome) -> Outcome:
+    def finish(self, outcome: TaskOutcome) -> TaskOutcome:
         """It has ended: its last report is written. ``outcome``, with a remark where reports could not be kept."""
         error = None if self._writer is None else self._writer.finish()
         if error is None:

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
-from hpo.individual import Scalar
+from hpo.individual import FIRST_ATTEMPT, Attempt, Configuration, Facts
 
 
-class Assignment(msgspec.Struct, array_like=True):
+class Assignment(Facts, msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """An individual to evaluate in place of what a leader bred: one of an earlier launch or of a worker that is gone,
-    or a given point.
+    or a given point."""
 
-    ``id`` is None for a point, which takes the id of the leader that evaluates it. ``admitted``: the budget already
-    counts it. ``resumed_at_step``: steps after which it had paused, and from which it goes on; ``inherits``: the
-    individual from whose checkpoint it goes on; ``rests``: pruned, counted as that, and granted to go on; ``reopened``:
-    how often a failure of it was reopened; ``contested``: what evaluated it before may still run and write into its
-    directory, so that a copy is used."""
-
-    params: dict[str, Scalar]
+    configuration: Configuration
+    """A given point has no id: it takes that of the individual in whose place it is evaluated."""
+    attempt: Attempt = FIRST_ATTEMPT
     key: str
-    operator: str
-    id: str | None = None
-    parents: tuple[str, ...] = ()
-    retries: int = 0
-    resumed: bool = False
+    """Key that no two individuals share (see ``hpo.search.proposals.key_of``)."""
     admitted: bool = False
-    resumed_at_step: int = 0
-    inherits: str = ""
+    """Whether the budget already counts it."""
     rests: bool = False
-    reopened: int = 0
-    contested: bool = False
+    """Whether it was pruned, counted as that, and granted to go on."""
 
-
-def anew(assignment: Assignment, reopened: int) -> Assignment:
-    """To be evaluated from the start, as if for the first time. ``reopened``: how often a failure of it was."""
-    return msgspec.structs.replace(
-        assignment, reopened=reopened, retries=0, resumed=False, resumed_at_step=0, admitted=True
-    )
+    def as_contested(self) -> Assignment:
+        """The same, where what evaluated it before may still run."""
+        return replace(self, attempt=replace(self.attempt, contested=True))

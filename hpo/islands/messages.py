@@ -7,12 +7,12 @@ over the network, and nothing that does may be executed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Union
 
 import msgspec
 
-from hpo.individual import Scalar
+from hpo.individual import Outcome, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.search.population import Member
 
@@ -20,7 +20,8 @@ MOST_REMARKS = 20
 """Names of metrics about which a launch makes a remark."""
 
 RungReport = tuple[str, int, float | None]
-"""An intermediate result at a rung: id, steps, and the loss, None where that is not finite (JSON has no infinity)."""
+"""An intermediate result at a rung: id, steps, and the loss; None once it has travelled, where that was not finite, as
+JSON has no infinity."""
 
 
 class MessageError(ValueError):
@@ -48,47 +49,6 @@ class ToEventLoop(Message, frozen=True):
     """Handled by the event loop of any rank."""
 
 
-class Evaluated(msgspec.Struct, frozen=True, array_like=True):
-    """A finished individual as breeding sees it: the fields of ``Member`` that do not depend on the population.
-
-    ``losses`` holds one finite number an objective, to be minimised; None unless the individual completed.
-    ``progress``: the steps and the loss of the last report of one that was pruned or completed, the loss None where
-    that was not finite; None of others."""
-
-    id: str
-    genome: tuple[int | float, ...]
-    losses: tuple[float, ...] | None
-    status: str
-    history: tuple[int, ...]
-    progress: tuple[int, float | None] | None
-    operator: str
-
-    @classmethod
-    def of(cls, member: Member) -> Evaluated:
-        progress = member.progress
-        return cls(
-            member.id,
-            member.genome,
-            member.losses,
-            member.status,
-            member.history,
-            None if progress is None else (progress[0], _finite(progress[1])),
-            member.operator,
-        )
-
-    def member(self) -> Member:
-        progress = self.progress
-        return Member(
-            self.id,
-            self.genome,
-            self.losses,
-            self.status,
-            self.history,
-            None if progress is None else (progress[0], math.inf if progress[1] is None else progress[1]),
-            self.operator,
-        )
-
-
 class Want(msgspec.Struct, frozen=True, array_like=True):
     """A wish to evaluate a configuration. ``token``: of the leader, by which it knows the answer; ``key``: what must
     not come twice; ``paused``: the id of an individual that was pruned, and counted, and is to go on; ``phase``: in
@@ -103,25 +63,26 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
     drawn_s: float = 0.0
 
 
-class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
-    """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``: it had
-    reported a finite value, and did not return what is no value; ``fault``: see
-    ``hpo.islands.coordinator.health.fault``; ``error``: one line; ``again``: of a failure, what to evaluate if it does
-    not count; ``started``: Unix seconds; ``result``: parameters and objectives of one that is better than all of its
-    worker before; ``steps``: of the last report of one that completed."""
+class EvaluationEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How one individual ended, for the coordinator's counts."""
 
     token: int
+    """The number by which the individual was granted."""
     id: str
-    status: str
+    outcome: Outcome
+    """Its error is one line, and it has no metrics; the journal has them."""
     losses: tuple[float, ...] | None
-    seconds: float
-    reported: bool
-    fault: str | None
-    error: str = ""
+    """One finite number an objective, to be minimised; None unless it completed."""
+    reported: bool = False
+    """Whether it had reported a finite value, and did not return what is no value."""
+    fault: str | None = None
+    """See ``hpo.islands.coordinator.health.fault``."""
     again: Assignment | None = None
+    """The assignment by which it is evaluated if its failure does not count; None where it did not fail."""
     started: float = 0.0
-    result: tuple[dict[str, Scalar], dict[str, float]] | None = None
-    steps: int | None = None
+    """Unix seconds."""
+    params: dict[str, Scalar] | None = None
+    """Its parameters, where it is better than all that its worker evaluated before."""
 
 
 class Hello(BeforeServing, frozen=True):
@@ -156,9 +117,9 @@ class Start(BeforeServing, frozen=True):
     launch: int
     surroundings: Surroundings
     sequence: int
-    population: list[Evaluated]
+    population: list[Member]
     owned: list[str]
-    reports: list[RungReport]
+    reports: Sequence[RungReport]
     resting: dict[str, tuple[int, str]]
 
 
@@ -258,15 +219,15 @@ class Retired(ToWorker, frozen=True):
 class Records(ToWorker, frozen=True):
     """Leader to the leaders of its island: newly finished individuals, ids that emigrated, intermediate results."""
 
-    evaluated: list[Evaluated]
+    evaluated: list[Member]
     emigrated: list[str]
-    reports: list[RungReport]
+    reports: Sequence[RungReport]
 
 
 class Migrant(ToWorker, frozen=True):
     """Leader to one leader of another island, which owns the individual from now on and sends it to its island."""
 
-    evaluated: Evaluated
+    evaluated: Member
 
 
 class WorkerMessage(ToWorker, frozen=True):
@@ -304,7 +265,7 @@ _DECODER = msgspec.json.Decoder(Union[tuple(KINDS.values())])  # noqa: UP007
 
 
 def encode(message: Message) -> bytes:
-    """Bytes of ``message``. NaN and infinity do not exist in JSON: losses are finite by contract."""
+    """Bytes of ``message``. NaN and infinity, which JSON does not have, become null."""
     return _ENCODER.encode(message)
 
 
@@ -328,15 +289,6 @@ def check_handlers(receiver: type[Message], handled: Collection[type[Message]]) 
 def reports(received: Iterable[RungReport]) -> list[tuple[str, int, float]]:
     """Intermediate results from a message: the loss infinite where it was not finite."""
     return [(name, step, math.inf if loss is None else loss) for name, step, loss in received]
-
-
-def rung_reports(found: Iterable[tuple[str, int, float]]) -> list[RungReport]:
-    """``found`` for a message, as ``reports`` takes it back."""
-    return [(name, step, _finite(loss)) for name, step, loss in found]
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
 
 
 class Counter:

@@ -27,7 +27,7 @@ from hpo.errors import CampaignError, UsageError
 from hpo.individual import CRASHED, FAILED, INVALID, TIMEOUT, Scalar
 from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.files import journal_files, journal_name
-from hpo.journal.records import Command, Launched, decode
+from hpo.journal.records import Command, Launched, Record, decode
 
 MOST_BYTES = 1 << 20
 """Of a command's file."""
@@ -387,6 +387,13 @@ class Standing:
     points: list[tuple[str, dict[str, Scalar]]] = field(default_factory=list)
     # By key the value that holds, and the one that the campaign file had then.
     _set: dict[str, tuple[int | float, int | float | None]] = field(default_factory=dict)
+
+    def take(self, record: Record) -> None:
+        """Count ``record``, if it is about a launch or a command."""
+        if isinstance(record, Launched):
+            self.launched(record)
+        elif isinstance(record, Command):
+            self.add(record)
 
     def launched(self, record: Launched) -> None:
         """A launch begins."""

@@ -1,4 +1,4 @@
-"""Which of the records on an individual counts, in whatever order the journals are read.
+"""The one fold of the records on evaluations: which of them counts, in whatever order the journals are read.
 
 Journals are in no order of time: an individual may have been begun on one worker and ended on another, twice after a
 death, and again after a pause. The rules, once for all readers:
@@ -10,11 +10,14 @@ death, and again after a pause. The rules, once for all readers:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
-from hpo.individual import COMPLETED, FINAL, PRUNED
-from hpo.journal.records import Finished, Header, Reopened, Started
+from msgspec.structs import replace
+
+from hpo.individual import COMPLETED, FINAL, PRUNED, Attempt
+from hpo.journal.records import Finished, Header, Record, Reopened, Started
 
 _Run = tuple[int, int]
 
@@ -36,16 +39,19 @@ class _Open(NamedTuple):
 
     @classmethod
     def of(cls, launch: int, record: Started | Finished) -> _Open:
-        return cls((record.run, record.retries, launch, record.at), record)
+        attempt = record.attempt
+        return cls((attempt.run, attempt.retries, launch, record.at), record)
 
 
 class Unfinished(NamedTuple):
-    """An individual to be evaluated: its latest record, with its launch. ``reopened``: how often it has been; more
-    often than the record says where it was not begun again."""
+    """An individual to be evaluated."""
 
     launch: int
+    """The launch of its latest record."""
     record: Started | Finished
-    reopened: int
+    """Its latest record."""
+    attempt: Attempt
+    """The run that comes next."""
 
 
 class EvaluationsState(NamedTuple):
@@ -93,39 +99,51 @@ class CurrentEvaluations:
         )
 
     @property
-    def ended(self) -> int:
-        """How many individuals have ended."""
-        return len(self._ended)
+    def ended_ids(self) -> Collection[str]:
+        """The ids of individuals that have ended."""
+        return self._ended.keys()
 
     @property
-    def ended_ids(self) -> Collection[str]:
-        """The ids of those."""
-        return self._ended.keys()
+    def counts(self) -> Counter[str]:
+        """Numbers of individuals that have ended, by status."""
+        return Counter(status for _, status in self._ended.values())
 
     @property
     def open(self) -> list[Unfinished]:
         """The unfinished individuals."""
-        return [
-            Unfinished(one.order[2], one.record, max(one.record.reopened, self._reopened.get(identity, 0)))
-            for identity, one in self._open.items()
-        ]
+        found = []
+        for identity, one in self._open.items():
+            attempt, reopened = one.record.attempt, self._reopened.get(identity, 0)
+            begun_since = reopened <= attempt.reopened
+            following = replace(attempt, resumed=True) if begun_since else Attempt(reopened=reopened)
+            found.append(Unfinished(one.order[2], one.record, following))
+        return found
 
     @property
-    def failures(self) -> list[Started | Finished]:
-        """The ends that may be reopened."""
-        return [one.record for one in self._failures.values()]
-
-    def enter_launch(self, header: Header) -> None:
-        """The records that follow are of the launch of ``header``."""
-        self._launch = header.launch
+    def failures(self) -> list[Unfinished]:
+        """The failures that may be reopened, as they would be evaluated then."""
+        return [
+            Unfinished(one.order[2], one.record, Attempt(reopened=one.record.reopened + 1))
+            for one in self._failures.values()
+        ]
 
     def forget(self, identity: str) -> None:
         """No record of this individual was added: they will be, in another order."""
         for kept in (self._ended, self._open, self._failures, self._reopened):
             kept.pop(identity, None)
 
-    def reopen(self, record: Reopened) -> Change:
-        """An individual is evaluated anew. Its failure may be read later."""
+    def take(self, record: Record) -> Change | None:
+        """Count ``record``; None where it is about no evaluation. A header comes before the records of its journal."""
+        if isinstance(record, (Started, Finished)):
+            return self._add(record)
+        if isinstance(record, Reopened):
+            return self._reopen(record)
+        if isinstance(record, Header):
+            self._launch = record.launch
+        return None
+
+    def _reopen(self, record: Reopened) -> Change:
+        # The failure may be read later.
         identity = record.id
         if self._reopened.get(identity, 0) >= record.number:
             return Change(counts=False)
@@ -137,7 +155,7 @@ class CurrentEvaluations:
         self._open[identity] = self._failures.pop(identity)
         return Change(counts=True, reopens=ended[1])
 
-    def add(self, record: Started | Finished) -> Change:
+    def _add(self, record: Started | Finished) -> Change:
         identity, run = record.id, record.run
         ended = self._ended.get(identity)
         open_ = self._open.get(identity)
@@ -145,10 +163,10 @@ class CurrentEvaluations:
             return Change(counts=False)
         before = None if ended is None else ended[1]
         self._failures.pop(identity, None)
-        if isinstance(record, Finished) and record.status in FINAL:
-            failure = record.status not in (COMPLETED, PRUNED)
+        if isinstance(record, Finished) and (status := record.status) in FINAL:
+            failure = status not in (COMPLETED, PRUNED)
             if not failure or self._reopened.get(identity, 0) <= record.reopened:
-                end = run, record.status
+                end = run, status
                 self._ended[identity] = self._ends.setdefault(end, end)
                 self._open.pop(identity, None)
                 if failure:

@@ -35,7 +35,6 @@ from hpo.journal.records import (
     Header,
     NotWhole,
     Record,
-    Reopened,
     Started,
     decode,
     encode,
@@ -229,7 +228,7 @@ class _Inspection:
         report.journals = len(self.journals)
         report.launches = len({journal.name.launch for journal in self.journals})
         report.records = sum(journal.records for journal in self.journals)
-        report.finished = self._evaluations.ended
+        report.finished = len(self._evaluations.ended_ids)
         report.unfinished = [one.record.id for one in self._evaluations.open]
         report.repairable = any(journal.to_do for journal in self.journals)
 
@@ -303,12 +302,11 @@ class _Inspection:
         journal.records += 1
         if isinstance(record, Header):
             journal.header = journal.header or record
-            self._evaluations.enter_launch(record)
         if record is not None and journal.first_time is None:
             journal.first_time = record.at
-        if isinstance(record, Reopened):
-            self._evaluations.reopen(record)
         if not isinstance(record, (Started, Finished)):
+            if record is not None:
+                self._evaluations.take(record)
             return
         if (misfit := self._misfit(record)) is not None:
             self._misfits.append((journal, piece, misfit))
@@ -323,7 +321,7 @@ class _Inspection:
                     "an individual that had ended otherwise ends again; the first end counts",
                 )
                 return
-        self._evaluations.add(record)
+        self._evaluations.take(record)
 
     def _misfit(self, record: Started | Finished) -> str | None:
         """Why an individual is none of the campaign that ``campaign.json`` describes; None if it is."""
@@ -333,8 +331,9 @@ class _Inspection:
             self._space.validate(record.params)
         except UsageError as error:
             return "; ".join(str(error).splitlines())
-        if isinstance(record, Finished) and record.objectives and {*record.objectives} != self._objectives:
-            return f"its objectives are {', '.join(record.objectives)}"
+        objectives = record.objectives if isinstance(record, Finished) else None
+        if objectives and {*objectives} != self._objectives:
+            return f"its objectives are {', '.join(objectives)}"
         return None
 
     def _takes_long(self) -> bool:

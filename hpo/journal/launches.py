@@ -7,7 +7,6 @@ into a queue again or called done follows from here."""
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
 from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
-from hpo.journal.records import Command, Ended, Finished, Header, Launched, Record, Reopened, Started
+from hpo.journal.records import Ended, Finished, Header, Launched, Record
 
 MOST_IN_VAIN = 3
 """Launches in a row that get nothing done are not followed by another: what ends them will not go away."""
@@ -78,24 +77,11 @@ def read_launch_patiently(
 
 def is_complete(directory: Path, evaluations: int | None) -> bool:
     """Whether the budget is used up, and not on failures alone. ``evaluations``: what the campaign file says of it."""
-    statuses: dict[str, str] = {}
-    current = CurrentEvaluations()
-    standing = Standing()
+    current, standing = CurrentEvaluations(), Standing()
     for record in read_directory(directory, []):
-        if isinstance(record, Header):
-            current.enter_launch(record)
-        elif isinstance(record, Launched):
-            standing.launched(record)
-        elif isinstance(record, Command):
-            standing.add(record)
-        elif isinstance(record, (Started, Finished, Reopened)):
-            change = current.reopen(record) if isinstance(record, Reopened) else current.add(record)
-            if change.reopens:
-                statuses.pop(record.id, None)
-            if change.ends and isinstance(record, Finished):
-                statuses[record.id] = record.status
-    counts = Counter(statuses.values())
-    budget = standing.evaluations(evaluations)
+        current.take(record)
+        standing.take(record)
+    counts, budget = current.counts, standing.evaluations(evaluations)
     return budget is not None and counts.total() >= budget and counts[COMPLETED] + counts[PRUNED] > 0
 
 
@@ -103,10 +89,7 @@ def standing_budget(directory: Path, evaluations: int | None) -> int | None:
     """The budget that holds: the latest of ``hpo set`` and of ``evaluations``, which the campaign file says."""
     standing = Standing()
     for record in read_directory(directory, []):
-        if isinstance(record, Launched):
-            standing.launched(record)
-        elif isinstance(record, Command):
-            standing.add(record)
+        standing.take(record)
     return standing.evaluations(evaluations)
 
 
@@ -120,7 +103,8 @@ def got_something_done(directory: Path, launch: int) -> bool:
 def _is_progress(record: Record) -> bool:
     if not isinstance(record, Finished):
         return False
-    return record.status in FINAL or (record.status == INTERRUPTED and record.error is None)
+    outcome = record.outcome
+    return outcome.status in FINAL or (outcome.status == INTERRUPTED and outcome.error is None)
 
 
 def launches_in_vain(directory: Path, job: str = "") -> int:

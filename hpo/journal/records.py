@@ -1,7 +1,8 @@
 """The records of a campaign's journal, and the line of JSON that each is written as.
 
 A record type is one class here: to add one, write its class; to add a field, give it a default, with which it is not
-written and which older journals are read with. All times are Unix seconds.
+written and which older journals are read with. Evaluations are nested in memory and flat in their lines: ``flat`` and
+``nested`` alone know both. All times are Unix seconds.
 
 The last key of a line, ``crc``, is the CRC-32 (eight hexadecimal digits) of the line's bytes before ``,"crc":``. JSON
 has no non-finite numbers: among metrics and objectives they are the words "nan", "inf" and "-inf"."""
@@ -18,8 +19,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import msgspec
+from msgspec import structs
 
-from hpo.individual import Scalar, make_id
+from hpo.individual import Attempt, Configuration, Facts, FinalFacts, Outcome, Scalar, birthplace, make_id
 
 VERSION = 1
 
@@ -94,34 +96,11 @@ class Launched(Record, kw_only=True):
     pruner: str = "none"
 
 
-class Evaluation(Record, kw_only=True, rename={"resumed_at_step": "promoted"}):
-    """An individual and the run of its evaluation that a record is about.
+class Evaluation(Facts, Record, kw_only=True):
+    """An individual, and the run of its evaluation that a record is about."""
 
-    ``island``, ``worker``, ``sequence``: where it was bred, which make up its id; ``retries``: how many evaluations
-    crashed before; ``resumed_at_step``: the step at which it was paused and went on, 0 in its first run; ``inherits``:
-    the individual from whose checkpoint it went on, if from any; ``reopened``: how often it had ended in a failure that
-    was reopened."""
-
-    id: str
-    island: Index
-    worker: Index
-    sequence: Count
-    params: dict[str, Scalar]
-    operator: str
-    parents: tuple[str, ...]
-    retries: int
-    resumed_at_step: int = 0
-    inherits: str = ""
-    reopened: int = 0
-
-    @property
-    def run(self) -> tuple[int, int]:
-        """Which run of its evaluation this is: later ones are larger."""
-        return self.reopened, self.resumed_at_step
-
-    def __post_init__(self) -> None:
-        if self.id != make_id(self.island, self.worker, self.sequence):
-            raise ValueError(f"the id {self.id[:80]!r} does not fit island, worker and sequence")
+    configuration: Configuration
+    attempt: Attempt
 
 
 class Started(Evaluation, kw_only=True):
@@ -130,18 +109,14 @@ class Started(Evaluation, kw_only=True):
     time: float
 
 
-class Finished(Evaluation, kw_only=True):
-    """An evaluation has ended; a ``Started`` of it need not exist. ``resting``: it was pruned and may go on;
-    ``steps``: of its last report, where it completed."""
+class Finished(FinalFacts, Evaluation, kw_only=True):
+    """An evaluation has ended; a ``Started`` of it need not exist."""
 
+    outcome: Outcome
     started: float | None
     finished: float
-    status: str
-    objectives: dict[str, Number] | None
-    metrics: dict[str, Scalar | list[Number]]
-    error: str | None
     resting: bool = False
-    steps: int | None = None
+    """Whether it was pruned and may go on."""
 
     @property
     def at(self) -> float:
@@ -268,12 +243,109 @@ class Ended(Record, kw_only=True):
     time: float
 
 
-def _leaves(kind: type[Record]) -> list[type[Record]]:
+class _EvaluationLine(
+    msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", rename={"resumed_at_step": "promoted"}
+):
+    """The line of an ``Evaluation``: all fields side by side, and the three numbers that make up the id."""
+
+    id: str
+    island: Index
+    worker: Index
+    sequence: Count
+    params: dict[str, Scalar]
+    operator: str
+    parents: tuple[str, ...]
+    retries: int
+    resumed_at_step: int = 0
+    inherits: str = ""
+    reopened: int = 0
+
+    def __post_init__(self) -> None:
+        if self.id != make_id(self.island, self.worker, self.sequence):
+            raise ValueError(f"the id {self.id[:80]!r} does not fit island, worker and sequence")
+
+
+class _StartedLine(_EvaluationLine, kw_only=True, tag="started"):
+    time: float
+
+
+class _FinishedLine(_EvaluationLine, kw_only=True, tag="finished"):
+    started: float | None
+    finished: float
+    status: str
+    objectives: dict[str, Number] | None
+    metrics: dict[str, Scalar | list[Number]]
+    error: str | None
+    resting: bool = False
+    steps: int | None = None
+
+
+_NOT_ON_RECORD = "resumed", "contested", "seconds"
+"""Fields that concern the process which evaluates, or follow from the times."""
+
+
+def flat(record: Record) -> msgspec.Struct:
+    """``record`` as its line has it."""
+    if not isinstance(record, Evaluation):
+        return record
+    values: dict[str, Any] = {**structs.asdict(record.configuration), **structs.asdict(record.attempt)}
+    values["island"], values["worker"], values["sequence"] = birthplace(record.id)
+    kind: type[_EvaluationLine] = _StartedLine
+    if isinstance(record, Finished):
+        outcome, kind = record.outcome, _FinishedLine
+        values |= {name: getattr(outcome, name) for name in Outcome.__struct_fields__}
+        values |= {"started": record.started, "finished": record.finished, "resting": record.resting}
+    else:
+        values["time"] = record.at
+    for name in _NOT_ON_RECORD:
+        values.pop(name, None)
+    return kind(**values)
+
+
+def nested(line: msgspec.Struct) -> Record:
+    """The record of a ``line``, as ``flat`` made it."""
+    if not isinstance(line, _EvaluationLine):
+        assert isinstance(line, Record)
+        return line
+    configuration = Configuration(
+        id=line.id,
+        params=line.params,
+        operator=line.operator,
+        parents=line.parents,
+        inherits=line.inherits,
+    )
+    attempt = Attempt(retries=line.retries, resumed_at_step=line.resumed_at_step, reopened=line.reopened)
+    if isinstance(line, _StartedLine):
+        return Started(configuration=configuration, attempt=attempt, time=line.time)
+    assert isinstance(line, _FinishedLine)
+    outcome = Outcome(
+        status=line.status,
+        objectives=line.objectives,
+        metrics=line.metrics,
+        error=line.error,
+        seconds=0.0 if line.started is None else line.finished - line.started,
+        steps=line.steps,
+    )
+    return Finished(
+        configuration=configuration,
+        attempt=attempt,
+        outcome=outcome,
+        started=line.started,
+        finished=line.finished,
+        resting=line.resting,
+    )
+
+
+def _leaves(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
     below = [leaf for child in kind.__subclasses__() for leaf in _leaves(child)]
     return below or [kind]
 
 
-_TYPES = {kind.__struct_config__.tag: kind for kind in _leaves(Record)}
+_TYPES = {
+    kind.__struct_config__.tag: kind
+    for kind in (*_leaves(Record), *_leaves(_EvaluationLine))
+    if not issubclass(kind, Evaluation)
+}
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(_TYPES.values())])  # noqa: UP007
 _encoder = msgspec.json.Encoder(enc_hook=lambda value: storable(value))
 
@@ -299,14 +371,15 @@ def encode(record: Record) -> bytes:
 
     What JSON cannot hold (text that is not Unicode, objects of other types, integers beyond 64 bits) is stored as text,
     because a strange metric must not cost the result it came with."""
+    line = flat(record)
     for name in ("metrics", "objectives"):
-        values = getattr(record, name, None)
+        values = getattr(line, name, None)
         if values and not all(map(fits_json, values.values())):
-            record = msgspec.structs.replace(record, **{name: storable(values)})
+            line = structs.replace(line, **{name: storable(values)})
     try:
-        body = _encoder.encode(record)[:-1]
+        body = _encoder.encode(line)[:-1]
     except UnicodeEncodeError:
-        body = _encoder.encode(storable(msgspec.to_builtins(record, enc_hook=storable)))[:-1]
+        body = _encoder.encode(storable(msgspec.to_builtins(line, enc_hook=storable)))[:-1]
     return with_checksum(body)
 
 
@@ -333,17 +406,17 @@ def decode(line: bytes) -> Record | None:
     """
     check_line(line)
     try:
-        record: Record = _decoder.decode(line)
+        found: msgspec.Struct = _decoder.decode(line)
     except (ValueError, RecursionError) as error:
         if _type_of(line) in _TYPES:
             raise ValueError(str(error)) from error
         return None
     if _NONFINITE_WORD.search(line) is not None:
         for name in ("metrics", "objectives"):
-            values = getattr(record, name, None)
+            values = getattr(found, name, None)
             if values:
-                setattr(record, name, {key: numbers_in(value) for key, value in values.items()})
-    return record
+                setattr(found, name, {key: numbers_in(value) for key, value in values.items()})
+    return nested(found)
 
 
 def _type_of(line: bytes) -> str:

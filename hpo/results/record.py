@@ -8,15 +8,27 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec import structs
 
-from hpo.individual import COMPLETED, FINAL, KNOWN, LOST, PRUNED, RUNNING, Individual, known_id
+from hpo.individual import (
+    COMPLETED,
+    FINAL,
+    KNOWN,
+    LOST,
+    PRUNED,
+    RUNNING,
+    Attempt,
+    Configuration,
+    Individual,
+    Outcome,
+    birthplace,
+    known_id,
+)
 from hpo.journal import commands, lock
 from hpo.journal import directory as directories
 from hpo.journal.evaluations import CurrentEvaluations
@@ -151,10 +163,9 @@ class Fold:
         self.launches: dict[int, Launch] = {}
         self.known: dict[int, Individual] = {}
         self._evaluations = CurrentEvaluations()
-        self._ended: dict[str, Started | Finished] = {}
-        self._ended_in: dict[str, int] = {}
-        # Of individuals that went on after a pause, the earliest record: it says what proposed them.
-        self._first: dict[str, Started | Finished] = {}
+        self._ended: dict[str, Individual] = {}
+        # Of individuals that went on after a pause, the earliest run: its configuration says what proposed them.
+        self._first: dict[str, tuple[Attempt, Configuration]] = {}
         # By (hop, time, source, target): the record of a second move may be read before that of the first.
         self._moves: dict[str, dict[tuple[int, float, int, int], Migrated]] = {}
         self.reported: list[Reported] = []
@@ -173,7 +184,7 @@ class Fold:
 
     def _on_header(self, record: Header) -> None:
         number, at = record.launch, record.time
-        self._evaluations.enter_launch(record)
+        self._evaluations.take(record)
         self._launch = self.launches.setdefault(number, Launch(number=number, started=at, updated=at))
         self._launch.started = min(self._launch.started, at)
         self.parts.enter(record)
@@ -185,7 +196,7 @@ class Fold:
     def _on_command(self, record: Command) -> None:
         request = self.standing.add(record)
         if isinstance(request, commands.Set) and self._launch.launched is not None:
-            self._launch.launched = msgspec.structs.replace(self._launch.launched, **request.values)
+            self._launch.launched = structs.replace(self._launch.launched, **request.values)
 
     def _on_left(self, record: Left) -> None:
         self._launch.left.append(record)
@@ -221,58 +232,57 @@ class Fold:
         self.parts.add(record)
         self._take(record)
 
-    def _take(self, record: Started | Finished) -> None:
-        change = self._evaluations.add(record)
-        if change.reopens is not None:
-            self._keep_first(self._ended.pop(record.id))
+    def _take(self, record: Started | Finished | Reopened) -> None:
+        change = self._evaluations.take(record)
+        assert change is not None
+        before = None if change.reopens is None else self._ended.pop(record.id)
+        if isinstance(record, Reopened):
+            return
+        if before is not None:
+            self._keep_first(before)
         if change.ends:
-            self._ended[record.id] = record
-            self._ended_in[record.id] = self._launch.number
+            self._ended[record.id] = _individual(record, self._launch.number)
         elif not change.counts:
             self._keep_first(record)
-
-    def _on_reopened(self, record: Reopened) -> None:
-        if self._evaluations.reopen(record).reopens is not None:
-            del self._ended[record.id]
 
     def reorder(self, identity: str, records: Iterable[tuple[Header, Started | Finished | Reopened]]) -> None:
         """``records``, with the headers of their journals, are all on the evaluations of this individual, in the order
         that counts; they were added in another one. A header comes next."""
         self._evaluations.forget(identity)
-        for kept in (self._ended, self._ended_in, self._first):
+        for kept in (self._ended, self._first):
             kept.pop(identity, None)
         for header, record in records:
             self._on_header(header)
-            if isinstance(record, Reopened):
-                self._on_reopened(record)
-            else:
-                self._take(record)
+            self._take(record)
 
-    def _keep_first(self, record: Started | Finished) -> None:
-        first = self._first.setdefault(record.id, record)
-        if record.run < first.run:
-            self._first[record.id] = record
+    def _keep_first(self, one: Started | Finished | Individual) -> None:
+        first, _ = self._first.get(one.id, (None, None))
+        if first is None or one.run < first.run:
+            self._first[one.id] = one.attempt, one.configuration
 
     def individuals(self, *, alive: bool) -> list[Individual]:
         """All, in the order in which they started; those at work in a launch that is no more are lost."""
         last = max(self.launches, default=0)
         runs = alive and bool(last) and self.launches[last].ended is None
-        everyone = [_individual(record, self._ended_in[identity]) for identity, record in self._ended.items()]
+        everyone = [self._placed(one) for one in self._ended.values()]
         for launch, record, _ in self._evaluations.open:
-            individual = _individual(record, launch)
-            reopened = individual.status in FINAL
-            if reopened or (individual.status == RUNNING and not (runs and launch == last)):
-                individual.status = LOST
-            everyone.append(individual)
-        for individual in everyone:
-            first = self._first.get(individual.id)
-            if first is not None:
-                individual.operator, individual.parents = first.operator, first.parents
-            moves = self._moves.get(individual.id)
-            if moves:
-                individual.migrations = tuple((source, target) for _, _, source, target in sorted(moves))
-        everyone.sort(key=lambda one: (one.started or 0.0, one.island, one.worker, one.sequence))
+            one = _individual(record, launch)
+            reopened = one.status in FINAL
+            if reopened or (one.status == RUNNING and not (runs and launch == last)):
+                one = structs.replace(one, outcome=structs.replace(one.outcome, status=LOST))
+            everyone.append(self._placed(one))
+        everyone.sort(key=lambda one: (one.started or 0.0, birthplace(one.id)))
         return everyone
+
+    def _placed(self, one: Individual) -> Individual:
+        """``one`` with where it came from and where it went, which other records say."""
+        first, moves = self._first.get(one.id), self._moves.get(one.id)
+        if first is not None:
+            one = structs.replace(one, configuration=first[1])
+        if moves:
+            migrations = tuple((source, target) for _, _, source, target in sorted(moves))
+            one = structs.replace(one, migrations=migrations)
+        return one
 
     def record(
         self, directory: Path, identity: directories.Identity, torn: list[Path], *, alive: bool
@@ -300,9 +310,8 @@ class Fold:
             stop_pending=commands.stop_pending(directory),
             starts_and_ends=self.parts.copy(),
             reports=any(
-                one.status == PRUNED or (one.status == COMPLETED and one.steps is not None)
+                one.status == PRUNED or (one.status == COMPLETED and one.outcome.steps is not None)
                 for one in self._ended.values()
-                if isinstance(one, Finished)
             ),
             reported=sorted(self.reported, key=lambda one: (one.time, one.island, one.id, one.step)),
             moves=sorted(moves, key=lambda one: (one.time, one.id, one.hop, one.source)),
@@ -315,7 +324,7 @@ _HANDLERS: dict[type[Record], Callable[[Fold, Any], None]] = {
     Command: Fold._on_command,
     Started: Fold._on_evaluation,
     Finished: Fold._on_evaluation,
-    Reopened: Fold._on_reopened,
+    Reopened: Fold._take,
     Migrated: Fold._on_migrated,
     Known: Fold._on_known,
     Withdrawn: Fold._on_withdrawn,
@@ -328,32 +337,21 @@ _HANDLERS: dict[type[Record], Callable[[Fold, Any], None]] = {
 }
 
 
-# An individual has the fields of its records that bear the same names.
-_OF_STARTED, _OF_FINISHED = (
-    tuple(one.name for one in fields(Individual) if one.name in kind.__struct_fields__)
-    for kind in (Started, Finished)
-)
-_values_of_started, _values_of_finished = attrgetter(*_OF_STARTED), attrgetter(*_OF_FINISHED)
-
-
 def _individual(record: Started | Finished, launch: int) -> Individual:
-    if isinstance(record, Started):
-        values = dict(zip(_OF_STARTED, _values_of_started(record), strict=True))
-        return Individual(**values, launch=launch, started=record.time)
-    return Individual(**dict(zip(_OF_FINISHED, _values_of_finished(record), strict=True)), launch=launch)
+    facts: dict[str, Any] = {"started": record.at}
+    if isinstance(record, Finished):
+        facts = {"outcome": record.outcome, "started": record.started, "finished": record.finished}
+    return Individual(configuration=record.configuration, attempt=record.attempt, launch=launch, **facts)
 
 
 def _known(record: Known) -> Individual:
     return Individual(
-        known_id(record.number),
-        -1,
-        -1,
-        record.number,
-        record.params,
-        status=record.status,
-        objectives=record.objectives,
-        metrics={"source": record.source, "origin": record.origin},
-        operator=KNOWN,
+        configuration=Configuration(id=known_id(record.number), params=record.params, operator=KNOWN),
+        outcome=Outcome(
+            status=record.status,
+            objectives=record.objectives,
+            metrics={"source": record.source, "origin": record.origin},
+        ),
     )
 
 

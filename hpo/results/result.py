@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, STATUSES, Individual, Scalar
+from hpo.individual import COMPLETED, STATUSES, Individual, Metric, Scalar
 from hpo.journal.directory import read_identity
 from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
@@ -94,10 +94,12 @@ def table_rows(record: CampaignRecord) -> list[Individual]:
     if len(record.objectives) < 2 or any("front" in one.metrics for one in rows):
         return rows
     first = {one.id for one in front(record)}
-    return [
-        replace(one, metrics={**one.metrics, "front": one.id in first}) if one.status == COMPLETED else one
-        for one in rows
-    ]
+    return [_with_metric(one, "front", one.id in first) if one.status == COMPLETED else one for one in rows]
+
+
+def _with_metric(one: Individual, name: str, value: Metric) -> Individual:
+    outcome = structs.replace(one.outcome, metrics={**one.metrics, name: value})
+    return structs.replace(one, outcome=outcome)
 
 
 def _columns(individuals: Sequence[Individual], objectives: Sequence[str]) -> dict[str, list[object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 
 from hpo import aliases
@@ -12,7 +12,7 @@ from hpo.arguments import checked_arguments
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
-from hpo.individual import COMPLETED, FAILED, Scalar, known_id, make_id
+from hpo.individual import COMPLETED, FAILED, Configuration, Scalar, known_id, make_id
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import Front, reference_losses
 from hpo.search.population import Member, Population
@@ -26,17 +26,6 @@ from hpo.task.known_point import single_point
 from hpo.task.metrics import as_number
 from hpo.task.task import MINIMIZE, checked_constraints, checked_objectives, losses_of
 from hpo.text import excerpt
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A configuration to evaluate; give it back to ``tell`` with its value."""
-
-    id: str
-    params: dict[str, Scalar]
-    operator: str
-    parents: tuple[str, ...] = ()
-    genome: tuple[float, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +119,10 @@ class Search:
             space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates
         )
         self._asked = self._entered = 0
-        self._pending: dict[str, Suggestion] = {}
+        self._pending: dict[str, Candidate] = {}
         self._rest: Iterator[dict[str, Scalar]] | None = None
 
-    def ask(self) -> Suggestion:
+    def ask(self) -> Configuration:
         """A configuration that was not asked for before; or, for the share ``reevaluate``, one whose value is known.
         Returns an object with ``id``, ``params`` (dict), ``operator`` (str) and ``parents`` (ids).
 
@@ -141,32 +130,21 @@ class Search:
             SpaceExhausted: there is none left.
         """
         number = self._asked
-        candidate = Candidate(
-            token=number,
-            id=make_id(0, 0, number),
-            sequence=number,
-            genome=(),
-            params={},
-            key="",
-            operator="",
-        )
+        candidate = Candidate(number, Configuration(id=make_id(0, 0, number), params={}))
         self._proposals.fill(candidate, self._population)
-        stuck = candidate.attempts >= STUCK and not self._duplicates
+        stuck = candidate.draws >= STUCK and not self._duplicates
         if not candidate.key or (stuck and candidate.key in self._proposals.known):
             self._look_further(candidate)
         self._asked += 1
         self._proposals.known.add(candidate.key)
-        asked = Suggestion(
-            candidate.id, candidate.params, candidate.operator, candidate.parents, tuple(candidate.genome)
-        )
-        self._pending[asked.id] = asked
-        return asked
+        self._pending[candidate.id] = candidate
+        return candidate.configuration
 
-    def tell(self, suggestion: Suggestion, value: float | Mapping[str, float] | None) -> None:
+    def tell(self, suggestion: Configuration, value: float | Mapping[str, float] | None) -> None:
         """Give the value of a configuration, once.
 
         Args:
-            suggestion (Suggestion): what ``ask`` returned.
+            suggestion (Configuration): what ``ask`` returned.
             value (float): the objective, or with ``objectives`` a dictionary that has each by name; None, or a number
                 that is not finite: the evaluation failed.
 
@@ -174,17 +152,19 @@ class Search:
             UsageError: it was not asked for here, its value is known already, or ``value`` is no number, or lacks
                 an objective.
         """
-        if not isinstance(suggestion, Suggestion):
+        if not isinstance(suggestion, Configuration):
             raise UsageError(f"tell({excerpt(suggestion)}, …): must be what ask() returned")
         numbers = self._numbers(value, "tell", "the evaluation failed")
-        if self._pending.pop(suggestion.id, None) is None:
+        candidate = self._pending.pop(suggestion.id, None)
+        if candidate is None:
             raise UsageError(
                 f"{suggestion.id}: was not asked for, or was told already. Tell each suggestion once"
             )
         losses = self._losses(numbers)
         status = FAILED if losses is None else COMPLETED
-        member = Member(suggestion.id, suggestion.genome, losses, status, operator=suggestion.operator)
-        self._keep(suggestion.id, suggestion.params, numbers)
+        asked = candidate.configuration
+        member = Member(asked.id, candidate.genome, losses, status, operator=asked.operator)
+        self._keep(asked.id, asked.params, numbers)
         self._population.add(member)
         self._breeder.learn(member)
 
@@ -271,26 +251,27 @@ class Search:
         space. Where the same may come again, one that is known to be allowed does."""
         told = list(self._population) if self._duplicates else []
         if told:
-            candidate.genome = random.Random(candidate.id).choice(told).genome
-            candidate.params = self._space.decode(candidate.genome)
-            candidate.key, candidate.operator = self._space.key(candidate.params), "again"
-            candidate.parents = ()
+            again = random.Random(candidate.id).choice(told).genome
+            self._take(candidate, self._space.decode(again), "again")
+            candidate.genome = again  # its own, which the encoding of what it decodes to may not be
             return
         if self._rest is None:
             if not listable(self._space):
                 raise SpaceExhausted(
-                    f"nothing new was found in {candidate.attempts} draws. Loosen the constraints, or widen the space"
+                    f"nothing new was found in {candidate.draws} draws. Loosen the constraints, or widen the space"
                 )
             rest = [params for params in self._space.enumerate() if self._allows(params)]
             random.Random(len(rest)).shuffle(rest)
             self._rest = iter(rest)
         for params in self._rest:
-            key = self._space.key(params)
-            if key not in self._proposals.known:
-                candidate.params, candidate.key, candidate.operator = params, key, "last"
-                candidate.genome, candidate.parents = self._space.encode(params), ()
+            if self._space.key(params) not in self._proposals.known:
+                self._take(candidate, params, "last")
                 return
         raise SpaceExhausted(
             f"all {len(self._proposals.known)} configurations that the space and its constraints allow have been "
             "asked for"
         )
+
+    def _take(self, candidate: Candidate, params: dict[str, Scalar], operator: str) -> None:
+        candidate.configuration = Configuration(id=candidate.id, params=params, operator=operator)
+        candidate.key, candidate.genome = self._space.key(params), self._space.encode(params)

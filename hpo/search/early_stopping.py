@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from hpo.individual import REEVALUATION, Scalar
 from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
 from hpo.search.stopping_rules import PruningSettings, Report, Rule, make_rule
@@ -227,7 +229,7 @@ class Pruner:
     def rest(self, candidate: Candidate, step: int) -> None:
         """``candidate`` has paused at ``step``, or had in an earlier launch; it may be promoted by this leader, and
         by no other."""
-        candidate.resumed_at_step = step
+        candidate.attempt = replace(candidate.attempt, resumed_at_step=step)
         self._resting[candidate.id] = candidate
         rule = self._rule
         over = [

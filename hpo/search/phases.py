@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from hpo.config.settings import Settings
 from hpo.errors import UsageError

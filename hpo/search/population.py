@@ -3,11 +3,13 @@ millionth evaluation."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.models.pareto import crowding, dominates
@@ -17,27 +19,40 @@ BEST_KEPT = 64
 _MOST_ENTERED = 256
 _BEYOND = 1_000_000
 
+if TYPE_CHECKING:
+    Progress = tuple[int, float]
+else:
+    # JSON, in which members travel, has null in place of infinity.
+    Progress = tuple[int, float | None]
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """An evaluated individual as breeding sees it.
 
-    ``genome``: one gene a parameter, in the unit cube or an index. ``losses``: one number an objective, to be
-    minimised, None unless completed. ``history``: islands that it left. ``progress``: steps and loss of the last
-    report of one that was pruned or completed. ``operator``: what proposed it. ``age``: how many members this
-    population had seen before it. ``rank``: by what the population sorts it, lowest first. ``dominators``: how many of
-    the best dominate it."""
+class Member(msgspec.Struct, eq=False, array_like=True):
+    """An evaluated individual as breeding sees it, here and on its way to other leaders. A population that takes it in
+    sets ``age``, ``rank`` and ``dominators``."""
 
     id: str
     genome: tuple[float | int, ...]
+    """One gene a parameter, in the unit cube or an index."""
     losses: tuple[float, ...] | None
+    """One finite number an objective, to be minimised; None unless it completed."""
     status: str
     history: tuple[int, ...] = ()
-    progress: tuple[int, float] | None = None
+    """Islands that it left."""
+    progress: Progress | None = None
+    """Steps and loss of the last report, where it was pruned or completed."""
     operator: str = ""
+    """The name of what proposed it."""
     age: int = 0
+    """How many members the population had seen before it."""
     rank: float = 0.0
+    """The number by which the population sorts it, lowest first."""
     dominators: int = 0
+    """How many of the best dominate it."""
+
+    def __post_init__(self) -> None:
+        if self.progress is not None:
+            steps, loss = self.progress
+            self.progress = steps, math.inf if loss is None else loss
 
 
 class PopulationState(NamedTuple):

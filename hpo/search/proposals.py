@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
-from hpo.individual import REEVALUATION, Scalar
+from msgspec.structs import replace
+
+from hpo.individual import REEVALUATION, Configuration, Scalar, birthplace
 from hpo.search.population import Population
 from hpo.search.protocols import Breeder, Candidate, Codec, Offspring
 
@@ -18,13 +19,13 @@ _FURTHER = 500
 """Draws for each further claim of a candidate for which the constraints have allowed nothing yet."""
 
 
-def key_of(space: Codec, params: dict[str, Scalar], inherits: str, operator: str, identity: str) -> str:
-    """What must not come twice: a configuration, and whose checkpoint it goes on from, if from any. A repetition may
-    come as often as it is bred."""
-    key = space.key(params)
-    if operator == REEVALUATION:
-        return f"{key}#{identity}"
-    return f"{key}<{inherits}" if inherits else key
+def key_of(space: Codec, configuration: Configuration) -> str:
+    """Key that no two individuals share: the parameters, and whose checkpoint they go on from, if from any. Each
+    repetition has a key of its own."""
+    key = space.key(configuration.params)
+    if configuration.operator == REEVALUATION:
+        return f"{key}#{configuration.id}"
+    return f"{key}<{configuration.inherits}" if configuration.inherits else key
 
 
 class Proposals:
@@ -58,33 +59,32 @@ class Proposals:
         caller must look further. ``candidate.refused``: how many draws the constraints refused."""
         rng, breeder = self._rng, self._breeder
         bred = _BRED
-        breeder.begin_proposal(candidate.sequence)
-        rng.seed(f"{self._seed}/{candidate.id}/{candidate.attempts}")
-        most, candidate.refused = max(_MOST, candidate.attempts + _FURTHER), 0
+        breeder.begin_proposal(birthplace(candidate.id)[2])
+        rng.seed(f"{self._seed}/{candidate.id}/{candidate.draws}")
+        most, candidate.refused = max(_MOST, candidate.draws + _FURTHER), 0
         first = None
-        if not candidate.attempts:
+        if not candidate.draws:
             first = breeder.propose_first(candidate.id, self._seed, population, rng)
-        bred += breeder.further_attempts(candidate.attempts)
+        bred += breeder.further_attempts(candidate.draws)
         while True:
-            candidate.attempts += 1
+            candidate.draws += 1
             if first is not None:
                 child, first = first, None
-            elif candidate.attempts <= bred:
+            elif candidate.draws <= bred:
                 child = breeder.breed(population, rng)
             else:
-                child = Offspring(self._space.sample(rng), "random")
+                child = Offspring(self._space.sample(rng), operator="random")
             if (genome := self._space.project_to_allowed(child.genome)) is not child.genome:
                 child = replace(child, genome=genome)
             params = self._space.decode(child.genome)
+            configuration = Configuration.of(child, id=candidate.id, params=params)
             if not self._allows(params):
                 candidate.refused += 1
-                if candidate.attempts < most:
+                if candidate.draws < most:
                     continue
                 key = ""
                 break
-            key = key_of(self._space, params, child.inherits, child.operator, candidate.id)
-            if candidate.attempts >= bred + STUCK - _BRED or self._duplicates or key not in self.known:
+            key = key_of(self._space, configuration)
+            if candidate.draws >= bred + STUCK - _BRED or self._duplicates or key not in self.known:
                 break
-        candidate.genome, candidate.params, candidate.key = child.genome, params, key
-        candidate.operator, candidate.parents = child.operator, child.parents
-        candidate.inherits = child.inherits
+        candidate.configuration, candidate.genome, candidate.key = configuration, child.genome, key

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from hpo.individual import Scalar
+from hpo.individual import FIRST_ATTEMPT, Attempt, Configuration, Facts, Origin, Scalar
 from hpo.journal.records import Record
 from hpo.search.population import Member, Population
 from hpo.task.known_point import Allows
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
 
 Genome = tuple[float, ...]
@@ -44,16 +44,10 @@ class TrialReport:
 ReportHandler = Callable[[TrialReport], Verdict]
 
 
-@dataclass(frozen=True, slots=True)
-class Offspring:
-    """What a breeder proposes: a genome, the operator's name and the parents' ids.
-
-    ``inherits``: the individual from whose checkpoint it goes on training, if from any."""
+class Offspring(Origin, frozen=True):
+    """A breeder's proposal: a genome, and how it came about."""
 
     genome: Genome
-    operator: str
-    parents: tuple[str, ...] = ()
-    inherits: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +180,7 @@ class Crew(Protocol):
     @property
     def prepared(self) -> bool: ...
     def start(self, job: Job) -> None: ...
-    def poll(self) -> Sequence[Outcome]: ...
+    def poll(self) -> Sequence[TaskOutcome]: ...
     def receive(self, content: dict[str, object]) -> None: ...
     def listen(self, on_report: ReportHandler) -> None: ...
     def request_checkpoint(self) -> None: ...
@@ -208,33 +202,28 @@ class Journal(Protocol):
 
 
 @dataclass(slots=True)
-class Candidate:
-    """An individual on its way through this leader.
-
-    ``resumed``: it was begun before; ``promoted``: it had paused here, and goes on from there; ``retried``: it crashed
-    here, and is tried again. ``resumed_at_step``: steps after which it had paused; 0 where it has not paused.
-    ``contested``: see ``hpo.islands.assignment.Assignment``; ``phase``: in which it was bred. ``refused``, ``drawn_s``:
-    draws that the constraints refused, and seconds of drawing, since it was claimed last."""
+class Candidate(Facts):
+    """An individual on its way through this leader."""
 
     token: int
-    id: str
-    sequence: int
-    genome: Genome
-    params: dict[str, Scalar]
-    key: str
-    operator: str
-    parents: tuple[str, ...] = ()
-    retries: int = 0
-    resumed: bool = False
-    promoted: bool = False
-    retried: bool = False
-    attempts: int = 0
-    refused: int = 0
-    drawn_s: float = 0.0
-    started: float = 0.0
-    home: tuple[int, int] = (0, 0)
-    resumed_at_step: int = 0
-    inherits: str = ""
-    reopened: int = 0
-    contested: bool = False
+    """The number by which the coordinator's answer to its claim names it."""
+    configuration: Configuration
+    """Only its id is set before ``Proposals.fill``."""
+    attempt: Attempt = FIRST_ATTEMPT
+    genome: Genome = ()
+    key: str = ""
+    """Key that no two individuals share (see ``hpo.search.proposals.key_of``)."""
     phase: int = 0
+    """The phase in which it was bred."""
+    promoted: bool = False
+    """Whether it had paused here, and goes on from there."""
+    retried: bool = False
+    """Whether it crashed here, and is tried again."""
+    draws: int = 0
+    """How many configurations were drawn for it."""
+    refused: int = 0
+    """Draws that the constraints refused since it was claimed last."""
+    drawn_s: float = 0.0
+    """Seconds of drawing since it was claimed last."""
+    started: float = 0.0
+    """When its evaluation began here, in Unix seconds; 0 before."""

@@ -7,11 +7,13 @@ import os
 import re
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from hpo.individual import COMPLETED, FAILED, INVALID, STATUSES, Metric
+from msgspec import field
+from msgspec.structs import replace
+
+from hpo.individual import COMPLETED, FAILED, INVALID, PRUNED, STATUSES, Metric, Outcome
 from hpo.task.metrics import as_number, keep
 from hpo.text import excerpt
 
@@ -27,35 +29,56 @@ _TRACEBACK_LIMIT = 12_000
 """Characters of a traceback that are kept: its end, where the cause stands."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The end of one evaluation.
+class TaskOutcome(Outcome, frozen=True, kw_only=True, array_like=True):
+    """The end of one evaluation, with what the running launch alone needs to know.
 
-    ``objectives`` are finite; they are there when ``status`` is completed, or pruned after a finite report.
-    ``error`` is a sentence or a traceback; ``seconds`` is wall-clock time. ``remarks``: by name what is to be said of
-    metrics that are not kept whole. ``storage``: it failed because the individual's directory could not be made or
-    emptied, or its output file opened: this says nothing of the individual, which is tried again. ``no_value``: the
-    task returned what is none, so however well it trained, it fails for each configuration.
+    Raises:
+        ValueError: a field is not what the end of an evaluation can hold.
     """
 
-    status: str
-    objectives: dict[str, float] | None = None
-    metrics: dict[str, Metric] = field(default_factory=dict)
-    error: str | None = None
-    seconds: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
+    """Sentences on metrics that are not kept whole, by name."""
     storage: bool = False
+    """Whether it failed because the individual's directory could not be made or emptied, or its output file opened:
+    this says nothing of the individual, which is tried again."""
     no_value: bool = False
+    """Whether the task returned what is no value: however well it trained, it fails for each configuration."""
 
     def __post_init__(self) -> None:
-        """ValueError where a field is not what an outcome can hold."""
         if self.status not in STATUSES:
             raise ValueError(f"{self.status!r} is no status of an evaluation")
         if self.objectives is not None and not all(map(math.isfinite, self.objectives.values())):
             raise ValueError(f"an objective that is not finite in {self.objectives!r}")
 
 
-def judge(returned: object, objectives: Sequence[str]) -> Outcome:
+def pruned_outcome(
+    last: tuple[int, float] | None, objective: str | None, metrics: Mapping[str, Metric] = {}
+) -> TaskOutcome:
+    """The outcome of an evaluation that was stopped after its report ``last`` of step and value. ``objective``: the
+    name of the only one, which a finite value is of; None: there are several, and the value is a metric."""
+    if last is None:
+        return TaskOutcome(status=PRUNED)
+    step, value = last
+    kept = {**metrics, "pruned_step": step}
+    if not math.isfinite(value):
+        return TaskOutcome(status=PRUNED, metrics=kept)
+    if objective is None:
+        return TaskOutcome(status=PRUNED, metrics={**kept, "pruned_value": value})
+    return TaskOutcome(status=PRUNED, objectives={objective: value}, metrics=kept)
+
+
+def brief_outcome(outcome: Outcome, *, objectives: bool) -> Outcome:
+    """``outcome`` without metrics, with one line of its error, and on request without ``objectives``."""
+    return Outcome(
+        status=outcome.status,
+        objectives=outcome.objectives if objectives else None,
+        error=None if outcome.status == COMPLETED else summary_line(outcome.error or ""),
+        seconds=outcome.seconds,
+        steps=outcome.steps,
+    )
+
+
+def judge(returned: object, objectives: Sequence[str]) -> TaskOutcome:
     """What a task's return value says: completed, invalid (NaN or infinite) or failed (not a fitness).
 
     Numbers, NumPy scalars and tensors of one element are values. A dictionary holds every objective by name;
@@ -74,11 +97,11 @@ def judge(returned: object, objectives: Sequence[str]) -> Outcome:
     return _judge_values({objectives[0]: value})
 
 
-def _no_value(error: str) -> Outcome:
-    return Outcome(status=FAILED, error=error, no_value=True)
+def _no_value(error: str) -> TaskOutcome:
+    return TaskOutcome(status=FAILED, error=error, no_value=True)
 
 
-def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
+def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str]) -> TaskOutcome:
     metrics: dict[str, Metric] = {}
     remarks: dict[str, str] = {}
     for name, entry in returned.items():
@@ -87,7 +110,7 @@ def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str])
     return replace(_judge_objectives(returned, objectives), metrics=metrics, remarks=remarks)
 
 
-def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[str]) -> Outcome:
+def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[str]) -> TaskOutcome:
     values: dict[str, float] = {}
     for name in objectives:
         if name not in returned:
@@ -99,12 +122,12 @@ def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[st
     return _judge_values(values)
 
 
-def _judge_values(values: dict[str, float]) -> Outcome:
+def _judge_values(values: dict[str, float]) -> TaskOutcome:
     bad = [f"{name!r} is {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         error = f"objective {' and '.join(bad)}: only finite values can be compared."
-        return Outcome(status=INVALID, error=error)
-    return Outcome(status=COMPLETED, objectives=values)
+        return TaskOutcome(status=INVALID, error=error)
+    return TaskOutcome(status=COMPLETED, objectives=values)
 
 
 def describe_exception(error: BaseException) -> str:

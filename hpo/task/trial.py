@@ -9,24 +9,29 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
+
+from msgspec.structs import replace
 
 from hpo.errors import Interrupted, Pruned, UsageError
 from hpo.individual import (
     COMPLETED,
     CURVE_COLUMNS,
     FAILED,
+    FIRST_ATTEMPT,
     INTERRUPTED,
     MOST_STEPS,
-    PRUNED,
+    Attempt,
+    Configuration,
+    Facts,
     Metric,
     Scalar,
 )
 from hpo.spelling import suggestion
 from hpo.task.metrics import as_number, keep
-from hpo.task.outcome import Outcome, describe_exception, judge
+from hpo.task.outcome import TaskOutcome, describe_exception, judge, pruned_outcome
 from hpo.task.trial_directory import clear_directory, make_directory, not_begun
 from hpo.text import excerpt
 
@@ -37,20 +42,17 @@ _DIVERGED = "[diverged]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """An order to evaluate one individual, for all ranks of a worker.
+class Job(Facts):
+    """An order to evaluate one individual, for all ranks of a worker."""
 
-    ``directory`` is the individual's own. It is emptied first, but for printed output, unless the evaluation
-    was interrupted and goes on (``resumed``). ``parent``: the directory of the individual from whose checkpoint it
-    goes on; empty where what that had saved is gone.
-    """
-
-    id: str
-    params: dict[str, Scalar]
+    configuration: Configuration
+    attempt: Attempt = FIRST_ATTEMPT
     seed: int
     directory: str
-    resumed: bool = False
+    """The individual's own. It is emptied first, but for printed output, unless the evaluation was interrupted and goes
+    on (``attempt.resumed``)."""
     parent: str | None = None
+    """The directory of the individual from whose checkpoint it goes on; empty where what that had saved is gone."""
 
 
 class Link(Protocol):
@@ -203,7 +205,12 @@ class Trial:
             raise UsageError(
                 f"Trial.alone: directory = {excerpt(directory)}: must be the path of a directory"
             )
-        job = Job(id="alone", params=dict(params), seed=seed, directory=str(directory), resumed=True)
+        job = Job(
+            configuration=Configuration(id="alone", params=dict(params)),
+            attempt=Attempt(resumed=True),
+            seed=seed,
+            directory=str(directory),
+        )
         return cls(_Alone(device), job, rank=rank, size=size, local_rank=local_rank)
 
     @property
@@ -382,7 +389,7 @@ class _EpochReport:
         self._trial.report(epoch, metrics[self._value], **named)
 
 
-def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> Outcome:
+def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> TaskOutcome:
     """Call the task once and say how that ended; only worker rank 0's return value is looked at. The working directory
     is afterwards what it was.
 
@@ -394,20 +401,22 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
     try:
         with _same_working_directory():
             returned = evaluate(trial)
-        outcome = judge(returned, objectives) if trial.rank == 0 else Outcome(status=COMPLETED)
+        outcome = judge(returned, objectives) if trial.rank == 0 else TaskOutcome(status=COMPLETED)
     except Pruned:
-        outcome = _pruned(trial, objectives)
+        outcome = pruned_outcome(trial.last_report, objectives[0] if len(objectives) == 1 else None)
     except Interrupted:
-        outcome = Outcome(status=INTERRUPTED)
+        outcome = TaskOutcome(status=INTERRUPTED)
     except SystemExit as error:
-        outcome = Outcome(
+        outcome = TaskOutcome(
             status=FAILED, error=f"the task called sys.exit({error.code!r}): return or raise instead."
         )
     except Exception as error:
         # As trainers.train ends where its ``interrupt`` is ``trial.should_checkpoint``.
         saved = trial._asked_to_save and getattr(error, "saved", False) is True
         outcome = (
-            Outcome(status=INTERRUPTED) if saved else Outcome(status=FAILED, error=describe_exception(error))
+            TaskOutcome(status=INTERRUPTED)
+            if saved
+            else TaskOutcome(status=FAILED, error=describe_exception(error))
         )
         if error is trial._storage_error:
             outcome = not_begun(trial._storage_error, trial._directory)
@@ -438,20 +447,6 @@ def _same_working_directory() -> Iterator[None]:
     finally:
         with suppress(OSError):
             os.chdir(before)
-
-
-def _pruned(trial: Trial, objectives: Sequence[str]) -> Outcome:
-    """Its objective is the last value reported, where there is one objective and the value is finite; of several the
-    value is a metric.
-    """
-    if trial.last_report is None:
-        return Outcome(status=PRUNED)
-    step, value = trial.last_report
-    if not math.isfinite(value):
-        return Outcome(status=PRUNED, metrics={"pruned_step": step})
-    if len(objectives) > 1:
-        return Outcome(status=PRUNED, metrics={"pruned_step": step, "pruned_value": value})
-    return Outcome(status=PRUNED, objectives={objectives[0]: value}, metrics={"pruned_step": step})
 
 
 class _Alone:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpo.errors import describe_os_error
 from hpo.individual import FAILED
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 
 OUTPUT = "output-"
 """What an evaluation prints is in files of this prefix; they stay when checkpoints go."""
@@ -55,11 +55,11 @@ def make_directory(path: Path) -> None:
         path.mkdir(exist_ok=True)
 
 
-def not_begun(error: OSError, directory: object) -> Outcome:
+def not_begun(error: OSError, directory: object) -> TaskOutcome:
     """The outcome of an evaluation for which its ``directory`` could not be prepared."""
     if isinstance(error, PlaceTaken):
-        return Outcome(status=FAILED, error=f"the evaluation's directory cannot be used: {error}")
-    return Outcome(status=FAILED, error=describe_os_error(error, directory), storage=True)
+        return TaskOutcome(status=FAILED, error=f"the evaluation's directory cannot be used: {error}")
+    return TaskOutcome(status=FAILED, error=describe_os_error(error, directory), storage=True)
 
 
 def clear_directory(path: Path) -> None:

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
+from msgspec.structs import replace
 
 import hpo
 from hpo.individual import COMPLETED, PRUNED, Scalar
@@ -124,7 +125,7 @@ class OfTheTable(WrappingBreeder):
         child = super().breed(population, rng)
         row = next((row for row in self._table.nearest(child.genome) if row in self._left), 0)
         self._left.discard(row)
-        return Offspring(self._table.genomes[row], child.operator, child.parents)
+        return replace(child, genome=self._table.genomes[row])
 
 
 class Stream(RandomBreeder):
@@ -135,7 +136,7 @@ class Stream(RandomBreeder):
         self._rows = iter(random.Random(f"stream/{seed}").sample(table.genomes, len(table.genomes)))
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        return Offspring(next(self._rows, self._space.sample(rng)), "random")
+        return Offspring(next(self._rows, self._space.sample(rng)), operator="random")
 
 
 class Rows(hpo.SearchSpace):

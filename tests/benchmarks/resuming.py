@@ -22,11 +22,14 @@ from pathlib import Path
 
 from launching import single_threaded
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from individuals import make_finished, make_started
+
 import hpo
 from hpo.islands.resume import snapshot
 from hpo.islands.resume.fold import fold_directory
 from hpo.journal.files import JournalWriter, journal_files, journal_path
-from hpo.journal.records import Finished, Header, Launched, Migrated, Started
+from hpo.journal.records import Header, Launched, Migrated
 
 LAUNCHES, WORKERS, ISLANDS, FLOATS, BATCH = 10, 4, 2, 10, 10_000
 SPACE = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
@@ -58,10 +61,10 @@ def write_launch(directory: Path, launch: int, each: int) -> None:
                     "parents": (),
                     "retries": 0,
                 }
-                journal.append(Started(**of, time=began + sequence))
+                journal.append(make_started(**of, time=began + sequence))
                 failed = rng.random() < 0.03
                 journal.append(
-                    Finished(
+                    make_finished(
                         **of,
                         started=began + sequence,
                         finished=began + sequence + 0.5,

@@ -72,7 +72,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from simulation import Simulation
 
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 
 WORKERS = 8
 BUDGETS = (50, 100, 200)
@@ -417,12 +417,12 @@ def island(one: Problem, record: Record, rng: random.Random, seed: int, evaluati
     seconds = random.Random(f"seconds/{seed}")
 
     class Failing(Simulation):
-        def evaluate(self, candidate: Candidate) -> Outcome:
+        def evaluate(self, candidate: Candidate) -> TaskOutcome:
             value = one.value(candidate.params, rng)
             record.add(candidate.params, value)
             if math.isfinite(value):
-                return Outcome(status=COMPLETED, objectives={"value": value})
-            return Outcome(status=FAILED, error="not finite")
+                return TaskOutcome(status=COMPLETED, objectives={"value": value})
+            return TaskOutcome(status=FAILED, error="not finite")
 
     Failing(
         one.space,

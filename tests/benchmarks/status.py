@@ -22,9 +22,12 @@ from pathlib import Path
 
 from launching import single_threaded
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from individuals import make_finished, make_started
+
 import hpo
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Finished, Header, Launched, Started
+from hpo.journal.records import Header, Launched, Started
 from hpo.results.running import Tails
 
 LAUNCHES, FLOATS, RUNNING_S = 10, 10, 20.0
@@ -64,11 +67,8 @@ def write_journals(directory: Path, evaluations: int) -> None:
                 sequence = launch * each + number
                 params = SPACE.decode(SPACE.sample(rng))
                 journal.append(
-                    Finished(
+                    make_finished(
                         id=f"0-0-{sequence}",
-                        island=0,
-                        worker=0,
-                        sequence=sequence,
                         params=params,
                         operator="random",
                         parents=(),
@@ -116,11 +116,8 @@ def measure_running(workers: int) -> dict[str, float]:
 
 
 def start(worker: int, sequence: int, rng: random.Random) -> Started:
-    return Started(
+    return make_started(
         id=f"0-{worker}-{sequence}",
-        island=0,
-        worker=worker,
-        sequence=sequence,
         params=SPACE.decode(SPACE.sample(rng)),
         operator="random",
         parents=(),

@@ -15,6 +15,7 @@ from typing import Any
 
 import journals
 import pytest
+from individuals import make_assignment
 from simulation import MemoryInbox, Simulation
 from simulation.campaigns import SPACE, fall_sick, final, finished, losses, make, objective, records_of
 
@@ -22,7 +23,6 @@ import hpo
 from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
@@ -50,7 +50,7 @@ from hpo.journal.directory import write_identity
 from hpo.journal.records import Command, Launched, Record, decode, encode
 from hpo.results import overview, text
 from hpo.results import result as results
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 
 ASKED: dict[str, Any] = {"time": 1.0, "by": "me@here"}
 POINTS: list[dict[str, Any]] = [{"x": float(one), "y": 0.5, "kind": "a"} for one in range(4)]
@@ -332,11 +332,11 @@ class Failing(Simulation):
 
     broken = True
 
-    def evaluate(self, candidate: Any) -> Outcome:
+    def evaluate(self, candidate: Any) -> TaskOutcome:
         if self.broken and candidate.params["x"] < 0:
-            return Outcome(status=FAILED, error="OSError")
+            return TaskOutcome(status=FAILED, error="OSError")
         if self.broken and candidate.params["x"] > 4:
-            return Outcome(status=INVALID, error="NaN")
+            return TaskOutcome(status=INVALID, error="NaN")
         return super().evaluate(candidate)
 
 
@@ -412,11 +412,11 @@ def test_the_test_of_a_worker_does_not_wait_for_all_that_was_asked_for() -> None
     )
     judge, bad, begun = simulation.evaluate, set(), []
 
-    def evaluate(candidate: Any) -> Outcome:
+    def evaluate(candidate: Any) -> TaskOutcome:
         if simulation.crews[1]._candidate is candidate and candidate.id not in begun:
             begun.append(candidate.id)
             bad.update(begun[2:5])
-        return Outcome(status=FAILED, error="ValueError: no") if candidate.id in bad else judge(candidate)
+        return TaskOutcome(status=FAILED, error="ValueError: no") if candidate.id in bad else judge(candidate)
 
     simulation.evaluate = evaluate  # type: ignore[method-assign]
     report = simulation.run()
@@ -969,7 +969,7 @@ def test_a_failure_that_was_reopened_and_is_not_on_record_yet_is_not_reopened_ag
     simulation, _ = make(1, workers=2, evaluations=5)
     coordinator = simulation.coordinator
     coordinator.tally.counts["failed"] = 1
-    failure = Assignment(id="0-0-0", params={}, key="k", operator="random", admitted=True, reopened=1)
+    failure = make_assignment(id="0-0-0", params={}, key="k", operator="random", admitted=True, reopened=1)
     assert coordinator.retry([("failed", failure)], "hpo retry by me") == 1
     assert coordinator.retry([("failed", failure)], "hpo retry by me") == 0
     assert coordinator.tally.counts["failed"] == 0

@@ -10,6 +10,7 @@ import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_job
 
 import hpo
 from hpo.errors import CampaignError, UsageError
@@ -28,8 +29,8 @@ from hpo.journal.curves import (
     read_rows,
 )
 from hpo.results.curves import Curves, load, system
-from hpo.task.outcome import Outcome
-from hpo.task.trial import Job, Trial
+from hpo.task.outcome import TaskOutcome
+from hpo.task.trial import Trial
 
 NUMBERS = st.floats() | st.integers(-(2**63), 2**63 - 1)
 POINTS = st.builds(
@@ -267,10 +268,10 @@ def test_a_failing_disk_costs_rows_and_is_tried_again(tmp_path: Path) -> None:
 
 def test_an_evaluation_whose_curve_cannot_be_written_completes(tmp_path: Path) -> None:
     recording = Recording(CurveFile(path=str(written(tmp_path / "gone")), every_s=0.0))
-    job = Job(id="0-0-0", params={}, seed=0, directory=str(tmp_path))
+    job = make_job(id="0-0-0", params={}, seed=0, directory=str(tmp_path))
     recording.begin(job)
     Trial(Quiet(), job, curve=recording.curve).report(1, 0.5)
-    outcome = recording.finish(Outcome(status=COMPLETED, objectives={"value": 1.0}))
+    outcome = recording.finish(TaskOutcome(status=COMPLETED, objectives={"value": 1.0}))
     assert outcome.status == COMPLETED and "No such file" in "".join(outcome.remarks.values())
 
 
@@ -302,7 +303,7 @@ class Kept:
 
 
 def trial_of(curve: Kept) -> Trial:
-    return Trial(Quiet(), Job(id="0-0-0", params={}, seed=0, directory="."), curve=curve)
+    return Trial(Quiet(), make_job(id="0-0-0", params={}, seed=0, directory="."), curve=curve)
 
 
 @pytest.mark.parametrize("name", ["id", "step", "value", "time"])

@@ -8,14 +8,14 @@ import pytest
 from simulation.campaigns import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
 
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import PRUNED, REEVALUATION
+from hpo.individual import PRUNED, REEVALUATION, Outcome
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.claims import Claims
 from hpo.islands.messages import Claim, EvaluationEnd, Want
-from hpo.islands.resume.dead_leader import DeadLeaderRecord
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started
 from hpo.search.population import Member
@@ -164,7 +164,7 @@ def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():
     assert "died 4 times" in records[poisoned[0]].error
 
 
-END = EvaluationEnd(0, "0-1-0", "pruned", None, 1.0, reported=False, fault=None)
+END = EvaluationEnd(token=0, id="0-1-0", outcome=Outcome(status="pruned", seconds=1.0), losses=None)
 
 
 class Nowhere:
@@ -224,5 +224,6 @@ def test_one_that_paused_before_has_the_key_that_is_on_record():
     member = Member("0-1-2", SPACE.encode(params), (1.0,), PRUNED, operator="evolution")
     for parent in ("", "0-0-1"):
         candidate = claims.paused_before(member, 0, parent)
-        assert candidate.key == key_of(SPACE, candidate.params, parent, "evolution", "0-1-2")
+        assert (candidate.id, candidate.operator, candidate.inherits) == ("0-1-2", "evolution", parent)
+        assert candidate.key == key_of(SPACE, candidate.configuration)
         assert ("<0-0-1" in candidate.key) == bool(parent)

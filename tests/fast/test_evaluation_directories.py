@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from individuals import make_candidate, make_job
 from simulation.campaigns import fall_sick, make, records_of
 from written import Written
 
@@ -23,8 +24,6 @@ from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.files import read_directory
 from hpo.journal.records import Reopened
-from hpo.search.protocols import Candidate
-from hpo.task.trial import Job
 
 PAUSED = Resting(0, "", 0.0)
 SEEN: list[set[str]] = []
@@ -107,7 +106,7 @@ def test_a_link_in_the_place_of_an_individual_fails_that_one(resumed: bool, tmp_
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "thesis.txt").write_text("mine")
     (tmp_path / "0-0-0").symlink_to(tmp_path / "elsewhere")
-    job = Job(id="0-0-0", params={"x": 1.0}, seed=0, directory=str(tmp_path / "0-0-0"), resumed=resumed)
+    job = make_job(id="0-0-0", params={"x": 1.0}, seed=0, directory=str(tmp_path / "0-0-0"), resumed=resumed)
     crew = InlineCrew(evaluate=evaluate, objectives=("value",))
     crew.start(job)
     (outcome,) = crew.poll()
@@ -129,7 +128,7 @@ def test_a_failing_storage_makes_no_child_begin_anew(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "listdir", fails)
     with pytest.raises(OSError, match="Stale"):
         directories.holds("0-0-0")
-    child = Candidate(
+    child = make_candidate(
         token=0, id="0-0-1", sequence=1, genome=(), params={}, key="", operator="", inherits="0-0-0"
     )
     with pytest.raises(OSError, match="Stale"):

@@ -12,6 +12,8 @@ import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_individual
+from msgspec.structs import replace
 from scipy.stats import spearmanr
 
 import hpo
@@ -46,8 +48,8 @@ def one(
 ):
     values = value if isinstance(value, dict) or value is None else {"value": value}
     times = {"started": float(number), "finished": number + 1.0}
-    return Individual(
-        f"{island}-0-{number}", island, 0, number, params or {}, status, values,
+    return make_individual(
+        id=f"{island}-0-{number}", params=params or {}, status=status, objectives=values,
         operator=operator, parents=tuple(parents), **times, **more,
     )  # fmt: skip
 
@@ -204,7 +206,8 @@ def test_halving_stops_who_starts_late_unless_it_is_patient():
 def test_success_counts_the_best_tenth_and_failures_against_it():
     found = [one(n, float(n), operator="a" if n < 10 else "b", island=n % 2) for n in range(20)]
     found += [one(20 + n, None, status="failed", operator="a") for n in range(5)]
-    found[0].migrations, found[3].migrations = ((0, 1), (1, 0)), ((0, 1),)
+    found[0] = replace(found[0], migrations=((0, 1), (1, 0)))
+    found[3] = replace(found[3], migrations=((0, 1),))
     assert good(record(found)) == {"0-0-0", "1-0-1"}
     rates = success(record(found))
     assert {place: (each.good, each.ended) for place, each in rates.items()} == {
@@ -399,7 +402,7 @@ def test_noise_has_no_importance_and_a_share_no_error_bar_below_0():
     with pytest.raises(NotDrawn, match="explains nothing"):
         draw("importance", source(noise))
     for each in noise:
-        each.objectives = {"value": float(each.params[NASTY])}
+        each.objectives["value"] = float(each.params[NASTY])
     bars = draw("importance", source(noise)).data[0]
     assert all(less <= share for share, less in zip(bars.x, bars.error_x.arrayminus))
 
@@ -418,8 +421,7 @@ def test_islands_are_drawn_from_the_first_evaluation_on_and_a_single_one_never()
 
 @pytest.mark.parametrize(("lasts", "unit"), [(100, "seconds"), (1000, "minutes"), (9000, "hours")])
 def test_axes_of_time_have_the_unit_of_the_campaign(lasts, unit):
-    found = one(0, 1.0)
-    found.finished = float(lasts)
+    found = replace(one(0, 1.0), finished=float(lasts))
     figure = draw("hours", source([found]))
     assert figure.layout.xaxis.title.text == f"{unit} at work"
     assert max(figure.data[0].x) == pytest.approx(lasts / {"seconds": 1, "minutes": 60, "hours": 3600}[unit])

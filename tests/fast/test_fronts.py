@@ -10,6 +10,7 @@ import journals
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_individual
 
 import hpo
 from hpo.errors import UsageError
@@ -104,8 +105,12 @@ def test_three_objectives_against_counting_cells(points, ways):
     names = ["a", "b", "c"]
     signs = [-1.0 if way == "maximize" else 1.0 for way in ways]
     individuals = [
-        hpo.results.result.Individual(
-            f"0-0-{n}", 0, 0, n, {}, "completed", {k: s * v for k, s, v in zip(names, signs, one)}, finished=n
+        make_individual(
+            id=f"0-0-{n}",
+            params={},
+            status="completed",
+            finished=n,
+            objectives={k: s * v for k, s, v in zip(names, signs, one)},
         )
         for n, one in enumerate(points)
     ]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from individuals import make_assignment, make_candidate
 from simulation import Report
 from simulation.campaigns import finished, make
 
@@ -18,14 +19,13 @@ from hpo.campaign.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
-from hpo.islands.resume.dead_leader import DeadLeaderRecord
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.files import (
     JournalWriter,
@@ -217,10 +217,10 @@ def test_what_a_worker_held_is_contested_unless_its_dead_rank_is_seen_to_have_en
     places = Layout.plan(ranks=4, islands=1, ranks_per_worker=2).workers
     workers = WorkerRegistry(places, ended=seen_to_have_ended.__contains__)
     for broken in [workers.handle_rank_deaths({rank}) and workers._broken[-1] for rank in (1, 2)]:
-        broken.held.append(Assignment(params={}, key="", operator=""))
+        broken.held.append(make_assignment(params={}, key="", operator=""))
         broken.open = False
         broken.waiting.clear()
-    contested = [one.contested for one in workers.released()]
+    contested = [one.attempt.contested for one in workers.released()]
     assert contested == [1 not in seen_to_have_ended, 2 not in seen_to_have_ended]
 
 
@@ -259,10 +259,9 @@ def test_the_other_ranks_of_a_worker_are_given_up_with_the_one_that_hangs(
 
 
 def candidate(contested: bool) -> Candidate:
-    return Candidate(
+    return make_candidate(
         token=0,
         id="0-0-5",
-        sequence=5,
         genome=(),
         params={},
         key="",

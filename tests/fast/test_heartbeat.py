@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from individuals import make_finished, make_started
 
 import hpo
 from hpo.errors import EXIT_RESUMABLE, CampaignError, LockLost
@@ -20,7 +21,7 @@ from hpo.journal import machine
 from hpo.journal.files import journal_files
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.lock import STALE_S, acquire, holder
-from hpo.journal.records import Finished, Started, encode
+from hpo.journal.records import encode
 
 
 class Clock:
@@ -375,7 +376,7 @@ def test_what_a_launch_still_writes_whose_lock_was_taken_over_does_not_count(tmp
     params = {"x": 0.5}
     place = {"island": 0, "worker": 0, "operator": "random", "parents": (), "retries": 0, "params": params}
     with open(journal, "ab", buffering=0) as silent:
-        silent.write(encode(Started(id="0-0-7", sequence=7, time=1.0, **place)))
+        silent.write(encode(make_started(id="0-0-7", sequence=7, time=1.0, **place)))
         elsewhere(home, age_s=STALE_S + 20)
         assert len(run(6).individuals) == 6
         late = {
@@ -386,7 +387,9 @@ def test_what_a_launch_still_writes_whose_lock_was_taken_over_does_not_count(tmp
             "metrics": {},
             "error": None,
         }
-        silent.write(encode(Finished(id="0-0-99", sequence=99, **late, **{**place, "params": {"x": 0.6}})))
+        silent.write(
+            encode(make_finished(id="0-0-99", sequence=99, **late, **{**place, "params": {"x": 0.6}}))
+        )
     individuals = hpo.Result(home).individuals
     assert len(individuals) == 6 and {one.status for one in individuals} == {"completed"}
     # The one that it had begun may still be at work in its directory.

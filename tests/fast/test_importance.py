@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
+from individuals import make_individual
 
 import hpo
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import Individual
 from hpo.results.analysis.importance import MOST, importance
 from hpo.results.record import CampaignRecord
 from hpo.results.terminal import best_report
@@ -34,7 +34,7 @@ def record(count, values, *, space=SPACE, ways=None, seed=0, status=lambda numbe
         params = space.decode(space.sample(rng))
         state = status(number)
         found = values(params, number) if state == "completed" else None
-        individuals.append(Individual(f"0-0-{number}", 0, 0, number, params, state, found))
+        individuals.append(make_individual(id=f"0-0-{number}", params=params, status=state, objectives=found))
     ways = ways or {"value": "minimize"}
     return CampaignRecord(
         directory=Path(), identity={"space": space.describe(), "objectives": ways}, individuals=individuals,

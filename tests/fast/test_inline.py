@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from individuals import make_job
 
 import hpo
 from hpo.cli import main
@@ -21,7 +22,7 @@ from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.background import BackgroundTurns
 from hpo.journal.commands import Stop, asked, give
 from hpo.search.protocols import GO, STOP, TrialReport, Verdict
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
 
 
@@ -50,10 +51,10 @@ class ThreadedComm:
 
 
 def job(directory: Path, resumed: bool = False, **params: Any) -> Job:
-    return Job(id="0-0-1", params=params, seed=1, directory=str(directory / "0-0-1"), resumed=resumed)
+    return make_job(id="0-0-1", params=params, seed=1, directory=str(directory / "0-0-1"), resumed=resumed)
 
 
-def run(crew: InlineCrew, order: Job) -> Outcome:
+def run(crew: InlineCrew, order: Job) -> TaskOutcome:
     crew.start(order)
     if crew.pending:
         assert crew.busy and not crew.ready and not crew.gone and crew.poll() == []

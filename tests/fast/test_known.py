@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pandas
 import pytest
+from msgspec.structs import replace
 
 import hpo
 from hpo.campaign.beginning import finished
@@ -631,7 +632,7 @@ def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
     assert earlier.known == 1000 and len(earlier.keys) == 1000 and earlier.tally.final == 0
     assert earlier.tally.best is not None and earlier.tally.best[:2] == ((1.0,), "known-1")
     for start in start_messages(layout, earlier, 1, ["a"] * 4):
-        members = [one.member() for one in start.population]
+        members = [replace(one) for one in start.population]
         assert start.owned == [] and len({one.id for one in members}) == len(members)
         population = Population()
         for member in members:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from cases import cases
+from individuals import make_started
 from written import BEGAN, Written
 
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.individual import Individual
 from hpo.journal.curves import CurveWriter, Point, Sample, curve_path
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Header, Started
+from hpo.journal.records import Header
 from hpo.loggers import command, registry
 from hpo.loggers.log import CampaignLog, sink_folder
 from hpo.loggers.sink import LoggedCampaign, distinct, reported
@@ -133,7 +134,7 @@ def test_what_went_on_on_another_worker_of_the_launch_comes_in_its_order(
         journal_path(campaign.path, **place), Header(version=1, **place, host="node", pid=1, time=BEGAN)
     )
     curves = CurveWriter(curve_path(campaign.path, **place), 0.0)
-    journal.append(Started(**campaign._who(3), time=BEGAN + 30))
+    journal.append(make_started(**campaign._who(3), time=BEGAN + 30))
     journal.commit()
     for step in (1, 2, 3):
         curves.write(

@@ -17,6 +17,7 @@ import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_finished, make_started
 
 from hpo import cli
 from hpo.campaign.painter import Above
@@ -26,7 +27,7 @@ from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.lock import acquire
-from hpo.journal.records import Finished, Header, Launched, Left, Started
+from hpo.journal.records import Header, Launched, Left
 from hpo.results import overview, running, text
 from hpo.results.overview import Best, Island, Overview, Pace
 from hpo.results.record import load
@@ -336,13 +337,13 @@ def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, st
             if what == "begin" and worker not in at_work:
                 number += 1
                 at_work[worker] = started((0, worker, number), clock)
-                writers[worker].append(Started(**at_work[worker], time=clock))
+                writers[worker].append(make_started(**at_work[worker], time=clock))
             elif what in ("end", "crash") and worker in at_work:
                 record = at_work.pop(worker)
                 status = "completed" if what == "end" else "crashed"
                 objectives = {"value": 1.0} if what == "end" else None
                 writers[worker].append(
-                    Finished(
+                    make_finished(
                         **record, started=clock - 1, finished=clock, status=status, objectives=objectives,
                         metrics={"much": "x" * 9000}, error=None,
                     )
@@ -366,10 +367,12 @@ def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own
     for worker, retries in (0, 1), (1, 0):
         path = journal_path(home, launch=3, island=0, worker=worker)
         with JournalWriter(path, Header.of_this_process(launch=3, island=0, worker=worker)) as writer:
-            writer.append(Started(**{**started((0, 1, 4), 0.0), "retries": retries}, time=100.0 + retries))
+            writer.append(
+                make_started(**{**started((0, 1, 4), 0.0), "retries": retries}, time=100.0 + retries)
+            )
     old = journal_path(home, launch=2, island=0, worker=7)
     with JournalWriter(old, Header.of_this_process(launch=2, island=0, worker=7)) as writer:
-        writer.append(Started(**started((0, 7, 0), 0.0), time=50.0))
+        writer.append(make_started(**started((0, 7, 0), 0.0), time=50.0))
     curve = curve_path(home, launch=3, island=0, worker=0)
     curve.parent.mkdir()
     points = [("0-1-4", 9, 90.0), ("0-1-4", 1, 102.0), ("0-1-4", 2, 103.0), ("0-1-3", 7, 104.0)]

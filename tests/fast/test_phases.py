@@ -99,7 +99,7 @@ def test_children_go_on_from_their_first_native_parent() -> None:
 def test_an_immigrant_gives_no_checkpoint() -> None:
     class Fixed(Breeder):
         def breed(self, population: Population, rng: random.Random) -> Offspring:
-            return Offspring((0, 0, 0.5), "evolution", ("1-0-0", "0-0-1"))
+            return Offspring((0, 0, 0.5), operator="evolution", parents=("1-0-0", "0-0-1"))
 
     population = Population()
     population.add(Member("1-0-0", (0, 0, 0.1), (1.0,), COMPLETED, history=(1,)))

@@ -31,7 +31,7 @@ class Fixed(Breeder):
         self.learnt = []
 
     def breed(self, population, rng):
-        return Offspring((self.place + 0.1 * rng.random(),), "whatever")
+        return Offspring((self.place + 0.1 * rng.random(),), operator="whatever")
 
     def learn(self, member):
         self.learnt.append(member.id)

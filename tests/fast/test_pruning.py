@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from individuals import changed, make_candidate
 from simulation import Curve, pruning_settings
 from simulation.campaigns import SPACE, final, losses, make, records_of
 from simulation.pruned import check_ends, curve_of, pruned_campaign, run_disturbed
@@ -18,7 +18,7 @@ import hpo
 from hpo.config.layout import Layout
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, PRUNED
+from hpo.individual import COMPLETED, PRUNED, Attempt
 from hpo.islands.coordinator.ending import DONE
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
@@ -33,7 +33,9 @@ HALVING = pruning_settings("halving", min_steps=1, reduction=3)
 
 
 def candidate(identity: str) -> Candidate:
-    return Candidate(token=0, id=identity, sequence=0, genome=(), params={}, key=identity, operator="random")
+    return make_candidate(
+        token=0, id=identity, sequence=0, genome=(), params={}, key=identity, operator="random"
+    )
 
 
 def stopping(settings: PruningSettings, sign: float = 1.0, *, end: int | None = 10**9) -> Pruner:
@@ -184,7 +186,7 @@ def test_one_whose_task_may_or_may_not_save_is_stopped_when_it_reports_again() -
 def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused() -> None:
     rule = stopping(HALVING)
     one = candidate("a")
-    one.resumed_at_step = 3
+    one.attempt = Attempt(resumed_at_step=3)
     rule.start(one)
     assert [rule.report(TrialReport("a", step, 9.0)) for step in (1, 2, 3, 8)] == [(GO, None)] * 4
     assert rule.report(TrialReport("a", 9, 9.0)) == (GO, ("a", 9, 9.0))  # the first there
@@ -202,7 +204,7 @@ def test_one_that_was_interrupted_is_not_compared_where_it_had_passed(
     if known:
         rule.observe([("a", step, -1.0) for step in (4, 8, 12)])
     one = candidate("a")
-    one.resumed = True
+    one.attempt = Attempt(resumed=True)
     rule.start(one)
     reports = {step: rule.report(TrialReport("a", step, 9.0)) for step in range(first, 37)}
     judged = [step for step, (verdict, _) in reports.items() if verdict != GO]
@@ -226,7 +228,7 @@ def test_median_stops_what_was_interrupted_only_where_it_began_from_the_start(ev
         ("further", True, range(4 * every, 41, every), 2.0),
     ]:
         one = candidate(identity)
-        one.resumed = resumed
+        one.attempt = Attempt(resumed=resumed)
         rule.start(one)
         verdicts = {rule.report(TrialReport(identity, step, value))[0] for step in steps}
         assert (STOP in verdicts) is (identity == "anew")
@@ -237,7 +239,7 @@ def test_one_that_crashes_after_it_has_failed_at_a_rung_fails_there_again() -> N
     rule.observe([("other", 1, 0.0)])
     one = candidate("a")
     for resumed in (False, True):
-        one.resumed = resumed
+        one.attempt = Attempt(resumed=resumed)
         rule.start(one)
         assert rule.report(TrialReport("a", 1, 9.0))[0] == PAUSE
 
@@ -528,7 +530,7 @@ def test_what_paused_goes_on_as_often_reopened_and_from_the_same_parent() -> Non
     records = records_of(simulation)
     paused = next(one for one in records if isinstance(one, Finished) and one.resting)
     index = records.index(paused)
-    records[index] = msgspec.structs.replace(paused, reopened=1, inherits="0-0-0", parents=["0-0-0"])
+    records[index] = changed(paused, reopened=1, inherits="0-0-0", parents=("0-0-0",))
     earlier = fold(records, space=SPACE, islands=1, losses=losses)
     assert earlier.resting[paused.id] == (1, "0-0-0", paused.finished)
     again, _ = make(

@@ -13,12 +13,13 @@ from pathlib import Path
 import journals
 import numpy
 import pytest
+from individuals import make_candidate
 from simulation import pruning_settings
 
 import hpo
 from hpo.cli import main
 from hpo.config.reader import from_keywords
-from hpo.individual import COMPLETED, FAILED, REEVALUATION
+from hpo.individual import COMPLETED, FAILED, REEVALUATION, Configuration
 from hpo.journal.directory import write_identity
 from hpo.journal.inspection import check
 from hpo.search.early_stopping import Pruner
@@ -26,7 +27,7 @@ from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.models.estimates import Estimate, estimates, exact
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
-from hpo.search.protocols import GO, Breeder, Candidate, Offspring, TrialReport
+from hpo.search.protocols import GO, Breeder, Offspring, TrialReport
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from search_spaces.standalone.trained_models import of_campaign
@@ -169,7 +170,7 @@ class Fixed(Breeder):
         self.learnt = []
 
     def breed(self, population, rng):
-        return Offspring((rng.random(),), "whatever")
+        return Offspring((rng.random(),), operator="whatever")
 
     def learn(self, member):
         self.learnt.append(member.id)
@@ -375,7 +376,7 @@ def test_a_repetition_is_not_stopped_early():
         stopping = Pruner(pruning_settings("median", startup=1), sign=1.0, forget=lambda identity: None)
         stopping.observe([(f"0-1-{n}", step, 0.0) for n in range(20) for step in (1, 2, 3)])
         stopping.learn_end(9)
-        stopping.start(Candidate(0, "0-0-0", 0, (0.5,), {}, "", operator))
+        stopping.start(make_candidate(token=0, id="0-0-0", genome=(0.5,), operator=operator))
         return [stopping.report(TrialReport("0-0-0", step, 5.0))[0] for step in (1, 2, 3)]
 
     assert verdicts("evolution")[0] != GO
@@ -565,10 +566,13 @@ def test_without_it_the_best_is_the_best_value(tmp_path: Path):
 
 def test_a_repetition_may_come_as_often_as_it_is_bred():
     params = UNIT.decode((0.5,))
-    plain = {
-        key_of(UNIT, params, "", operator, name)
-        for operator in ("random", "evolution")
-        for name in ("a", "b")
-    }
-    assert len(plain) == 1
-    assert len(plain | {key_of(UNIT, params, "", REEVALUATION, name) for name in ("0-0-1", "0-0-2")}) == 3
+
+    def keys(*operators: str) -> set[str]:
+        return {
+            key_of(UNIT, Configuration(id=name, params=params, operator=operator))
+            for operator in operators
+            for name in ("0-0-1", "0-0-2")
+        }
+
+    plain = keys("random", "evolution")
+    assert len(plain) == 1 and len(plain | keys(REEVALUATION)) == 3

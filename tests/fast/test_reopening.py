@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
+from individuals import make_finished, make_started
 
 import hpo
 from hpo.islands.resume.fold import fold as fold_all
@@ -33,7 +33,7 @@ IDENTITY = {
 
 
 def ended(status: str, reopened: int = 0) -> Finished:
-    return Finished(
+    return make_finished(
         **IDENTITY,
         reopened=reopened,
         started=10.0 * reopened,
@@ -50,7 +50,7 @@ def reopened(number: int) -> Reopened:
 
 
 def begun(reopened: int) -> Started:
-    return Started(**IDENTITY, reopened=reopened, time=10.0 * reopened)
+    return make_started(**IDENTITY, reopened=reopened, time=10.0 * reopened)
 
 
 def fold(records: list[Record]) -> ResumeState:
@@ -107,9 +107,10 @@ def test_an_individual_is_never_counted_twice(order: list[Record]) -> None:
     current = CurrentEvaluations()
     count = 0
     for record in order:
-        change = current.reopen(record) if isinstance(record, Reopened) else current.add(record)
+        change = current.take(record)
+        assert change is not None
         count += change.ends - (change.reopens is not None)
-        assert count == current.ended <= 1
+        assert count == len(current.ended_ids) <= 1
 
 
 def test_one_that_completes_after_all_is_no_failure_to_its_island() -> None:
@@ -134,6 +135,6 @@ def test_numbers_that_a_worker_may_have_used_after_it_was_given_up_are_not_used_
     assert fold([left("a rank died"), begun(0)]).sequence(0, 3) == 8
     assert fold([left("hangs"), begun(0)]).sequence(0, 2) == 0
     again = Header(version=1, launch=2, island=0, worker=3, time=20.0)
-    later = structs.replace(begun(0), id="0-3-108", sequence=108)
+    later = make_started(**{**IDENTITY, "id": "0-3-108"}, time=0.0)
     assert fold([left("hangs"), begun(0), again]).sequence(0, 3) > 8
     assert fold([left("hangs"), begun(0), again, later]).sequence(0, 3) == 109

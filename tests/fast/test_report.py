@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_individual
 from synthetic import make
 
 import hpo
@@ -114,9 +115,9 @@ def test_every_figure_is_drawn_or_says_why_not(homes: dict[int, Path], objective
 def test_the_best_so_far_is_the_running_best(values: list[float | None], way: str) -> None:
     path = Path("nowhere")
     individuals = [
-        hpo.results.result.Individual(
-            f"0-0-{n}", 0, 0, n, {}, "failed" if one is None else "completed",
-            None if one is None else {"value": one}, started=_T + n, finished=_T + n + 0.5,
+        make_individual(
+            id=f"0-0-{n}", params={}, status="failed" if one is None else "completed",
+            objectives=None if one is None else {"value": one}, started=_T + n, finished=_T + n + 0.5,
         )
         for n, one in enumerate(values)
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from individuals import make_candidate
 
 import hpo
 from hpo.config import reader as config
@@ -13,7 +14,6 @@ from hpo.individual import COMPLETED
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
-from hpo.search.protocols import Candidate
 from hpo.search.registry import make_breeder
 from hpo.space.restricted import RestrictedSpace, restricted
 
@@ -72,7 +72,7 @@ def test_children_of_immigrants_keep_to_it_whatever_breeds_them(kind: str) -> No
         population.add(member)
         breeder.learn(member)
     for number in range(30):
-        candidate = Candidate(
+        candidate = make_candidate(
             token=number, id=f"1-0-{number}", sequence=number, genome=(), params={}, key="", operator=""
         )
         proposals.fill(candidate, population)

@@ -12,10 +12,11 @@ import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_individual
 from written import Written
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
-from hpo.individual import COMPLETED, FINAL, STATUSES, Individual
+from hpo.individual import COMPLETED, FINAL, STATUSES
 from hpo.journal import directory
 from hpo.journal.files import journal_path
 from hpo.journal.lock import acquire
@@ -112,11 +113,8 @@ def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
     )
     home.launch(1, [record])
     assert home.load().individuals == [
-        Individual(
+        make_individual(
             id="1-2-3",
-            island=1,
-            worker=2,
-            sequence=3,
             params={"lr": 0.1, "depth": 3},
             status=COMPLETED,
             objectives={"value": 0.25},
@@ -357,11 +355,8 @@ def test_the_front_is_what_no_other_dominates(losses: list[tuple[float, ...]]) -
             "objectives": {f"o{i}": "minimize" if sign > 0 else "maximize" for i, sign in enumerate(signs)}
         },
         individuals=[
-            Individual(
+            make_individual(
                 id=f"0-0-{number}",
-                island=0,
-                worker=0,
-                sequence=number,
                 params={},
                 status=COMPLETED,
                 objectives={

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_finished, make_started
 
 import hpo
 from hpo import cli
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Finished, Header, Launched, Migrated, Note, Reopened, Reported, Started
+from hpo.journal.records import Finished, Header, Launched, Migrated, Note, Reopened, Reported
 from hpo.results.terminal.show import sparkline
 
 IDENTITY = {"task": "t", "objectives": {"score": "maximize"}, "space": {}}
@@ -33,7 +34,7 @@ def finished(sequence: int, score: float | None, at: float, **more: object) -> F
     status = "failed" if score is None else "completed"
     values = {"started": at - 9, "finished": at, "status": status, "metrics": {"size": [1, 2]}, "error": None}
     objectives = None if score is None else {"score": score}
-    return Finished(**fields(sequence, **{**values, "objectives": objectives, **more}))
+    return make_finished(**fields(sequence, **{**values, "objectives": objectives, **more}))
 
 
 @pytest.fixture
@@ -45,16 +46,16 @@ def home(tmp_path: Path) -> Path:
         first.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=2, time=1.0))
         first.append(finished(0, 0.25, 10.0, operator="default"))
         first.append(finished(1, 0.75, 20.0))
-        first.append(Started(**fields(2), time=21.0))
+        first.append(make_started(**fields(2), time=21.0))
         first.append(Note(id="0-0-2", status="crashed", error="exit code -11", time=25.0))
-        first.append(Started(**fields(2, retries=1), time=26.0))
+        first.append(make_started(**fields(2, retries=1), time=26.0))
         first.append(
             finished(2, None, 30.0, retries=1, started=26.0, error="Traceback:\n  line 3\nValueError: no")
         )
     with JournalWriter(journal_path(run, launch=2, island=0, worker=1), header(2, 1)) as second:
         second.append(Reopened(id="0-0-2", number=1, reason="hpo retry", time=40.0))
         again = fields(2, reopened=1, parents=("0-0-1", "0-9-9"))
-        second.append(Started(**again, time=50.0))
+        second.append(make_started(**again, time=50.0))
         second.append(Reported(id="0-0-2", island=0, step=4, loss=-0.5, time=54.0))
         second.append(finished(2, 0.5, 60.0, reopened=1, parents=("0-0-1", "0-9-9"), started=50.0))
         second.append(Migrated(id="0-0-2", source=0, target=1, hop=1, copy=False, time=61.0))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from individuals import changed
 from simulation import MemoryInbox
 from simulation.campaigns import SPACE, ask, disturb, fail_storage, fall_sick, hang, losses, make, slow
 from simulation.pruned import pruned_campaign
@@ -79,15 +80,17 @@ def check_that_all_is_kept(directory: Path, islands: int) -> None:
     of = {"space": SPACE, "islands": islands, "losses": losses}
     folding = _Fold(**of)
     folding.add(read_directory(directory, []))
+    assert vars(folding).keys() == {
+        *(f"_{name}" for name in of),
+        *("data", "_state", "_evaluations", "_reports", "_born"),
+    }
     data = msgspec.msgpack.encode(folding.state)
     restored = _Fold(**of, state=msgspec.msgpack.decode(data, type=snapshot.FoldState))
-    for name, value in vars(folding).items():
-        if name not in ("_space", "_losses"):
-            pair = [
-                msgspec.to_builtins(one, enc_hook=plain, order="deterministic")
-                for one in (value, vars(restored)[name])
-            ]
-            assert repr(pair[0]) == repr(pair[1]), name
+    pair = [
+        repr(msgspec.to_builtins(one.state, enc_hook=plain, order="deterministic"))
+        for one in (folding, restored)
+    ]
+    assert pair[0] == pair[1]
 
 
 def fits(directory: Path, islands: int) -> bool:
@@ -171,7 +174,7 @@ def change(directory: Path, rng: random.Random) -> None:
         ends = [one for one in records if isinstance(one, Finished)]
         for end in rng.sample(ends, min(3, len(ends))):
             again = Reopened(id=end.id, number=end.reopened + 1, reason="r", time=1.0)
-            other = msgspec.structs.replace(end, reopened=end.reopened + 1, status="failed", objectives=None)
+            other = changed(end, reopened=end.reopened + 1, status="failed", objectives=None)
             launch = name.launch if kind == 2 else max(one.launch for one in names)
             write(directory, (launch, *name[1:3]), [rng.choice([again, other])], part=rng.randrange(2, 10**6))
     elif kind == 3:
@@ -298,7 +301,7 @@ def test_ids_and_configurations_of_a_snapshot_are_checked_like_those_of_journals
             found.configurations["../../home"] = found.configurations[member.id]
             member.id = "../../home"
         elif wrong == "resting":
-            found.resting["../.."] = Resting(0, "", 0.0)
+            found.folded.resting["../.."] = Resting(0, "", 0.0)
         else:
             found.configurations[member.id] = {"x": 1e9}
         data = snapshot.encode(tmp_path, journals[: found.journals], 2, found)

@@ -8,11 +8,11 @@ import random
 from operator import attrgetter
 
 import pytest
+from individuals import make_assignment
 from simulation.campaigns import SPACE, check_that_it_completes, finished, losses, make, records_of
 from simulation.pruned import pruned_campaign
 
 from hpo.errors import EXIT_RESUMABLE
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.ending import DONE, STORAGE
 from hpo.islands.leader.storage import PATIENCE_S, StorageWait
 from hpo.islands.resume.dead_leader import dead_leader_record
@@ -355,7 +355,7 @@ def test_an_error_while_looking_for_commands_is_none(tmp_path, monkeypatch):
 
 def test_an_individual_that_is_given_up_is_not_tried_again_where_evaluators_fail_to_start():
     params = {"x": 1.0, "y": 1.0, "kind": "a"}
-    lost = Assignment(
+    lost = make_assignment(
         params=params,
         key=SPACE.key(params),
         operator="random",

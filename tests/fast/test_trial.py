@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from individuals import make_job
 
 import trainers
 from hpo.errors import Pruned, UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
-from hpo.task.trial import Job, Trial, attempt, checkpoint_in
+from hpo.task.trial import Trial, attempt, checkpoint_in
 
 
 class Recorder:
@@ -40,7 +41,7 @@ class Recorder:
 
 
 def make(link: Recorder, directory: Path, **changes: bool) -> Trial:
-    job = Job(id="0-0-1", params={"lr": 0.1}, seed=3, directory=str(directory / "0-0-1"))
+    job = make_job(id="0-0-1", params={"lr": 0.1}, seed=3, directory=str(directory / "0-0-1"))
     return Trial(link, job, **changes)
 
 
@@ -126,7 +127,7 @@ WRONG = [(0, None), (0, "1"), (0, [1.0]), (0.5, 1.0), ("a", 1.0), (0, True)]
 @pytest.mark.parametrize("step", [2**53 + 1, -(2**70)])
 def test_report_refuses_a_step_that_the_journal_could_not_hold(tmp_path: Path, step: int) -> None:
     link = Recorder()
-    trial = Trial(link, Job(id="0-0-0", params={}, seed=0, directory=str(tmp_path)))
+    trial = Trial(link, make_job(id="0-0-0", params={}, seed=0, directory=str(tmp_path)))
     with pytest.raises(ValueError, match=r"2\*\*53"):
         trial.report(step, 1.0)
     trial.report(2**53, 1.0)

@@ -1,14 +1,14 @@
 """A rank that waits in a call which another rank will not make ends the evaluation, with the call in the error."""
 
 import pytest
+from individuals import make_job
 
 from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import EvaluationOver, Waits, pack_answer
 from hpo.evaluation.crew import ProcessCrew
-from hpo.task.outcome import Outcome
-from hpo.task.trial import Job
+from hpo.task.outcome import TaskOutcome
 
-OVER = EvaluationOver(turn=1, outcome=Outcome(status="completed", objectives={"value": 1.0}))
+OVER = EvaluationOver(turn=1, outcome=TaskOutcome(status="completed", objectives={"value": 1.0}))
 
 
 class Child:
@@ -59,7 +59,7 @@ def test_where_another_rank_will_not_come_the_evaluation_ends(size, said, status
         size=size, child_factory=Child, send=lambda rank, content: None, objectives=("value",), settings=settings,
         clock=lambda: now[0], straggler_s=60.0, guard=Guard(),
     )  # fmt: skip
-    crew.start(Job(id="0-0-1", params={}, seed=1, directory="/nowhere"))
+    crew.start(make_job(id="0-0-1", params={}, seed=1, directory="/nowhere"))
     crew._phase = "idle"  # as when all are ready
     crew._dispatch()
     calls = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from individuals import make_candidate, make_started
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
@@ -19,7 +20,6 @@ from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.lock import STALE_S, acquire
 from hpo.journal.records import Header, Launched, Started
-from hpo.search.protocols import Candidate
 
 
 def machine(world: World, name: str) -> SimulatedMachine:
@@ -125,12 +125,9 @@ def test_who_cannot_refresh_its_lock_gives_up_before_another_may_take_it_over(tm
 
 
 def begin(launch: int, identity: str) -> Started:
-    island, worker, sequence = map(int, identity.split("-"))
-    return Started(
+    sequence = int(identity.rpartition("-")[2])
+    return make_started(
         id=identity,
-        island=island,
-        worker=worker,
-        sequence=sequence,
         params={"x": sequence / 100, "y": 0.0, "kind": "a"},
         operator="random",
         parents=(),
@@ -148,19 +145,19 @@ def test_what_a_silent_launch_may_use_is_left_to_it_by_all_later_ones() -> None:
     taken_over = Launched(evaluations=9, deadline_s=None, islands=1, workers=1, time=2.0, contested=True)
     records = [header(1), begin(1, "0-0-4"), header(2), taken_over, begin(2, "0-1-104"), header(3)]
     state = fold(records, space=SPACE, islands=1, losses=losses)
-    assert {one.id: one.contested for one in state.pending} == {"0-0-4": True, "0-1-104": False}
+    assert {one.id: one.attempt.contested for one in state.pending} == {"0-0-4": True, "0-1-104": False}
     assert [state.sequence(0, worker) for worker in range(3)] == [105, 105, 105]
     before = fold(records[:2], space=SPACE, islands=1, losses=losses)
     assert before.sequence(0, 0) == 5 and before.sequence(0, 1) == 0
     before.contest()
-    assert [one.contested for one in before.pending] == [True] and before.contested
+    assert [one.attempt.contested for one in before.pending] == [True] and before.contested
     assert before.sequence(0, 0) == before.sequence(0, 1) == 105
 
 
 def test_a_retry_stays_in_its_directory_where_another_launch_has_made_a_copy(tmp_path: Path) -> None:
     directories = EvaluationDirectories(tmp_path)
     jobs = Jobs(directories, seed=0)
-    candidate = Candidate(token=0, id="0-0-5", sequence=5, genome=(), params={}, key="", operator="")
+    candidate = make_candidate(token=0, id="0-0-5", sequence=5, genome=(), params={}, key="", operator="")
     first = Path(jobs(candidate).directory)
     first.mkdir(parents=True)
     copy, _ = directories.copy("0-0-5")

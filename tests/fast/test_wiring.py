@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from individuals import make_assignment, make_candidate
 from simulation import MemoryJournal
 
 import hpo
@@ -22,14 +23,14 @@ from hpo.config.layout import Layout
 from hpo.config.reader import from_keywords
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.individual import Scalar
+from hpo.individual import Attempt, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.leader.leader import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import Remark, Start, Surroundings, decode
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import LocalTransport
-from hpo.search.protocols import Candidate, SearchContext
+from hpo.search.protocols import SearchContext
 from hpo.search.stopping_rules import PruningSettings
 from hpo.task.code_version import CodeVersion
 
@@ -240,11 +241,16 @@ def test_a_constraint_that_raises_refuses_and_is_named_once(tmp_path: Path) -> N
 
 
 def test_trials_are_seeded_by_the_campaigns_seed(tmp_path: Path) -> None:
-    candidate = Candidate(token=0, id="0-0-3", sequence=3, genome=(), params={}, key="", operator="random")
+    candidate = make_candidate(
+        token=0, id="0-0-3", sequence=3, genome=(), params={}, key="", operator="random"
+    )
     seeds = [leader(assembly(tmp_path, seed=seed)).job_of(candidate).seed for seed in (7, 8)]
     assert seeds == [trial_seed(7, "0-0-3"), trial_seed(8, "0-0-3")]
     assert trial_seed(0, "0-0-3") != trial_seed(1, "0-0-3") != trial_seed(1, "0-0-4")
-    assert Jobs(EvaluationDirectories(tmp_path), 7)(replace(candidate, retries=1)).seed == seeds[0]
+    assert (
+        Jobs(EvaluationDirectories(tmp_path), 7)(replace(candidate, attempt=Attempt(retries=1))).seed
+        == seeds[0]
+    )
 
 
 def test_the_coordinator_follows_the_settings(tmp_path: Path) -> None:
@@ -270,14 +276,15 @@ def test_without_limits_the_coordinator_has_none(tmp_path: Path) -> None:
 
 def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points(tmp_path: Path) -> None:
     pending, enqueued = (
-        Assignment(params={"x": x, "kind": "a"}, key="", operator="random", id=f"0-0-{x}") for x in (0.5, 0.6)
+        make_assignment(params={"x": x, "kind": "a"}, key="", operator="random", id=f"0-0-{x}")
+        for x in (0.5, 0.6)
     )
     earlier = ResumeState(pending=[pending], keys={"known"}, enqueued=[enqueued])
     made = coordinator(assembly(tmp_path), earlier)
     points = [(DEFAULT, "default"), (POINT, "given"), (GIVEN, "given")]
     assert made.given.assignments == [
         pending,
-        *(Assignment(params=params, key=SPACE.key(params), operator=name) for params, name in points),
+        *(make_assignment(params=params, key=SPACE.key(params), operator=name) for params, name in points),
     ]
     assert made.enqueued == [enqueued]
     assert made.given.known == {"known"} and made.given.tally is earlier.tally

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from individuals import make_finished
 from terminal import Command, Terminal, wait_until
 
 from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.journal.files import journal_path
-from hpo.journal.records import Finished, encode
+from hpo.journal.records import encode
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is missing: bash jobs/setup.sh dev browser"
@@ -128,7 +129,7 @@ def _check_figures(page: Any) -> None:
 def _add_record(directory: Path, parent: str) -> None:
     """The end of an evaluation, the best, as a worker of the second launch would have written it."""
     now = time.time()
-    added = Finished(
+    added = make_finished(
         id="0-0-9999", island=0, worker=0, sequence=9999, operator="evolution", parents=(parent,), retries=0,
         params={"<script>alert(1)</script>": 0.0, "kind": "plain", "depth": 1},
         started=now - 1, finished=now, status=COMPLETED,

@@ -15,11 +15,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from individuals import make_individual
 from places import ROOT, TESTS
 
 import hpo
 from hpo.cluster.hosts import Host
-from hpo.individual import Individual
 from search_spaces.building_blocks.recipes import Run
 
 
@@ -205,11 +205,8 @@ def test_that_the_best_is_the_default_is_said(compare: ModuleType, default: str)
 )
 def test_of_which_the_best_was_chosen_is_said(compare: ModuleType, size: float, of: str) -> None:
     best, default = (
-        Individual(
+        make_individual(
             id=name,
-            island=0,
-            worker=0,
-            sequence=place,
             params={},
             operator="random",
             parents=(),

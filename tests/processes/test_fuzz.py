@@ -30,6 +30,7 @@ from hpo.results import overview, text
 from hpo.results import result as results
 from hpo.results.record import load
 from hpo.results.terminal import best_report
+from hpo.search.population import Member
 
 EVERY_KEY = re.findall(
     r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "hpo" / "README.md").read_text(), re.DOTALL
@@ -246,7 +247,7 @@ _START = messages.encode(
         1,
         messages.Surroundings(("a",), 0, 1, 1),
         0,
-        [messages.Evaluated("0-0-1", (0.5, 2), None, "failed", (), (3, None), "random")],
+        [Member("0-0-1", (0.5, 2), None, "failed", (), (3, None), "random")],
         ["0-0-1"],
         [],
         {"0-0-1": (1, "")},

@@ -9,15 +9,24 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
+from individuals import make_assignment, make_candidate
 from simulation import Simulation
 
 import hpo
 from hpo.campaign import launch
 from hpo.errors import EXIT_RESUMABLE
-from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
-from hpo.islands.assignment import Assignment
+from hpo.individual import (
+    COMPLETED,
+    CRASHED,
+    FAILED,
+    INTERRUPTED,
+    INVALID,
+    PRUNED,
+    STATUSES,
+    TIMEOUT,
+    Outcome,
+)
 from hpo.islands.coordinator.ending import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.islands.coordinator.health import Health, fault, improbable
 from hpo.islands.coordinator.overdue import Overdue
@@ -32,7 +41,7 @@ from hpo.journal.records import Finished, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.search.protocols import Candidate, TrialReport
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
@@ -48,15 +57,22 @@ def over(
     error: str = "KeyError: 'x'",
     reported: bool = False,
     resumed: bool = False,
+    seconds: float = 1.0,
 ) -> EvaluationEnd:
     """The end of individual ``number``."""
-    again = Assignment(
+    again = make_assignment(
         id=f"0-0-{number}", params={}, key=f"k{number}", operator="random", admitted=True, reopened=1
     )
     counted = fault(status, resumed=resumed, error=error)
     failed = status not in (COMPLETED, PRUNED, INTERRUPTED)
     return EvaluationEnd(
-        number, f"0-0-{number}", status, None, 1.0, reported, counted, error, again if failed else None
+        token=number,
+        id=f"0-0-{number}",
+        outcome=Outcome(status=status, error=error, seconds=seconds),
+        losses=None,
+        reported=reported,
+        fault=counted,
+        again=again if failed else None,
     )
 
 
@@ -166,7 +182,7 @@ def test_time_outs_and_crashes_count_and_so_does_what_completed_before(
 def test_what_takes_as_long_as_a_time_out_is_waited_for_as_long() -> None:
     watch = watching(2, workers=2)
     for number in (0, 1):
-        watch.ended(0, msgspec.structs.replace(over(number, TIMEOUT), seconds=1800.0))
+        watch.ended(0, over(number, TIMEOUT, seconds=1800.0))
     assert not watch.lost_patience(0.0, lambda: [1]) and not watch.lost_patience(1799.0, lambda: [1])
     assert watch.lost_patience(1800.0, lambda: [1])
     assert "2 timeout" in watch.sentence() and "raise [evaluation] timeout" in watch.sentence()
@@ -315,27 +331,26 @@ def test_the_sentence_names_how_many_the_errors_their_output_the_rule_and_the_re
 
 def test_who_has_reported_a_finite_value_is_remembered() -> None:
     stopping = Pruner(None, sign=1.0, forget=lambda identity: None)
-    place = {"sequence": 0, "genome": (), "params": {}, "key": "", "operator": "random", "home": (0, 0)}
-    stopping.start(Candidate(token=0, id="0-0-0", **place))  # type: ignore[arg-type]
+    stopping.start(make_candidate(token=0, id="0-0-0", operator="random"))
     assert not stopping.reported("0-0-0")
     stopping.report(TrialReport("0-0-0", 1, float("nan")))
     assert not stopping.reported("0-0-0")
     stopping.report(TrialReport("0-0-0", 2, 0.5))
     stopping.report(TrialReport("0-0-0", 3, float("nan")))
     assert stopping.reported("0-0-0") and not stopping.reported("0-0-1")
-    stopping.start(Candidate(token=1, id="0-0-1", **place))  # type: ignore[arg-type]
+    stopping.start(make_candidate(token=1, id="0-0-1", operator="random"))
     assert not stopping.reported("0-0-1")
 
 
 # --- whole campaigns in virtual time ----------------------------------------------------------------------------------
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5))
-BROKEN = Outcome(status=FAILED, error="FileNotFoundError: 'cifar'")
-WELL = Outcome(status=COMPLETED, objectives={"value": 1.0})
+BROKEN = TaskOutcome(status=FAILED, error="FileNotFoundError: 'cifar'")
+WELL = TaskOutcome(status=COMPLETED, objectives={"value": 1.0})
 
 
 def simulate(
-    outcome: Callable[[int], Outcome],
+    outcome: Callable[[int], TaskOutcome],
     *,
     duration: Callable[[int], float] = lambda index: 1.0,
     prepare: Callable[[Simulation], None] = lambda simulation: None,
@@ -493,29 +508,31 @@ def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
 
 
 def test_one_worker_needs_no_more_than_thirty() -> None:
-    outcome = lambda number: Outcome(status=FAILED, error=f"KeyError: {'ab'[number % 2]}")  # noqa: E731
+    outcome = lambda number: TaskOutcome(status=FAILED, error=f"KeyError: {'ab'[number % 2]}")  # noqa: E731
     simulation = simulate(outcome, workers=1, islands=1)
     assert end(simulation) == (FUTILE, 1) and finished(simulation, FAILED) == 30
 
 
 def test_errors_that_differ_by_numbers_are_the_same() -> None:
-    outcome = lambda number: Outcome(status=FAILED, error=f"ValueError: {number}x{number / 7} does not fit")  # noqa: E731
+    def outcome(number: int) -> TaskOutcome:
+        return TaskOutcome(status=FAILED, error=f"ValueError: {number}x{number / 7} does not fit")
+
     simulation = simulate(outcome, workers=1, islands=1)
     assert end(simulation) == (FUTILE, 1) and finished(simulation, FAILED) == 10
 
 
 def test_who_was_pruned_or_returned_nan_has_trained() -> None:
-    invalid = Outcome(status=INVALID, error="objective 'value' is nan")
+    invalid = TaskOutcome(status=INVALID, error="objective 'value' is nan")
     simulation = simulate(lambda number: invalid)
     assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, INVALID) == 300
-    simulation = simulate(lambda number: Outcome(status=PRUNED) if number == 3 else BROKEN)
+    simulation = simulate(lambda number: TaskOutcome(status=PRUNED) if number == 3 else BROKEN)
     assert end(simulation) == (DONE, 0) and finished(simulation, FAILED) == 299
 
 
 @pytest.mark.parametrize("status, most", [(CRASHED, 13), (TIMEOUT, 33)])
 def test_crashes_and_time_outs_are_counted(status: str, most: int) -> None:
     """A crashed individual after its retry; and not where earlier launches completed most."""
-    gone = lambda number: Outcome(status=status, error="gone")  # noqa: E731
+    gone = lambda number: TaskOutcome(status=status, error="gone")  # noqa: E731
     simulation = simulate(gone)
     assert end(simulation) == (FUTILE, 1) and most - 3 <= finished(simulation, status) <= most
     assert simulation.coordinator.futile_ends == {status: finished(simulation, status)}
@@ -597,7 +614,7 @@ def test_whatever_happens_it_comes_to_an_end_and_is_futile_only_where_nothing_tr
     """Failures of any share, evaluations of very different length, deaths, signals: no standstill."""
     rng = random.Random(f"health/{seed}")
     share, limit, workers = rng.choice([0.0, 0.02, 0.1, 0.5]), rng.randint(1, 12), rng.randint(1, 8)
-    others = [Outcome(status=status, error="gone") for status in (CRASHED, TIMEOUT)]
+    others = [TaskOutcome(status=status, error="gone") for status in (CRASHED, TIMEOUT)]
     draws = [rng.lognormvariate(0, rng.choice([0.1, 2.0])) for _ in range(100)]
     outcomes = [
         WELL if rng.random() < share else rng.choice(others) if rng.random() < 0.1 else BROKEN
@@ -652,9 +669,9 @@ def with_a_sick_worker(sick: int, *, workers: int = 8, share: float = 0.0, **cha
                 crew._over = simulation.time + 0.1
                 simulation.wake(sick, crew._over)
 
-        def judge(candidate: Candidate) -> Outcome:
+        def judge(candidate: Candidate) -> TaskOutcome:
             if simulation.crews[sick]._candidate is candidate and simulation.time > SICK_AFTER_S:
-                return Outcome(status=FAILED, error="OSError: no such mount")
+                return TaskOutcome(status=FAILED, error="OSError: no such mount")
             return evaluate(candidate)
 
         crew.start = start  # type: ignore[method-assign]

@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_finished
 
 from hpo.errors import CampaignError, JournalDamaged
+from hpo.individual import Attempt, Configuration, Outcome
 from hpo.journal.files import (
     JournalWriter,
     journal_part,
@@ -29,7 +31,7 @@ from hpo.journal.files import (
     read_file,
     worker_journals,
 )
-from hpo.journal.records import Finished, Header, Record, Stopping, encode
+from hpo.journal.records import Finished, Header, Record, Stopping, encode, flat
 
 
 def _finished(sequence: int = 0, **fields: Any) -> Finished:
@@ -50,7 +52,7 @@ def _finished(sequence: int = 0, **fields: Any) -> Finished:
         "error": None,
         **fields,
     }
-    return Finished(**whole)
+    return make_finished(**whole)
 
 
 _RECORDS = [_finished(sequence) for sequence in range(3)]
@@ -106,6 +108,13 @@ def test_a_record_comes_back_exactly(
     (read,) = _after_header(path)
     # repr tells 1 from 1.0 and True, and 0.0 from -0.0; it keeps the order of keys.
     assert repr(read) == repr(record)
+
+
+def test_all_facts_of_an_individual_are_on_record_but_these() -> None:
+    """``Outcome.seconds`` follows from the times; the other two concern the process that evaluates."""
+    facts = {name for kind in (Configuration, Attempt, Outcome) for name in kind.__struct_fields__}
+    line = {*flat(_finished()).__struct_fields__}
+    assert facts - line == {"seconds", "resumed", "contested"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), np.float32("nan")])

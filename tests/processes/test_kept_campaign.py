@@ -12,6 +12,7 @@ from places import GOLDEN
 from terminal import Terminal
 
 import hpo
+from hpo.journal.records import decode, encode
 
 KEPT = GOLDEN / "campaign"
 ENDS = {"completed": 15, "pruned": 48, "failed": 5, "invalid": 5, "crashed": 3, "interrupted": 1}
@@ -27,6 +28,14 @@ def kept(terminal: Terminal) -> Terminal:
 def rows(path: Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_its_records_are_written_as_they_were() -> None:
+    lines = [line for path in (KEPT / "run/journal").iterdir() for line in path.read_bytes().splitlines(True)]
+    assert len(lines) == 289
+    for line in lines:
+        record = decode(line)
+        assert record is not None and encode(record) == line
 
 
 def test_its_table_is_what_it_was(kept: Terminal) -> None:

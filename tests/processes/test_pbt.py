@@ -17,7 +17,7 @@ from hpo.campaign.wiring import Assembly
 from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAILED, INTERRUPTED
+from hpo.individual import COMPLETED, FAILED, INTERRUPTED, Configuration
 from hpo.islands.messages import Surroundings
 from hpo.islands.transport import LocalTransport
 from hpo.journal.files import read_directory
@@ -165,7 +165,11 @@ def test_what_cannot_be_is_refused(
 
 def test_the_same_configuration_from_another_checkpoint_is_another_individual() -> None:
     params = SPACE.decode(SPACE.sample(random.Random(0)))
-    assert len({key_of(SPACE, params, parent, "continue", "0-0-5") for parent in ("", "0-0-1", "0-0-2")}) == 3
+    keys = {
+        key_of(SPACE, Configuration(id="0-0-5", params=params, operator="continue", inherits=parent))
+        for parent in ("", "0-0-1", "0-0-2")
+    }
+    assert len(keys) == 3
 
 
 def test_checkpoints_are_kept_for_more_than_can_be_chosen() -> None:

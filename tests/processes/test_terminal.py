@@ -9,6 +9,7 @@ from pathlib import Path
 
 import journals
 import pytest
+from individuals import make_finished
 from terminal import Terminal
 
 import hpo
@@ -17,7 +18,7 @@ from hpo.journal import directory
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.inspection import NOTE, Finding
 from hpo.journal.lock import acquire
-from hpo.journal.records import Ended, Finished, Header
+from hpo.journal.records import Ended, Header
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x7f\x9b31m\u202egpj\u2066\u2028"
 OBEYED = re.compile(r"[^\n\t -~\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]")
@@ -76,7 +77,7 @@ def home(tmp_path: Path) -> Path:
             complete = status == "completed"
             identity = {"id": f"0-0-{number}", "island": 0, "worker": 0, "sequence": number}
             values = {f"f1{HOSTILE}": float(number), "cost\n": float(number)}
-            record = Finished(
+            record = make_finished(
                 **identity,
                 params={f"p{HOSTILE}\n": HOSTILE, "line": "a\nbest  9.9 by nobody"},
                 operator=HOSTILE,

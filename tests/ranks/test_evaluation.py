@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from cases import cases
+from individuals import make_job
 from places import ROOT, TESTS
 from skips import NOT_POSSIBLE
 from stand_in_torch import torch_that_finds
@@ -30,9 +31,8 @@ from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
 from hpo.evaluation.process.wait_watch import Wait, WaitWatch
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
-from hpo.task.outcome import Outcome, summary_line
+from hpo.task.outcome import TaskOutcome, summary_line
 from hpo.task.task import TaskSource
-from hpo.task.trial import Job
 
 LIMIT_S = 60.0
 SOURCE = TaskSource(reference="evaluated.py:task", base=str(TESTS))
@@ -141,7 +141,7 @@ class Bench:
             while self._to_crew:
                 self.crew.receive(self._to_crew.popleft())
 
-    def turn(self) -> list[Outcome]:
+    def turn(self) -> list[TaskOutcome]:
         """Serve all parts, deliver all messages, and wait a little unless that led to something."""
         for follower in self.followers:
             follower.poll()
@@ -163,10 +163,12 @@ class Bench:
         """Start an evaluation of ``tests/evaluated.py`` and return its directory."""
         self._count += 1
         name = id or f"0-0-{self._count}"
-        self.crew.start(Job(id=name, params=params, seed=7, directory=str(self.root / name), resumed=resumed))
+        self.crew.start(
+            make_job(id=name, params=params, seed=7, directory=str(self.root / name), resumed=resumed)
+        )
         return self.root / name
 
-    def finish(self) -> Outcome:
+    def finish(self) -> TaskOutcome:
         end = time.monotonic() + LIMIT_S
         while not (outcomes := self.turn()):
             assert time.monotonic() < end, "the evaluation did not end"
@@ -174,7 +176,7 @@ class Bench:
         self.deliver()
         return outcomes[0]
 
-    def run(self, what: str, **params: Any) -> Outcome:
+    def run(self, what: str, **params: Any) -> TaskOutcome:
         self.start(what=what, **params)
         return self.finish()
 
@@ -1071,7 +1073,7 @@ def test_late_words_of_an_earlier_evaluator_are_not_heard(single: Bench) -> None
     directory = single.start(what="hang")
     single.until((directory / "begun-0").exists)
     single.crew.receive(pack_answer(0, 0, Died("long ago")))
-    stale = Outcome(status="completed", objectives={"value": 0.0})
+    stale = TaskOutcome(status="completed", objectives={"value": 0.0})
     single.crew.receive(pack_answer(1, 0, EvaluationOver(turn=1, outcome=stale)))
     assert single.turn() == [] and single.crew.busy
     single.crew.kill("interrupted")

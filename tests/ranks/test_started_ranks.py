@@ -7,12 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from individuals import make_finished
 from terminal import Terminal, wait_until
 
 import hpo
 from hpo.campaign import handed_on, start_ranks
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Finished, Header
+from hpo.journal.records import Header
 
 SCRIPT = """
 import os, sys, time
@@ -200,11 +201,8 @@ def test_a_campaign_that_was_stopped_before_it_was_started_again_is_not_done(
                 journal_path(tmp_path / "run", **place), Header.of_this_process(**place)
             ) as writer:
                 writer.append(
-                    Finished(
+                    make_finished(
                         id="0-0-0",
-                        island=0,
-                        worker=0,
-                        sequence=0,
                         params={"x": 0.5},
                         operator="random",
                         parents=(),

@@ -22,6 +22,7 @@ from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scal
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -40,7 +41,7 @@ from hpo.islands.messages import (
     decode,
     encode,
 )
-from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.individuals import failures
 from hpo.islands.resume.start import start_messages
@@ -62,7 +63,7 @@ from hpo.search.protocols import (
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 
 GRACE_S = 60.0
 
@@ -250,16 +251,16 @@ class SimulatedCrew:
         self._over = simulation.time + seconds
         simulation.wake(self._rank, self._over)
 
-    def poll(self) -> Sequence[Outcome]:
+    def poll(self) -> Sequence[TaskOutcome]:
         if self._candidate is None or self._simulation.time < self._over:
             return ()
         candidate = self._candidate
         if self._storage_error is not None:
-            outcome = Outcome(status=FAILED, error=self._storage_error, storage=True)
+            outcome = TaskOutcome(status=FAILED, error=self._storage_error, storage=True)
         elif self.failed_starts:
-            outcome = Outcome(status=FAILED, error="no evaluators to be had")
+            outcome = TaskOutcome(status=FAILED, error="no evaluators to be had")
         elif self._killed is not None:
-            outcome = Outcome(status=self._killed, error="ended by the campaign")
+            outcome = TaskOutcome(status=self._killed, error="ended by the campaign")
         elif self._curve is None:
             outcome = self._simulation.evaluate(candidate)
         else:
@@ -273,7 +274,7 @@ class SimulatedCrew:
         self._over = math.inf
         return (outcome,)
 
-    def _train(self, candidate: Candidate, curve: Curve) -> Outcome | None:
+    def _train(self, candidate: Candidate, curve: Curve) -> TaskOutcome | None:
         """A step is over: the outcome, if that was the last."""
         simulation = self._simulation
         self._step += 1
@@ -281,12 +282,12 @@ class SimulatedCrew:
         known = {"value": value} if math.isfinite(value) else None
         verdict = self._on_report(TrialReport(candidate.id, self._step, value, saves=curve.saves))
         if verdict == STOP:
-            return Outcome(status=PRUNED, objectives=known, metrics={"pruned_step": self._step})
+            return TaskOutcome(status=PRUNED, objectives=known, metrics={"pruned_step": self._step})
         if self._step == len(curve.values):
-            return Outcome(status=COMPLETED if known else INVALID, objectives=known)
+            return TaskOutcome(status=COMPLETED if known else INVALID, objectives=known)
         if (self._asked or verdict == PAUSE) and curve.saves:
             simulation.saved[candidate.id] = self._step
-            return Outcome(status=INTERRUPTED)
+            return TaskOutcome(status=INTERRUPTED)
         self._over = simulation.time + curve.step_s
         simulation.wake(self._rank, self._over)
         return None
@@ -570,9 +571,9 @@ class Simulation:
         self._count += 1
         heapq.heappush(self._events, (when, self._count, rank, rank, None))
 
-    def evaluate(self, candidate: Candidate) -> Outcome:
+    def evaluate(self, candidate: Candidate) -> TaskOutcome:
         """The outcome of a simulated evaluation."""
-        return Outcome(status=COMPLETED, objectives={"value": self._objective(candidate.params)})
+        return TaskOutcome(status=COMPLETED, objectives={"value": self._objective(candidate.params)})
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Do something to the campaign at ``when``: send it a signal, say."""

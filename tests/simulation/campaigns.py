@@ -17,7 +17,7 @@ from hpo.results.record import Fold as ResultsFold
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.protocols import Candidate
-from hpo.task.outcome import Outcome, summary_line
+from hpo.task.outcome import TaskOutcome, summary_line
 from simulation import MemoryInbox, Report, Simulation
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
@@ -116,9 +116,9 @@ def fall_sick(simulation: Simulation, rank: int, when: float) -> None:
             crew._over = min(crew._over, simulation.time + 0.01)
             simulation.wake(rank, crew._over)
 
-    def judge(candidate: Candidate) -> Outcome:
+    def judge(candidate: Candidate) -> TaskOutcome:
         if crew._candidate is candidate and simulation.time >= when:
-            return Outcome(status=FAILED, error="OSError: no such mount")
+            return TaskOutcome(status=FAILED, error="OSError: no such mount")
         return evaluate(candidate)
 
     crew.start, simulation.evaluate = begin, judge  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from hpo.evaluation.conversation import (
     SaveState,
 )
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
-from hpo.task.outcome import Outcome
+from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
 
 BROKEN_CONNECTION = "RuntimeError: connection closed by peer"
@@ -146,18 +146,18 @@ class Group:
         self._fails = fate < 3
         for member in self._members:
             after = seconds + rng.uniform(0.0, 0.01)
-            outcome = Outcome(status=COMPLETED, objectives={"value": value})
+            outcome = TaskOutcome(status=COMPLETED, objectives={"value": value})
             if fate == 0:
-                outcome = Outcome(status=FAILED, error="ValueError: of no use")
+                outcome = TaskOutcome(status=FAILED, error="ValueError: of no use")
             elif fate == 1 and at_the_end:
                 if member is victim:
-                    outcome = Outcome(status=FAILED, error="ValueError: at the end of this rank")
+                    outcome = TaskOutcome(status=FAILED, error="ValueError: at the end of this rank")
             elif fate in (1, 2) and member is victim:
                 after *= rng.random()
                 if fate == 2:
                     world.at(world.time + after, member.die)
                     continue
-                outcome = Outcome(status=FAILED, error="ValueError: on this rank only")
+                outcome = TaskOutcome(status=FAILED, error="ValueError: on this rank only")
             elif fate in (1, 2):
                 continue  # it waits in a collective
             elif fate == 3 and member is victim:
@@ -177,10 +177,12 @@ class Group:
             for member, order in self._begun.items():
                 world.at(
                     when,
-                    lambda member=member, order=order: self._over(member, order, Outcome(status=INTERRUPTED)),
+                    lambda member=member, order=order: self._over(
+                        member, order, TaskOutcome(status=INTERRUPTED)
+                    ),
                 )
 
-    def _over(self, member: SimulatedEvaluator, order: Evaluate, outcome: Outcome) -> None:
+    def _over(self, member: SimulatedEvaluator, order: Evaluate, outcome: TaskOutcome) -> None:
         begun = self._begun.get(member)
         if begun is None or begun.turn != order.turn or not member.alive:
             return
@@ -199,7 +201,7 @@ class Group:
     def _fail(self, member: SimulatedEvaluator, order: Evaluate) -> None:
         self._begun[member] = order
         world = self._worker.world
-        failure = Outcome(status=FAILED, error=BROKEN_CONNECTION)
+        failure = TaskOutcome(status=FAILED, error=BROKEN_CONNECTION)
         # When it comes to its next collective.
         when = world.time + world.rng.uniform(0.0, world.rng.choice([0.05, 2.0]))
         world.at(when, lambda: self._over(member, order, failure))
@@ -278,7 +280,7 @@ class SimulatedEvaluator:
         else:
             raise TypeError(f"an evaluator does not follow {order!r}")
 
-    def end_evaluation(self, turn: int, outcome: Outcome) -> None:
+    def end_evaluation(self, turn: int, outcome: TaskOutcome) -> None:
         """Its evaluation is over: it goes on with what it was sent meanwhile."""
         self._busy = False
         self.say(EvaluationOver(turn=turn, outcome=outcome))
@@ -293,7 +295,7 @@ class SimulatedEvaluator:
     def _evaluate(self, order: Evaluate) -> None:
         error = self._worker.unwritable(self._rank)
         if error is not None:
-            outcome = Outcome(status=FAILED, error=error, storage=True)
+            outcome = TaskOutcome(status=FAILED, error=error, storage=True)
             self.say(EvaluationOver(turn=order.turn, outcome=outcome))
             return
         if order.confirm:

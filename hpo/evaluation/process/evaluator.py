@@ -13,8 +13,9 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
@@ -49,7 +50,7 @@ from hpo.evaluation.process_tree import kill_started_since
 from hpo.evaluation.recording import Recording
 from hpo.individual import COMPLETED, FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
-from hpo.task.outcome import Outcome, describe_exception
+from hpo.task.outcome import TaskOutcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
 from hpo.terminal import write
@@ -234,7 +235,7 @@ class Evaluator:
             # Generators that end only now restore what they had found when they began.
             self._state.restore()
 
-    def _attempt(self, job: Job, timeout_s: float | None) -> Outcome:
+    def _attempt(self, job: Job, timeout_s: float | None) -> TaskOutcome:
         trial = Trial(
             self._link,
             job,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hpo.config import reader as config
 from hpo.errors import HpoError, UsageError
-from hpo.individual import ENQUEUED, Scalar
+from hpo.individual import ENQUEUED, Configuration, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.ending import STOPPED
 from hpo.journal.commands import (
@@ -216,4 +216,5 @@ class Commands:
 
 def point_assignment(params: dict[str, Scalar], key: Callable[[dict[str, Scalar]], str]) -> Assignment:
     """A configuration that ``hpo enqueue`` gave, to be evaluated."""
-    return Assignment(params=params, key=key(params), operator=ENQUEUED)
+    configuration = Configuration(id="", params=params, operator=ENQUEUED)
+    return Assignment(configuration=configuration, key=key(params))

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
+from hpo.individual import Configuration
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.commands import Commands
@@ -209,7 +210,10 @@ class Coordinator:
             if want.paused is not None:  # it has its permit, and only its leader can ask for it
                 self.tally.reopen()
                 paused = Assignment(
-                    params={}, key=want.key, operator="", id=want.paused, admitted=True, rests=True
+                    configuration=Configuration(id=want.paused, params={}),
+                    key=want.key,
+                    admitted=True,
+                    rests=True,
                 )
                 self._grants.grant(leader, want.token, paused)
                 accepted.append(want.token)
@@ -349,7 +353,7 @@ class Coordinator:
             self._reopened([one.again for one in failures], reason)
         for one in failures:
             self.tally.reopen(one.status, identity=one.again.id)
-            self.reopened_ids[one.again.id or ""] = one.again.reopened
+            self.reopened_ids[one.again.id] = one.again.reopened
         self._budget.readmit((one.again for one in failures), first=first)
 
     def _take_remark(self, leader: int, remark: Remark) -> None:
@@ -650,7 +654,7 @@ class Coordinator:
         chosen = [
             Failure(status, again, "")
             for status, again in failures
-            if again.key not in granted and again.reopened > reopened.get(again.id or "", 0)
+            if again.key not in granted and again.reopened > reopened.get(again.id, 0)
         ]
         self._health.forget({one.again.id for one in chosen})
         self._reopen(chosen, reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
@@ -12,17 +13,21 @@ from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
 from hpo.islands.leader.storage import StorageWait
-from hpo.islands.messages import Evaluated, EvaluationEnd, Lost, Migrant, Records, Waiting, encode
+from hpo.islands.messages import EvaluationEnd, Lost, Migrant, Records, Waiting, encode
 from hpo.islands.transport import Transport
-from hpo.search.population import Population
+from hpo.search.population import Member, Population
 
 
-class DeadLeaderRecord(Protocol):
-    """What a dead leader's journal says (see ``hpo.islands.resume``)."""
+@dataclass
+class DeadLeaderRecord:
+    """Last launch of a dead leader, as its journal has it."""
 
-    finished: list[tuple[str, EvaluationEnd]]
-    begun: list[Assignment]
-    populations: dict[int, Population]
+    finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
+    """Key and end of each evaluation, in the order in which the leader reported them."""
+    begun: list[Assignment] = field(default_factory=list)
+    """Individuals that it was evaluating."""
+    populations: dict[int, Population] = field(default_factory=dict)
+    """Individuals that it has put on each island, by island."""
 
 
 class JournalTotals(Protocol):
@@ -153,7 +158,7 @@ class RankDeaths:
             self._transport.send(heir, news)
         if owned:
             for member in population.best:
-                self._transport.send(heirs[0], encode(Migrant(Evaluated.of(member))))
+                self._transport.send(heirs[0], encode(Migrant(member)))
 
 
 def hung_remark(ranks: Sequence[int]) -> str:
@@ -166,7 +171,6 @@ def hung_remark(ranks: Sequence[int]) -> str:
     )
 
 
-def _worst_first(population: Population) -> list[Evaluated]:
+def _worst_first(population: Population) -> list[Member]:
     """All members: what comes last counts as most recent."""
-    members = (*population.failures, *population.pruned, *reversed(list(population)))
-    return [Evaluated.of(one) for one in members]
+    return [*population.failures, *population.pruned, *reversed(list(population))]

@@ -151,7 +151,7 @@ class Grants:
     def assigned(self) -> list[str]:
         """The ids of what was assigned and has not ended."""
         items = (item for mine in self._outstanding.values() for item in mine.values())
-        return [item.id for item in items if isinstance(item, Assignment) and item.id is not None]
+        return [item.id for item in items if isinstance(item, Assignment) and item.id]
 
     @property
     def first(self) -> list[tuple[int, int]]:

@@ -51,7 +51,7 @@ def fault(status: str, *, resumed: bool, error: str) -> str | None:
 
 def _is_alive(end: EvaluationEnd) -> bool:
     """Whether an end is a sign of life of its worker."""
-    return end.reported or end.status in (COMPLETED, PRUNED)
+    return end.reported or end.outcome.status in (COMPLETED, PRUNED)
 
 
 def improbable(succeeded: int, failed: int) -> int:
@@ -154,14 +154,14 @@ class Health:
             worker.succeeded += 1
             worker.row.clear()
             self._drop_test(worker)
-        elif end.status not in (INTERRUPTED, LOST):
+        elif end.outcome.status not in (INTERRUPTED, LOST):
             self._failed += 1
             if suspect == leader:  # no other worker could take it, so it tests nothing
                 self._drop_test(worker)
                 self._keep(worker.row, [one for one in worker.row if one.again.id != end.id])
             if end.again is not None and suspect in (None, leader):
-                worker.row.append(Failure(end.status, end.again, end.error))
-        if suspect is not None and suspect != leader and end.status not in (INTERRUPTED, LOST):
+                worker.row.append(Failure(end.outcome.status, end.again, end.outcome.error or ""))
+        if suspect is not None and suspect != leader and end.outcome.status not in (INTERRUPTED, LOST):
             return self._tested(suspect, works=alive)
         return self._look_at(leader)
 
@@ -169,7 +169,7 @@ class Health:
         """On a worker that is not watched any more. Where it tested another, that has to end: what worked shows that
         the other worker fails, and a failure there shows nothing."""
         suspect = self._tests.get(end.id)
-        if suspect is not None and end.status not in (INTERRUPTED, LOST):
+        if suspect is not None and end.outcome.status not in (INTERRUPTED, LOST):
             if _is_alive(end):
                 return self._tested(suspect, works=True)
             self._drop_test(self._workers[suspect])
@@ -195,7 +195,6 @@ class Health:
         if row < worker.factor * improbable(self._succeeded, self._failed - row):
             return Actions(leader=leader)
         test = worker.row[-1]
-        assert test.again.id is not None
         worker.test = test.again.id
         self._tests[test.again.id] = leader
         # It is reopened now, and so not once more with the launch's row.
@@ -212,7 +211,7 @@ class Health:
         others = (other for leader, other in self._workers.items() if leader != suspect)
         return any(other.succeeded and other.test is None and not other.drained for other in others)
 
-    def forget(self, identities: Container[str | None]) -> None:
+    def forget(self, identities: Container[str]) -> None:
         """The failures of these individuals were reopened for another reason, and are not to be again."""
         for row in (self._row, *(worker.row for worker in self._workers.values())):
             self._keep(row, [one for one in row if one.again.id not in identities])
@@ -244,10 +243,10 @@ class Health:
     # --- the launch -----------------------------------------------------------------------------------------
 
     def _watch_launch(self, end: EvaluationEnd, alive: bool) -> None:
-        alive &= end.status not in (FAILED, TIMEOUT, CRASHED)
+        alive &= end.outcome.status not in (FAILED, TIMEOUT, CRASHED)
         self._worked += alive
-        self._in_vain += not alive and end.status not in (INTERRUPTED, LOST)
-        if alive or end.status == INVALID:
+        self._in_vain += not alive and end.outcome.status not in (INTERRUPTED, LOST)
+        if alive or end.outcome.status == INVALID:
             self._row.clear()
             self._kinds.clear()
             self._slowest_s = 0.0
@@ -255,9 +254,9 @@ class Health:
             self._held_since = None
             self.works |= self.futile
         elif end.fault is not None and end.again is not None:
-            self._row.append(Failure(end.status, end.again, end.fault))
-            self._kinds.add(end.status)
-            self._slowest_s = max(self._slowest_s, end.seconds)
+            self._row.append(Failure(end.outcome.status, end.again, end.fault))
+            self._kinds.add(end.outcome.status)
+            self._slowest_s = max(self._slowest_s, end.outcome.seconds)
 
     @property
     def holds_all(self) -> bool:
@@ -297,9 +296,9 @@ class Health:
         for cause, times in Counter(one.cause for one in self._row).most_common(1):
             one, last = latest[cause], self._row[-1]
             shown += [f"{times} of them for this, {one.again.id} the latest: {one.error}"]
-            shown += [self._printed(one.again.id or "")]
+            shown += [self._printed(one.again.id)]
             if last.cause != cause:
-                shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id or "")]
+                shown += [f"The last was {last.again.id}: {last.error}", self._printed(last.again.id)]
         causes = "\n    ".join(filter(None, shown))
         since = "none completed" if not self._worked else "none completed any more"
         ends = Counter(one.status for one in self._row)

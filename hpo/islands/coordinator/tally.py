@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, is_known
+from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, birthplace, is_known
 from hpo.islands.messages import EvaluationEnd
 from hpo.journal.records import Number
 from hpo.text import digits
@@ -49,8 +49,7 @@ class Failure(NamedTuple):
 
 def order(identity: str, started: float | None) -> tuple[object, ...]:
     """The place of an individual among all: by when it started."""
-    numbers = identity.rpartition("known-")[2].split("-")
-    return is_known(identity), started or 0.0, *map(int, numbers)
+    return is_known(identity), started or 0.0, birthplace(identity)
 
 
 @dataclass
@@ -75,29 +74,29 @@ class Tally:
     _errors: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def add(self, end: EvaluationEnd) -> None:
-        status = end.status
+        outcome = end.outcome
+        status, seconds = outcome.status, outcome.seconds
         self.counts[status] = self.counts.get(status, 0) + 1
-        self.busy_s += end.seconds
+        self.busy_s += seconds
         if status not in FINAL:
             self.unfinished[end.id] = status
             return
         self.unfinished.pop(end.id, None)
-        self.reports = self.reports or status == PRUNED or end.steps is not None
-        self.recent_ends.append(end.started + end.seconds)
+        self.reports = self.reports or status == PRUNED or outcome.steps is not None
+        self.recent_ends.append(end.started + seconds)
         del self.recent_ends[:-MOST_RECENT]
         if status == COMPLETED:
-            self.recent_s.append(end.seconds)
+            self.recent_s.append(seconds)
             del self.recent_s[:-_RECENT]
             if end.losses:
-                params, objectives = end.result or (None, None)
-                self.enter(Best(end.losses, end.id, end.started, params, objectives))
-                island = int(end.id.partition("-")[0])
+                self.enter(Best(end.losses, end.id, end.started, end.params, outcome.objectives))
+                island = birthplace(end.id)[0]
                 count, best = self.islands.get(island, (0, None))
                 better = best is None or end.losses < best
                 self.islands[island] = IslandTally(count + 1, end.losses if better else best)
         elif status != PRUNED:
             # Most have an error in common: kept once.
-            error = self._errors.setdefault(end.error, end.error)
+            error = self._errors.setdefault(outcome.error or "", outcome.error or "")
             self.failures[end.id] = Failure(status, error, end.started)
 
     def enter(self, completed: Best) -> None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from hpo.individual import Scalar
+from hpo.individual import Configuration, Scalar
 from hpo.islands.assignment import Assignment
 
 _MOST_BARREN = 20_000
@@ -54,7 +54,9 @@ class UnseenConfigurations:
             for params, key in self._unseen:
                 if key not in taken:
                     taken.add(key)
-                    return Assignment(params=params, key=key, operator="last")
+                    return Assignment(
+                        configuration=Configuration(id="", params=params, operator="last"), key=key
+                    )
             # Looked at a piece at a time, one for each claim in vain: a million at once would take minutes where
             # constraints are slow.
             if self._listing is None:

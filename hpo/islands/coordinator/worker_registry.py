@@ -124,7 +124,8 @@ class WorkerRegistry:
         """What broken workers held in which nothing runs any more; each individual is named once."""
         done = [broken for broken in self._broken if not broken.waiting and not broken.open]
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
-        for broken in done:
-            for assignment in broken.held if self.may_run(broken.place.ranks) else ():
-                assignment.contested = True
-        return [assignment for broken in done for assignment in broken.held]
+        return [
+            assignment.as_contested() if self.may_run(broken.place.ranks) else assignment
+            for broken in done
+            for assignment in broken.held
+        ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import make_id
+from hpo.individual import Attempt, Configuration, make_id
 from hpo.islands.assignment import Assignment
 from hpo.islands.leader.evaluation_times import EvaluationTimes
 from hpo.islands.messages import Claim, Grant, Message, Want
@@ -16,26 +18,10 @@ from hpo.search.proposals import STUCK, Proposals, key_of
 from hpo.search.protocols import Breeder, Candidate, Codec
 
 
-def parts_of(identity: str) -> tuple[int, int, int]:
-    """Island, worker and sequence number of an individual's id."""
-    island, worker, sequence = (int(part) for part in identity.split("-"))
-    return island, worker, sequence
-
-
-def assignment_of(candidate: Candidate, *, retries: int = 0, resumed: bool = False) -> Assignment:
-    """``candidate``, for another worker to evaluate."""
+def assignment_of(candidate: Candidate, attempt: Attempt) -> Assignment:
+    """The next ``attempt`` at ``candidate``, for any worker."""
     return Assignment(
-        id=candidate.id,
-        params=candidate.params,
-        key=candidate.key,
-        operator=candidate.operator,
-        parents=candidate.parents,
-        retries=retries,
-        resumed=resumed,
-        admitted=True,
-        resumed_at_step=candidate.resumed_at_step,
-        inherits=candidate.inherits,
-        reopened=candidate.reopened,
+        configuration=candidate.configuration, attempt=attempt, key=candidate.key, admitted=True
     )
 
 
@@ -101,8 +87,8 @@ class Claims:
         if candidate is None:
             return False
         candidate.token = self._promotion = self._next_token()
-        candidate.started, candidate.retries = 0.0, 0
-        candidate.resumed, candidate.promoted, candidate.retried = True, True, False
+        candidate.attempt = replace(candidate.attempt, retries=0, resumed=True)
+        candidate.started, candidate.promoted, candidate.retried = 0.0, True, False
         self._claimed[candidate.token] = candidate, self._now()
         self._send(Claim([Want(candidate.token, candidate.key, candidate.id)], False))
         return True
@@ -110,19 +96,16 @@ class Claims:
     def paused_before(self, member: Member, reopened: int, inherits: str) -> Candidate:
         """One that paused in an earlier launch; its parents are on record there. ``reopened``, ``inherits``: as there,
         or what comes of it would not count."""
-        island, worker, sequence = parts_of(member.id)
         params = self._space.decode(member.genome)
+        configuration = Configuration(
+            id=member.id, params=params, operator=member.operator, inherits=inherits
+        )
         return Candidate(
             token=-1,
-            id=member.id,
-            sequence=sequence,
+            configuration=configuration,
+            attempt=Attempt(reopened=reopened),
             genome=member.genome,
-            params=params,
-            key=key_of(self._space, params, inherits, member.operator, member.id),
-            operator=member.operator,
-            home=(island, worker),
-            inherits=inherits,
-            reopened=reopened,
+            key=key_of(self._space, configuration),
         )
 
     def _next_token(self) -> int:
@@ -130,18 +113,9 @@ class Claims:
         return self._token - 1
 
     def _bred(self) -> Candidate:
-        sequence = self._sequence
+        identity = make_id(self._place.island, self._place.worker, self._sequence)
         self._sequence += 1
-        candidate = Candidate(
-            token=self._next_token(),
-            id=make_id(self._place.island, self._place.worker, sequence),
-            sequence=sequence,
-            genome=(),
-            params={},
-            key="",
-            operator="",
-            home=(self._place.island, self._place.worker),
-        )
+        candidate = Candidate(self._next_token(), Configuration(id=identity, params={}))
         self._fill(candidate)
         return candidate
 
@@ -153,7 +127,7 @@ class Claims:
 
     def _claim(self, candidates: list[Candidate], now: float) -> None:
         self._claimed.update((candidate.token, (candidate, now)) for candidate in candidates)
-        stuck = any(candidate.attempts >= STUCK for candidate in candidates)
+        stuck = any(candidate.draws >= STUCK for candidate in candidates)
         self._send(
             Claim(
                 [
@@ -187,7 +161,7 @@ class Claims:
                 if candidate.phase == self._phase:
                     self._proposals.known.add(candidate.key)
                 else:  # how hard it was to find in another part of the space does not count
-                    candidate.attempts = 0
+                    candidate.draws = 0
                 self._fill(candidate)
                 again.append(candidate)
         if again:
@@ -203,15 +177,11 @@ class Claims:
 
     def _replace(self, candidate: Candidate, assignment: Assignment) -> None:
         """``candidate`` is what was assigned in place of what was bred."""
-        if assignment.id is not None:
-            island, worker, candidate.sequence = parts_of(assignment.id)
-            candidate.id, candidate.home = assignment.id, (island, worker)
-        candidate.params, candidate.key = assignment.params, assignment.key
-        candidate.genome = self._space.encode(assignment.params)
-        candidate.operator, candidate.parents = assignment.operator, assignment.parents
-        candidate.retries, candidate.resumed = assignment.retries, assignment.resumed
-        candidate.resumed_at_step, candidate.inherits = assignment.resumed_at_step, assignment.inherits
-        candidate.reopened, candidate.contested = assignment.reopened, assignment.contested
+        configuration = assignment.configuration
+        if not configuration.id:
+            configuration = replace(configuration, id=candidate.id)
+        candidate.configuration, candidate.attempt = configuration, assignment.attempt
+        candidate.genome, candidate.key = self._space.encode(configuration.params), assignment.key
         self._proposals.known.add(assignment.key)
 
     def evaluated(self, seconds: float) -> None:
@@ -221,7 +191,7 @@ class Claims:
     def spare(self, number: int) -> list[int]:
         """Tokens of up to ``number`` candidates that wait, which are given up. What was begun (it crashed, and waits
         for new evaluators) stays."""
-        spare = [one for one in reversed(self.queue) if not one.started and not one.resumed_at_step][:number]
+        spare = [one for one in reversed(self.queue) if not (one.started or one.resumed_at_step)][:number]
         for candidate in spare:
             self.queue.remove(candidate)
         return [one.token for one in spare]

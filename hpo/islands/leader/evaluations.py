@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec.structs import replace
 
 from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
-from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED
-from hpo.islands.assignment import anew
+from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED, Attempt
 from hpo.islands.coordinator.health import fault
 from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.leader.storage import StorageWait
-from hpo.islands.messages import MOST_REMARKS, Evaluated, EvaluationEnd, Message, Remark, Returned
+from hpo.islands.messages import MOST_REMARKS, EvaluationEnd, Message, Remark, Returned
 from hpo.journal.records import Finished, Note, Reported, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Candidate, Crew, Journal, TrialReport, Verdict
-from hpo.task.outcome import Outcome, summary_line
+from hpo.task.outcome import TaskOutcome, brief_outcome, pruned_outcome
 from hpo.task.trial import Job
 
 _START_ATTEMPTS = 3
@@ -111,16 +111,20 @@ class Evaluations:
             self._claims.queue.appendleft(candidate)
             return
         if self._rules.durable_starts:
-            self._journal.append(Started(**_identity(candidate), time=candidate.started))
+            start = Started(
+                configuration=candidate.configuration, attempt=candidate.attempt, time=candidate.started
+            )
+            self._journal.append(start)
             if not self._publisher.publish():
                 self.running = None
                 self._claims.queue.appendleft(candidate)
                 return
-        if candidate.retries >= self._rules.retries + _MOST_DEATHS:
-            error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
+        retries = candidate.retries
+        if retries >= self._rules.retries + _MOST_DEATHS:
+            error = f"its processes or ranks died {retries} times while it was evaluated; not tried again"
             # Not by way of ``finish``, which might try it again.
             self.running = None
-            self._record(candidate, Outcome(status=CRASHED, error=error), rests=False)
+            self._record(candidate, TaskOutcome(status=CRASHED, error=error), rests=False)
             return
         self._early_stopping.start(candidate)
         self._crew.start(job)
@@ -145,7 +149,7 @@ class Evaluations:
             )
         return verdict
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: TaskOutcome) -> None:
         """The running evaluation has ended with ``outcome``."""
         candidate, self.running = self.running, None
         if candidate is None:
@@ -165,11 +169,12 @@ class Evaluations:
         if final and (self._stopping() or self._signalled()):
             # A job's end signals all of its processes, those that a task has started too: the next launch will show
             # whether it was that.
-            outcome = Outcome(status=INTERRUPTED, error=outcome.error)
+            outcome = TaskOutcome(status=INTERRUPTED, error=outcome.error)
         # What was killed after its grace, or failed, has not saved itself: the next launch goes on with it.
         rests = outcome.status == INTERRUPTED and outcome.error is None and self._early_stopping.condemned
         if rests or (outcome.status == PRUNED and self._early_stopping.condemned):
-            outcome = self._pruned(outcome)
+            # Its report at the rung counts, wherever it ended.
+            outcome = pruned_outcome(self._early_stopping.last, self._rules.reported, outcome.metrics)
         elif outcome.status == COMPLETED:
             self._early_stopping.completed()
             self._look_at_lengths()
@@ -192,18 +197,7 @@ class Evaluations:
                 self._remarked.add(name)
                 self._send(Remark(name, sentence))
 
-    def _pruned(self, outcome: Outcome) -> Outcome:
-        """The outcome of one that failed at a rung: its report there counts, wherever it ended."""
-        step, value = self._early_stopping.last or (0, math.nan)
-        name = self._rules.reported
-        metrics = {**outcome.metrics, "pruned_step": step}
-        if not math.isfinite(value):
-            return Outcome(status=PRUNED, metrics=metrics)
-        if name is None:
-            return Outcome(status=PRUNED, metrics={**metrics, "pruned_value": value})
-        return Outcome(status=PRUNED, objectives={name: value}, metrics=metrics)
-
-    def _retry_or_withdraw(self, candidate: Candidate, outcome: Outcome) -> None:
+    def _retry_or_withdraw(self, candidate: Candidate, outcome: TaskOutcome) -> None:
         """Evaluators could not be started: that is not the individual's fault, and must not use up the
         budget.
 
@@ -214,10 +208,11 @@ class Evaluations:
         else:
             self._withdraw(candidate, outcome.error or "no evaluator could be started")
 
-    def _retry(self, candidate: Candidate, outcome: Outcome) -> None:
+    def _retry(self, candidate: Candidate, outcome: TaskOutcome) -> None:
         self._journal.append(Note(id=candidate.id, status=CRASHED, error=outcome.error, time=self._now()))
-        candidate.retries += 1
-        candidate.resumed, candidate.promoted, candidate.retried = True, False, True
+        attempt = candidate.attempt
+        candidate.attempt = replace(attempt, retries=attempt.retries + 1, resumed=True)
+        candidate.promoted, candidate.retried = False, True
         self._again(candidate)
 
     def _again(self, candidate: Candidate) -> None:
@@ -226,56 +221,31 @@ class Evaluations:
         else:
             self._claims.queue.appendleft(candidate)
 
-    def _record(self, candidate: Candidate, outcome: Outcome, *, rests: bool) -> None:
+    def _record(self, candidate: Candidate, outcome: TaskOutcome, *, rests: bool) -> None:
         """Put the end on record, and let the island breed from it. ``rests``: it was pruned, and may go on."""
-        now = self._now()
-        last = self._early_stopping.last
-        steps = last[0] if outcome.status == COMPLETED and last is not None else None
+        now, last = self._now(), self._early_stopping.last
+        outcome = replace(
+            outcome,
+            seconds=now - candidate.started,
+            steps=last[0] if outcome.status == COMPLETED and last is not None else None,
+        )
         self._journal.append(
             Finished(
-                **_identity(candidate),
+                configuration=candidate.configuration,
+                attempt=candidate.attempt,
+                outcome=outcome,
                 started=candidate.started,
                 finished=now,
-                status=outcome.status,
-                objectives=outcome.objectives,
-                metrics=outcome.metrics,
-                error=outcome.error,
                 resting=rests,
-                steps=steps,
             )
         )
-        self._claims.evaluated(now - candidate.started)
+        self._claims.evaluated(outcome.seconds)
         losses: tuple[float, ...] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = tuple(self._rules.losses(outcome.objectives))
-        result = None
-        if (
-            losses is not None
-            and outcome.objectives is not None
-            and (self._best is None or losses < self._best)
-        ):
-            self._best, result = losses, (candidate.params, outcome.objectives)
-        error = summary_line(outcome.error or "") if outcome.status != COMPLETED else ""
         pending = self._publisher.pending
         pending.candidates.append(candidate)
-        pending.results.append(
-            EvaluationEnd(
-                candidate.token,
-                candidate.id,
-                outcome.status,
-                losses,
-                now - candidate.started,
-                self._early_stopping.reported(candidate.id) and not outcome.no_value,
-                fault(outcome.status, resumed=candidate.resumed and not candidate.retried, error=error),
-                error,
-                anew(assignment_of(candidate), candidate.reopened + 1)
-                if outcome.status in _FAILURES
-                else None,
-                candidate.started,
-                result,
-                steps,
-            )
-        )
+        pending.results.append(self._end_of(candidate, outcome, losses))
         if outcome.status == INTERRUPTED:
             return
         member = Member(
@@ -288,7 +258,8 @@ class Evaluations:
         )
         self._population.add(member)
         self._breeder.learn(member)
-        pending.records.append(Evaluated.of(member))
+        # As it is now: migration adds to the history of the members that it sends away.
+        pending.records.append(replace(member))
         if losses is not None:
             self._migration.own(member)
             pending.own.append(member)
@@ -297,19 +268,25 @@ class Evaluations:
         else:
             pending.forgotten += self._retention.add(candidate.id, losses)
 
-
-def _identity(candidate: Candidate) -> dict[str, Any]:
-    """The fields of an ``Evaluation``."""
-    return {
-        "id": candidate.id,
-        "island": candidate.home[0],
-        "worker": candidate.home[1],
-        "sequence": candidate.sequence,
-        "params": candidate.params,
-        "operator": candidate.operator,
-        "parents": candidate.parents,
-        "retries": candidate.retries,
-        "resumed_at_step": candidate.resumed_at_step,
-        "inherits": candidate.inherits,
-        "reopened": candidate.reopened,
-    }
+    def _end_of(
+        self, candidate: Candidate, outcome: TaskOutcome, losses: tuple[float, ...] | None
+    ) -> EvaluationEnd:
+        """The end as the coordinator is to count it."""
+        best = losses is not None and (self._best is None or losses < self._best)
+        if best:
+            self._best = losses
+        brief = brief_outcome(outcome, objectives=best)
+        attempt = candidate.attempt
+        resumed = attempt.resumed and not candidate.retried
+        from_the_start = Attempt(reopened=attempt.reopened + 1)
+        return EvaluationEnd(
+            token=candidate.token,
+            id=candidate.id,
+            outcome=brief,
+            losses=losses,
+            reported=self._early_stopping.reported(candidate.id) and not outcome.no_value,
+            fault=fault(outcome.status, resumed=resumed, error=brief.error or ""),
+            again=assignment_of(candidate, from_the_start) if outcome.status in _FAILURES else None,
+            started=candidate.started,
+            params=candidate.params if best else None,
+        )

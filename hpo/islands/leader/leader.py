@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
@@ -24,7 +26,6 @@ from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.messages import (
     Disbanded,
     End,
-    Evaluated,
     Grant,
     Lost,
     Message,
@@ -207,8 +208,10 @@ class Leader:
         self._claims.begin(start.sequence)
         owned = set(start.owned)
         self._early_stopping.observe(reports(start.reports))
-        for record in start.population:
-            member = self._learn(record, earlier=True)
+        for known in start.population:
+            # A copy: rank 0's message has not travelled, and other leaders are sent the same members.
+            member = replace(known)
+            self._learn(member, earlier=True)
             if member.id in owned and member.status == PRUNED:
                 paused = self._claims.paused_before(member, *start.resting.get(member.id, (0, "")))
                 self._early_stopping.rest(paused, member.progress[0] if member.progress else 0)
@@ -294,8 +297,8 @@ class Leader:
     # --- messages -------------------------------------------------------------------------------------------
 
     def _observe(self, source: int, news: Records) -> bool:
-        for record in news.evaluated:
-            self._learn(record)
+        for member in news.evaluated:
+            self._learn(member)
         for identity in news.emigrated:  # after the news: one may have left in the same message
             self.population.discard(identity)
         if not news.reports:
@@ -303,13 +306,11 @@ class Leader:
         self._early_stopping.observe(reports(news.reports))
         return self._idle and self._early_stopping.can_promote
 
-    def _learn(self, record: Evaluated, *, earlier: bool = False) -> Member:
-        member = record.member()
+    def _learn(self, member: Member, *, earlier: bool = False) -> None:
         # What other islands use of the space may take other numbers of steps.
         if member.progress is not None and member.status == COMPLETED and not member.history:
             self._early_stopping.learn_end(member.progress[0])
         (self.population.enter if earlier else self.population.add)(member)
-        return member
 
     def _granted(self, source: int, grant: Grant) -> bool:
         self._claims.take(grant)
@@ -320,7 +321,8 @@ class Leader:
         return True
 
     def _immigrate(self, source: int, message: Migrant) -> bool:
-        member = self._learn(message.evaluated)
+        member = message.evaluated
+        self._learn(member)
         if self._heir is None:
             self._migration.own(member)
         else:
@@ -367,7 +369,7 @@ class Leader:
         self._stop = Stop(LOST, True)
         self._publisher.publish()
         self._crew.disband()
-        self._disbanding = [_begun(candidate, candidate.retries + 1, True) for candidate in begun]
+        self._disbanding = [_begun(one, retries=one.retries + 1) for one in begun]
 
     def orphan(self) -> None:
         """The coordinator is dead: nothing more can be counted here. What runs may save, as for any stop."""
@@ -398,7 +400,7 @@ class Leader:
         """The coordinator learns what this worker waits for. Without a journal it takes no more part."""
         journal, directory = self._publisher.wait, self._evaluations.wait
         if journal.over and self._disbanding is not None:
-            self._disbanding += [_begun(one, one.retries, True) for one in self._publisher.give_up()]
+            self._disbanding += map(_begun, self._publisher.give_up())
         elif journal.over:
             self._leave(journal.error or "")
         waits = Waiting(journal.error or directory.error, directory.over)
@@ -421,15 +423,21 @@ class Leader:
         self._migration.forget({one.id for one in unsynced})
         begun += unsynced
         self._halt(Stop(STORAGE, False))
-        self._ask(Unfit(error, [_begun(one, one.retries, True) for one in begun], storage=True))
+        self._ask(Unfit(error, [*map(_begun, begun)], storage=True))
 
     def _withdraw(self, candidate: Candidate, error: str) -> None:
         """No evaluator can be started here: what was begun goes to other workers."""
         self._publisher.publish()
         self._halt(Stop(UNFIT, False))
-        self._ask(Unfit(error, [_begun(candidate, candidate.retries, candidate.resumed)]))
+        self._ask(Unfit(error, [_begun(candidate, resumed=candidate.resumed)]))
 
 
-def _begun(candidate: Candidate, retries: int, resumed: bool) -> tuple[int, Assignment]:
-    """What others are to evaluate in place of this worker, by its token."""
-    return candidate.token, assignment_of(candidate, retries=retries, resumed=resumed)
+def _begun(
+    candidate: Candidate, *, resumed: bool = True, retries: int | None = None
+) -> tuple[int, Assignment]:
+    """Token and assignment of an individual for others to evaluate in place of this worker. ``retries``: None for as
+    many as here."""
+    retries = candidate.retries if retries is None else retries
+    return candidate.token, assignment_of(
+        candidate, replace(candidate.attempt, resumed=resumed, retries=retries)
+    )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from msgspec import structs
+
 from hpo.journal.records import Migrated
 from hpo.search.population import Member
 from hpo.search.protocols import Journal
@@ -153,14 +155,7 @@ class Migration:
                 time=self._clock(),
             )
         )
-        traveller = Member(
-            id=member.id,
-            genome=member.genome,
-            losses=member.losses,
-            status=member.status,
-            history=(*member.history, self._here),
-            operator=member.operator,
-        )
+        traveller = structs.replace(member, history=(*member.history, self._here), progress=None)
         if copy:
             # As if it had been there: the same pollen is not sent twice.
             member.history = (*member.history, target)

@@ -10,13 +10,11 @@ from hpo.errors import describe_os_error
 from hpo.islands.leader.migration import Departure, Migration
 from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import (
-    Evaluated,
     EvaluationEnd,
     Migrant,
     Records,
     Results,
     encode,
-    rung_reports,
 )
 from hpo.islands.transport import Transport
 from hpo.search.early_stopping import Pruner
@@ -34,7 +32,7 @@ class Unpublished:
 
     results: list[EvaluationEnd] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
-    records: list[Evaluated] = field(default_factory=list)
+    records: list[Member] = field(default_factory=list)
     own: list[Member] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -131,12 +129,12 @@ class Publisher:
             wake = self._last_commit + COMMIT_INTERVAL_S
         return min(wake, self._last_sent + COMMIT_INTERVAL_S) if self._early_stopping.news else wake
 
-    def _send_to_peers(self, records: list[Evaluated], emigrated: list[str]) -> None:
+    def _send_to_peers(self, records: list[Member], emigrated: list[str]) -> None:
         """Results that are on disk, and reports at rungs, which need not be."""
         found, self._early_stopping.news = self._early_stopping.news, []
         self._last_sent = self._transport.now()
         if (records or emigrated or found) and self.peers:
-            self._broadcast(Records(records, emigrated, rung_reports(found)))
+            self._broadcast(Records(records, emigrated, found))
 
     def _broadcast(self, records: Records) -> None:
         data = encode(records)
@@ -145,7 +143,7 @@ class Publisher:
 
     def introduce(self, immigrant: Member) -> None:
         """The island learns of one that came from another."""
-        self._broadcast(Records([Evaluated.of(immigrant)], [], []))
+        self._broadcast(Records([immigrant], [], []))
 
     def _depart(self, departure: Departure) -> None:
         self.pass_on([departure.traveller], departure.gateway)
@@ -160,4 +158,4 @@ class Publisher:
     def pass_on(self, members: Iterable[Member], heir: int) -> None:
         """Another leader owns ``members`` from now on."""
         for member in members:
-            self._transport.send(heir, encode(Migrant(Evaluated.of(member))))
+            self._transport.send(heir, encode(Migrant(member)))

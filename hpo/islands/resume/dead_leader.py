@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from hpo.islands.assignment import Assignment
-from hpo.islands.messages import EvaluationEnd
+from msgspec.structs import replace
+
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.resume.fold import fold
-from hpo.islands.resume.individuals import end_of, loss_of, unfinished_assignment
+from hpo.islands.resume.individuals import assignment_of, end_of, loss_of
+from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import Finished, Record, Started
-from hpo.search.population import Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
-
-
-@dataclass
-class DeadLeaderRecord:
-    """What the journal of a leader that died says of its last launch.
-
-    ``finished``: key and end in the order in which the leader reported them to the coordinator;
-    ``begun``: what it was evaluating; ``populations``: by island, the individuals that it has put there."""
-
-    finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
-    begun: list[Assignment] = field(default_factory=list)
-    populations: dict[int, Population] = field(default_factory=dict)
 
 
 def dead_leader_record(
@@ -36,19 +24,21 @@ def dead_leader_record(
 ) -> DeadLeaderRecord:
     """``records``: of one journal, whose writer writes no more."""
     found = DeadLeaderRecord()
-    open_: dict[str, Started] = {}
-    ended_runs: set[tuple[str, int, int]] = set()
+    current = CurrentEvaluations()
+    ended_runs: set[tuple[str, tuple[int, int]]] = set()
     for record in records:
-        if isinstance(record, Started):
-            open_[record.id] = record
-        elif isinstance(record, Finished):
-            open_.pop(record.id, None)
-            run = (record.id, record.reopened, record.resumed_at_step)
+        current.take(record)
+        if isinstance(record, Finished):
+            run = record.id, record.run
             if run in ended_runs:
                 continue  # written again, after a write that failed
             ended_runs.add(run)
-            key = key_of(space, record.params, record.inherits, record.operator, record.id)
-            found.finished.append((key, end_of(record, loss_of(record, losses))))
-    found.begun = [unfinished_assignment(record, space=space, deaths=1) for record in open_.values()]
+            end = end_of(record, loss_of(record.outcome, losses))
+            found.finished.append((key_of(space, record.configuration), end))
+    found.begun = [
+        assignment_of(record, replace(attempt, retries=attempt.retries + 1), space=space)
+        for _, record, attempt in current.open
+        if isinstance(record, Started)
+    ]
     found.populations = fold(records, space=space, islands=islands, losses=losses).populations
     return found

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec import structs
 
-from hpo.individual import ENQUEUED, INTERRUPTED, LOST, PRUNED, REEVALUATION, Scalar
+from hpo.individual import ENQUEUED, INTERRUPTED, LOST, PRUNED, REEVALUATION, birthplace
 from hpo.islands.coordinator.commands import point_assignment
 from hpo.islands.coordinator.worker_registry import HANGS
 from hpo.islands.resume import snapshot
@@ -100,7 +100,7 @@ def fold_directory(
         try:
             for path in files[covered:]:
                 folding.add(read_file(path, torn))
-            folding.torn += [path.name for path in torn]
+            folding.data.torn += [path.name for path in torn]
             data = b""
             if take_snapshot and snapshot.is_due(journals, covered):
                 data = snapshot.encode(directory, journals, islands, folding.state)
@@ -113,23 +113,6 @@ def fold_directory(
             continue
         state.snapshot = data
         return state
-
-
-_SHARED = (
-    "keys",
-    "tally",
-    "sequences",
-    "hung",
-    "resting",
-    "continued",
-    "saves",
-    "repeats",
-    "commands",
-    "codes",
-    "launches",
-    "first_number",
-)
-"""What folding keeps in the ``ResumeState`` from the beginning, and a ``FoldState`` under the same names."""
 
 
 class _Fold:
@@ -146,56 +129,25 @@ class _Fold:
         self._space = space
         self._islands = islands
         self._losses = losses
-        self._state = ResumeState()
-        self._launch = 0
-        self._contested = 0
-        """The last launch before whose beginning others may not have ended."""
-        self.updated = -math.inf
-        """The time of the last record of the launch that is read."""
-        self._evaluations = CurrentEvaluations()
-        self._moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
-        # By birthplace until all moves are known; the configurations of those kept, by id.
+        self.data = state or FoldState()
+        self._state = self.data.folded
+        self._evaluations = CurrentEvaluations(self.data.evaluations)
+        reports = self.data.reports.items()
+        self._reports = {island: deque(latest, _REPORTS) for island, latest in reports}
+        # By birthplace until all moves are known.
         self._born: dict[int, Population] = {}
-        self._configurations: dict[str, dict[str, Scalar]] = {}
-        # Of each birthplace a heap of when they finished.
-        self._latest: dict[int, list[tuple[float, str, Member]]] = {}
-        self._known: dict[int, Known] = {}
-        # By id, the configurations of individuals that were enqueued.
-        self._enqueued: dict[str, dict[str, Scalar]] = {}
-        self.torn: list[str] = []
-        if state is not None:
-            self._restore(state)
-
-    def _restore(self, state: FoldState) -> None:
-        folded = self._state
-        for name in _SHARED:
-            setattr(folded, name, getattr(state, name))
-        folded.reports = {island: deque(reports, _REPORTS) for island, reports in state.reports.items()}
-        self._launch, self.updated, self.torn = state.launch, state.updated, state.torn
-        self._evaluations = CurrentEvaluations(state.evaluations)
-        self._moves, self._latest, self._configurations = state.moves, state.latest, state.configurations
-        self._known, self._enqueued, self._contested = state.known, state.enqueued, state.contested
-        for island, members in state.born.items():
+        for island, members in self.data.born.items():
             self._born[island] = Population(best=KEPT, pruned=_PRUNED)
             self._born[island].restore(members)
 
     @property
     def state(self) -> FoldState:
         """What a fold of later records may go on from."""
-        return FoldState(
-            **{name: getattr(self._state, name) for name in _SHARED},
-            reports={island: list(reports) for island, reports in self._state.reports.items()},
-            launch=self._launch,
-            updated=self.updated,
-            torn=self.torn,
+        return structs.replace(
+            self.data,
             evaluations=self._evaluations.state,
-            moves=self._moves,
+            reports={island: list(reports) for island, reports in self._reports.items()},
             born={island: members.state for island, members in self._born.items()},
-            latest=self._latest,
-            configurations=self._configurations,
-            known=self._known,
-            enqueued=self._enqueued,
-            contested=self._contested,
         )
 
     def add(self, records: Iterable[Record]) -> None:
@@ -203,82 +155,84 @@ class _Fold:
             handle = _HANDLERS.get(type(record))
             if handle is not None:
                 handle(self, record)
-            if record.at > self.updated:
-                self.updated = record.at
+            if record.at > self.data.updated:
+                self.data.updated = record.at
 
     def _on_header(self, record: Header) -> None:
-        self._evaluations.enter_launch(record)
+        self._evaluations.take(record)
         self._enter_launch(record.launch, record.time)
 
     def _enter_launch(self, launch: int, began: float) -> None:
         launches = self._state.launches
-        if self._launch:
-            launches[self._launch] = launches[self._launch][0], self.updated
-        before, self.updated = launches.get(launch, (began, began))
-        launches[launch] = min(before, began), self.updated
-        self._launch = launch
+        if self.data.launch:
+            launches[self.data.launch] = launches[self.data.launch][0], self.data.updated
+        before, self.data.updated = launches.get(launch, (began, began))
+        launches[launch] = min(before, began), self.data.updated
+        self.data.launch = launch
 
     def _on_launched(self, record: Launched) -> None:
         if record.contested:
-            self._contested = max(self._contested, self._launch)
+            self.data.contested = max(self.data.contested, self.data.launch)
             self._state.leave_numbers()
         if record.code:
-            self._state.codes[self._launch] = record.code
+            self._state.codes[self.data.launch] = record.code
         self._state.commands.launched(record)
 
     def _on_command(self, record: Command) -> None:
         self._state.commands.add(record)
 
     def _on_known(self, record: Known) -> None:
-        self._known.setdefault(record.number, record)
+        self.data.known.setdefault(record.number, record)
 
     def _on_withdrawn(self, record: Withdrawn) -> None:
         self.withdraw(record.numbers)
 
     def withdraw(self, numbers: Collection[int]) -> None:
         """The known points of these numbers do not count any more."""
-        for number in self._known.keys() & set(numbers):
-            self._known[number] = msgspec.structs.replace(self._known[number], status=WITHDRAWN)
+        for number in self.data.known.keys() & set(numbers):
+            self.data.known[number] = structs.replace(self.data.known[number], status=WITHDRAWN)
 
     def _on_migrated(self, record: Migrated) -> None:
-        self._moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
+        self.data.moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
 
     def _on_left(self, record: Left) -> None:
         if record.may_run or record.reason == HANGS:
-            self._state.hung[record.island, record.worker] = self._launch
+            self._state.hung[record.island, record.worker] = self.data.launch
 
     def _on_reported(self, record: Reported) -> None:
-        reports = self._state.reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
+        reports = self._reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
         reports.append((record.id, record.step, _worst(record.loss)))
 
     def _on_evaluation(self, record: Started | Finished) -> None:
         state = self._state
-        place = (record.island, record.worker)
-        state.sequences[place] = max(state.sequences.get(place, 0), record.sequence + 1)
-        if state.hung.get(place, self._launch) < self._launch:
+        configuration = record.configuration
+        island, worker, sequence = birthplace(record.id)
+        place = island, worker
+        state.sequences[place] = max(state.sequences.get(place, 0), sequence + 1)
+        if state.hung.get(place, self.data.launch) < self.data.launch:
             del state.hung[place]
-        state.repeats |= record.operator == REEVALUATION
-        if record.operator == ENQUEUED:
-            self._enqueued[record.id] = record.params
+        state.repeats |= configuration.operator == REEVALUATION
+        if configuration.operator == ENQUEUED:
+            self.data.enqueued[record.id] = configuration.params
         if isinstance(record, Finished):
             # What was killed after its grace has an error.
             saved = record.status == INTERRUPTED and record.error is None
             state.saves |= saved or record.resting
-        if record.inherits:
+        if configuration.inherits:
             # Its own lineage went on, also where it had fallen behind and took over another's checkpoint.
-            state.continued.update(record.parents[-1:])
-        change = self._evaluations.add(record)
-        self._reopen(record.id, change.reopens)
+            state.continued.update(configuration.parents[-1:])
+        self._take(record)
+
+    def _take(self, record: Started | Finished | Reopened) -> None:
+        change = self._evaluations.take(record)
+        assert change is not None
+        if change.reopens is not None:
+            self._reopen(record.id, change.reopens)
         if change.ends and isinstance(record, Finished):
             self._ended(record)
 
-    def _on_reopened(self, record: Reopened) -> None:
-        self._reopen(record.id, self._evaluations.reopen(record).reopens)
-
-    def _reopen(self, identity: str, ended: str | None) -> None:
+    def _reopen(self, identity: str, ended: str) -> None:
         """An individual that had ended with this status goes on."""
-        if ended is None:
-            return
         self._state.tally.reopen(ended, identity=identity)
         self._state.resting.pop(identity, None)
         if ended != PRUNED:  # what was pruned is still worth knowing
@@ -286,65 +240,67 @@ class _Fold:
                 population.discard(identity)
 
     def _ended(self, record: Finished) -> None:
-        state, identity = self._state, record.id
-        state.keys.add(key_of(self._space, record.params, record.inherits, record.operator, identity))
+        state, configuration, outcome = self._state, record.configuration, record.outcome
+        identity = configuration.id
+        state.keys.add(key_of(self._space, configuration))
         if record.resting:
-            state.resting[identity] = Resting(record.reopened, record.inherits, record.finished)
-        loss = loss_of(record, self._losses)
+            state.resting[identity] = Resting(record.reopened, configuration.inherits, record.finished)
+        loss = loss_of(outcome, self._losses)
         state.tally.add(end_of(record, loss))
-        population = self._born.get(record.island)
+        island = birthplace(identity)[0]
+        population = self._born.get(island)
         if population is None:
-            population = self._born[record.island] = Population(best=KEPT, pruned=_PRUNED)
-        progress = progress_of(record, self._losses)
-        member = Member(identity, (), loss, record.status, (), progress, record.operator)
+            population = self._born[island] = Population(best=KEPT, pruned=_PRUNED)
+        progress = progress_of(outcome, self._losses)
+        member = Member(identity, (), loss, outcome.status, (), progress, configuration.operator)
         population.add(member)
         if loss is not None:
-            newest = self._latest.setdefault(record.island, [])
+            newest = self.data.latest.setdefault(island, [])
             heapq.heappush(newest, (record.finished, identity, member))
             if len(newest) > _LATEST:
                 heapq.heappop(newest)
-        self._configurations[identity] = record.params
-        if len(self._configurations) > 4096 + 2 * (KEPT + _LATEST + _PRUNED) * len(self._born):
-            kept = {one.id for birthplace in self._born for one in self._of(birthplace)}
-            self._configurations = {one: self._configurations[one] for one in kept}
+        self.data.configurations[identity] = configuration.params
+        if len(self.data.configurations) > 4096 + 2 * (KEPT + _LATEST + _PRUNED) * len(self._born):
+            kept = {one.id for island in self._born for one in self._of(island)}
+            self.data.configurations = {one: self.data.configurations[one] for one in kept}
 
-    def _of(self, birthplace: int) -> list[Member]:
-        return _in_order(self._born[birthplace], self._latest.get(birthplace, []))
+    def _of(self, island: int) -> list[Member]:
+        return _in_order(self._born[island], self.data.latest.get(island, []))
 
     def finish(self) -> ResumeState:
-        state, space, islands = self._state, self._space, self._islands
-        if self._launch:
-            state.launches[self._launch] = state.launches[self._launch][0], self.updated
-        for birthplace in sorted(self._born):
-            for member in self._of(birthplace):
-                moves = self._moves.get(member.id, {})
-                genome = space.encode(validated(space, member.id, self._configurations[member.id]))
+        space, islands = self._space, self._islands
+        state = ResumeState(**vars(self._state), reports=self._reports, torn=self.data.torn)
+        if self.data.launch:
+            state.launches[self.data.launch] = state.launches[self.data.launch][0], self.data.updated
+        for island in sorted(self._born):
+            for member in self._of(island):
+                moves = self.data.moves.get(member.id, {})
+                genome = space.encode(validated(space, member.id, self.data.configurations[member.id]))
                 history = tuple(moves[hop].source for hop in sorted(moves))
-                for island in sorted(_homes(birthplace, moves, islands)):
-                    population = state.populations.setdefault(island, Population(pruned=_PRUNED))
-                    carried = (member.progress, member.operator)
-                    population.add(Member(member.id, genome, member.losses, member.status, history, *carried))
-        state.torn = self.torn
+                for home in sorted(_homes(island, moves, islands)):
+                    population = state.populations.setdefault(home, Population(pruned=_PRUNED))
+                    population.add(structs.replace(member, genome=genome, history=history))
         state.ended = self._evaluations.ended_ids
         completed = (one for born in self._born.values() for one in born.best)
         state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
-        for unfinished in self._evaluations.open:
+        for launch, record, attempt in self._evaluations.open:
             # That the whole launch was killed is no fault of the individual's, and no try of it.
-            interrupted = isinstance(unfinished.record, Finished) and unfinished.record.status == INTERRUPTED
-            state.tally.unfinished[unfinished.record.id] = INTERRUPTED if interrupted else LOST
-            assignment = assignment_of(unfinished, space=space)
-            # Its copy is made when it begins: that launch may have had no time for it.
-            assignment.contested = unfinished.launch < self._contested
+            interrupted = isinstance(record, Finished) and record.status == INTERRUPTED
+            state.tally.unfinished[record.id] = INTERRUPTED if interrupted else LOST
+            assignment = assignment_of(record, attempt, space=space)
+            if launch < self.data.contested:
+                # Its copy is made when it begins: that launch may have had no time for it.
+                assignment = assignment.as_contested()
             state.keys.add(assignment.key)
             state.pending.append(assignment)
-        begun = Counter(space.key(params) for params in self._enqueued.values())
+        begun = Counter(space.key(params) for params in self.data.enqueued.values())
         for command, params in state.commands.points:
             point = point_assignment(validated(space, command, params), space.key)
             if begun[point.key]:
                 begun[point.key] -= 1
             else:
                 state.enqueued.append(point)
-        enter(state, self._known.values(), space=space, islands=islands, losses=self._losses)
+        enter(state, self.data.known.values(), space=space, islands=islands, losses=self._losses)
         return state
 
 
@@ -359,7 +315,7 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
     Left: _Fold._on_left,
     Started: _Fold._on_evaluation,
     Finished: _Fold._on_evaluation,
-    Reopened: _Fold._on_reopened,
+    Reopened: _Fold._take,
 }
 
 
@@ -374,11 +330,11 @@ def _in_order(population: Population, latest: list[tuple[float, str, Member]]) -
     return [*(one for one in others if one.id not in newest), *newest.values()]
 
 
-def _homes(birthplace: int, moves: Mapping[tuple[int, int, int], Migrated], islands: int) -> set[int]:
+def _homes(born: int, moves: Mapping[tuple[int, int, int], Migrated], islands: int) -> set[int]:
     """The islands on which an individual lives after its moves: where the last one took it, and where a copy
     stayed."""
     # It may have been evaluated elsewhere than where it was bred.
-    first = moves[min(moves)].source if moves else birthplace
+    first = moves[min(moves)].source if moves else born
     homes = {first % islands}
     for hop in sorted(moves):
         if not moves[hop].copy:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, PRUNED, Scalar, known_id
-from hpo.islands.assignment import Assignment, anew
+from hpo.individual import COMPLETED, PRUNED, Attempt, Outcome, Scalar, known_id
+from hpo.islands.assignment import Assignment
 from hpo.islands.messages import EvaluationEnd
-from hpo.journal.evaluations import CurrentEvaluations, Unfinished
+from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import damaged
-from hpo.journal.records import Command, Evaluation, Finished, Header, Known, Record, Reopened, Started
+from hpo.journal.records import Command, Evaluation, Finished, Known, Record, Started
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
-from hpo.task.outcome import summary_line
+from hpo.task.outcome import brief_outcome
 
 
 class InvalidRecord(CampaignError):
@@ -33,9 +35,9 @@ class InvalidRecord(CampaignError):
             return record.id == self._identity
         if isinstance(record, Known):
             return known_id(record.number) == self._identity and record.params == self._params
-        return (
-            isinstance(record, Evaluation) and record.id == self._identity and record.params == self._params
-        )
+        if not isinstance(record, Evaluation) or record.id != self._identity:
+            return False
+        return record.params == self._params
 
 
 @contextmanager
@@ -59,78 +61,56 @@ def validated(space: Codec, identity: str, params: dict[str, Scalar]) -> dict[st
 
 
 def loss_of(
-    record: Finished | Known, losses: Callable[[dict[str, float]], tuple[float, ...]]
+    outcome: Outcome | Known, losses: Callable[[dict[str, float]], tuple[float, ...]]
 ) -> tuple[float, ...] | None:
     """What is minimised; None unless it completed."""
-    completed = record.status == COMPLETED and record.objectives is not None
-    return losses(record.objectives) if completed and record.objectives is not None else None
+    if outcome.status != COMPLETED or outcome.objectives is None:
+        return None
+    return losses(outcome.objectives)
 
 
 def end_of(record: Finished, losses: tuple[float, ...] | None) -> EvaluationEnd:
     """What is on record, as its leader reported it to the coordinator."""
+    best = losses is not None
     return EvaluationEnd(
-        0,
-        record.id,
-        record.status,
-        losses,
-        0.0 if record.started is None else record.finished - record.started,
-        reported=False,
-        fault=None,
-        error="" if record.status == COMPLETED else summary_line(record.error or ""),
+        token=0,
+        id=record.id,
+        outcome=brief_outcome(record.outcome, objectives=best),
+        losses=losses,
         started=record.started or 0.0,
-        result=None if losses is None else (record.params, record.objectives or {}),
-        steps=record.steps,
+        params=record.params if best else None,
     )
 
 
 def progress_of(
-    record: Finished, losses: Callable[[dict[str, float]], tuple[float, ...]]
+    outcome: Outcome, losses: Callable[[dict[str, float]], tuple[float, ...]]
 ) -> tuple[int, float] | None:
     """Steps and loss of the last report of an individual that was pruned or completed."""
-    if record.status not in (PRUNED, COMPLETED):
+    if outcome.status not in (PRUNED, COMPLETED):
         return None
-    step = record.metrics.get("pruned_step") if record.status == PRUNED else record.steps
+    step = outcome.metrics.get("pruned_step") if outcome.status == PRUNED else outcome.steps
     if not isinstance(step, int):
         return None
-    return step, losses(record.objectives)[0] if record.objectives else math.inf
+    return step, losses(outcome.objectives)[0] if outcome.objectives else math.inf
 
 
-def unfinished_assignment(record: Started | Finished, *, space: Codec, deaths: int) -> Assignment:
-    """An individual that was begun, to be evaluated again under its id; it may find its own checkpoint."""
-    params = validated(space, record.id, record.params)
+def assignment_of(record: Started | Finished, attempt: Attempt, *, space: Codec) -> Assignment:
+    """The next ``attempt`` at an individual that was begun, under its id."""
+    configuration = record.configuration
+    params = validated(space, record.id, configuration.params)
+    configuration = replace(configuration, params=params)
     return Assignment(
-        id=record.id,
-        params=params,
-        key=key_of(space, params, record.inherits, record.operator, record.id),
-        operator=record.operator,
-        parents=record.parents,
-        retries=record.retries + deaths,
-        resumed=True,
-        admitted=True,
-        resumed_at_step=record.resumed_at_step,
-        inherits=record.inherits,
-        reopened=record.reopened,
+        configuration=configuration, attempt=attempt, key=key_of(space, configuration), admitted=True
     )
-
-
-def assignment_of(unfinished: Unfinished, *, space: Codec) -> Assignment:
-    _, record, reopened = unfinished
-    assignment = unfinished_assignment(record, space=space, deaths=0)
-    return assignment if reopened == record.reopened else anew(assignment, reopened)
 
 
 def failures(records: Iterable[Record], *, space: Codec) -> list[tuple[str, Assignment]]:
     """The status of each individual that ended in a failure, and how it would be evaluated if it was reopened."""
     current = CurrentEvaluations()
     for record in records:
-        if isinstance(record, Header):
-            current.enter_launch(record)
-        elif isinstance(record, Reopened):
-            current.reopen(record)
-        elif isinstance(record, (Started, Finished)):
-            current.add(record)
+        current.take(record)
     return [
-        (record.status, anew(unfinished_assignment(record, space=space, deaths=0), record.reopened + 1))
-        for record in current.failures
+        (record.status, assignment_of(record, attempt, space=space))
+        for _, record, attempt in current.failures
         if isinstance(record, Finished)
     ]

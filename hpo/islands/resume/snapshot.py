@@ -7,6 +7,7 @@ the same; else all are folded. Whatever else is found in its place is left out o
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import threading
@@ -16,14 +17,13 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec import field
 
 from hpo.individual import Scalar
-from hpo.islands.coordinator.tally import Tally
-from hpo.islands.resume.state import Resting
-from hpo.journal.commands import Standing
+from hpo.islands.resume.state import Folded
 from hpo.journal.durable import write_atomically
 from hpo.journal.evaluations import EvaluationsState
-from hpo.journal.records import Hash, Id, Known, Migrated
+from hpo.journal.records import Id, Known, Migrated
 from hpo.search.population import Member, PopulationState
 
 _NAME = "journal/snapshot"
@@ -39,34 +39,28 @@ Stamp = tuple[str, int, int]
 
 
 class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What ``hpo.islands.resume`` holds after ``journals`` of them. ``evaluations``, ``born``: see the classes of
-    these states; ``latest``: heaps; the others as there."""
+    """State of ``hpo.islands.resume.fold`` after the first ``journals`` of a campaign's."""
 
     journals: int = 0
-    launch: int
-    updated: float
-    torn: list[str]
-    evaluations: EvaluationsState
-    keys: set[str]
-    tally: Tally
-    sequences: dict[tuple[int, int], int]
-    hung: dict[tuple[int, int], int]
-    reports: dict[int, list[tuple[str, int, float]]]
-    resting: dict[Id, Resting]
-    continued: set[str]
-    saves: bool
-    repeats: bool
-    commands: Standing
-    codes: dict[int, Hash]
-    launches: dict[int, tuple[float, float]]
-    moves: dict[str, dict[tuple[int, int, int], Migrated]]
-    born: dict[int, PopulationState]
-    latest: dict[int, list[tuple[float, str, Member]]]
-    configurations: dict[Id, dict[str, Scalar]]
-    known: dict[int, Known]
-    enqueued: dict[str, dict[str, Scalar]]
-    first_number: int
-    contested: int
+    folded: Folded = field(default_factory=Folded)
+    launch: int = 0
+    updated: float = -math.inf
+    """The time of the last record of the launch that is read."""
+    torn: list[str] = []
+    contested: int = 0
+    """The last launch before whose beginning others may not have ended."""
+    evaluations: EvaluationsState | None = None
+    reports: dict[int, list[tuple[str, int, float]]] = {}
+    moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
+    born: dict[int, PopulationState] = {}
+    """Members by birthplace."""
+    latest: dict[int, list[tuple[float, str, Member]]] = {}
+    """Heap of the members that finished last, by birthplace."""
+    configurations: dict[Id, dict[str, Scalar]] = {}
+    """Parameters of the members that are kept."""
+    known: dict[int, Known] = {}
+    enqueued: dict[str, dict[str, Scalar]] = {}
+    """Parameters of individuals that were enqueued, by id."""
 
 
 class _File(msgspec.Struct):

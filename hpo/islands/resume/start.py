@@ -8,9 +8,10 @@ from itertools import islice
 
 from hpo.config.layout import Layout
 from hpo.individual import is_known
-from hpo.islands.messages import Evaluated, Start, Surroundings, rung_reports
+from hpo.islands.messages import Start, Surroundings
 from hpo.islands.resume.state import ResumeState
 from hpo.search.early_stopping import MOST_RESTING
+from hpo.search.population import Member
 
 _MOST_SHOWN = 64
 """The latest, for leaders to breed by, beside those that they may go on with."""
@@ -33,7 +34,7 @@ def start_messages(
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = state.populations.get(island)
-        members: list[Evaluated] = []
+        members: list[Member] = []
         owned: dict[int, list[str]] = {}
         if population is not None:
             leaders = [place.leader for place in places]
@@ -56,8 +57,8 @@ def start_messages(
             latest = population.pruned[-_MOST_SHOWN:]
             shown = {one.id for one in latest}
             pruned = [*(one for one in paused if one.id not in shown), *latest]
-            members += [Evaluated.of(one) for one in (*population.failures, *pruned, *completed)]
-        reports = rung_reports(state.reports.get(island, ()))
+            members += [*population.failures, *pruned, *completed]
+        reports = [*state.reports.get(island, ())]
         for place in places:
             starts[place.leader] = Start(
                 launch,

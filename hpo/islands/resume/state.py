@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.tally import Tally
 from hpo.journal.commands import Standing
+from hpo.journal.records import Hash, Id
 from hpo.search.population import Population
 
 _UNRECORDED = 100
@@ -26,43 +27,64 @@ class Resting(NamedTuple):
 
 
 @dataclass
-class ResumeState:
-    """``sequences``: by (island, worker) the number after the last on record; ``hung``: by (island, worker) the
-    launch that gave its ranks up though they may run, where nothing newer of it is on record; ``populations``: by
-    island, as of the end of the last launch; ``reports``: by island the latest intermediate results at rungs;
-    ``resting``: pruned ones that have saved themselves and may go on; ``continued``: those whose lineages went on;
-    ``known``: the number of the last known point; ``sources``: by source, how many known points count; ``saves``:
-    whether an individual that was asked to has ever saved itself; ``commands``: what those on record come to;
-    ``enqueued``: points of theirs that were not begun; ``codes``: by launch the hash of the task's code, where it is on
-    record; ``launches``: when each began, and the time of its last record; ``repeats``: whether a configuration was
-    evaluated again on purpose; ``torn``: names of the journals whose last line was cut
-    off; ``ended``: ids of all that have ended; ``contested``: whether the last launch may still run;
-    ``first_number``: of new individuals of any worker at least; ``leading``: of one objective loss and id of the
-    best that completed; ``snapshot``: for ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
+class Folded:
+    """Result of folding journals that the next launch needs as it is."""
 
     keys: set[str] = field(default_factory=set)
+    """Keys of all configurations."""
     tally: Tally = field(default_factory=Tally)
-    pending: list[Assignment] = field(default_factory=list)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Number after the last on record, by island and worker."""
     hung: dict[tuple[int, int], int] = field(default_factory=dict)
-    populations: dict[int, Population] = field(default_factory=dict)
-    reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
-    resting: dict[str, Resting] = field(default_factory=dict)
+    """Launch that gave up the ranks of a worker though they may run, by island and worker, where nothing newer is on
+    record."""
+    resting: dict[Id, Resting] = field(default_factory=dict)
+    """Pruned individuals that have saved themselves and may go on."""
     continued: set[str] = field(default_factory=set)
-    known: int = 0
-    sources: Counter[str] = field(default_factory=Counter)
+    """Individuals whose lineages went on."""
     saves: bool = False
-    commands: Standing = field(default_factory=Standing)
-    enqueued: list[Assignment] = field(default_factory=list)
-    codes: dict[int, str] = field(default_factory=dict)
-    launches: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Whether an individual that was asked to has ever saved itself."""
     repeats: bool = False
-    torn: list[str] = field(default_factory=list)
-    ended: Collection[str] = ()
-    contested: bool = False
+    """Whether a configuration was evaluated again on purpose."""
+    commands: Standing = field(default_factory=Standing)
+    codes: dict[int, Hash] = field(default_factory=dict)
+    """Hash of the task's code by launch, where it is on record."""
+    launches: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Begin and time of the last record, by launch."""
     first_number: int = 0
+    """The least number of new individuals of any worker."""
+
+    def leave_numbers(self) -> None:
+        """New individuals of all workers get numbers that nothing on record comes near."""
+        self.first_number = max(self.first_number, *self.sequences.values(), 0) + _UNRECORDED
+
+
+@dataclass
+class ResumeState(Folded):
+    """The state with which a new launch goes on."""
+
+    pending: list[Assignment] = field(default_factory=list)
+    """The unfinished individuals."""
+    populations: dict[int, Population] = field(default_factory=dict)
+    """Populations by island, as they were at the end of the last launch."""
+    reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
+    """Latest intermediate results at rungs, by island."""
+    known: int = 0
+    """The number of the last known point."""
+    sources: Counter[str] = field(default_factory=Counter)
+    """Number of known points that count, by source."""
+    enqueued: list[Assignment] = field(default_factory=list)
+    """Points of commands that were not begun."""
+    torn: list[str] = field(default_factory=list)
+    """Names of the journals whose last line was cut off."""
+    ended: Collection[str] = ()
+    """Ids of all that have ended."""
+    contested: bool = False
+    """Whether the last launch may still run."""
     leading: list[tuple[float, str]] = field(default_factory=list)
+    """Loss and id of the best that completed, where there is one objective."""
     snapshot: bytes = b""
+    """For ``hpo.islands.resume.snapshot.write_beside``, empty where that is not due."""
 
     @property
     def code(self) -> str:
@@ -81,12 +103,7 @@ class ResumeState:
         each in its directory."""
         self.contested = True
         self.leave_numbers()
-        for one in self.pending:
-            one.contested = True
-
-    def leave_numbers(self) -> None:
-        """New individuals of all workers get numbers that nothing on record comes near."""
-        self.first_number = max(self.first_number, *self.sequences.values(), 0) + _UNRECORDED
+        self.pending = [one.as_contested() for one in self.pending]
 
     def avoid(self, taken: Mapping[tuple[int, int], int]) -> None:
         """Number new individuals from ``taken`` on, by (island, worker), where that is further."""

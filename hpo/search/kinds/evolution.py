@@ -29,7 +29,7 @@ class RandomBreeder(Breeder):
         self._space = space
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        return Offspring(self._space.sample(rng), "random")
+        return Offspring(self._space.sample(rng), operator="random")
 
 
 def reflect(value: float) -> float:
@@ -70,7 +70,7 @@ class EvolutionBreeder(RandomBreeder):
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         few = population.judged < self.initial or len(population.best) < 2
         if few or rng.random() < self._random_rate:
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         pool = self._fittest(population)
         for _ in range(4):
             offspring = self._child(pool, rng)
@@ -99,7 +99,7 @@ class EvolutionBreeder(RandomBreeder):
             mutated = [rng.choice(open_)]
         for index in mutated:
             genes[index] = self._mutate(index, genes[index], rng)
-        return Offspring(self._space.project_to_allowed(tuple(genes)), "evolution", parents)
+        return Offspring(self._space.project_to_allowed(tuple(genes)), operator="evolution", parents=parents)
 
     @staticmethod
     def _tournament(pool: Sequence[Member], rng: random.Random) -> Member:

@@ -64,10 +64,10 @@ class GridBreeder(Breeder):
         for member in population.recent[-8:]:
             self._take(member.genome)
         if not left:
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         genome = rng.choice(left)
         self._take(genome)
-        return Offspring(genome, "grid")
+        return Offspring(genome, operator="grid")
 
     def _remaining(self) -> list[Genome]:
         if self._left is None:

@@ -49,7 +49,7 @@ class InitialDesign(WrappingBreeder):
             gene if count is None else min(count - 1, int(gene * count))
             for gene, count in zip(point, self._counts)
         )
-        return Offspring(genome, self._kind)
+        return Offspring(genome, operator=self._kind)
 
     def _drawn(self, seed: str) -> list[list[float]]:
         if seed not in self._points:

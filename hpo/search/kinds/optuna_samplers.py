@@ -99,7 +99,7 @@ class OptunaBreeder(EvolutionBreeder):
         if len(best) > 0 and len(best[0].losses or ()) > 1:
             return super().breed(population, rng)
         if population.judged < _INITIAL or not best:
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         with quiet():
             self._observe(population)
             for _ in range(_TRIES):
@@ -111,7 +111,7 @@ class OptunaBreeder(EvolutionBreeder):
                 break
             genome = self._child([Member("", genome, (0.0,), COMPLETED)], rng).genome
         self._use(genome)
-        return Offspring(genome, self.operator)
+        return Offspring(genome, operator=self.operator)
 
     # --- what the study is given -----------------------------------------------------------------------------
 

@@ -89,11 +89,11 @@ class PbtBreeder(Breeder):
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         if population.native < self._pool:
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         latest = [member for member in population.recent if not member.history][-self._pool :]
         latest.sort(key=lambda member: (member.rank, member.age))
         if not latest:
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         part = max(1, len(latest) // _TRUNCATED)
         leaf = self._leaves[0] if self._leaves else None
         self._leaves.rotate(-1)  # if this proposal comes to nothing, the next one is another's
@@ -101,10 +101,12 @@ class PbtBreeder(Breeder):
             worst = latest[-part]
             behind = len(latest) > 1 and (leaf.rank, leaf.age) >= (worst.rank, worst.age)
             if not behind:
-                return Offspring(leaf.genome, "continue", (leaf.id,), inherits=leaf.id)
+                return Offspring(leaf.genome, operator="continue", parents=(leaf.id,), inherits=leaf.id)
         parent = latest[rng.randrange(part)]
         parents = (parent.id,) if leaf is None or leaf.id == parent.id else (parent.id, leaf.id)
-        return Offspring(self._explored(parent.genome, rng), "exploit", parents, inherits=parent.id)
+        return Offspring(
+            self._explored(parent.genome, rng), operator="exploit", parents=parents, inherits=parent.id
+        )
 
     def _explored(self, genome: Sequence[float], rng: random.Random) -> tuple[float, ...]:
         present = self._space.decode(genome)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
 from hpo.search.kinds.evolution import EvolutionBreeder
@@ -79,7 +81,7 @@ class PortfolioBreeder(Breeder):
             child = self._breeders[name].breed(population, rng)
         if child.operator == "random":  # no breeder's merit
             return child
-        return Offspring(child.genome, name, child.parents)
+        return replace(child, operator=name)
 
     def shares(self) -> dict[str, float]:
         """With what probability each breeder proposes."""

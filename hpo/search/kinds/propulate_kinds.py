@@ -141,7 +141,7 @@ class GeneticBreeder(RandomBreeder):
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         if len(population.best) < max(2, self._pool):
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         if self._propagator is None:
             self._propagator = self._build()
         self._rng.seed(rng.getrandbits(64))
@@ -151,7 +151,7 @@ class GeneticBreeder(RandomBreeder):
             self._known[member.id].loss = member.rank  # a rank by domination changes with the others
         child = self._propagator(list(self._known.values()))
         parents = tuple(one.hpo_id for one in self._selected)
-        return Offspring(tuple(child[name] for name in self._limits), "genetic", parents)
+        return Offspring(tuple(child[name] for name in self._limits), operator="genetic", parents=parents)
 
     def _individual(self, member: Member) -> Any:
         genes = {
@@ -209,7 +209,7 @@ class _CubeBreeder(RandomBreeder):
         return one
 
     def _offspring(self, child: Any, *parents: str) -> Offspring:
-        return Offspring(self._genome(child.position), self.operator, tuple(parents))
+        return Offspring(self._genome(child.position), operator=self.operator, parents=tuple(parents))
 
 
 class CmaesBreeder(_CubeBreeder):
@@ -263,7 +263,7 @@ class CmaesBreeder(_CubeBreeder):
         if child is None or not numpy.isfinite(child.position).all():
             # A distribution gone degenerate, all of a generation in one point: begin again.
             self._propagator = None
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         return self._offspring(child)
 
 
@@ -306,7 +306,7 @@ class PsoBreeder(_CubeBreeder):
         if last is None:
             genome = self._space.sample(rng)
             self._fly(genome, particle, numpy.array([rng.uniform(-0.25, 0.25) for _ in genome]))
-            return Offspring(genome, "random")
+            return Offspring(genome, operator="random")
         best = self._best[particle]
         leader = self._member(population.best[0]) if population.best else best
         self._rng.seed(rng.getrandbits(64))

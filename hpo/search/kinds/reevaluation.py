@@ -86,7 +86,7 @@ class ReevaluatingBreeder(WrappingBreeder):
         least = min(bounds)
         genome = rng.choice([genome for genome, bound in zip(self._known, bounds) if bound == least])
         self._begun.setdefault(genome, {})[identity] = population.seen
-        return Offspring(genome, REEVALUATION, (next(iter(self._known[genome])),))
+        return Offspring(genome, operator=REEVALUATION, parents=(next(iter(self._known[genome])),))
 
     def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
         """Pairs of loss and id, by what is believed of their configurations; of each configuration one first. One that

@@ -90,7 +90,7 @@ class SurrogateBreeder(EvolutionBreeder):
         if len(best) > 0 and len(best[0].losses or ()) > 1:
             return super().breed(population, rng)
         if population.judged < INITIAL or len(best) < 2:
-            return Offspring(self._space.sample(rng), "random")
+            return Offspring(self._space.sample(rng), operator="random")
         self._ensemble.learn(self._known.observe(population))
         pool, judge = self._fittest(population), self._ensemble.judge(self._known, rng)
         state = rng.getstate()
@@ -139,7 +139,7 @@ class SurrogateBreeder(EvolutionBreeder):
             index = int(self._chosen(other, genomes, bounds, looked_at, allows)[0])
         known.use(children.rows(genomes[index : index + 1]))
         ids = tuple(dict.fromkeys(pool[one].id for one in origins[index].tolist() if one >= 0))
-        return Offspring(children.genome(genomes[index].tolist()), self.operator, ids)
+        return Offspring(children.genome(genomes[index].tolist()), operator=self.operator, parents=ids)
 
     def _chosen(
         self,
