@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 from hpo.arguments import checked_arguments
 from hpo.campaign import handed_on
-from hpo.campaign.cleanup import Cleanup, keep_only_best
-from hpo.campaign.greeting import ended_here, greet, greeting_s, own_hello
 from hpo.campaign.known_points import enter_points, new_points
 from hpo.campaign.progress import Display
-from hpo.campaign.wiring import Assembly, Housekeeping
+from hpo.campaign.rank.cleanup import Cleanup, keep_only_best
+from hpo.campaign.rank.greeting import ended_here, greet, greeting_s, own_hello
+from hpo.campaign.rank.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
 from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import reader as config

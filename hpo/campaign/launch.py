@@ -22,8 +22,8 @@ from types import FrameType
 
 from hpo.campaign.beginning import finished
 from hpo.campaign.campaign import Campaign, held_back
-from hpo.campaign.greeting import greeting_s
 from hpo.campaign.painter import painted
+from hpo.campaign.rank.greeting import greeting_s
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpo import terminal
 from hpo.campaign.campaign import Campaign
-from hpo.campaign.evaluators import child_factory
+from hpo.campaign.rank.evaluators import child_factory
 from hpo.cluster import hosts
 from hpo.config import reader as config
 from hpo.errors import CampaignError

@@ -12,8 +12,8 @@ from simulation.campaigns import fall_sick, make, records_of
 from written import Written
 
 import hpo
-from hpo.campaign.cleanup import Cleanup, keep_only_best
-from hpo.campaign.evaluators import Jobs
+from hpo.campaign.rank.cleanup import Cleanup, keep_only_best
+from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.inline import InlineCrew

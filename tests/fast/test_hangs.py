@@ -14,7 +14,7 @@ import pytest
 from simulation import Report
 from simulation.campaigns import finished, make
 
-from hpo.campaign.evaluators import Jobs
+from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 import hpo
-from hpo.campaign import greeting
-from hpo.campaign.greeting import greet, greeting_s, own_hello
+from hpo.campaign.rank import greeting
+from hpo.campaign.rank.greeting import greet, greeting_s, own_hello
 from hpo.errors import EXIT_RESUMABLE, CampaignError, RanksDied
 from hpo.islands.messages import Hello, encode
 from hpo.islands.transport import LocalTransport

@@ -13,10 +13,10 @@ import pytest
 from simulation import MemoryJournal
 
 import hpo
-from hpo.campaign import wiring
-from hpo.campaign.evaluators import Jobs, curve_file, trial_seed
-from hpo.campaign.status import LaunchLog
-from hpo.campaign.wiring import Assembly
+from hpo.campaign.rank import wiring
+from hpo.campaign.rank.evaluators import Jobs, curve_file, trial_seed
+from hpo.campaign.rank.status import LaunchLog
+from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.config.reader import from_keywords

@@ -13,7 +13,7 @@ from simulation import MemoryJournal
 
 import hpo
 from hpo import cli
-from hpo.campaign.wiring import Assembly
+from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.errors import UsageError

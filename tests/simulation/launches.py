@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hpo.campaign.evaluators import Jobs
+from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import pack_answer

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hpo.campaign.cleanup import Cleanup
-from hpo.campaign.evaluators import (
+from hpo.campaign.progress import Display
+from hpo.campaign.rank.cleanup import Cleanup
+from hpo.campaign.rank.evaluators import (
     Jobs,
     make_crew,
     make_evaluator_host,
     make_inline_crew,
     make_inline_host,
 )
-from hpo.campaign.progress import Display
-from hpo.campaign.status import LaunchLog, Status
+from hpo.campaign.rank.status import LaunchLog, Status
 from hpo.cluster import slurm
 from hpo.cluster.signals import Signals
 from hpo.config import reader as config
