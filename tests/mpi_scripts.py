@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from places import ROOT
 
-from hpo.campaign.launch import command, environment, find_mpirun
+from hpo.cluster.mpirun_command import command, environment, find_mpirun
 from hpo.config import reader as config
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

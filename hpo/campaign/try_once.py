@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo import terminal
-from hpo.campaign.campaign import Campaign
+from hpo.campaign.definition import CampaignDefinition
 from hpo.campaign.rank.evaluators import child_factory
 from hpo.cluster import hosts
 from hpo.config import reader as config
@@ -43,7 +43,7 @@ def attempt(file: Path) -> int:
 
     Uses as many ranks as a worker has, all on this machine, and a scratch directory; the campaign's own is
     not touched. Returns 0 when the evaluation completed, else 1."""
-    campaign = Campaign.from_file(file)
+    campaign = CampaignDefinition.from_file(file)
     ranks = campaign.settings.layout.ranks_per_worker
     hosts.check_room(
         ranks,
@@ -100,7 +100,7 @@ def _where(ranks: int, visible: Sequence[str]) -> str:
     return f"{several}, {'GPU' if ranks == 1 else 'GPUs'} {', '.join(own)}"
 
 
-def _inline(campaign: Campaign, job: Job) -> Outcome:
+def _inline(campaign: CampaignDefinition, job: Job) -> Outcome:
     crew = InlineCrew(
         evaluate=campaign.task.evaluate,
         objectives=tuple(campaign.task.objectives),
@@ -122,7 +122,7 @@ def _warn(text: str) -> None:
     print(f"hpo: {text}", file=sys.stderr, flush=True)
 
 
-def _evaluate(campaign: Campaign, job: Job) -> Outcome:
+def _evaluate(campaign: CampaignDefinition, job: Job) -> Outcome:
     settings = campaign.settings
     size = settings.layout.ranks_per_worker
     hosts = (socket.gethostname(),) * size

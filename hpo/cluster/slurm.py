@@ -28,9 +28,9 @@ from hpo.islands.leader.storage import PATIENCE_S
 from hpo.journal.commands import stop_pending
 from hpo.journal.directory import second_campaign
 from hpo.journal.launches import (
-    MOST_IN_VAIN,
+    MOST_IDLE_LAUNCHES,
+    consecutive_idle_launches,
     is_complete,
-    launches_in_vain,
     read_launch_patiently,
 )
 from hpo.spelling import nearest
@@ -429,8 +429,8 @@ def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> 
     former = config.SlurmAttempt.parse(last.job) if last is not None else None
     # Attempts that came to no launch at all are on no record.
     idle = attempt.number - (former.number if former is not None and former.job == job else -1)
-    in_vain = launches_in_vain(directory, job) + idle
-    if in_vain >= MOST_IN_VAIN:
+    in_vain = consecutive_idle_launches(directory, job) + idle
+    if in_vain >= MOST_IDLE_LAUNCHES:
         raise CampaignError(
             f"job {job} is not put into the queue again: {in_vain} launches in a row finished no evaluation. Look "
             "above for what ends them; if they are too short for one evaluation, give them more time, or let the task "

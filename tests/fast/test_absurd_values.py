@@ -15,6 +15,7 @@ import pytest
 
 import hpo
 from hpo import cli
+from hpo.campaign.definition import CampaignDefinition
 from hpo.cluster import slurm
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
@@ -228,7 +229,8 @@ def test_the_largest_value_that_is_taken_is_harmless(tmp_path: Path, key: str, p
 
 
 def test_settings_of_many_islands_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    campaign = hpo.Campaign(TASK, directory=tmp_path / "run", evaluations=1, islands=10**6, island=[{}, {}])
+    settings = config.from_keywords(directory=tmp_path / "run", evaluations=1, islands=10**6, island=[{}, {}])
+    campaign = CampaignDefinition(settings, TASK)
     asked = []
     problems_of = campaign._problems_of
     monkeypatch.setattr(campaign, "_problems_of", lambda search: asked.append(search) or problems_of(search))

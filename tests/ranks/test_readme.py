@@ -22,8 +22,8 @@ from places import ROOT, TESTS
 
 import hpo
 import trainers
-from hpo.campaign.launch import command, environment, find_mpirun
 from hpo.cli import _parser, main
+from hpo.cluster.mpirun_command import command, environment, find_mpirun
 from hpo.cluster.slurm import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
