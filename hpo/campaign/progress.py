@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
-from hpo.islands.coordinator.ending import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.islands.coordinator.health import counted
+from hpo.islands.end_reasons import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.terminal import one_line, quoted, visible, write
 
 if TYPE_CHECKING:

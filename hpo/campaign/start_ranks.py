@@ -23,7 +23,7 @@ from hpo.config.layout import Layout
 from hpo.config.reader import Settings
 from hpo.errors import CampaignError
 from hpo.evaluation.environment import child_environment
-from hpo.islands.coordinator.ending import DONE, LOST, STOPPED
+from hpo.islands.end_reasons import DONE, LOST, STOPPED
 from hpo.journal.files import last_launch
 from hpo.journal.launches import is_complete, read_launch
 from hpo.results.result import Result

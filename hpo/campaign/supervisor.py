@@ -25,8 +25,8 @@ from hpo.cluster.mpirun_command import command, environment, keepalive, tolerate
 from hpo.cluster.signals import PATIENCE, Requests, stop_signals
 from hpo.config import reader as config
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, EXIT_STORAGE, CampaignError
-from hpo.islands.coordinator.ending import LOST
-from hpo.islands.leader.storage import PATIENCE_S
+from hpo.islands.end_reasons import LOST
+from hpo.islands.storage import PATIENCE_S
 from hpo.journal.commands import stop_pending
 from hpo.journal.files import journal_path, last_launch
 from hpo.journal.launches import (

@@ -23,8 +23,8 @@ from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
-from hpo.islands.coordinator.ending import LOST
-from hpo.islands.leader.storage import PATIENCE_S
+from hpo.islands.end_reasons import LOST
+from hpo.islands.storage import PATIENCE_S
 from hpo.journal.commands import stop_pending
 from hpo.journal.directory import second_campaign
 from hpo.journal.launches import (

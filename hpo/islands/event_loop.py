@@ -18,7 +18,7 @@ from typing import Protocol
 from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.background import BackgroundTurns, InlineEvaluator
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.ending import LOST, STOPPED
+from hpo.islands.end_reasons import LOST, STOPPED
 from hpo.islands.leader.leader import Leader
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (

@@ -106,7 +106,7 @@ class Want(msgspec.Struct, frozen=True, array_like=True):
 class EvaluationEnd(msgspec.Struct, frozen=True, array_like=True):
     """How one individual ended, for the coordinator's counts; ``losses`` as in ``Evaluated``. ``reported``: it had
     reported a finite value, and did not return what is no value; ``fault``: see
-    ``hpo.islands.coordinator.health.fault``; ``error``: one line; ``again``: of a failure, what to evaluate if it does
+    ``hpo.islands.leader.evaluations.fault``; ``error``: one line; ``again``: of a failure, what to evaluate if it does
     not count; ``started``: Unix seconds; ``result``: parameters and objectives of one that is better than all of its
     worker before; ``steps``: of the last report of one that completed."""
 

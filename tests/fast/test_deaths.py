@@ -10,12 +10,12 @@ from simulation.campaigns import SPACE, check_that_it_completes, finished, make,
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import PRUNED, REEVALUATION
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.ending import DONE
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.end_reasons import DONE
 from hpo.islands.leader.claims import Claims
 from hpo.islands.messages import Claim, EvaluationEnd, Want
-from hpo.islands.resume.dead_leader import DeadLeaderRecord
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started
 from hpo.search.population import Member

@@ -17,8 +17,8 @@ from hpo.config import reader as config
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator import unseen
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, LOST, STOPPED
 from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
+from hpo.islands.end_reasons import DONE, EXHAUSTED, LOST, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Drain
 from hpo.journal.records import Finished, Migrated, Record

@@ -20,12 +20,12 @@ from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
-from hpo.islands.resume.dead_leader import DeadLeaderRecord
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.files import (
     JournalWriter,

@@ -13,11 +13,11 @@ from simulation.pruned import pruned_campaign
 
 from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.ending import DONE, STORAGE
-from hpo.islands.leader.storage import PATIENCE_S, StorageWait
+from hpo.islands.end_reasons import DONE, STORAGE
 from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
+from hpo.islands.storage import PATIENCE_S, StorageWait
 from hpo.journal.commands import Inbox, Stop, asked, give
 from hpo.journal.files import JournalWriter, journal_path, worker_records
 from hpo.journal.records import Ended, Finished, Header, Started

@@ -22,6 +22,7 @@ from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scal
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -40,7 +41,7 @@ from hpo.islands.messages import (
     decode,
     encode,
 )
-from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.individuals import failures
 from hpo.islands.resume.start import start_messages

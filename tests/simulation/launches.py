@@ -21,13 +21,14 @@ from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import Start, WorkerMessage, encode
-from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState

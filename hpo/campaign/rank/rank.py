@@ -28,7 +28,7 @@ from hpo.config.reader import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
-from hpo.islands.coordinator.ending import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
+from hpo.islands.end_reasons import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.resume import snapshot

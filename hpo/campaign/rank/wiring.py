@@ -35,19 +35,20 @@ from hpo.individual import Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.ending import STORAGE
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.end_reasons import STORAGE
 from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.leader.storage import StorageWait, storage_sentence
 from hpo.islands.messages import End, Remark, Start, Surroundings, encode
-from hpo.islands.resume.dead_leader import DeadLeaderRecord, dead_leader_record
+from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.individuals import failures, located
 from hpo.islands.resume.state import ResumeState
+from hpo.islands.storage import StorageWait, storage_sentence
 from hpo.islands.transport import Transport
 from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.commands import Inbox

@@ -10,7 +10,7 @@ from hpo.config import reader as config
 from hpo.errors import HpoError, UsageError
 from hpo.individual import ENQUEUED, Scalar
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.ending import STOPPED
+from hpo.islands.end_reasons import STOPPED
 from hpo.journal.commands import (
     Drain,
     Enqueue,

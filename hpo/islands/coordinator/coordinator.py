@@ -17,19 +17,7 @@ from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import DeadLeaderRecord, JournalTotals, RankDeaths, hung_remark
-from hpo.islands.coordinator.ending import (
-    DONE,
-    EXHAUSTED,
-    FUTILE,
-    LOST,
-    REFUSED,
-    STOPPED,
-    STORAGE,
-    UNFIT,
-    Ending,
-    refused_sentence,
-    verdict,
-)
+from hpo.islands.coordinator.ending import Ending, refused_sentence, verdict
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Failure, Health
 from hpo.islands.coordinator.overdue import Overdue
@@ -44,7 +32,7 @@ from hpo.islands.coordinator.worker_registry import (
     RANK_DIED,
     WorkerRegistry,
 )
-from hpo.islands.leader.storage import storage_sentence
+from hpo.islands.end_reasons import DONE, EXHAUSTED, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.messages import (
     MOST_REMARKS,
     Claim,
@@ -66,6 +54,7 @@ from hpo.islands.messages import (
     check_handlers,
     encode,
 )
+from hpo.islands.storage import storage_sentence
 from hpo.islands.transport import Transport
 from hpo.search.phases import Phases
 

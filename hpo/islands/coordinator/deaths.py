@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
@@ -11,18 +12,22 @@ from hpo.errors import describe_os_error
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
-from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import Evaluated, EvaluationEnd, Lost, Migrant, Records, Waiting, encode
+from hpo.islands.storage import StorageWait
 from hpo.islands.transport import Transport
 from hpo.search.population import Population
 
 
-class DeadLeaderRecord(Protocol):
-    """What a dead leader's journal says (see ``hpo.islands.resume``)."""
+@dataclass
+class DeadLeaderRecord:
+    """What the journal of a leader that died says of its last launch.
 
-    finished: list[tuple[str, EvaluationEnd]]
-    begun: list[Assignment]
-    populations: dict[int, Population]
+    ``finished``: key and end in the order in which the leader reported them to the coordinator;
+    ``begun``: what it was evaluating; ``populations``: by island, the individuals that it has put there."""
+
+    finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
+    begun: list[Assignment] = field(default_factory=list)
+    populations: dict[int, Population] = field(default_factory=dict)
 
 
 class JournalTotals(Protocol):

@@ -9,20 +9,19 @@ from statistics import median
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED
 from hpo.islands.coordinator.tally import Tally
+from hpo.islands.end_reasons import (
+    DEADLINE,
+    DONE,
+    EXHAUSTED,
+    FUTILE,
+    INCOMPLETE,
+    NOTHING_COMPLETED,
+    REFUSED,
+    STOPPED,
+    STORAGE,
+    UNFIT,
+)
 from hpo.islands.messages import End
-
-DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
-UNFIT = "unfit"
-STORAGE = "storage"
-"""The storage did not work for minutes: what is done could not be kept."""
-FUTILE = "futile"
-"""All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
-REFUSED = "refused"
-"""The constraints refused all that was drawn for minutes; whether any configuration is left is not known."""
-NOTHING_COMPLETED = "nothing completed"
-"""It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
-LOST = "lost"
-"""No worker is left that could go on, or rank 0 is gone: ranks died."""
 
 _FORCED_END_S = 60.0
 _KNOWN = 5

@@ -9,15 +9,14 @@ from typing import Any
 
 from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
-from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED
+from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED, TIMEOUT
 from hpo.islands.assignment import anew
-from hpo.islands.coordinator.health import fault
 from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
-from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import MOST_REMARKS, Evaluated, EvaluationEnd, Message, Remark, Returned
+from hpo.islands.storage import StorageWait
 from hpo.journal.records import Finished, Note, Reported, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
@@ -313,3 +312,8 @@ def _identity(candidate: Candidate) -> dict[str, Any]:
         "inherits": candidate.inherits,
         "reopened": candidate.reopened,
     }
+
+
+def fault(status: str, *, resumed: bool, error: str) -> str | None:
+    """What to count an end as: ``error`` where the individual failed of its own, else None."""
+    return error if status in (FAILED, TIMEOUT, CRASHED) and not resumed else None

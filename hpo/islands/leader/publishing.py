@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from hpo.errors import describe_os_error
 from hpo.islands.leader.migration import Departure, Migration
-from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import (
     Evaluated,
     EvaluationEnd,
@@ -18,6 +17,7 @@ from hpo.islands.messages import (
     encode,
     rung_reports,
 )
+from hpo.islands.storage import StorageWait
 from hpo.islands.transport import Transport
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population

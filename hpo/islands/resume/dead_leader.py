@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from hpo.islands.assignment import Assignment
-from hpo.islands.messages import EvaluationEnd
+from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.individuals import end_of, loss_of, unfinished_assignment
 from hpo.journal.records import Finished, Record, Started
-from hpo.search.population import Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
-
-
-@dataclass
-class DeadLeaderRecord:
-    """What the journal of a leader that died says of its last launch.
-
-    ``finished``: key and end in the order in which the leader reported them to the coordinator;
-    ``begun``: what it was evaluating; ``populations``: by island, the individuals that it has put there."""
-
-    finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
-    begun: list[Assignment] = field(default_factory=list)
-    populations: dict[int, Population] = field(default_factory=dict)
 
 
 def dead_leader_record(

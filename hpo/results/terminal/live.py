@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpo.config import reader as config
 from hpo.errors import CampaignError
-from hpo.islands.coordinator.ending import LOST
+from hpo.islands.end_reasons import LOST
 from hpo.journal import lock
 from hpo.results import overview as overviews
 from hpo.results import text
