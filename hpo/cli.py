@@ -337,9 +337,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Where a class is made, as while modules are imported, Python before 3.12 makes of an interrupt a RuntimeError.
         if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        from hpo.config import reader as config
+        from hpo.config import process
 
-        if config.launcher().speaks:
+        if process.launcher().speaks:
             sentence = "interrupted. Nothing that was recorded is lost: give the same command again"
             print(f"hpo: {sentence}.", file=sys.stderr)
         # Not by return: where the interrupt came inside an exec, as dataclasses use while modules are imported, CPython
@@ -378,14 +378,14 @@ def _try(options: argparse.Namespace) -> int:
 
 
 def _slurm(options: argparse.Namespace) -> int:
-    from hpo.cluster import slurm
+    from hpo.cluster import sbatch
 
     given = {
         name.removeprefix("sbatch "): value
         for name, value in vars(options).items()
         if name.startswith("sbatch ") and value is not None
     }
-    return slurm.command(
+    return sbatch.command(
         options.file,
         given,
         options.unknown,

@@ -10,6 +10,7 @@ from hpo.campaign.definition import CampaignDefinition
 from hpo.campaign.rank.rank import Rank
 from hpo.cluster.mpi_startup import connect
 from hpo.cluster.signals import Signals
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import HpoError, UsageError
 from hpo.islands.transport import Transport
@@ -182,7 +183,7 @@ class Campaign:
                 again. What was recorded stays.
         """
         rank_entry.refuse_while_loading()
-        launcher = config.launcher()
+        launcher = process.launcher()
         if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
             raise UsageError(f"run(ranks={excerpt(ranks)}): must be a whole number from 1.")
         if transport is None and launcher.rank is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.campaign.known_points import new_points
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import CampaignError, UsageError, noted
 from hpo.individual import Scalar
@@ -238,7 +239,7 @@ class CampaignDefinition:
 def blocked_by_stop(campaign_directory: Path) -> str | None:
     """A sentence where ``hpo stop`` was given, and no person has started the campaign since: Slurm has. None where this
     launch may begin."""
-    if not config.requeued() or not stop_pending(campaign_directory):
+    if not process.requeued() or not stop_pending(campaign_directory):
         return None
     return (
         f"nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job again. "
@@ -248,5 +249,5 @@ def blocked_by_stop(campaign_directory: Path) -> str | None:
 
 def end_stop(campaign_directory: Path) -> None:
     """End an earlier ``hpo stop``, where a person has started this launch."""
-    if not config.requeued():
+    if not process.requeued():
         clear_stop(campaign_directory)

@@ -18,6 +18,7 @@ from hpo.cluster.hosts import Host
 from hpo.cluster.mpi_startup import connect
 from hpo.cluster.mpirun_command import find_mpirun
 from hpo.cluster.signals import Signals
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import CampaignError, UsageError
@@ -38,7 +39,7 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     Raises:
         HpoError: it cannot begin; under mpirun on rank 0 only, the other ranks end silently.
     """
-    launcher = config.launcher()
+    launcher = process.launcher()
     if launcher.rank is not None:
         if ranks is not None and launcher.size not in (None, ranks):
             if launcher.rank:
@@ -81,11 +82,11 @@ def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...
     hosts.check_room(
         ranks,
         f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
-        hosts.room(listed, config.environment()),
+        hosts.room(listed, process.environment()),
         "Choose a smaller layout"
         + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
     )
-    if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, config.environment())):
+    if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, process.environment())):
         _say(idle)
     return ranks
 

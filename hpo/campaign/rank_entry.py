@@ -24,7 +24,7 @@ from hpo.campaign.rank.rank import Rank
 from hpo.cluster import mpirun as processes
 from hpo.cluster.mpi_startup import connect
 from hpo.cluster.signals import Signals
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import (
     EXIT_REFUSED,
     EXIT_REPORTED,
@@ -117,9 +117,9 @@ def as_rank(load: Callable[[], CampaignDefinition], *, started_by_us: bool) -> i
     # From the start: before there are handlers a signal ends the rank, and with it the job.
     with Signals() as signals:
         # Where MPI tolerates deaths it neither starts nor ends without those that died meanwhile.
-        with processes.bounded() if config.tolerates_deaths() else nullcontext():
+        with processes.bounded() if process.tolerates_deaths() else nullcontext():
             transport = connect()
-        if config.tolerates_deaths():
+        if process.tolerates_deaths():
             atexit.register(processes.set_alarm)
         try:
             definition = load()
@@ -191,7 +191,7 @@ def main(digest: str, campaign: str, answer: str) -> int:
     """One rank; returns its exit code."""
 
     def load() -> CampaignDefinition:
-        if config.launcher().rank == 0:
+        if process.launcher().rank == 0:
             os.truncate(answer, 0)  # of an earlier launch
         return _load(digest, campaign)
 

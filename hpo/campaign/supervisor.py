@@ -17,12 +17,13 @@ from pathlib import Path
 from types import FrameType
 
 from hpo.campaign.rank.greeting import greeting_s
-from hpo.cluster import hosts, slurm
+from hpo.cluster import hosts, slurm_job
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
 from hpo.cluster.mpi_startup import raise_file_limit
 from hpo.cluster.mpirun_command import command, environment, keepalive, tolerates_faults, version_of
 from hpo.cluster.signals import PATIENCE, Requests, stop_signals
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, EXIT_STORAGE, CampaignError
 from hpo.islands.end_reasons import LOST
@@ -90,12 +91,12 @@ class Supervisor:
         self._restarts = settings.restarts
         self._started = started
         self._version = version_of(started.mpirun)
-        self._live = config.panel_shown()
+        self._live = process.panel_shown()
         self._rank = [*rank]
         self._say = say or _say
         self._tolerant = tolerates_faults(started.mpirun)
         self._environment = environment(
-            keepalive(settings.evaluation.hang_timeout_s) | config.environment() | dict(started.variables)
+            keepalive(settings.evaluation.hang_timeout_s) | process.environment() | dict(started.variables)
         )
         self._ranks = ranks
         self._fleet = Fleet(ranks, started.listed)
@@ -170,11 +171,11 @@ class Supervisor:
     def _fix_deadline(self, launch: int) -> None:
         """Let the deadline count from the first start in the launches that follow; where ``launch`` came to nothing,
         from now."""
-        if self._deadline_s is None or config.DEADLINE in self._environment:
+        if self._deadline_s is None or process.DEADLINE in self._environment:
             return
         on_record = read_launch(self._directory, launch)
         began = on_record and on_record.began
-        self._environment[config.DEADLINE] = repr((began or time.time()) + self._deadline_s)
+        self._environment[process.DEADLINE] = repr((began or time.time()) + self._deadline_s)
 
     def _choose_fleet(self, code: int) -> int | None:
         """Choose the hosts of the next launch; the exit code instead where there is to be none. ``code``: of the launch
@@ -239,8 +240,10 @@ class Supervisor:
             everywhere: tuple[Host, ...] | None = self._started.listed
             silent = self._silent([host.name for host in self._started.listed])
         else:
-            everywhere = slurm.allocation(self._environment)
-            silent = frozenset() if everywhere is None else slurm.dead_nodes(host.name for host in everywhere)
+            everywhere = slurm_job.allocation(self._environment)
+            silent = (
+                frozenset() if everywhere is None else slurm_job.dead_nodes(host.name for host in everywhere)
+            )
         if everywhere is None or not silent:
             return Fleet(self._ranks, self._started.listed)
         layout = self._settings.layout
@@ -299,7 +302,7 @@ class Supervisor:
             live=self._live,
             tolerant=self._tolerant,
             fleet=self._fleet.hosts,
-            exported=[name for name in config.EXPORTED if name in self._environment],
+            exported=[name for name in process.EXPORTED if name in self._environment],
         )
         # mpirun keeps the mask; its ranks get an empty one from it.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -18,7 +18,7 @@ from hpo import terminal
 from hpo.campaign.definition import CampaignDefinition
 from hpo.campaign.rank.evaluators import child_factory
 from hpo.cluster import hosts
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import CampaignError
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
@@ -54,7 +54,7 @@ def attempt(file: Path) -> int:
     name, params = _point(campaign.task)
     terminal.write(f"evaluating {name}: {text.params(params)}", flush=True)
     inline = campaign.settings.evaluation.isolation == "inline"
-    where = _where(1 if inline else ranks, visible_devices(config.environment()))
+    where = _where(1 if inline else ranks, visible_devices(process.environment()))
     more = f" (a worker of the campaign has {ranks})" if inline and ranks > 1 else ""
     terminal.write(f"on {where}{more}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
@@ -105,7 +105,7 @@ def _inline(campaign: CampaignDefinition, job: Job) -> Outcome:
         evaluate=campaign.task.evaluate,
         objectives=tuple(campaign.task.objectives),
         on_warning=_warn,
-        device=inline_device(config.environment(), 0, f"rank 0 on {socket.gethostname()}"),
+        device=inline_device(process.environment(), 0, f"rank 0 on {socket.gethostname()}"),
     )
     crew.start(job)
     if crew.pending:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpo.cluster import hosts
 from hpo.cluster.hosts import Host
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import CampaignError, RanksDied
 
 _VERSION_S = 60.0
@@ -88,7 +88,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     """For mpirun: root may run it (in containers there is no other user), the ranks know who started them, and its
     daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
     which mind it themselves."""
-    added = {config.STARTED_BY: uuid.uuid4().hex}
+    added = {process.STARTED_BY: uuid.uuid4().hex}
     if os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if "SLURM_JOB_ID" in base and hosts.can_block_signals():

@@ -16,7 +16,7 @@ import pytest
 import hpo
 from hpo import cli
 from hpo.campaign.definition import CampaignDefinition
-from hpo.cluster import slurm
+from hpo.cluster import sbatch
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import HpoError, UsageError
@@ -258,7 +258,7 @@ def options() -> Iterator[tuple[str, ...]]:
     yield "run", "c.toml", "--ranks"
     yield "best", "run", "--top"
     yield "best", "run", "--json", "--top"
-    for name in ("nodes", "gpus-per-node", "time", *slurm._COUNTS):
+    for name in ("nodes", "gpus-per-node", "time", *sbatch._COUNTS):
         nodes, cpus = ["--nodes=2"] * (name != "nodes"), ["--cpus-per-task=4"] * name.startswith("gpus")
         yield "slurm", "c.toml", "--dry-run", *nodes, *cpus, f"--{name}"
 

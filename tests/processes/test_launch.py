@@ -20,6 +20,7 @@ from hpo.campaign import supervisor as supervising
 from hpo.campaign.supervisor import MpirunSettings, Supervisor
 from hpo.cluster import mpirun_command
 from hpo.cluster.mpirun import _session
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, StorageFailed
 from hpo.journal.commands import Stop, asked, give
@@ -328,7 +329,7 @@ def test_the_ranks_of_all_hosts_are_given_what_they_need_to_know() -> None:
     assert line[-5:] == ["-x", "A", "-x", "B", "x"]
     assert "-x" not in mpirun_command.command("mpirun", "HYDRA build details", 2, ["x"], exported=["A", "B"])
     one, two = mpirun_command.environment({}), mpirun_command.environment({})
-    assert one[config.STARTED_BY] != two[config.STARTED_BY] and config.STARTED_BY in config.EXPORTED
+    assert one[process.STARTED_BY] != two[process.STARTED_BY] and process.STARTED_BY in process.EXPORTED
 
 
 def test_a_host_that_is_gone_is_noticed_within_half_of_hang_timeout() -> None:

@@ -24,7 +24,7 @@ import hpo
 import trainers
 from hpo.cli import _parser, main
 from hpo.cluster.mpirun_command import command, environment, find_mpirun
-from hpo.cluster.slurm import sbatch_options
+from hpo.cluster.sbatch import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
 from hpo.errors import UsageError

@@ -22,9 +22,10 @@ from hpo.campaign.rank.greeting import ended_here, greet, greeting_s, own_hello
 from hpo.campaign.rank.wiring import Assembly, Housekeeping
 from hpo.cluster.mpi_startup import give_up, leave_without_mpi
 from hpo.cluster.signals import PATIENCE, Signals
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.config.layout import Layout
-from hpo.config.reader import tolerates_deaths
+from hpo.config.process import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
@@ -127,7 +128,7 @@ class Rank:
                 lock = held.enter_context(
                     acquire(
                         self._settings.directory,
-                        supervisor=config.launcher().supervisor,
+                        supervisor=process.launcher().supervisor,
                         waiting=_say,
                     )
                 )
@@ -167,7 +168,7 @@ class Rank:
         home = self._settings.directory
         if definition.recorded_identity() is None:
             directory.write_identity(home, {**definition.identity, "seed": self._settings.seed})
-        if not config.launcher().started_by_hpo:
+        if not process.launcher().started_by_hpo:
             if (sentence := blocked_by_stop(home)) is not None:
                 _say(sentence)
                 return End(STOPPED, 0, None)
@@ -239,7 +240,7 @@ class Rank:
             settings.directory,
             settings.logging.sinks,
             settings.logging.directory,
-            child_environment(config.environment(), threads=1, devices=()),
+            child_environment(process.environment(), threads=1, devices=()),
             lambda sentence: _say(f"{one_line(sentence)}."),
         )
 

@@ -21,8 +21,9 @@ from hpo.campaign.rank.evaluators import (
     make_inline_host,
 )
 from hpo.campaign.rank.status import LaunchLog, Status
-from hpo.cluster import slurm
+from hpo.cluster import slurm_job
 from hpo.cluster.signals import Signals
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, UsageError, describe_os_error
@@ -139,7 +140,7 @@ class Assembly:
             launch=start.launch,
             island=place.island,
             worker=place.worker,
-            job=str(config.slurm_attempt() or ""),
+            job=str(process.slurm_attempt() or ""),
         )
         writer = JournalWriter(self._journal_of(place, start.launch), header)
         self.writer = writer
@@ -287,9 +288,9 @@ class Assembly:
         checkpoints = settings.evaluation.checkpoints
         first = [] if self.task.default is None else [(self.task.default, "default")]
         first += [(dict(point), "given") for point in (*self.task.points, *points)]
-        limits = slurm.job()
-        job = None if limits is None else slurm.JobEnd(limits, settings.evaluation.grace_s)
-        began = config.deadline_from(settings, transport.now())
+        limits = slurm_job.limits()
+        job = None if limits is None else slurm_job.JobEnd(limits, settings.evaluation.grace_s)
+        began = process.deadline_from(settings, transport.now())
 
         def validated(label: str, params: Mapping[str, object]) -> dict[str, Scalar]:
             return wanted(label, params, space, self.task.allows)
@@ -376,7 +377,7 @@ class Assembly:
             log=self.log,
             limits=lambda: (coordinator.evaluations, standing.deadline_s(settings.deadline_s)),
             objectives=self.task.objectives,
-            watched=config.panel_shown(),
+            watched=process.panel_shown(),
             repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
         )
 
