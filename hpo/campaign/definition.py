@@ -19,7 +19,8 @@ from hpo.individual import Scalar
 from hpo.journal import directory
 from hpo.journal.commands import clear_stop, stop_pending
 from hpo.loggers import registry
-from hpo.prior_results.points import KnownPoints, read_points
+from hpo.prior_results.configurations import read_points
+from hpo.prior_results.points import KnownPoints
 from hpo.search import phases
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation

@@ -26,7 +26,8 @@ from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.journal.inspection import check
 from hpo.journal.records import Known, decode, encode
-from hpo.prior_results.points import KnownPoints, known_points, read_points
+from hpo.prior_results.configurations import read_points
+from hpo.prior_results.points import KnownPoints, known_points
 from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load

@@ -48,7 +48,7 @@ from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
-from hpo.prior_results.points import wanted
+from hpo.prior_results.configurations import wanted
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import (
     GO,

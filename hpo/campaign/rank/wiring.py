@@ -57,7 +57,7 @@ from hpo.journal.files import JournalWriter, at_work, journal_path, read_directo
 from hpo.journal.lock import Lock
 from hpo.journal.records import Ended, Header, Launched, Left, Record, Reopened, Stopping, Storage
 from hpo.loggers.processes import SinkProcesses
-from hpo.prior_results.points import wanted
+from hpo.prior_results.configurations import wanted
 from hpo.search import stopping_rules as pruning
 from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import Phases, searched
