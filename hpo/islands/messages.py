@@ -16,6 +16,7 @@ from hpo.individual import Scalar
 from hpo.islands.assignment import Assignment
 from hpo.search.population import Member
 
+COORDINATOR_RANK = 0
 MOST_REMARKS = 20
 """Names of metrics about which a launch makes a remark."""
 

@@ -237,7 +237,9 @@ def test_a_dead_workers_journal_is_waited_for():
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_next_launch(stopped):
+def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_next_launch(
+    stopped, monkeypatch
+):
     simulation, settings = make(4, workers=4, islands=2, evaluations=1000)
 
     def unreadable():
@@ -248,7 +250,7 @@ def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_n
     if stopped:
         simulation.at(10, lambda: simulation.coordinator.stop("stopped"))
     over = []
-    simulation.coordinator._ended = lambda end: over.append(simulation.time)
+    monkeypatch.setattr(simulation.coordinator._log, "launch_ended", lambda end: over.append(simulation.time))
     simulation.run()
     end = simulation.coordinator.end
     assert (end.reason, end.exit_code) == ("stopped" if stopped else STORAGE, EXIT_RESUMABLE)

@@ -17,8 +17,8 @@ from hpo.campaign import rank_entry
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, STATUSES, TIMEOUT
 from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.ending import Overdue
 from hpo.islands.coordinator.health import Health, improbable
-from hpo.islands.coordinator.overdue import Overdue
 from hpo.islands.end_reasons import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.islands.leader.evaluations import fault
 from hpo.islands.messages import (

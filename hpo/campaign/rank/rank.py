@@ -18,8 +18,9 @@ from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_
 from hpo.campaign.known_points import enter_points
 from hpo.campaign.progress import Display
 from hpo.campaign.rank.cleanup import begin_cleanup, keep_only_best
+from hpo.campaign.rank.coordinating import Housekeeping, begin_log, make_coordinator, make_status
 from hpo.campaign.rank.greeting import ended_here, greet, greeting_s, own_hello
-from hpo.campaign.rank.wiring import Assembly, Housekeeping
+from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster.mpi_startup import give_up, leave_without_mpi
 from hpo.cluster.signals import PATIENCE, Signals
 from hpo.config import process
@@ -287,30 +288,20 @@ class Rank:
         settings = self._settings
         with ExitStack() as closing:
             assembly = Assembly(
-                settings=settings,
-                task=definition.task,
-                source=None if settings.evaluation.isolation == "inline" else definition.source,
-                transport=transport,
-                layout=layout,
-                signals=signals,
-                closing=closing,
-                code=definition.code,
+                definition=definition, transport=transport, layout=layout, signals=signals, closing=closing
             )
-
             coordinator = display = status = housekeeping = None
-            groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-            mine = assembly.roles(place, groups, start)
+            mine = assembly.roles(place, start)
             if opening is not None:
                 lock, earlier = opening.lock, opening.earlier
-                coordinator = assembly.coordinator(
-                    start, earlier, opening.starting.points, opening.known, opening.ended
-                )
-                if assembly.writer is not None and not assembly.writer.pending:
+                log = begin_log(assembly, start.launch, earlier, opening.known)
+                coordinator = make_coordinator(assembly, log, earlier, opening.starting.points, opening.ended)
+                if not log.writer.pending:
                     lock.settle()
                 done = coordinator.tally.final
                 display = Display(settings, definition.task, workers=len(layout.workers), done=done)
                 closing.callback(display.close)
-                status = assembly.status(lock, coordinator, earlier)
+                status = make_status(assembly, lock, coordinator, log, earlier)
                 cleanup = begin_cleanup(
                     settings,
                     objectives=len(definition.task.objectives),
@@ -322,7 +313,6 @@ class Rank:
             node = EventLoop(
                 transport=transport,
                 roles=mine,
-                coordinator_rank=0,
                 coordinator=coordinator,
                 signals=signals,
                 hang_timeout_s=assembly.hang_timeout_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpo.islands.coordinator.deaths import DeadLeaderRecord
+from hpo.islands.coordinator.launch import DeadLeaderRecord
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.individuals import end_of, loss_of, unfinished_assignment
 from hpo.journal.records import Finished, Record, Started
