@@ -10,303 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
 from hpo import __version__, terminal
 from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE, HpoError, UsageError
-from hpo.individual import CRASHED, FAILED, INVALID, TIMEOUT
-from hpo.spelling import suggestion, unrecognized
-from hpo.text import excerpt
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
-
-_EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
-_STARTS = ("mpirun", "srun")
-"""Who may start the ranks of a Slurm job."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        super()._print_message(terminal.visible(message), file)
-
-    def _check_value(self, action: argparse.Action, value: object) -> None:
-        choices = list(action.choices or ())
-        if choices and value not in choices:
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {suggestion(value, choices)}")
-
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End with the sentence for arguments that the command does not take."""
-        self.error(unrecognized(unknown, self))
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="hpo",
-        description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",
-        epilog=_EXIT_CODES,
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], help: str, example: str
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=help,
-            description=help,
-            epilog=f"example:\n  {example}\n\n{_EXIT_CODES}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        command.set_defaults(run=run, parser=command)
-        return command
-
-    run = add(
-        "run",
-        _run,
-        "Run the campaign of a file, or go on with it. Outside mpirun it starts mpirun itself; inside, it is a rank.",
-        "hpo run jobs/digits.toml --ranks 4      mpirun -n 64 hpo run jobs/digits.toml",
-    )
-    run.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
-    run.add_argument(
-        "--ranks",
-        type=_whole,
-        metavar="N",
-        help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)",
-    )
-
-    run.add_argument(
-        "--hostfile",
-        type=Path,
-        metavar="HOSTS",
-        help="hosts for mpirun to start ranks on, NAME slots=N a line; those that stop answering are left out",
-    )
-
-    attempt = add(
-        "try",
-        _try,
-        "Evaluate the default point once, in the foreground, with everything it prints.",
-        "hpo try jobs/digits.toml",
-    )
-    attempt.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
-
-    _add_slurm(
-        add(
-            "slurm",
-            _slurm,
-            "Submit the campaign of a file to Slurm, as a job that goes on by itself until the budget is used up. "
-            "Options of sbatch that are not listed may be given too, as --name=value.",
-            "hpo slurm jobs/digits_cluster.toml --nodes 16 --gpus-per-node 4 --time 8:00:00 --dry-run",
-        )
-    )
-
-    status = add("status", _status, "How a campaign stands, running or not.", "hpo status runs/digits --json")
-    best = add("best", _best, "The best configurations found so far.", "hpo best runs/digits --top 5")
-    show = add(
-        "show",
-        _show,
-        "All of one individual: configuration, values, error, history, learning curve, where it lies.",
-        "hpo show runs/digits 0-1-17      hpo show runs/digits known-3",
-    )
-    export = add(
-        "export",
-        _export,
-        "All individuals as a table or an Optuna study; the suffix chooses the format.",
-        "hpo export runs/digits digits.csv      hpo export runs/digits digits.journal",
-    )
-    log = add(
-        "log",
-        _log,
-        "Write a campaign to a logger, from its files alone: afterwards, or while it runs. What is there stays.",
-        "hpo log runs/digits --to tensorboard      hpo log runs/digits --to mlflow --follow",
-    )
-    _add_report(add)
-    _add_watch(add)
-    check = add(
-        "check",
-        _check,
-        "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
-        "hpo check runs/digits      hpo check runs/digits --repair",
-    )
-    for command in (status, best, show, export, log, check):
-        command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
-    show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
-    shown = status.add_mutually_exclusive_group()
-    shown.add_argument("--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C")
-    shown.add_argument("--json", action="store_true", help="print JSON")
-    for command in (best, show, check):
-        command.add_argument("--json", action="store_true", help="print JSON")
-    check.add_argument(
-        "--repair",
-        action="store_true",
-        help="rewrite damaged journals with what is whole in them; as they were, they stay in DIR/damaged/",
-    )
-    best.add_argument(
-        "--top",
-        type=_count,
-        metavar="K",
-        help="how many (default 1; with several objectives the whole front)",
-    )
-    export.add_argument(
-        "path",
-        metavar="PATH",
-        help="file to write: .csv, .parquet or .json; of an Optuna study .journal or sqlite:///FILE, which is added to",
-    )
-    log.add_argument("--to", metavar="SINK", required=True, help="tensorboard, mlflow, wandb or trackio")
-    log.add_argument("--follow", action="store_true", help="go on until the campaign is complete")
-    log.add_argument(
-        "--directory",
-        type=Path,
-        dest="base",
-        metavar="D",
-        help="write to D/NAME/SINK, where NAME is the campaign's (default: DIR/logs/SINK)",
-    )
-    _add_steering(add)
-    return parser
-
-
-def _add_report(add: Callable[..., argparse.ArgumentParser]) -> None:
-    report = add(
-        "report",
-        _report,
-        "One HTML file that shows what campaigns have found, running or not; it needs no network.",
-        "hpo report runs/digits      hpo report runs/digits runs/other both.html",
-    )
-    report.add_argument(
-        "paths",
-        type=Path,
-        metavar="DIR",
-        nargs="+",
-        help="directories of campaigns; a path that ends in .html is the output",
-    )
-    report.add_argument(
-        "--output", type=Path, metavar="PATH", help="file to write (default report.html in the first DIR)"
-    )
-    report.add_argument(
-        "--figures", type=Path, metavar="FOLDER", help="write each figure as SVG and PDF, too"
-    )
-
-
-def _add_watch(add: Callable[..., argparse.ArgumentParser]) -> None:
-    watch = add(
-        "watch",
-        _watch,
-        "The report as a live page in a browser, of a campaign that runs or has ended.",
-        "hpo watch runs/digits      hpo watch runs/digits --port 0",
-    )
-    watch.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
-    watch.add_argument(
-        "--port",
-        type=_whole,
-        metavar="N",
-        help="port of 127.0.0.1, 0 for any that is free; its address has a token (default: a Unix socket for ssh -L)",
-    )
-
-
-def _add_steering(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """The commands to a campaign, running or not."""
-    stop = add(
-        "stop",
-        _stop,
-        "Stop a campaign as a signal would. Jobs that Slurm starts again end at once, until `hpo run` is given.",
-        "hpo stop runs/digits",
-    )
-    pause = add(
-        "pause", _pause, "Start nothing new, over launches; what runs goes on.", "hpo pause runs/digits"
-    )
-    unpause = add("unpause", _unpause, "Go on after `hpo pause`.", "hpo unpause runs/digits")
-    drain = add(
-        "drain",
-        _drain,
-        "Give a worker nothing more in this launch; what it runs goes on.",
-        "hpo drain runs/digits 0-3      worker 3 of island 0, which begins the individuals 0-3-0, 0-3-1, …",
-    )
-    retry = add(
-        "retry",
-        _retry,
-        "Evaluate individuals that failed again, under their ids.",
-        "hpo retry runs/digits --status crashed",
-    )
-    enqueue = add(
-        "enqueue",
-        _enqueue,
-        "Evaluate configurations before anything that the search proposes. They count for the budget.",
-        "hpo enqueue runs/digits '{\"lr\": 0.01}'      hpo enqueue runs/digits points.csv",
-    )
-    limits = add(
-        "set",
-        _set,
-        "Another budget or deadline. Against the campaign file, what is changed later holds.",
-        "hpo set runs/digits evaluations=200 deadline=8h",
-    )
-    for command in (stop, pause, unpause, drain, retry, enqueue, limits):
-        command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
-    drain.add_argument("worker", metavar="WORKER", help="island and worker, such as 0-3")
-    retry.add_argument(
-        "--status",
-        choices=(FAILED, CRASHED, TIMEOUT, INVALID, "all"),
-        default=FAILED,
-        help=f"how they ended (default {FAILED})",
-    )
-    enqueue.add_argument(
-        "points",
-        metavar="POINTS",
-        help="a configuration as JSON, or a table, a campaign's directory or an Optuna storage",
-    )
-    limits.add_argument(
-        "limits", metavar="KEY=VALUE", nargs="+", help="evaluations=N and deadline=DURATION, as in the file"
-    )
-
-
-def _add_slurm(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
-    shown = {
-        "nodes": ("N", "nodes, or the fewest and the most: 2-4"),
-        "ntasks-per-node": ("N", "ranks a node (default: its GPUs, else the fewest that fit)"),
-        "gpus-per-node": ("N", "GPUs of each node, one a rank in turn"),
-        "cpus-per-task": ("N", "CPUs of each rank, for training and data loaders"),
-        "time": ("T", "time limit of each job, such as 8:00:00"),
-        "partition": ("NAME", "partition"),
-        "account": ("NAME", "account"),
-    }
-    for name, (metavar, help) in shown.items():
-        command.add_argument(f"--{name}", metavar=metavar, help=help, dest=f"sbatch {name}")
-    command.allow_abbrev = False  # --gpus is an option of sbatch, and not short for --gpus-per-node
-    command.add_argument(
-        "--start",
-        choices=_STARTS,
-        default=_STARTS[0],
-        help="who starts the ranks: mpirun (the default), by hpo run, or srun, for an MPI that it can start",
-    )
-    command.add_argument("--mpi", default="pmix", metavar="KIND", help="srun's --mpi (default pmix)")
-    command.add_argument(
-        "--setup",
-        action="append",
-        default=[],
-        metavar="LINE",
-        help="a line of shell to run first, such as 'module load openmpi'; may be given again",
-    )
-    command.add_argument("--dry-run", action="store_true", help="print the script; submit nothing")
-    # 75: as scripts of earlier versions mean it.
-    command.add_argument("--requeue", type=_whole, nargs="?", const=EXIT_RESUMABLE, help=argparse.SUPPRESS)
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:  # also of a number too long for Python to read
-        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1") from None
-
-
-def _count(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1")
-    return number
+from hpo.parser import make_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -315,18 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # of a terminal that has not all of Unicode
             stream.reconfigure(errors="backslashreplace")
-    parser = _parser()
+    parser = make_parser()
     options, unknown = parser.parse_known_args(arguments)
-    if "run" not in options:
+    if "command" not in options:
         if unknown:
             parser.refuse(unknown)
         parser.print_help(sys.stderr)
         return UsageError.exit_code
-    if unknown and options.run is not _slurm:
+    if unknown and options.command != "slurm":
         options.parser.refuse(unknown)
     options.unknown = unknown
     try:
-        code: int = options.run(options)
+        code = COMMANDS[options.command](options)
     except HpoError as error:
         terminal.write(f"hpo: {error}", sys.stderr)
         return error.exit_code
@@ -337,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Where a class is made, as while modules are imported, Python before 3.12 makes of an interrupt a RuntimeError.
         if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        from hpo.config import reader as config
+        from hpo.config import process
 
-        if config.launcher().speaks:
+        if process.launcher().speaks:
             sentence = "interrupted. Nothing that was recorded is lost: give the same command again"
             print(f"hpo: {sentence}.", file=sys.stderr)
         # Not by return: where the interrupt came inside an exec, as dataclasses use while modules are imported, CPython
@@ -378,14 +86,14 @@ def _try(options: argparse.Namespace) -> int:
 
 
 def _slurm(options: argparse.Namespace) -> int:
-    from hpo.cluster import slurm
+    from hpo.cluster import sbatch
 
     given = {
         name.removeprefix("sbatch "): value
         for name, value in vars(options).items()
         if name.startswith("sbatch ") and value is not None
     }
-    return slurm.command(
+    return sbatch.command(
         options.file,
         given,
         options.unknown,
@@ -397,46 +105,26 @@ def _slurm(options: argparse.Namespace) -> int:
     )
 
 
-def _stop(options: argparse.Namespace) -> int:
+def _steer(options: argparse.Namespace) -> int:
     from hpo.campaign import commands
 
-    return _said(commands.stop(options.directory))
-
-
-def _pause(options: argparse.Namespace) -> int:
-    from hpo.campaign import commands
-
-    return _said(commands.pause(options.directory))
-
-
-def _unpause(options: argparse.Namespace) -> int:
-    from hpo.campaign import commands
-
-    return _said(commands.unpause(options.directory))
-
-
-def _drain(options: argparse.Namespace) -> int:
-    from hpo.campaign import commands
-
-    return _said(commands.drain(options.directory, options.worker))
-
-
-def _retry(options: argparse.Namespace) -> int:
-    from hpo.campaign import commands
-
-    return _said(commands.retry(options.directory, options.status))
-
-
-def _enqueue(options: argparse.Namespace) -> int:
-    from hpo.campaign import commands
-
-    return _said(commands.enqueue(options.directory, options.points))
-
-
-def _set(options: argparse.Namespace) -> int:
-    from hpo.campaign import commands
-
-    return _said(commands.set_limits(options.directory, options.limits))
+    directory = options.directory
+    match options.command:
+        case "stop":
+            sentence = commands.stop(directory)
+        case "pause":
+            sentence = commands.pause(directory)
+        case "unpause":
+            sentence = commands.unpause(directory)
+        case "drain":
+            sentence = commands.drain(directory, options.worker)
+        case "retry":
+            sentence = commands.retry(directory, options.status)
+        case "enqueue":
+            sentence = commands.enqueue(directory, options.points)
+        case _:
+            sentence = commands.set_limits(directory, options.limits)
+    return _said(sentence)
 
 
 def _said(sentence: str) -> int:
@@ -523,6 +211,23 @@ def _export(options: argparse.Namespace) -> int:
     count = results.export(options.directory, options.path)
     terminal.write(f"{options.path}: {count} individuals")
     return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": _run,
+    "try": _try,
+    "slurm": _slurm,
+    "status": _status,
+    "best": _best,
+    "show": _show,
+    "export": _export,
+    "log": _log,
+    "report": _report,
+    "watch": _watch,
+    "check": _check,
+    **dict.fromkeys(("stop", "pause", "unpause", "drain", "retry", "enqueue", "set"), _steer),
+}
+"""By name of the command, the function that runs it and returns the exit code."""
 
 
 if __name__ == "__main__":

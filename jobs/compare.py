@@ -35,7 +35,7 @@ from typing import Any
 from compare_table import FULL_RANK, SHARES, Baseline, dominates, places, reached, table
 
 import hpo
-from hpo.cluster import slurm
+from hpo.cluster import slurm_job
 from hpo.individual import COMPLETED, Individual
 from hpo.task.importing import split_reference
 
@@ -290,7 +290,7 @@ class Place:
         ]
         if self.nodes == 1:
             return [*torchrun, "--standalone", "-m", module]
-        hosts = [one.name for one in slurm.allocation(os.environ) or ()]
+        hosts = [one.name for one in slurm_job.allocation(os.environ) or ()]
         if len(hosts) < self.nodes:
             raise hpo.CampaignError(
                 f"{self.ranks} ranks on {self.nodes} nodes: "
@@ -319,7 +319,7 @@ class Place:
 def cores_of_job() -> int | None:
     """How many cores this job of Slurm has on each of its nodes, on the one with fewest; None outside of one."""
     cores = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
-    return min(slurm.read_counts(cores)) if cores else None
+    return min(slurm_job.read_counts(cores)) if cores else None
 
 
 def nodes_for(ranks: int) -> int:

@@ -208,7 +208,7 @@ if [[ $pinned_propulate != yes ]]; then
     install --no-deps propulate==1.2.2 || stopped propulate
 fi
 
-compile_in_background "trainers, hpo.campaign.wiring, sklearn.ensemble, pandas, propulate"
+compile_in_background "trainers, hpo.campaign.rank.wiring, sklearn.ensemble, pandas, propulate"
 wait
 
 [[ -n $into ]] || printf '%s\n' "$wanted" >"$stamp"

@@ -32,8 +32,8 @@ from simulation.campaigns import (
 )
 from simulation.whole_campaigns import run_whole
 
-from hpo.islands.coordinator.ending import DONE, NOTHING_COMPLETED
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
+from hpo.islands.end_reasons import DONE, NOTHING_COMPLETED
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Pause, Stop, Unpause
 from hpo.journal.records import Command, Finished, Header, Record, Started

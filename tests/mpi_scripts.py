@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from places import ROOT
 
-from hpo.campaign.launch import command, environment, find_mpirun
-from hpo.config import reader as config
+from hpo.cluster.mpirun_command import command, environment, find_mpirun
+from hpo.config import process
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -26,7 +26,7 @@ def run(
     )
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path})
-    del variables[config.STARTED_BY]  # as a user's own mpirun
+    del variables[process.STARTED_BY]  # as a user's own mpirun
     # A directory of its own: a killed mpirun leaves its session's behind, and one of the same process id cannot start.
     with tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as scratch:
         done = subprocess.run(

@@ -20,7 +20,7 @@ import psutil
 from journals import fields
 from places import ROOT
 
-from hpo.campaign.launch import find_mpirun
+from hpo.cluster.mpirun_command import find_mpirun
 from hpo.journal.files import journal_path, read_directory
 
 HPO = [sys.executable, "-m", "hpo"]

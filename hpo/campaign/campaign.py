@@ -1,83 +1,22 @@
-"""A campaign: wires the parts on each rank, and owns no algorithm.
-
-``run`` is called on every rank. Rank 0 opens the directory, hears from all ranks that they can read the
-campaign, and sends each its state; from there on ranks exchange messages and nothing else, without a
-barrier."""
+"""The public face of a campaign: what it is, and running it on this rank or on ranks that it starts."""
 
 from __future__ import annotations
 
-import atexit
-import copy
-import os
-import random
-import socket
-import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from hpo.arguments import checked_arguments
-from hpo.campaign import handed_on
-from hpo.campaign.cleanup import Cleanup, keep_only_best
-from hpo.campaign.greeting import ended_here, greet, greeting_s, own_hello
-from hpo.campaign.known_points import enter_points, new_points
-from hpo.campaign.progress import Display
-from hpo.campaign.wiring import Assembly, Housekeeping
-from hpo.cluster.mpi_startup import connect, give_up, leave_without_mpi
-from hpo.cluster.signals import PATIENCE, Signals
+from hpo.campaign import notebook, rank_entry, start_ranks
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.rank.rank import Rank
+from hpo.cluster.mpi_startup import connect
+from hpo.cluster.signals import Signals
+from hpo.config import process
 from hpo.config import reader as config
-from hpo.config.layout import Layout
-from hpo.config.reader import tolerates_deaths
-from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, UsageError, noted
-from hpo.evaluation.directories import EvaluationDirectories
-from hpo.evaluation.environment import child_environment
-from hpo.individual import Scalar
-from hpo.islands.coordinator.ending import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
-from hpo.islands.event_loop import EventLoop
-from hpo.islands.messages import End, Start, decode, encode
-from hpo.islands.resume import snapshot
-from hpo.islands.resume.fold import fold_directory
-from hpo.islands.resume.individuals import located
-from hpo.islands.resume.start import start_messages
-from hpo.islands.resume.state import ResumeState
+from hpo.errors import HpoError, UsageError
 from hpo.islands.transport import Transport
-from hpo.journal import directory
-from hpo.journal.commands import clear_stop, stop_pending
-from hpo.journal.files import fence_launch, last_launch
-from hpo.journal.lock import Lock, acquire
-from hpo.journal.records import Record
-from hpo.loggers import registry
-from hpo.loggers.processes import SinkProcesses
-from hpo.prior_results.points import KnownPoints, read_points
 from hpo.results.result import Result
-from hpo.search import phases
-from hpo.search import stopping_rules as pruning
-from hpo.search.kinds import reevaluation
-from hpo.search.models.pareto import reference_losses
-from hpo.task.code_version import CodeVersion, code_of
-from hpo.task.task import Task, TaskSource, load_task
-from hpo.terminal import one_line, quoted, write
+from hpo.task.task import Task, TaskSource
 from hpo.text import excerpt
-
-_DRAWS = 10_000
-_DRAWS_OF_ALL = 1_000
-"""As many are looked at for one for which a constraint raises, if that takes no longer than the seconds below."""
-_SEARCHED_S = 2.0
-_DRAWS_FOR_STEPS = 100
-
-
-class _Opening(NamedTuple):
-    """Parts of a launch that rank 0 has opened. ``known``: the records of results that were entered; ``ended``: whether
-    the process of a rank is known to have ended."""
-
-    lock: Lock
-    earlier: ResumeState
-    known: Sequence[Record]
-    sinks: SinkProcesses
-    ended: Callable[[int], bool]
 
 
 class Campaign:
@@ -165,16 +104,13 @@ class Campaign:
         UsageError: a keyword is unknown or its value is not allowed; all such mistakes together.
     """
 
-    _source: TaskSource | None
-
     @checked_arguments()
     def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
         if not isinstance(task, Task):
             raise UsageError(
                 f"Campaign takes an hpo.Task, not {type(task).__name__}: write hpo.Task(space, evaluate)"
             )
-        self.task = task
-        self._describe(config.from_keywords(directory=directory, **keywords))
+        self._describe(CampaignDefinition(config.from_keywords(directory=directory, **keywords), task))
 
     @classmethod
     def from_file(cls, path: str | Path) -> Campaign:
@@ -187,153 +123,34 @@ class Campaign:
             UsageError: the file cannot be read, or a key or value in it is not allowed.
             CampaignError: the task that it names cannot be imported.
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise UsageError(f"Campaign.from_file({excerpt(path)}): must be the path of a campaign file")
-        settings = config.read_file(Path(path))
-        if settings.task is None:
-            raise UsageError(
-                f'{path}: no task is named. Add task = "package.module:name" or "file.py:name" at its top'
-            )
-        base = Path(path).resolve().parent
         campaign = cls.__new__(cls)
-        campaign.task = load_task(settings.task, base=base, options=settings.task_options)
-        source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
-        campaign._describe(settings, settings.task, source)
+        campaign._describe(CampaignDefinition.from_file(path))
         return campaign
+
+    def _describe(self, definition: CampaignDefinition) -> None:
+        self._definition = definition
+        self.task = definition.task
+        self.settings = definition.settings
+        self.exit_code = 0
 
     @property
     def source(self) -> TaskSource:
         """How evaluators get the task; raises CampaignError where they cannot."""
-        if self._source is None:
-            self._source = TaskSource.of(self.task)
-        return self._source
-
-    def __getstate__(self) -> dict[str, object]:
-        """For a rank that this process starts; with the code of the task as it is seen here."""
-        code = self._code or code_of(self.task)
-        return {"settings": self.settings, "reference": self._reference, "source": self.source, "code": code}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.task = state["source"].load()
-        self._describe(state["settings"], state["reference"], state["source"], state["code"])
-
-    def _describe(
-        self,
-        settings: config.Settings,
-        reference: str | None = None,
-        source: TaskSource | None = None,
-        code: CodeVersion | None = None,
-    ) -> None:
-        """``reference``: of the task in a campaign file; ``code``: of the task, None where it is as seen from here."""
-        self.settings = settings
-        self.exit_code = 0
-        self.process_code = 0
-        """What the process of this rank returns where it cannot end MPI."""
-        self._reference = reference
-        self._source = source
-        self._code = code
-        self._serving = False
-        self._points: list[dict[str, Scalar]] = []
-        self._known: list[KnownPoints] = []
-        self._left_out: list[str] = []
-
-    # --- what it is -----------------------------------------------------------------------------------------
+        return self._definition.source
 
     @property
     def identity(self) -> dict[str, object]:
         """What must stay the same when the campaign goes on in its directory."""
-        reference = self._reference or self.task.name
-        return {
-            "task": reference,
-            "options": dict(self.settings.task_options),
-            **self.task.describe(),
-        }
+        return self._definition.identity
 
     def check(self) -> None:
-        """What can be checked before anything starts.
+        """Check what can be checked before anything starts.
 
         Raises:
             UsageError: no configuration meets the constraints, or a kind of search does not suit the space.
             CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
         """
-        problems: dict[str, None] = {}  # in order; what all islands share is reported once
-        with noted(problems):
-            self._check_constraints()
-        with noted(problems):
-            self._check_steps()
-        with noted(problems):
-            reference_losses(self.settings.search.reference, self.task.objectives)
-        own_tables = len(self.settings.island)
-        shared = self._problems_of(own_tables)
-        if own_tables < self.settings.layout.islands:
-            problems.update(shared)
-        for island in range(own_tables):  # the others have what is shared
-            for problem in self._problems_of(island):
-                own = problem.replace("[search]", f"[[island]] number {island + 1},")
-                problems[problem if problem in shared else own] = None
-        directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
-        self._points, self._left_out = [], []
-        for number, entry in enumerate(self.settings.points, start=1):
-            with noted(problems):
-                self._points += read_points(
-                    entry, self.task.space, self.task.allows, number=number, left_out=self._left_out
-                )
-        self._known = new_points(self.settings, self.task, problems)
-        missing = registry.missing(self.settings.logging.sinks)
-        problems.update(dict.fromkeys(f"{one}, or remove it from [logging] sinks." for one in missing))
-        if problems:
-            raise UsageError("\n".join(problems))
-
-    def _problems_of(self, island: int) -> dict[str, None]:
-        """What does not suit the task in the settings of an island."""
-        search = self.settings.search_of(island)
-        found = dict.fromkeys(phases.problems(self.task.space, self.settings, island))
-        with noted(found):
-            pruning.of_search(search, self.task.objectives)
-        with noted(found):
-            reevaluation.check(search.reevaluate, search.kind, self.task.objectives)
-        return found
-
-    def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
-        found = directory.differences(
-            {key: value for key, value in recorded.items() if key != "space"},
-            {key: value for key, value in given.items() if key != "space"},
-        )
-        space = recorded.get("space")
-        return found + (self.task.space.differences(space) if isinstance(space, dict) else [])
-
-    def _check_constraints(self) -> None:
-        rng = random.Random(0)
-        space, task = self.task.space, self.task
-        if not task.constraints:
-            return
-        drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
-        # Not only until one is allowed: a constraint that raises for some is to be found before anything starts.
-        until, found = time.monotonic() + _SEARCHED_S, False
-        for params in islice(drawn, _DRAWS_OF_ALL):
-            found |= task.allows(params)
-            if found and time.monotonic() > until:
-                break
-        if found or any(map(task.allows, drawn)):
-            return
-        # Rare ones are found where the space can be gone through.
-        if not task.listable or not any(True for _ in task.configurations()):
-            raise UsageError(
-                f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
-                "Loosen the constraints, or narrow the ranges to where they hold"
-            )
-
-    def _check_steps(self) -> None:
-        rng = random.Random(0)
-        space, task = self.task.space, self.task
-        drawn = (
-            space.decode(space.sample(rng)) for _ in range(_DRAWS_FOR_STEPS if callable(task.steps) else 0)
-        )
-        given = [*task.points] if task.default is None else [task.default, *task.points]
-        for params in (*given, *filter(task.allows, drawn)):
-            task.steps_of(params)
-
-    # --- running --------------------------------------------------------------------------------------------
+        self._definition.check()
 
     @checked_arguments(**dict.fromkeys(("n_jobs", "n_workers", "num_workers", "workers"), "Write ranks=N."))
     def run(
@@ -365,15 +182,13 @@ class Campaign:
                 not work for minutes (then its ``exit_code`` is 75), or ``ranks`` were started and died again and
                 again. What was recorded stays.
         """
-        handed_on.refuse_while_loading()
-        launcher = config.launcher()
+        rank_entry.refuse_while_loading()
+        launcher = process.launcher()
         if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
             raise UsageError(f"run(ranks={excerpt(ranks)}): must be a whole number from 1.")
         if transport is None and launcher.rank is None:
-            from hpo.campaign import notebook, start_ranks
-
             if ranks is not None and ranks > 1:
-                return start_ranks.run(self, ranks)
+                return self._run_started(ranks)
             with notebook.progress(self.settings.directory):
                 return self._run(connect(), signals)
         there = launcher.size if transport is None else transport.size
@@ -385,300 +200,16 @@ class Campaign:
         return self._run(transport or connect(), signals)
 
     def _run(self, transport: Transport, signals: Signals | None) -> Result:
-        settings = self.settings
+        rank = Rank(self._definition, transport, signals)
         try:
-            layout = Layout.plan(
-                ranks=transport.size,
-                islands=settings.layout.islands,
-                ranks_per_worker=settings.layout.ranks_per_worker,
-            )
-        except UsageError as error:
-            if transport.size > 1:
-                raise
-            raise UsageError(
-                f"{error} This process was started as one rank: start as many by run(ranks=N), mpirun -n N python …, "
-                "or by `hpo run`."
-            ) from None
-        if settings.evaluation.isolation != "inline":
-            _ = self.source  # an unpicklable function is reported before anything starts
-        with nullcontext(signals) if signals else Signals() as signals:
-            try:
-                run = self._run_first if transport.rank == 0 else self._run_other
-                end = run(transport, layout, signals)
-            except (Exception, KeyboardInterrupt) as error:
-                expected = isinstance(error, HpoError) and not self._serving
-                if transport.size > 1 and not expected:
-                    give_up(transport, error)
-                raise
-        self.exit_code = end.exit_code
-        left = transport.leave(60.0)
-        # One of which is not yet known that it died would hold the others in MPI's own end, too.
-        if transport.failed() or (not left and tolerates_deaths()):
-            atexit.register(lambda: leave_without_mpi(self.process_code))
-        if end.reason == UNFIT:
-            raise CampaignError(
-                "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
-                f"this and give the same command again: {end.error}"
-            )
-        if end.reason == STORAGE:
-            raise StorageFailed(end.error or "the storage did not work")
-        if end.reason == REFUSED:
-            raise CampaignError(end.error or "the constraints refused all proposals")
-        if end.reason == FUTILE:
-            raise CampaignError(end.error or "the first evaluations all failed")
-        return Result(settings.directory, end.reason)
-
-    def _run_first(self, transport: Transport, layout: Layout, signals: Signals) -> End:
-        """Rank 0: open the campaign, serve as coordinator and as the first leader."""
-        others = range(1, transport.size)
-        held = ExitStack()
-        try:
-            try:
-                self.check()
-                settings = self._bind_directory()
-                lock = held.enter_context(
-                    acquire(
-                        settings.directory,
-                        supervisor=config.launcher().supervisor,
-                        waiting=lambda sentence: write(f"hpo: {sentence}", sys.stderr, flush=True),
-                    )
-                )
-                if (
-                    directory.check_identity(settings.directory, self.identity, compare=self._differences)
-                    is None
-                ):
-                    directory.write_identity(settings.directory, {**self.identity, "seed": settings.seed})
-                if not config.launcher().started_by_hpo and held_back(settings.directory):
-                    end = End(STOPPED, 0, None)
-                    for rank in others:
-                        transport.send(rank, encode(end))
-                    transport.flush(10.0)
-                    return end
-                if owner := directory.foreign_owner(settings.directory):
-                    write(
-                        f"hpo: {one_line(settings.directory)} belongs to {one_line(owner)}, who can read and remove "
-                        "what this campaign writes there.",
-                        sys.stderr,
-                        flush=True,
-                    )
-                launch = last_launch(settings.directory) + 1
-                if lock.contested:
-                    self._fence(launch - 1)
-                with located(settings.directory):
-                    earlier = fold_directory(
-                        settings.directory,
-                        space=self.task.space,
-                        islands=layout.islands,
-                        losses=self.task.losses,
-                        take_snapshot=True,
-                        withdrawn={number for one in self._known for number in one.replaces},
-                    )
-                if lock.contested:
-                    earlier.contest()
-                earlier.avoid(EvaluationDirectories(settings.directory).taken())
-                for line in self._left_out:
-                    write(f"hpo: {one_line(line)}", sys.stderr, flush=True)
-                known = enter_points(self._known, self.task, earlier, layout.islands, settings.known)
-                hellos = greet(
-                    transport, own_hello(settings, self.identity), greeting_s(settings, transport.size)
-                )
-                lock.name_ranks((hello.machine, hello.pid) for hello in hellos[1:])
-            except HpoError as error:
-                for rank in others:
-                    transport.send(rank, encode(End("refused", error.exit_code, str(error))))
-                transport.flush(10.0)
-                raise
-            starts = start_messages(
-                layout,
-                earlier,
-                launch,
-                [hello.host for hello in hellos],
-                cores=[hello.cores for hello in hellos],
-                lineages={
-                    one for one in range(layout.islands) if settings.search_of(one).traits.needs_checkpoints
-                },
-                holds=EvaluationDirectories(settings.directory).may_hold,
-            )
-            for rank in others:
-                transport.send(rank, encode(starts[rank]))
-            if earlier.snapshot:
-                held.callback(snapshot.write_beside(settings.directory, earlier.snapshot))
-                earlier.snapshot = b""
-            sinks = held.enter_context(self._sinks())
-            opening = _Opening(lock, earlier, known, sinks, ended_here(hellos))
-            return self._serve(transport, layout, signals, starts[0], opening)
+            return rank.run()
         finally:
-            held.close()
+            self.exit_code = rank.exit_code
 
-    def _bind_directory(self) -> config.Settings:
-        """The settings, whose directory no longer depends on the working directory, where the task may change that
-        of this process. From now on the objectives are in the order of the campaign there, if one has begun."""
-        if self.settings.evaluation.isolation == "inline":
-            update = {"directory": self.settings.directory.absolute()}
-            self.settings = self.settings.model_copy(update=update)
-        self._order_objectives()
-        return self.settings
-
-    def _order_objectives(self) -> None:
-        """As on record: the first of several says which of the front is the best, and losses are kept in this order."""
+    def _run_started(self, ranks: int) -> Result:
         try:
-            recorded = directory.read_identity(self.settings.directory).get("objectives")
-        except CampaignError:
-            return
-        own = self.task.objectives
-        if isinstance(recorded, dict) and recorded.keys() == own.keys() and [*recorded] != [*own]:
-            self.task = copy.copy(self.task)
-            self.task.objectives = {name: own[name] for name in recorded}
-
-    def _fence(self, launch: int) -> None:
-        """The lock was that of ``launch``, of which ranks may go on: what these still write does not count.
-        CampaignError where that cannot be made sure."""
-        try:
-            fence_launch(self.settings.directory, launch)
-        except OSError as error:
-            raise directory.unwritable(self.settings.directory, error) from error
-
-    def _run_other(self, transport: Transport, layout: Layout, signals: Signals) -> End:
-        transport.send(0, encode(own_hello(self._bind_directory(), self.identity)))
-        early: list[tuple[int, bytes]] = []
-        waits_s = 2 * greeting_s(self.settings, transport.size)
-        deadline = time.monotonic() + waits_s
-        while time.monotonic() < deadline:
-            if 0 in transport.failed():
-                return End(LOST, EXIT_RESUMABLE, None)
-            arrived = transport.poll()
-            for position, (source, data) in enumerate(arrived, start=1):
-                message = decode(data)
-                if isinstance(message, End) and message.exit_code == 0:
-                    return message
-                if isinstance(message, End):
-                    raise _refusal(message)
-                if isinstance(message, Start):
-                    # A quick leader's first words may have overtaken rank 0's, or come in together with them.
-                    transport.put_back([*early, *arrived[position:]])
-                    return self._serve(transport, layout, signals, message, None)
-                early.append((source, data))
-            time.sleep(0.002)
-        raise CampaignError(
-            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {waits_s:.0f} s. "
-            "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes "
-            "blocked"
-        )
-
-    def _serve(
-        self,
-        transport: Transport,
-        layout: Layout,
-        signals: Signals,
-        start: Start,
-        opening: _Opening | None,
-    ) -> End:
-        """``opening``: on rank 0."""
-        place, _ = layout.place_of(transport.rank)
-        self._serving = True
-        signals.patience = PATIENCE
-        settings = self.settings
-        with ExitStack() as closing:
-            assembly = Assembly(
-                settings=settings,
-                task=self.task,
-                source=None if settings.evaluation.isolation == "inline" else self.source,
-                transport=transport,
-                layout=layout,
-                signals=signals,
-                closing=closing,
-                code=self._code,
-            )
-
-            coordinator = display = status = housekeeping = None
-            groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-            mine = assembly.roles(place, groups, start)
-            if opening is not None:
-                lock, earlier = opening.lock, opening.earlier
-                coordinator = assembly.coordinator(start, earlier, self._points, opening.known, opening.ended)
-                if assembly.writer is not None and not assembly.writer.pending:
-                    lock.settle()
-                done = coordinator.tally.final
-                display = Display(settings, self.task, workers=len(layout.workers), done=done)
-                closing.callback(display.close)
-                status = assembly.status(lock, coordinator, earlier)
-                cleanup = self._cleanup(layout, start, earlier)
-                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, opening.sinks)
-            node = EventLoop(
-                transport=transport,
-                roles=mine,
-                coordinator_rank=0,
-                coordinator=coordinator,
-                signals=signals,
-                hang_timeout_s=assembly.hang_timeout_s,
-                housekeeping=housekeeping or (lambda now: None),
-                failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
-            )
-            end = node.run()
-            if node.given_up and assembly.writer is not None:
-                assembly.writer.discard()  # it would go on in a file that is read
-            end = assembly.settle(end)
-            if coordinator is not None and opening is not None:
-                opening.lock.all_ended = coordinator.all_ended
-            if display is not None and coordinator is not None:
-                display.finish(coordinator, end.reason, transport.now())
-        if status is not None and coordinator is not None and end == coordinator.end:
-            status.finish(coordinator, transport.now())
-        # After a deadline the next launch goes on from what paused, and from lineages.
-        if coordinator is not None and end.exit_code == 0 and end.reason != DEADLINE:
-            with suppress(OSError):  # it is only space
-                keep_only_best(settings.directory, settings.keep)
-        return end
-
-    def _sinks(self) -> SinkProcesses:
-        """The processes that write to loggers: beside rank 0, from what it and the others leave in files."""
-        settings = self.settings
-        return SinkProcesses(
-            settings.directory,
-            settings.logging.sinks,
-            settings.logging.directory,
-            child_environment(
-                config.environment(), threads=1, devices=(), package_root=Path(__file__).resolve().parents[2]
-            ),
-            lambda sentence: write(f"hpo: {one_line(sentence)}.", sys.stderr, flush=True),
-        )
-
-    def _cleanup(self, layout: Layout, start: Start, earlier: ResumeState) -> Cleanup | None:
-        """What lets go of what the leaders of earlier launches kept; None where there is nothing, or no more."""
-        settings = self.settings
-        inherits = any(
-            settings.search_of(one).traits.needs_checkpoints or settings.inherits(one)
-            for one in range(layout.islands)
-        )
-        # Lineages may go on from any of the latest; a front keeps all until the end.
-        cleanup = None
-        if start.launch > 1 and not inherits and len(self.task.objectives) == 1:
-            if Cleanup.possible(settings.keep, earlier):
-                cleanup = Cleanup(settings.directory, settings.keep, earlier)
-            else:
-                keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
-        earlier.ended = ()  # may be millions
-        return cleanup
-
-
-def _refusal(end: End) -> HpoError:
-    """The error that rank 0 met, for the other ranks to raise."""
-    kind = UsageError if end.exit_code == UsageError.exit_code else CampaignError
-    return kind(end.error or f"the campaign ended before it began ({end.reason})")
-
-
-def held_back(campaign_directory: Path) -> bool:
-    """Whether this launch is not to be, because ``hpo stop`` was given and no person has started it since: Slurm has.
-    A person's own start ends that stop."""
-    if not config.requeued():
-        clear_stop(campaign_directory)
-        return False
-    if not stop_pending(campaign_directory):
-        return False
-    write(
-        f"hpo: nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job "
-        "again. `hpo run`, given by a person, goes on.",
-        sys.stderr,
-        flush=True,
-    )
-    return True
+            result, self.exit_code = start_ranks.run(self._definition, ranks)
+        except HpoError as error:
+            self.exit_code = error.exit_code
+            raise
+        return result

@@ -28,7 +28,7 @@ from hpo.journal.commands import (
 from hpo.journal.files import journal_files, journal_name, last_launch
 from hpo.journal.launches import read_launch
 from hpo.journal.lock import holder
-from hpo.prior_results.points import read_points
+from hpo.prior_results.configurations import read_points
 from hpo.results import overview
 from hpo.space.description import described_space
 from hpo.spelling import suggestion

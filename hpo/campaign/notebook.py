@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import HpoError
 
 _KERNEL = "ZMQInteractiveShell"
@@ -40,11 +40,11 @@ def progress(directory: Path) -> Iterator[None]:
         yield
         return
     bar = _Bar(directory)
-    os.environ[config.PANEL] = str(os.getpid())
+    os.environ[process.PANEL] = str(os.getpid())
     try:
         yield
     finally:
-        os.environ.pop(config.PANEL, None)
+        os.environ.pop(process.PANEL, None)
         bar.close()
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from hpo.config import reader as config
+from hpo.config import process as this_process
 from hpo.terminal import visible
 
 _DRAW_S = 0.25
@@ -50,7 +50,7 @@ def painted(directory: Path) -> Iterator[None]:
     """Where standard error is a terminal that can be drawn on, and this process is in its foreground: show there how
     the campaign in ``directory`` goes, and let all that writes to standard error, and to standard output where that is
     a terminal, write above it. Leaves the terminal as it was."""
-    if config.terminal_columns() is None or not _in_foreground(2):
+    if this_process.terminal_columns() is None or not _in_foreground(2):
         yield
         return
     reading, writing = os.pipe()
@@ -71,14 +71,14 @@ def painted(directory: Path) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
         os.close(control)
     try:
-        os.environ[config.PANEL] = str(os.getpid())
+        os.environ[this_process.PANEL] = str(os.getpid())
         for number, stream, _ in kept:
             stream.flush()
             os.dup2(writing, number)
         os.close(writing)
         yield
     finally:
-        os.environ.pop(config.PANEL, None)
+        os.environ.pop(this_process.PANEL, None)
         for number, stream, handle in kept:
             with suppress(OSError):
                 stream.flush()

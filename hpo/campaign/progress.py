@@ -6,11 +6,11 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
-from hpo.islands.coordinator.ending import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.islands.coordinator.health import counted
+from hpo.islands.end_reasons import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.terminal import one_line, quoted, visible, write
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Display:
         self._shown: tuple[bool, bool, bool] = (False, False, False)
         self._final_at_start = 0
         self._live: Live | None = None
-        self._columns = config.terminal_columns()
-        self._elsewhere = config.panel_shown()
+        self._columns = process.terminal_columns()
+        self._elsewhere = process.panel_shown()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise. Nothing where a panel does."""

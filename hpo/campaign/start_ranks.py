@@ -12,15 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpo.campaign import notebook
-from hpo.campaign.campaign import Campaign
-from hpo.campaign.handed_on import HandedOn
-from hpo.campaign.launch import Supervisor, find_mpirun, may_start
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.launch import may_start
 from hpo.campaign.painter import painted
+from hpo.campaign.rank_entry import CampaignTransfer
+from hpo.campaign.supervisor import MpirunSettings, Supervisor
 from hpo.cluster.hosts import Host
+from hpo.cluster.mpirun_command import find_mpirun
 from hpo.config.layout import Layout
+from hpo.config.reader import Settings
 from hpo.errors import CampaignError
 from hpo.evaluation.environment import child_environment
-from hpo.islands.coordinator.ending import DONE, LOST, STOPPED
+from hpo.islands.end_reasons import DONE, LOST, STOPPED
 from hpo.journal.files import last_launch
 from hpo.journal.launches import is_complete, read_launch
 from hpo.results.result import Result
@@ -38,17 +41,20 @@ _ALONE = {
 hosts, and refuse this one where it is not among them."""
 
 
-def run(campaign: Campaign, ranks: int) -> Result:
-    """As ``Campaign.run``, on ``ranks`` ranks that it starts."""
-    settings = campaign.settings
+def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
+    """Run the campaign on ``ranks`` ranks that this process starts; returns its result and exit code.
+
+    Raises:
+        HpoError: as ``Campaign.run``, with the campaign's exit code.
+    """
+    settings = definition.settings
     layout = settings.layout
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     mpirun = find_mpirun()
-    handed_on = HandedOn(campaign)
+    transfer = CampaignTransfer(definition)
     try:
-        if not may_start(campaign):
-            campaign.exit_code = 0
-            return Result(settings.directory, STOPPED)
+        if not may_start(definition):
+            return Result(settings.directory, STOPPED), 0
         before = last_launch(settings.directory)
         said: list[str] = []
         with _shown(settings.directory) as output:
@@ -57,46 +63,46 @@ def run(campaign: Campaign, ranks: int) -> Result:
                 said.append(sentence)
                 write(f"{_OURS}{sentence}", sys.stderr, flush=True)
 
-            supervisor = Supervisor(
-                handed_on.rank,
-                settings,
-                ranks,
-                mpirun,
-                (Host("localhost", ranks),),
-                say=say,
+            started = MpirunSettings(
+                mpirun=mpirun,
+                listed=(Host("localhost", ranks),),
                 output=None if output is None else output.handle,
                 tied=True,
                 variables=_ALONE | _importable(),
             )
-            code = supervisor.run()
-        campaign.exit_code = code
-        refusal = handed_on.refusal()
+            code = Supervisor(transfer.rank, settings, ranks, started, say=say).run()
+        refusal = transfer.refusal()
     finally:
-        handed_on.close()
+        transfer.close()
     if code and refusal is not None:
-        campaign.exit_code = refusal.exit_code
         raise refusal
-    launch = read_launch(settings.directory, last_launch(settings.directory))
-    reason = None if launch is None or launch.number == before or launch.end is None else launch.end[0]
-    if code == 0 and reason in (None, LOST):
-        # The last ranks died once the budget was used up; or before it was started again `hpo stop` was given.
-        reason = DONE if is_complete(settings.directory, settings.evaluations) else STOPPED
-    if reason not in (None, LOST):
-        return Result(settings.directory, reason)
+    reason = _reason(settings, code, before)
+    if reason is not None:
+        return Result(settings.directory, reason), code
     tail = [] if output is None else output.tail
     error = CampaignError("\n".join([*said, *tail]) or "the ranks ended")
     error.exit_code = code
     raise error
 
 
+def _reason(settings: Settings, code: int, before: int) -> str | None:
+    """Why the campaign ended, which returned ``code``; None where its ranks died. ``before``: number of the last launch
+    until then."""
+    launch = read_launch(settings.directory, last_launch(settings.directory))
+    reason = None if launch is None or launch.number == before or launch.end is None else launch.end[0]
+    if reason not in (None, LOST):
+        return reason
+    if code:
+        return None
+    # The last ranks died once the budget was used up; or before it was started again `hpo stop` was given.
+    return DONE if is_complete(settings.directory, settings.evaluations) else STOPPED
+
+
 def _importable() -> dict[str, str]:
     """Where this package is, which a notebook may have put on the path itself."""
-    path = child_environment(
-        {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-        threads=1,
-        devices=(),
-        package_root=Path(__file__).resolve().parents[2],
-    )["PYTHONPATH"]
+    path = child_environment({"PYTHONPATH": os.environ.get("PYTHONPATH", "")}, threads=1, devices=())[
+        "PYTHONPATH"
+    ]
     return {"PYTHONPATH": path} if path else {}
 
 

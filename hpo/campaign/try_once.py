@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hpo import terminal
-from hpo.campaign.campaign import Campaign
-from hpo.campaign.evaluators import child_factory
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.rank.evaluators import child_factory
 from hpo.cluster import hosts
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import CampaignError
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
@@ -43,7 +43,7 @@ def attempt(file: Path) -> int:
 
     Uses as many ranks as a worker has, all on this machine, and a scratch directory; the campaign's own is
     not touched. Returns 0 when the evaluation completed, else 1."""
-    campaign = Campaign.from_file(file)
+    campaign = CampaignDefinition.from_file(file)
     ranks = campaign.settings.layout.ranks_per_worker
     hosts.check_room(
         ranks,
@@ -54,7 +54,7 @@ def attempt(file: Path) -> int:
     name, params = _point(campaign.task)
     terminal.write(f"evaluating {name}: {text.params(params)}", flush=True)
     inline = campaign.settings.evaluation.isolation == "inline"
-    where = _where(1 if inline else ranks, visible_devices(config.environment()))
+    where = _where(1 if inline else ranks, visible_devices(process.environment()))
     more = f" (a worker of the campaign has {ranks})" if inline and ranks > 1 else ""
     terminal.write(f"on {where}{more}", flush=True)
     with tempfile.TemporaryDirectory(prefix="hpo-try-") as scratch:
@@ -101,12 +101,12 @@ def _where(ranks: int, visible: Sequence[str]) -> str:
     return f"{several}, {'GPU' if ranks == 1 else 'GPUs'} {', '.join(own)}"
 
 
-def _inline(campaign: Campaign, job: Job) -> TaskOutcome:
+def _inline(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
     crew = InlineCrew(
         evaluate=campaign.task.evaluate,
         objectives=tuple(campaign.task.objectives),
         on_warning=_warn,
-        device=inline_device(config.environment(), 0, f"rank 0 on {socket.gethostname()}"),
+        device=inline_device(process.environment(), 0, f"rank 0 on {socket.gethostname()}"),
     )
     crew.start(job)
     if crew.pending:
@@ -123,7 +123,7 @@ def _warn(text: str) -> None:
     print(f"hpo: {text}", file=sys.stderr, flush=True)
 
 
-def _evaluate(campaign: Campaign, job: Job) -> TaskOutcome:
+def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
     settings = campaign.settings
     size = settings.layout.ranks_per_worker
     hosts = (socket.gethostname(),) * size

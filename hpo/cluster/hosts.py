@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from hpo.errors import UsageError
-from hpo.evaluation.cpu_quota import cpu_quota, within
+from hpo.evaluation.cores import cpu_quota, within
 
 _PROBE_S = 10.0
 """How long a host gets to answer."""

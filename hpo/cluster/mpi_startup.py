@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError
 from hpo.islands.transport import LocalTransport, MpiTransport, Transport
 from hpo.terminal import write
@@ -26,7 +26,7 @@ def connect() -> Transport:
         CampaignError: a launcher started several processes and MPI cannot be used.
     """
     raise_file_limit()
-    launcher = config.launcher()
+    launcher = process.launcher()
     if launcher.rank is None or launcher.size == 1:
         return LocalTransport()
     try:
@@ -58,7 +58,7 @@ def raise_file_limit() -> None:
 def give_up(transport: Transport, error: BaseException) -> None:
     """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
     code = error.exit_code if isinstance(error, HpoError) else HpoError.exit_code
-    if config.launcher().started_by_hpo:
+    if process.launcher().started_by_hpo:
         code += EXIT_REPORTED
     if isinstance(error, HpoError):
         text = str(error)

@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+"""Folder from which ``hpo`` is imported."""
+
 _LAUNCHER_PREFIXES = (
     "ALPS_",
     "FLUX_",
@@ -65,7 +68,7 @@ def sharing(local_size: int, gpus: int) -> dict[str, str]:
 
 
 def child_environment(
-    base: Mapping[str, str], *, threads: int, devices: Sequence[str], package_root: Path
+    base: Mapping[str, str], *, threads: int, devices: Sequence[str], package_root: Path = PACKAGE_ROOT
 ) -> dict[str, str]:
     """``base`` without the variables by which a library takes the process for a rank of the launcher's job.
 

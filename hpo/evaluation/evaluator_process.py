@@ -131,7 +131,6 @@ class EvaluatorProcess:
                     {**environment, **sharing(context.local_size, len(visible))},
                     threads=share.threads,
                     devices=devices,
-                    package_root=Path(__file__).resolve().parents[2],
                 ),
             )
         self.pid = self._process.pid

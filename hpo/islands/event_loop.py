@@ -18,10 +18,11 @@ from typing import Protocol
 from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.background import BackgroundTurns, InlineEvaluator
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.ending import LOST, STOPPED
+from hpo.islands.end_reasons import LOST, STOPPED
 from hpo.islands.leader.leader import Leader
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (
+    COORDINATOR_RANK,
     Alive,
     Disbanded,
     End,
@@ -87,7 +88,6 @@ class EventLoop:
         *,
         transport: Transport,
         roles: RankRoles,
-        coordinator_rank: int,
         coordinator: Coordinator | None,
         signals: StopRequests,
         hang_timeout_s: float = math.inf,
@@ -105,11 +105,10 @@ class EventLoop:
         self._failed = failed
         self._active_at = transport.now()
         self._disbanding = False
-        self._coordinator_rank = coordinator_rank
         self._coordinator = coordinator
-        self._watched = coordinator_rank
+        self._watched = COORDINATOR_RANK
         """Whose end or silence ends this rank."""
-        self._watchers: Sequence[int] = (coordinator_rank,) if coordinator is None else range(transport.size)
+        self._watchers: Sequence[int] = (COORDINATOR_RANK,) if coordinator is None else range(transport.size)
         self._signals = signals
         self.given_up = False
         """Whether this rank hung, and others do its work."""
@@ -172,14 +171,14 @@ class EventLoop:
         if self._signals.count > self._heard:
             self._heard = self._signals.count
             request = StopRequest(STOPPED, self._heard > 1)
-            self._transport.send(self._coordinator_rank, encode(request))
+            self._transport.send(COORDINATOR_RANK, encode(request))
         if self._leader is not None:
             active |= self._leader.step()
         if self._non_leader is not None:
             active |= bool(self._non_leader.poll())
             if self._disbanding and self._non_leader.gone:
                 self._disbanding = False
-                self._transport.send(self._coordinator_rank, encode(Disbanded([])))
+                self._transport.send(COORDINATOR_RANK, encode(Disbanded([])))
         if self._coordinator is not None:
             self._coordinator.step()
         now = self._transport.now()
@@ -235,7 +234,7 @@ class EventLoop:
             return
         if self._coordinator is not None:
             self._coordinator.handle_rank_deaths(failed)
-        elif self._coordinator_rank in failed:
+        elif COORDINATOR_RANK in failed:
             self._end_as_orphan(failed)
 
     def _end_as_orphan(self, failed: frozenset[int]) -> None:
@@ -248,7 +247,7 @@ class EventLoop:
         if self._leader is not None:
             self._leader.orphan()
             if not failed.isdisjoint(self._members):
-                self._leader.receive(self._coordinator_rank, Lost(sorted(failed), sorted(failed)))
+                self._leader.receive(COORDINATOR_RANK, Lost(sorted(failed), sorted(failed)))
             if self._leader.at_rest and self.end is None:
                 for member in self._members[1:]:
                     self._transport.send(member, encode(end))

@@ -16,6 +16,7 @@ from hpo.individual import Outcome, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.search.population import Member
 
+COORDINATOR_RANK = 0
 MOST_REMARKS = 20
 """Names of metrics about which a launch makes a remark."""
 
@@ -76,7 +77,7 @@ class EvaluationEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reported: bool = False
     """Whether it had reported a finite value, and did not return what is no value."""
     fault: str | None = None
-    """See ``hpo.islands.coordinator.health.fault``."""
+    """See ``hpo.islands.leader.evaluations.fault``."""
     again: Assignment | None = None
     """The assignment by which it is evaluated if its failure does not count; None where it did not fail."""
     started: float = 0.0

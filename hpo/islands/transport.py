@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from hpo.config.reader import tolerates_deaths
+from hpo.config.process import tolerates_deaths
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -17,7 +17,7 @@ from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
 from hpo.journal.records import Ended, Finished, Header, Launched, Record
 
-MOST_IN_VAIN = 3
+MOST_IDLE_LAUNCHES = 3
 """Launches in a row that get nothing done are not followed by another: what ends them will not go away."""
 
 _LOOK_S = 0.5
@@ -75,25 +75,42 @@ def read_launch_patiently(
         time.sleep(_LOOK_S)
 
 
-def is_complete(directory: Path, evaluations: int | None) -> bool:
-    """Whether the budget is used up, and not on failures alone. ``evaluations``: what the campaign file says of it."""
+@dataclass(frozen=True, kw_only=True)
+class BudgetUse:
+    """How much of its budget a campaign has used. ``budget``: the latest of ``hpo set`` and of the campaign file, None
+    where there is only a deadline; ``final``: individuals that have ended for good; ``worked``: those of them that
+    completed or were pruned."""
+
+    budget: int | None
+    final: int
+    worked: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether the budget is used up, and not on failures alone."""
+        return self.budget is not None and self.final >= self.budget and self.worked > 0
+
+
+def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
+    """Read from all journals. ``evaluations``: budget of the campaign file."""
     current, standing = CurrentEvaluations(), Standing()
     for record in read_directory(directory, []):
         current.take(record)
         standing.take(record)
-    counts, budget = current.counts, standing.evaluations(evaluations)
-    return budget is not None and counts.total() >= budget and counts[COMPLETED] + counts[PRUNED] > 0
+    counts = current.counts
+    return BudgetUse(
+        budget=standing.evaluations(evaluations),
+        final=counts.total(),
+        worked=counts[COMPLETED] + counts[PRUNED],
+    )
 
 
-def standing_budget(directory: Path, evaluations: int | None) -> int | None:
-    """The budget that holds: the latest of ``hpo set`` and of ``evaluations``, which the campaign file says."""
-    standing = Standing()
-    for record in read_directory(directory, []):
-        standing.take(record)
-    return standing.evaluations(evaluations)
+def is_complete(directory: Path, evaluations: int | None) -> bool:
+    """Whether the budget is used up, and not on failures alone. ``evaluations``: budget of the campaign file."""
+    return budget_use(directory, evaluations).complete
 
 
-def got_something_done(directory: Path, launch: int) -> bool:
+def made_progress(directory: Path, launch: int) -> bool:
     """Whether anything was finished in it, or saved for the next one."""
     return any(
         _is_progress(record) for path in journal_files(directory, launch) for record in read_file(path)
@@ -107,7 +124,7 @@ def _is_progress(record: Record) -> bool:
     return outcome.status in FINAL or (outcome.status == INTERRUPTED and outcome.error is None)
 
 
-def launches_in_vain(directory: Path, job: str = "") -> int:
+def consecutive_idle_launches(directory: Path, job: str = "") -> int:
     """How many of the last launches in a row got nothing done. ``job``: counts those of this Slurm job only, all of its
     attempts together."""
     count = 0
@@ -115,7 +132,7 @@ def launches_in_vain(directory: Path, job: str = "") -> int:
         launch = read_launch(directory, number)
         if launch is not None and job and launch.job.partition(".")[0] != job:
             break
-        if got_something_done(directory, number):
+        if made_progress(directory, number):
             break
         count += launch is not None
     return count

@@ -53,7 +53,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type",
 
 class Header(Record, kw_only=True, rename={"launch": "leg"}):
     """The first record of each file: which worker of which launch wrote it, and where. ``job``: the attempt at a Slurm
-    job, such as "123.0" (see ``hpo.config.reader.SlurmAttempt``), "" outside one."""
+    job, such as "123.0" (see ``hpo.config.process.SlurmAttempt``), "" outside one."""
 
     version: int
     launch: Annotated[int, msgspec.Meta(ge=1)]

@@ -12,7 +12,7 @@ from typing import TypeVar
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from hpo.config.reader import environment
+from hpo.config.process import environment
 from hpo.individual import Individual
 from hpo.journal.curves import Point, Sample
 from hpo.loggers.sink import (

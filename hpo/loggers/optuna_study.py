@@ -19,7 +19,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.config.reader import terminal_columns
+from hpo.config.process import terminal_columns
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.journal.directory import campaign_key

@@ -10,7 +10,7 @@ from typing import Any
 
 import wandb
 
-from hpo.config.reader import environment
+from hpo.config.process import environment
 from hpo.individual import Individual
 from hpo.journal.curves import Point, Sample
 from hpo.loggers.sink import (

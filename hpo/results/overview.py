@@ -16,9 +16,9 @@ from typing import Literal
 import msgspec
 
 from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, RUNNING, STATUSES, Individual, Scalar
-from hpo.islands.coordinator.ending import FUTILE, NOTHING_COMPLETED
 from hpo.islands.coordinator.tally import MOST_RECENT
 from hpo.islands.coordinator.worker_registry import DRAINED, FAILING
+from hpo.islands.end_reasons import FUTILE, NOTHING_COMPLETED
 from hpo.journal import commands, lock
 from hpo.journal import directory as directories
 from hpo.journal.durable import write_atomically

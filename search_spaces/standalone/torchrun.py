@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
-from hpo.config import reader as config
+from hpo.config import process
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -42,7 +42,7 @@ class Place:
         """What its tensors travel by; the same on all ranks where nodes are alike."""
         import torch
 
-        neighbours = int(config.environment()["LOCAL_WORLD_SIZE"]) if self.store is not None else 1
+        neighbours = int(process.environment()["LOCAL_WORLD_SIZE"]) if self.store is not None else 1
         # NCCL refuses two ranks on one device.
         return "cpu:gloo,cuda:nccl" if neighbours <= torch.cuda.device_count() else "gloo"
 
@@ -69,7 +69,7 @@ class Place:
 @contextmanager
 def joined() -> Iterator[Place]:
     """Join the group of torchrun, if it started this process."""
-    if "TORCHELASTIC_RUN_ID" not in config.environment():
+    if "TORCHELASTIC_RUN_ID" not in process.environment():
         yield Place()
         return
     import torch

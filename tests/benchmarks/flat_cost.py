@@ -56,7 +56,7 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
     from mpi4py import MPI
 
     import hpo
-    import hpo.campaign.wiring
+    import hpo.campaign.rank.wiring
     import hpo.search.kinds.propulate_kinds
 
     hpo.search.kinds.propulate_kinds._propagators()

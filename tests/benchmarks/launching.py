@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from hpo.campaign.launch import command, environment, find_mpirun
+from hpo.cluster.mpirun_command import command, environment, find_mpirun
 
 
 def single_threaded() -> dict[str, str]:

@@ -15,7 +15,8 @@ import pytest
 
 import hpo
 from hpo import cli
-from hpo.cluster import slurm
+from hpo.campaign.definition import CampaignDefinition
+from hpo.cluster import sbatch
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import HpoError, UsageError
@@ -228,7 +229,8 @@ def test_the_largest_value_that_is_taken_is_harmless(tmp_path: Path, key: str, p
 
 
 def test_settings_of_many_islands_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    campaign = hpo.Campaign(TASK, directory=tmp_path / "run", evaluations=1, islands=10**6, island=[{}, {}])
+    settings = config.from_keywords(directory=tmp_path / "run", evaluations=1, islands=10**6, island=[{}, {}])
+    campaign = CampaignDefinition(settings, TASK)
     asked = []
     problems_of = campaign._problems_of
     monkeypatch.setattr(campaign, "_problems_of", lambda search: asked.append(search) or problems_of(search))
@@ -256,7 +258,7 @@ def options() -> Iterator[tuple[str, ...]]:
     yield "run", "c.toml", "--ranks"
     yield "best", "run", "--top"
     yield "best", "run", "--json", "--top"
-    for name in ("nodes", "gpus-per-node", "time", *slurm._COUNTS):
+    for name in ("nodes", "gpus-per-node", "time", *sbatch._COUNTS):
         nodes, cpus = ["--nodes=2"] * (name != "nodes"), ["--cpus-per-task=4"] * name.startswith("gpus")
         yield "slurm", "c.toml", "--dry-run", *nodes, *cpus, f"--{name}"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpo.evaluation.announcement import INTERVAL_S, Announcement, Words
+from hpo.evaluation.process.announcement import INTERVAL_S, Announcement, Words
 
 
 class Broadcasts:

@@ -23,7 +23,7 @@ import hpo
 from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID
-from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
+from hpo.islands.end_reasons import DEADLINE, DONE, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import (

@@ -16,6 +16,7 @@ from hpo.evaluation.cores import (
     Core,
     HostCores,
     Share,
+    cpu_quota,
     deal,
     described,
     evaluator_share,
@@ -23,7 +24,6 @@ from hpo.evaluation.cores import (
     read_list,
     running_on,
 )
-from hpo.evaluation.cpu_quota import cpu_quota
 from hpo.islands.resume.start import surroundings
 
 

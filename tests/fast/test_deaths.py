@@ -10,10 +10,10 @@ from simulation.campaigns import SPACE, check_that_it_completes, finished, make,
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import PRUNED, REEVALUATION, Outcome
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.deaths import DeadLeaderRecord
-from hpo.islands.coordinator.ending import DONE
 from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.end_reasons import DONE
 from hpo.islands.leader.claims import Claims
 from hpo.islands.messages import Claim, EvaluationEnd, Want
 from hpo.islands.resume.state import ResumeState
@@ -181,17 +181,20 @@ class Nowhere:
 
 def coordinator_of(dead):
     """Of two workers of a rank each, with nobody to talk to; ``dead``: what the journal of one that dies says."""
+
+    class OneDead(LaunchLog):
+        def dead_leader_record(self, place, *, may_run):
+            return dead
+
+        def journal_totals(self):
+            return ResumeState()
+
     places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
     return Coordinator(
         transport=Nowhere(),
         registry=WorkerRegistry(places),
-        everyone=range(2),
-        dead_leader_record=lambda place: dead,
-        journal_totals=ResumeState,
-        evaluations=2,
-        duplicates=False,
-        grace_s=60.0,
-        checkpoints=False,
+        rules=LaunchRules(ranks=2, evaluations=2, duplicates=False, grace_s=60.0, checkpoints=False),
+        log=OneDead(),
         health=Health(None, patience_s=300, leaders=range(2)),
     )
 

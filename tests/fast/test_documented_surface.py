@@ -17,9 +17,9 @@ from places import GOLDEN
 
 import hpo
 import trainers
-from hpo.cli import _parser
 from hpo.config.reader import Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
+from hpo.parser import make_parser
 
 RECORDED = GOLDEN / "surface.json"
 
@@ -112,7 +112,7 @@ def surface() -> dict[str, object]:
             key = field.validation_alias if isinstance(field.validation_alias, str) else name
             if section + key not in ("layout", "search", "evaluation", "logging"):
                 keys[section + key] = repr(getattr(model, name))
-    commands = _parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    commands = make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     return {
         "hpo": keywords(hpo),
         "trainers": keywords(trainers),

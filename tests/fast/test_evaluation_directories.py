@@ -13,13 +13,12 @@ from simulation.campaigns import fall_sick, make, records_of
 from written import Written
 
 import hpo
-from hpo.campaign.cleanup import Cleanup, keep_only_best
-from hpo.campaign.evaluators import Jobs
+from hpo.campaign.rank.cleanup import Cleanup, begin_cleanup, keep_only_best
+from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import Individual
-from hpo.islands.messages import Start, Surroundings
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.files import read_directory
@@ -202,7 +201,8 @@ def test_what_others_may_go_on_from_stays_until_the_campaign_is_done(
 ) -> None:
     at_once: list[object] = []
     monkeypatch.setattr(
-        "hpo.campaign.campaign.keep_only_best", lambda home, keep, *, needed: at_once.append((keep, needed))
+        "hpo.campaign.rank.cleanup.keep_only_best",
+        lambda home, keep, *, needed: at_once.append((keep, needed)),
     )
     task = hpo.Task(
         hpo.SearchSpace(x=hpo.Float(-5, 5), n=hpo.Ordinal(1, 2)),
@@ -213,8 +213,9 @@ def test_what_others_may_go_on_from_stays_until_the_campaign_is_done(
     layout = Layout.plan(ranks=2, islands=made.settings.layout.islands, ranks_per_worker=1)
 
     def cleanup(launch: int) -> Cleanup | None:
-        start = Start(launch, Surroundings(("here",), 0, 1, 1), 0, [], [], [], {})
-        return made._cleanup(layout, start, earlier)
+        return begin_cleanup(
+            made.settings, objectives=objectives, islands=layout.islands, launch=launch, earlier=earlier
+        )
 
     assert cleanup(1) is None and not at_once
     # Where configurations were evaluated again, what is on record says which are the best.

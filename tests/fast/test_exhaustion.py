@@ -12,12 +12,13 @@ from simulation import MemoryInbox, Simulation
 from simulation.campaigns import disturb, fall_sick, finished, give_at, losses, make, records_of, standing
 
 import hpo
+from hpo.campaign.definition import CampaignDefinition
 from hpo.config import reader as config
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator import unseen
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, LOST, STOPPED
 from hpo.islands.coordinator.unseen import Configurations, UnseenConfigurations
+from hpo.islands.end_reasons import DONE, EXHAUSTED, LOST, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import Drain
 from hpo.journal.records import Finished, Migrated, Record
@@ -135,7 +136,9 @@ def test_rare_configurations_are_found_and_a_search_in_vain_does_not_look_comple
         constraints=[lambda params: abs(params["a"] - params["b"]) <= share],
         default={"a": 0.5, "b": 0.5},
     )
-    monkeypatch.setattr(hpo.Campaign, "_check_constraints", lambda campaign: None)  # it draws 10 000, too
+    monkeypatch.setattr(
+        CampaignDefinition, "_check_constraints", lambda campaign: None
+    )  # it draws 10 000, too
     campaign = hpo.Campaign(task, directory=tmp_path, evaluations=20, kind="random", isolation="inline")
     refuses = pytest.raises(hpo.CampaignError, match=r"refused \d{4,} proposals in a row")
     with refuses if reason == "refused" else nullcontext():

@@ -15,18 +15,17 @@ from individuals import make_assignment, make_candidate
 from simulation import Report
 from simulation.campaigns import finished, make
 
-from hpo.campaign.evaluators import Jobs
+from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.launch import LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, Lost, encode
-from hpo.islands.resume.state import ResumeState
 from hpo.journal.files import (
     JournalWriter,
     excluded_parts,
@@ -153,7 +152,6 @@ def test_a_rank_ends_that_hears_nothing_of_rank_0_or_was_given_up(
         loop = EventLoop(
             transport=transport,  # type: ignore[arg-type]
             roles=RankRoles(members=(0, 1), leader=None, non_leader=idle, filenos=lambda: [fileno]),
-            coordinator_rank=0,
             coordinator=None,
             signals=idle,
             hang_timeout_s=8.0,
@@ -174,7 +172,6 @@ def test_without_rank_0_a_rank_ends_when_its_leader_is_silent_too(
         loop = EventLoop(
             transport=transport,  # type: ignore[arg-type]
             roles=RankRoles(members=(2, 1), leader=None, non_leader=idle, filenos=lambda: [fileno]),
-            coordinator_rank=0,
             coordinator=None,
             signals=idle,
             hang_timeout_s=8.0,
@@ -244,13 +241,7 @@ def test_the_other_ranks_of_a_worker_are_given_up_with_the_one_that_hangs(
     coordinator = Coordinator(
         transport=Nowhere(),  # type: ignore[arg-type]
         registry=registry,
-        everyone=range(6),
-        dead_leader_record=lambda place: DeadLeaderRecord(),
-        journal_totals=ResumeState,
-        evaluations=2,
-        duplicates=False,
-        grace_s=60.0,
-        checkpoints=False,
+        rules=LaunchRules(ranks=6, evaluations=2, duplicates=False, grace_s=60.0, checkpoints=False),
         health=Health(None, patience_s=300, leaders=[0, 2, 4]),
     )
     coordinator.handle_hung_ranks([hung])

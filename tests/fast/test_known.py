@@ -16,7 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 import hpo
-from hpo.campaign.beginning import finished
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.launch import finished
+from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError
@@ -25,7 +27,8 @@ from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.journal.inspection import check
 from hpo.journal.records import Known, decode, encode
-from hpo.prior_results.points import KnownPoints, known_points, read_points
+from hpo.prior_results.configurations import read_points
+from hpo.prior_results.points import KnownPoints, known_points
 from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load
@@ -587,13 +590,17 @@ def test_wrong_points_are_replaced_when_it_goes_on(tmp_path, capsys):
     settings = {"directory": tmp_path / "run", "evaluations": 5}
     listed = {"known": [{"source": str(table), "columns": {"lr": "rate"}}, by_hand]}
     file = tmp_path / "campaign.toml"
-    assert "nothing to start" in (finished(hpo.Campaign(TASK, **settings, **listed), file) or "")
+
+    def definition(keywords: dict[str, object]) -> CampaignDefinition:
+        return CampaignDefinition(config.from_keywords(**keywords), TASK)
+
+    assert "nothing to start" in (finished(definition(settings | listed), file) or "")
     campaign(tmp_path / "run", evaluations=5)
     said = capsys.readouterr().err
     assert f"2 known points of {table}" in said and "empty table" in said
     assert "1 known point of the campaign's own list" in said
     write(table, "lr,rate,width,optimizer,wide,value")
-    assert finished(hpo.Campaign(TASK, **settings, **listed), file) is None, "points to take back"
+    assert finished(definition(settings | listed), file) is None, "points to take back"
     assert [one[0] for one in known(6, columns={"lr": "rate"})[0]] == ["known-4"]
     assert overview.read(tmp_path / "run").known == overview.folded(load(tmp_path / "run")).known == 1
     assert not check(tmp_path / "run").findings

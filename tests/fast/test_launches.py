@@ -11,17 +11,17 @@ import pytest
 from msgspec.structs import replace
 
 import hpo
-from hpo.campaign import greeting
-from hpo.campaign.greeting import greet, greeting_s, own_hello
+from hpo.campaign.rank import greeting
+from hpo.campaign.rank.greeting import greet, greeting_s, own_hello
 from hpo.errors import EXIT_RESUMABLE, CampaignError, RanksDied
 from hpo.islands.messages import Hello, encode
 from hpo.islands.transport import LocalTransport
 from hpo.journal.commands import Set, record_of
 from hpo.journal.launches import (
     LaunchOnRecord,
-    got_something_done,
+    consecutive_idle_launches,
     is_complete,
-    launches_in_vain,
+    made_progress,
     read_launch,
 )
 
@@ -101,22 +101,22 @@ def test_a_budget_of_failures_alone_is_not_done(tmp_path: Path) -> None:
 
 def test_what_was_saved_is_progress_and_what_was_killed_is_none(tmp_path: Path) -> None:
     journals.write(tmp_path, [finished(0, "interrupted", error="killed after its grace"), ENDED])
-    assert not got_something_done(tmp_path, 1)
+    assert not made_progress(tmp_path, 1)
     journals.write(tmp_path, [finished(0, "interrupted")], worker=1)
-    assert got_something_done(tmp_path, 1)
+    assert made_progress(tmp_path, 1)
 
 
-def test_launches_in_vain_are_counted_from_the_last_and_of_one_job(tmp_path: Path) -> None:
-    assert launches_in_vain(tmp_path) == 0
+def test_consecutive_idle_launches_are_counted_from_the_last_and_of_one_job(tmp_path: Path) -> None:
+    assert consecutive_idle_launches(tmp_path) == 0
     journals.write(tmp_path, [], 1, job="6.0")
     journals.write(tmp_path, [], 2, job="7.0")
     journals.write(tmp_path, [ENDED], 3, job="7.1")
-    assert launches_in_vain(tmp_path) == 3
-    assert launches_in_vain(tmp_path, "7") == 2
-    assert launches_in_vain(tmp_path, "8") == 0
+    assert consecutive_idle_launches(tmp_path) == 3
+    assert consecutive_idle_launches(tmp_path, "7") == 2
+    assert consecutive_idle_launches(tmp_path, "8") == 0
     journals.write(tmp_path, [finished(0, "failed")], 4, job="7.2")
     journals.write(tmp_path, [], 5, job="7.2")
-    assert launches_in_vain(tmp_path) == launches_in_vain(tmp_path, "7") == 1
+    assert consecutive_idle_launches(tmp_path) == consecutive_idle_launches(tmp_path, "7") == 1
 
 
 # --- the greeting -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from individuals import make_finished, make_started
 
 from hpo import cli
 from hpo.campaign.painter import Above
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.individual import RUNNING, STATUSES
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
@@ -176,7 +176,7 @@ def test_nothing_is_drawn_where_the_cursor_cannot_be_moved(
         monkeypatch.setenv("TERM", kind)
     master, handle = os.openpty()
     with os.fdopen(handle, "w") as stream:
-        assert (config.terminal_columns(stream) is None) == (kind != "xterm")
+        assert (process.terminal_columns(stream) is None) == (kind != "xterm")
     os.close(master)
 
 

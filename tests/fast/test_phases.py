@@ -12,7 +12,7 @@ import hpo
 from hpo.config import reader as config
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED
-from hpo.islands.coordinator.ending import STOPPED
+from hpo.islands.end_reasons import STOPPED
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Record

@@ -20,7 +20,7 @@ from simulation.campaigns import (
 import hpo
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import REEVALUATION
-from hpo.islands.coordinator.ending import DONE, EXHAUSTED, STOPPED, UNFIT
+from hpo.islands.end_reasons import DONE, EXHAUSTED, STOPPED, UNFIT
 from hpo.islands.messages import BeforeServing, Claim, Hello, Start, StopRequest, check_handlers, encode
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Migrated, Started

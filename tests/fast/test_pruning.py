@@ -19,7 +19,7 @@ from hpo.config.layout import Layout
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Attempt
-from hpo.islands.coordinator.ending import DONE
+from hpo.islands.end_reasons import DONE
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import Resting, ResumeState

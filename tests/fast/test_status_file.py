@@ -8,7 +8,7 @@ import pytest
 
 import hpo
 from hpo import cli
-from hpo.campaign import status as status_file
+from hpo.campaign.rank import status as status_file
 from hpo.individual import REEVALUATION, STATUSES
 from hpo.islands.leader import publishing
 from hpo.journal import lock

@@ -13,11 +13,11 @@ from simulation.campaigns import SPACE, check_that_it_completes, finished, losse
 from simulation.pruned import pruned_campaign
 
 from hpo.errors import EXIT_RESUMABLE
-from hpo.islands.coordinator.ending import DONE, STORAGE
-from hpo.islands.leader.storage import PATIENCE_S, StorageWait
+from hpo.islands.end_reasons import DONE, STORAGE
 from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
+from hpo.islands.storage import PATIENCE_S, StorageWait
 from hpo.journal.commands import Inbox, Stop, asked, give
 from hpo.journal.files import JournalWriter, journal_path, worker_records
 from hpo.journal.records import Ended, Finished, Header, Started
@@ -237,7 +237,9 @@ def test_a_dead_workers_journal_is_waited_for():
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_next_launch(stopped):
+def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_next_launch(
+    stopped, monkeypatch
+):
     simulation, settings = make(4, workers=4, islands=2, evaluations=1000)
 
     def unreadable():
@@ -248,7 +250,7 @@ def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_n
     if stopped:
         simulation.at(10, lambda: simulation.coordinator.stop("stopped"))
     over = []
-    simulation.coordinator._ended = lambda end: over.append(simulation.time)
+    monkeypatch.setattr(simulation.coordinator._log, "launch_ended", lambda end: over.append(simulation.time))
     simulation.run()
     end = simulation.coordinator.end
     assert (end.reason, end.exit_code) == ("stopped" if stopped else STORAGE, EXIT_RESUMABLE)

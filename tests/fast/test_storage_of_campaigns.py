@@ -17,7 +17,7 @@ import pytest
 import hpo
 from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, StorageFailed
-from hpo.islands.leader.storage import StorageWait
+from hpo.islands.storage import StorageWait
 from hpo.journal.files import journal_files, read_directory
 from hpo.journal.inspection import check
 from hpo.journal.records import Finished, Storage, encode
@@ -62,13 +62,13 @@ def failing(
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpo.islands.leader.storage._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("hpo.islands.storage._FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For launches that are to end; the others wait for however long a busy machine takes."""
-    monkeypatch.setattr("hpo.islands.leader.storage.PATIENCE_S", 0.5)
+    monkeypatch.setattr("hpo.islands.storage.PATIENCE_S", 0.5)
 
 
 def in_journal(directory: Path) -> Callable[[int], bool]:

@@ -19,7 +19,7 @@ import synthetic
 from starlette.types import ASGIApp
 
 from hpo.cli import main
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import CampaignError, UsageError
 from hpo.journal.curves import CurveWriter, curve_path
 from hpo.journal.files import journal_files
@@ -403,7 +403,7 @@ def test_the_socket_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.Monk
     for folder, mode in ((shared, 0o777), (own, 0o700)):
         folder.mkdir()
         folder.chmod(mode)
-    monkeypatch.setattr(config, "private_places", lambda: [tmp_path / "none", shared, own])
+    monkeypatch.setattr(process, "private_places", lambda: [tmp_path / "none", shared, own])
     umask = os.umask(0)
     try:
         with address.private_socket() as found:
@@ -414,7 +414,7 @@ def test_the_socket_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.Monk
     finally:
         os.umask(umask)
     assert not any(own.iterdir()) and not any(shared.iterdir())
-    monkeypatch.setattr(config, "private_places", lambda: [shared])
+    monkeypatch.setattr(process, "private_places", lambda: [shared])
     with pytest.raises(CampaignError, match=r"open to other users.*--port 0"), address.private_socket():
         pass
 

@@ -11,7 +11,7 @@ from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
 from simulation.world import SimulatedMachine, World
 
-from hpo.campaign.evaluators import Jobs
+from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
 from hpo.errors import LockLost

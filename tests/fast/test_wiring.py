@@ -14,10 +14,10 @@ from individuals import make_assignment, make_candidate
 from simulation import MemoryJournal
 
 import hpo
-from hpo.campaign import wiring
-from hpo.campaign.evaluators import Jobs, curve_file, trial_seed
-from hpo.campaign.status import LaunchLog
-from hpo.campaign.wiring import Assembly
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.rank import coordinating, wiring
+from hpo.campaign.rank.evaluators import Jobs, curve_file, trial_seed
+from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.config.reader import from_keywords
@@ -27,7 +27,7 @@ from hpo.individual import Attempt, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.leader.leader import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import Remark, Start, Surroundings, decode
+from hpo.islands.messages import Remark, Surroundings, decode
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import LocalTransport
 from hpo.search.protocols import SearchContext
@@ -91,40 +91,38 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("Leader", "Coordinator", "Health"):
-        monkeypatch.setattr(wiring, name, Recorder)
+    monkeypatch.setattr(wiring, "Leader", Recorder)
+    monkeypatch.setattr(coordinating, "Coordinator", Recorder)
+    monkeypatch.setattr(coordinating, "Health", Recorder)
 
 
 def assembly(directory: Path, task: hpo.Task = TASK, **changes: Any) -> Assembly:
     """Of three workers."""
     settings = from_keywords(directory=directory, **{**KEYS, **changes})
-    return Assembly(
-        settings=settings,
-        task=task,
-        source=None,
+    made = Assembly(
+        definition=CampaignDefinition(settings, task, code=CodeVersion({})),
         transport=LocalTransport(),
         layout=Layout.plan(ranks=3, islands=settings.layout.islands, ranks_per_worker=1),
         signals=Signals(),
         closing=ExitStack(),
-        code=CodeVersion({}),
-        writer=MemoryJournal(),  # type: ignore[arg-type]
-        log=LaunchLog(number=1, began=0.0),
     )
+    made.writer = MemoryJournal()  # type: ignore[assignment]
+    return made
 
 
 def leader(made: Assembly, island: int = 0) -> Any:
     """What the leader of the first worker of ``island`` is given."""
     layout = made.layout
-    groups = [[one.leader for one in layout.of_island(number)] for number in range(layout.islands)]
     around = Surroundings(("here",), 0, 4, 2)
-    built: Any = made.leader(layout.of_island(island)[0], groups, object(), made.writer, around)
+    built: Any = made.leader(layout.of_island(island)[0], object(), made.writer, around)
     return built.given
 
 
 def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
     """The recorder in place of the coordinator."""
-    start = Start(1, Surroundings(("here",), 0, 1, 1), 0, [], [], [], {})
-    return made.coordinator(start, earlier or ResumeState(), [GIVEN], [], lambda rank: False)
+    earlier = earlier or ResumeState()
+    log = coordinating.begin_log(made, 1, earlier, [])
+    return coordinating.make_coordinator(made, log, earlier, [GIVEN], lambda rank: False)
 
 
 def test_a_kind_that_models_one_objective_says_so(tmp_path: Path) -> None:
@@ -234,7 +232,7 @@ def test_a_constraint_that_raises_refuses_and_is_named_once(tmp_path: Path) -> N
     assert isinstance(remark, Remark)
     assert "ZeroDivisionError: division by zero, for {'x': 0}" in remark.sentence
     # Where the finite space is gone through, it is refused, too.
-    unseen = coordinator(made).given.unseen[0]
+    unseen = coordinator(made).given.rules.unseen[0]
     taken: set[str] = set()
     found = [one.params["x"] for one in iter(lambda: unseen.next(taken), None)]
     assert sorted(found) == [*range(1, 10)]
@@ -257,10 +255,11 @@ def test_the_coordinator_follows_the_settings(tmp_path: Path) -> None:
     made = assembly(tmp_path)
     before = made.transport.now()
     given = coordinator(made).given
-    assert given.evaluations == 50
-    assert before + 600 <= given.deadline <= made.transport.now() + 600
-    assert (given.duplicates, given.grace_s, given.timed, given.must_end) == (True, 11.0, True, None)
-    assert [given.phases.at(granted) for granted in (7, 8, 19, 20)] == [0, 1, 1, 2]
+    rules = given.rules
+    assert rules.evaluations == 50
+    assert before + 600 <= rules.deadline <= made.transport.now() + 600
+    assert (rules.duplicates, rules.grace_s, rules.timed, rules.must_end) == (True, 11.0, True, None)
+    assert [rules.phases.at(granted) for granted in (7, 8, 19, 20)] == [0, 1, 1, 2]
     assert list(given.registry.places) == [0, 1, 2]
     assert given.health.values == (12,)
     assert (given.health.given.patience_s, given.health.given.leaders) == (33.0, [0, 1, 2])
@@ -269,9 +268,9 @@ def test_the_coordinator_follows_the_settings(tmp_path: Path) -> None:
 def test_without_limits_the_coordinator_has_none(tmp_path: Path) -> None:
     made = assembly(tmp_path, evaluations=None, timeout=None, first_failures="off", phase=[])
     given = coordinator(made).given
-    assert (given.evaluations, given.timed, given.health.values) == (None, False, (None,))
-    assert given.phases.at(1000) == 0
-    assert coordinator(assembly(tmp_path, deadline=None)).given.deadline is None
+    assert (given.rules.evaluations, given.rules.timed, given.health.values) == (None, False, (None,))
+    assert given.rules.phases.at(1000) == 0
+    assert coordinator(assembly(tmp_path, deadline=None)).given.rules.deadline is None
 
 
 def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points(tmp_path: Path) -> None:
@@ -282,12 +281,12 @@ def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points
     earlier = ResumeState(pending=[pending], keys={"known"}, enqueued=[enqueued])
     made = coordinator(assembly(tmp_path), earlier)
     points = [(DEFAULT, "default"), (POINT, "given"), (GIVEN, "given")]
-    assert made.given.assignments == [
+    assert made.given.backlog.assignments == [
         pending,
         *(make_assignment(params=params, key=SPACE.key(params), operator=name) for params, name in points),
     ]
     assert made.enqueued == [enqueued]
-    assert made.given.known == {"known"} and made.given.tally is earlier.tally
+    assert made.given.backlog.known == {"known"} and made.given.backlog.tally is earlier.tally
 
 
 @pytest.mark.parametrize(
@@ -303,13 +302,13 @@ def test_whether_the_task_saves_is_what_the_settings_say_and_else_what_it_did(
     tmp_path: Path, said: bool | None, seen: bool, saves: bool
 ) -> None:
     made = assembly(tmp_path, checkpoints=said)
-    assert coordinator(made, ResumeState(saves=seen)).given.checkpoints is saves
+    assert coordinator(made, ResumeState(saves=seen)).given.rules.checkpoints is saves
 
 
 def test_an_island_ends_when_its_own_choices_are_used_up(tmp_path: Path) -> None:
     """Each is given what it can still evaluate, and islands of the same choices share it."""
     own = [{"only": {"kind": ["a"]}}, {}, {"only": {"kind": ["a"]}}]
-    first, second, third = coordinator(assembly(tmp_path, island=own)).given.unseen
+    first, second, third = coordinator(assembly(tmp_path, island=own)).given.rules.unseen
     assert first is third is not second
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from hpo.campaign.launch import environment
+from hpo.cluster.mpirun_command import environment
 
 
 @pytest.fixture

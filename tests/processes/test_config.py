@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 import hpo
 from hpo import aliases
-from hpo.config import hints, reader
+from hpo.config import hints, process, reader
 from hpo.config import reader as config
-from hpo.config.reader import Launcher, Settings, from_keywords, launcher, read_file
+from hpo.config.process import Launcher, launcher
+from hpo.config.reader import Settings, from_keywords, read_file
 from hpo.errors import UsageError
 
 FULL = """
@@ -681,13 +682,13 @@ def test_a_key_with_the_name_of_a_section_is_named(tmp_path: Path) -> None:
     ("environ", "expected"),
     [
         ({}, Launcher()),
-        ({config.STARTED_BY: "12"}, Launcher(supervisor="12")),
+        ({process.STARTED_BY: "12"}, Launcher(supervisor="12")),
         (
             {
                 "OMPI_COMM_WORLD_RANK": "3",
                 "OMPI_COMM_WORLD_SIZE": "8",
                 "PMIX_RANK": "3",
-                config.STARTED_BY: "1",
+                process.STARTED_BY: "1",
             },
             Launcher(rank=3, size=8, kind="openmpi", supervisor="1"),
         ),
@@ -738,9 +739,9 @@ def test_what_the_environment_says_of_the_launch(environ: dict[str, str], expect
 
 def test_the_environment_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPO_TEST_ONLY", "before")
-    copied = config.environment()
+    copied = process.environment()
     copied["HPO_TEST_ONLY"] = "after"
-    assert config.environment()["HPO_TEST_ONLY"] == "before"
+    assert process.environment()["HPO_TEST_ONLY"] == "before"
 
 
 def test_space_layout_and_task_import_neither_pydantic_nor_numpy_nor_torch() -> None:

@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from individuals import make_assignment, make_candidate
 from simulation import Simulation
 
 import hpo
-from hpo.campaign import launch
+from hpo.campaign import rank_entry
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import (
     COMPLETED,
@@ -27,9 +26,10 @@ from hpo.individual import (
     TIMEOUT,
     Outcome,
 )
-from hpo.islands.coordinator.ending import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED, STOPPED
-from hpo.islands.coordinator.health import Health, fault, improbable
-from hpo.islands.coordinator.overdue import Overdue
+from hpo.islands.coordinator.ending import Overdue
+from hpo.islands.coordinator.health import Health, improbable
+from hpo.islands.end_reasons import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED, STOPPED
+from hpo.islands.leader.evaluations import fault
 from hpo.islands.messages import (
     EvaluationEnd,
     StopRequest,
@@ -433,11 +433,11 @@ def test_what_a_deadline_cuts_off_was_not_in_vain(others: float) -> None:
 
 
 class Refused:
-    """A campaign that ends with an error after it has served, as where all fails."""
+    """A rank of a campaign that ends with an error after it has served, as where all fails."""
 
     exit_code = process_code = 0
 
-    def run(self, **told: object) -> None:
+    def run(self) -> None:
         raise hpo.CampaignError("the first evaluations all failed")
 
 
@@ -446,12 +446,12 @@ def test_ranks_that_leave_without_mpi_leave_with_the_errors_code(
     rank: int, ours: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where others died: rank 0 alone speaks, and to hpo's own mpirun it has spoken already."""
-    campaign = Refused()
-    monkeypatch.setattr(launch, "connect", lambda: SimpleNamespace(rank=rank, size=2))
-    monkeypatch.setattr(launch.Campaign, "from_file", lambda file: campaign)
+    refused = Refused()
+    monkeypatch.setattr(rank_entry, "connect", lambda: SimpleNamespace(rank=rank, size=2))
+    monkeypatch.setattr(rank_entry, "Rank", lambda *arguments: refused)
     with nullcontext() if rank else pytest.raises(hpo.CampaignError):
-        assert launch._as_rank(Path("c.toml"), started_by_us=ours) == 0
-    assert campaign.process_code == code
+        assert rank_entry.as_rank(lambda: None, started_by_us=ours) == 0
+    assert refused.process_code == code
 
 
 @pytest.mark.parametrize("well", [0, 5, 9])

@@ -16,8 +16,11 @@ import pytest
 from terminal import wait_until
 
 from hpo.campaign import launch
-from hpo.campaign.launch import Supervisor
+from hpo.campaign import supervisor as supervising
+from hpo.campaign.supervisor import MpirunSettings, Supervisor
+from hpo.cluster import mpirun_command
 from hpo.cluster.mpirun import _session
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, StorageFailed
 from hpo.journal.commands import Stop, asked, give
@@ -66,13 +69,13 @@ def supervisor(directory: Path, then: str, evaluations: int = 1) -> tuple[Superv
     mpirun.chmod(0o755)
     settings = config.from_keywords(directory=directory / "run", evaluations=evaluations)
     (directory / "run" / "journal").mkdir(parents=True)
-    return Supervisor(["rank"], settings, 2, str(mpirun)), log
+    return Supervisor(["rank"], settings, 2, MpirunSettings(mpirun=str(mpirun))), log
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between launches that get nothing done."""
-    monkeypatch.setattr(launch, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(supervising, "_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -82,7 +85,7 @@ def test_an_mpirun_that_ignores_an_interrupt_while_it_starts_ranks_is_killed_wit
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
 ) -> None:
-    monkeypatch.setattr(launch, "_INTERRUPTED_S", 0.2)
+    monkeypatch.setattr(supervising, "_INTERRUPTED_S", 0.2)
     then = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess.Popen(["sleep", "300"])
@@ -151,7 +154,7 @@ def test_an_mpirun_whose_ranks_did_not_start_is_started_again(tmp_path: Path, th
 def test_a_pause_before_another_start_ends_at_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_PAUSES_S", (100.0,))
+    monkeypatch.setattr(supervising, "_PAUSES_S", (100.0,))
     supervised, log = supervisor(tmp_path, "sys.exit(5)")
     say = supervised._say
 
@@ -194,7 +197,7 @@ def test_journals_that_cannot_be_read_after_a_launch_are_waited_for(
         monkeypatch.setattr("hpo.journal.launches.time", clock)
         assert supervised.run() == 0
     else:
-        monkeypatch.setattr(launch, "_GONE_S", 0.0)
+        monkeypatch.setattr(supervising, "_GONE_S", 0.0)
         with pytest.raises(StorageFailed, match="Nothing that was recorded is lost") as caught:
             supervised.run()
         assert caught.value.exit_code == EXIT_RESUMABLE
@@ -204,7 +207,7 @@ def test_journals_that_cannot_be_read_after_a_launch_are_waited_for(
 def test_an_mpirun_that_stays_after_a_stop_ends_before_the_job_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_LEAVE_S", 0.5)
+    monkeypatch.setattr(supervising, "_LEAVE_S", 0.5)
     ended = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
     path = journals.write(tmp_path / "prepared", [ended])
     then = f"""
@@ -301,7 +304,7 @@ def test_ranks_that_died_while_the_directory_was_gone_are_not_started_in_an_empt
 
     monkeypatch.setattr(supervised, "_gone", gone_then_back)
     if not back:
-        monkeypatch.setattr(launch, "_GONE_S", 0.0)
+        monkeypatch.setattr(supervising, "_GONE_S", 0.0)
     assert supervised.run() == (0 if back else EXIT_RESUMABLE)
     assert len(log.read_text().split()) == 1 + back
     assert ("is gone, so this is not started again" in capsys.readouterr().err) == (not back)
@@ -322,16 +325,16 @@ def test_a_campaign_in_progress_that_mpirun_could_not_start_can_go_on(tmp_path: 
 
 
 def test_the_ranks_of_all_hosts_are_given_what_they_need_to_know() -> None:
-    line = launch.command("mpirun", "mpirun (Open MPI) 5.0.11", 2, ["x"], exported=["A", "B"])
+    line = mpirun_command.command("mpirun", "mpirun (Open MPI) 5.0.11", 2, ["x"], exported=["A", "B"])
     assert line[-5:] == ["-x", "A", "-x", "B", "x"]
-    assert "-x" not in launch.command("mpirun", "HYDRA build details", 2, ["x"], exported=["A", "B"])
-    one, two = launch.environment({}), launch.environment({})
-    assert one[config.STARTED_BY] != two[config.STARTED_BY] and config.STARTED_BY in config.EXPORTED
+    assert "-x" not in mpirun_command.command("mpirun", "HYDRA build details", 2, ["x"], exported=["A", "B"])
+    one, two = mpirun_command.environment({}), mpirun_command.environment({})
+    assert one[process.STARTED_BY] != two[process.STARTED_BY] and process.STARTED_BY in process.EXPORTED
 
 
 def test_a_host_that_is_gone_is_noticed_within_half_of_hang_timeout() -> None:
     def seconds(hang_timeout_s: float) -> int:
-        time_s, pause_s, probes = map(int, launch.keepalive(hang_timeout_s).values())
+        time_s, pause_s, probes = map(int, mpirun_command.keepalive(hang_timeout_s).values())
         return time_s + probes * pause_s
 
     assert [seconds(1), seconds(16), seconds(120), seconds(1e6)] == [8, 8, 56, 480]

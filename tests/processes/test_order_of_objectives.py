@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hpo
-from hpo.campaign.greeting import own_hello
+from hpo.campaign.rank.greeting import own_hello
 from hpo.islands.resume import snapshot
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0.0, 1.0), y=hpo.Float(0.0, 1.0))

@@ -29,7 +29,7 @@ SCRIPT = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from hpo.campaign.painter import painted
-from hpo.config import reader as config
+from hpo.config import process
 
 def until(name):
     end = time.monotonic() + 60
@@ -37,15 +37,15 @@ def until(name):
         time.sleep(0.01)
 
 print("before")
-assert config.terminal_columns() is not None
+assert process.terminal_columns() is not None
 with painted(Path("run")):
-    assert config.panel_shown() and config.terminal_columns() is None
+    assert process.panel_shown() and process.terminal_columns() is None
     print("from Python")
     os.write(2, b"\\rbar 1%\\rbar 100%")
     until("drawn")
     subprocess.run(["sh", "-c", "echo; echo from a child"])
     {then}
-assert not config.panel_shown()
+assert not process.panel_shown()
 print("after")
 """
 

@@ -13,7 +13,8 @@ from simulation import MemoryJournal
 
 import hpo
 from hpo import cli
-from hpo.campaign.wiring import Assembly
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster.signals import Signals
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
@@ -355,11 +356,8 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
     campaign = hpo.Campaign(CLIMB, **settings(tmp_path / "run", islands=2, island=[{"kind": "random"}]))
     journal = MemoryJournal()
     layout = Layout.plan(ranks=2, islands=2, ranks_per_worker=1)
-    groups = [[one.leader for one in layout.of_island(island)] for island in range(2)]
     assembly = Assembly(
-        settings=campaign.settings,
-        task=CLIMB,
-        source=None,
+        definition=CampaignDefinition(campaign.settings, CLIMB),
         transport=LocalTransport(),
         layout=layout,
         signals=Signals(),
@@ -367,7 +365,7 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
     )
     for place, migrates in zip(layout.workers, (True, False)):
         around = Surroundings(("here",), 0, 3, 2)
-        leader = assembly.leader(place, groups, Idle(), journal, around)  # type: ignore[arg-type]
+        leader = assembly.leader(place, Idle(), journal, around)  # type: ignore[arg-type]
         chances = [Member(f"{place.island}-0-{number}", (0.5, 0), (1.0,), COMPLETED) for number in range(20)]
         for one in chances:
             leader._migration.own(one)

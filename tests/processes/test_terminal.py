@@ -190,7 +190,7 @@ def test_an_interrupt_that_comes_while_a_class_is_made_is_one(
     def leave(code: int) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr("hpo.cli._status", interrupted)
+    monkeypatch.setitem(cli.COMMANDS, "status", interrupted)
     monkeypatch.setattr("os._exit", leave)
     with pytest.raises(SystemExit) as caught:
         cli.main(["status", "run"])

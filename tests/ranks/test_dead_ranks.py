@@ -10,7 +10,7 @@ import pytest
 from cases import cases
 from terminal import Terminal, wait_until
 
-from hpo.config import reader as config
+from hpo.config.process import DEADLINE
 
 TWO_RANKS = """
 import os, time
@@ -137,7 +137,7 @@ def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     wait_until(lambda: terminal.launch_begun(2), "the second start")
     again = terminal.rank(0)
     assert again is not None
-    deadline = float(again.environ()[config.DEADLINE])
+    deadline = float(again.environ()[DEADLINE])
     command.signal(signal.SIGINT)
     done = command.wait()
     assert done.returncode == 75 and "starting again" in done.stderr, done.stderr

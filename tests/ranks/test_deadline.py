@@ -10,7 +10,7 @@ from simulation import GRACE_S, Simulation
 from terminal import Terminal
 
 import hpo
-from hpo.islands.coordinator.ending import DEADLINE, DONE, STOPPED
+from hpo.islands.end_reasons import DEADLINE, DONE, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished
 from hpo.search.kinds.evolution import RandomBreeder

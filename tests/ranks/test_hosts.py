@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from terminal import Terminal
 
-from hpo.campaign import launch
-from hpo.cluster import hosts
+from hpo.campaign import supervisor
+from hpo.campaign.supervisor import MpirunSettings, Supervisor
+from hpo.cluster import hosts, mpirun_command
 from hpo.cluster.hosts import Fleet, Host, check_room, crowded, left, read_hostfile, room, silent
 from hpo.config import reader as config
 from hpo.config.layout import Layout
@@ -198,12 +199,12 @@ def test_hosts_that_never_answered_and_had_ranks_are_not_given_up(
     """mpirun may reach them by another port, or another program."""
     listed = (Host("localhost", 1), Host("a", 1), Host("b", 1))
     settings = config.from_keywords(directory=tmp_path, evaluations=1)
-    monkeypatch.setattr(launch, "_version", lambda mpirun: "mpirun (Open MPI) 5.0.11")
-    monkeypatch.setattr(launch, "_NETWORK_S", 0.0)
-    monkeypatch.setattr(launch, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(supervisor, "version_of", lambda mpirun: "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setattr(supervisor, "_NETWORK_S", 0.0)
+    monkeypatch.setattr(supervisor, "_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(hosts, "silent", lambda names, limit_s=0.0: frozenset("ab"))
     monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
-    supervised = launch.Supervisor(["rank"], settings, 3, "mpirun", listed)
+    supervised = Supervisor(["rank"], settings, 3, MpirunSettings(mpirun="mpirun", listed=listed))
     fleets = []
 
     def launched(number: int) -> tuple[int, bool]:
@@ -236,8 +237,8 @@ def test_hosts_of_which_none_answers_are_asked_again(
 ) -> None:
     listed = (Host("localhost", 1), Host("a", 1), Host("b", 1))
     settings = config.from_keywords(directory=tmp_path, evaluations=1)
-    monkeypatch.setattr(launch, "_version", lambda mpirun: "mpirun (Open MPI) 5.0.11")
-    supervised = launch.Supervisor(["rank"], settings, 3, "mpirun", listed)
+    monkeypatch.setattr(supervisor, "version_of", lambda mpirun: "mpirun (Open MPI) 5.0.11")
+    supervised = Supervisor(["rank"], settings, 3, MpirunSettings(mpirun="mpirun", listed=listed))
     left = iter(answers)
     silences: list[frozenset[str]] = []
 
@@ -252,20 +253,23 @@ def test_hosts_of_which_none_answers_are_asked_again(
 
 
 def test_hosts_that_stay_silent_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_NETWORK_S", 0.0)
-    monkeypatch.setattr(launch, "_version", lambda mpirun: "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setattr(supervisor, "_NETWORK_S", 0.0)
+    monkeypatch.setattr(supervisor, "version_of", lambda mpirun: "mpirun (Open MPI) 5.0.11")
     monkeypatch.setattr(hosts, "silent", frozenset)
     settings = config.from_keywords(directory=tmp_path, evaluations=1)
-    assert launch.Supervisor(["rank"], settings, 1, "mpirun", (Host("a", 1),))._left() is None
+    assert (
+        Supervisor(["rank"], settings, 1, MpirunSettings(mpirun="mpirun", listed=(Host("a", 1),)))._left()
+        is None
+    )
 
 
 def test_mpirun_is_told_the_hosts() -> None:
     hosts = (Host("a", 4), Host("b", 2))
-    line = launch.command("mpirun", "mpirun (Open MPI) 5.0.11", 6, ["x"], fleet=hosts)
+    line = mpirun_command.command("mpirun", "mpirun (Open MPI) 5.0.11", 6, ["x"], fleet=hosts)
     assert line[line.index("--host") + 1] == "a:4,b:2"
-    line = launch.command("mpirun", "HYDRA build details", 6, ["x"], fleet=hosts)
+    line = mpirun_command.command("mpirun", "HYDRA build details", 6, ["x"], fleet=hosts)
     assert line[line.index("--host") + 1] == "a:4,b:2"
-    line = launch.command("mpirun", "Some MPI 1.0", 6, ["x"], fleet=hosts)
+    line = mpirun_command.command("mpirun", "Some MPI 1.0", 6, ["x"], fleet=hosts)
     assert line[line.index("--host") + 1] == "a,b"
 
 

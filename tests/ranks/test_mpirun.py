@@ -15,9 +15,9 @@ import pytest
 from cases import cases
 from terminal import wait_until
 
-from hpo.campaign.launch import command, environment, find_mpirun
 from hpo.cluster.hosts import Host
 from hpo.cluster.mpirun import _session, bounded, end_rest, wait
+from hpo.cluster.mpirun_command import command, environment, find_mpirun
 
 WAITS = """
 import ctypes, signal

@@ -22,13 +22,14 @@ from places import ROOT, TESTS
 
 import hpo
 import trainers
-from hpo.campaign.launch import command, environment, find_mpirun
-from hpo.cli import _parser, main
-from hpo.cluster.slurm import sbatch_options
+from hpo.cli import main
+from hpo.cluster.mpirun_command import command, environment, find_mpirun
+from hpo.cluster.sbatch import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
 from hpo.errors import UsageError
 from hpo.journal.files import read_directory
+from hpo.parser import make_parser
 from search_spaces import digits
 
 FOLDERS = ("hpo", "hpo/results", "trainers", "search_spaces", "jobs", "tests")
@@ -381,7 +382,7 @@ def test_every_keyword_of_a_task_and_member_of_a_trial_is_explained():
 def test_commands_are_accepted(line):
     words = shlex.split(line[line.index("hpo ") :])[1:]
     try:
-        _, unknown = _parser().parse_known_args(words)
+        _, unknown = make_parser().parse_known_args(words)
         assert not unknown or (words[0] == "slurm" and sbatch_options(unknown))
     except (SystemExit, UsageError) as refusal:
         pytest.fail(f"{line}: {refusal}")
@@ -390,7 +391,7 @@ def test_commands_are_accepted(line):
 def test_the_table_of_commands_is_complete(capsys):
     rows = re.findall(r"^\| `hpo .*?\|", DOCUMENTS["README.md"], re.MULTILINE)
     listed = set(re.findall(r"`hpo (\w+)", "".join(rows)))
-    there = set(_parser()._subparsers._group_actions[0].choices)
+    there = set(make_parser()._subparsers._group_actions[0].choices)
     assert listed == there
     for name in there:
         with pytest.raises(SystemExit) as ended:

@@ -16,12 +16,13 @@ import pytest
 from terminal import ROOT, wait_until
 
 from hpo import cli
-from hpo.cluster import slurm
-from hpo.config.reader import SlurmAttempt, from_keywords, slurm_attempt
+from hpo.cluster import sbatch, slurm_job
+from hpo.config.process import SlurmAttempt, slurm_attempt
+from hpo.config.reader import from_keywords
 from hpo.errors import CampaignError
 from hpo.journal.commands import Stop, asked, give
 
-EXAMPLE = slurm.Plan(
+EXAMPLE = sbatch.Plan(
     file=None,
     grace_s=60.0,
     options={
@@ -42,7 +43,7 @@ EXAMPLE = slurm.Plan(
 
 
 def test_the_script_to_be_changed_by_hand_is_the_one_that_is_written() -> None:
-    assert (ROOT / "jobs" / "slurm.sbatch").read_text() == slurm.script(EXAMPLE)
+    assert (ROOT / "jobs" / "slurm.sbatch").read_text() == sbatch.script(EXAMPLE)
 
 
 @pytest.fixture
@@ -160,8 +161,8 @@ def test_ranks_that_the_workers_share_evenly_are_accepted(
 def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=a; touch b")
     assert "srun --mpi='a; touch b' " in text
-    plan = slurm.Plan(file=None, grace_s=1.0, options={}, path="/env $(touch c)`touch d`\"'/bin")
-    line = next(line for line in slurm.script(plan).splitlines() if line.startswith("export PATH="))
+    plan = sbatch.Plan(file=None, grace_s=1.0, options={}, path="/env $(touch c)`touch d`\"'/bin")
+    line = next(line for line in sbatch.script(plan).splitlines() if line.startswith("export PATH="))
     done = subprocess.run(
         ["/bin/bash", "-c", f'{line}; printf %s "$PATH"'],
         capture_output=True,
@@ -182,7 +183,7 @@ def test_the_commands_to_follow_a_job_can_be_copied(
 ) -> None:
     path = tmp_path / "c.toml"
     path.write_text('task = "task.py:task"\ndirectory = "my $(run)"\nevaluations = 5\n')
-    monkeypatch.setattr(slurm, "submit", lambda text: "7")
+    monkeypatch.setattr(sbatch, "submit", lambda text: "7")
     assert cli.main(["slurm", str(path), "--nodes=1", "--output=a b-%j.out"]) == 0
     told = capsys.readouterr().out
     assert "  tail -F 'a b-7.out'\n" in told and "  hpo status 'my $(run)'\n" in told
@@ -232,7 +233,7 @@ def test_without_slurm_nothing_is_submitted(
     [("30", 1800), ("1:30", 90), ("8:00:00", 28800), ("1-0", 86400), ("1-2:03", 93780), ("UNLIMITED", None)],
 )
 def test_time_limits_as_sbatch_reads_them(text: str, seconds: float | None) -> None:
-    assert slurm._limit_s(text) == seconds
+    assert sbatch._limit_s(text) == seconds
 
 
 # --- the script at work, with another program for hpo -------------------------------------------------------
@@ -270,11 +271,11 @@ def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
         f'[[ $* == "show job 7" ]] && echo "JobState=COMPLETING Reason={reason} X=1"\n'
     )
     scontrol.chmod(0o755)
-    plan = slurm.Plan(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
+    plan = sbatch.Plan(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
     out = tmp_path / "out.txt"
     with out.open("w") as file:
         job = subprocess.Popen(
-            ["bash", "-c", slurm.script(plan)],
+            ["bash", "-c", sbatch.script(plan)],
             stdout=file,
             stderr=file,
             env={**os.environ, "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},
@@ -294,7 +295,7 @@ def test_a_signal_that_comes_while_the_campaign_starts_is_passed_on(tmp_path: Pa
     fake = tmp_path / "hpo"
     fake.write_text(FAKE)
     fake.chmod(0o755)
-    text = slurm.script(slurm.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path)))
+    text = sbatch.script(sbatch.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path)))
     started = f"until [[ -s {tmp_path}/out.txt ]]; do sleep 0.01; done"
     assert text.count("campaign=$!") == 1
     with (tmp_path / "out.txt").open("w") as file:
@@ -316,10 +317,10 @@ def test_whatever_the_launcher_returns_the_journal_is_asked(
     fake = tmp_path / "hpo"
     fake.write_text(FAKE)
     fake.chmod(0o755)
-    plan = slurm.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path))
+    plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path))
     variables = {"SLURM_NTASKS": "8", "RETURNS": str(returned), "JOURNAL_SAYS": str(says)}
     done = subprocess.run(
-        ["bash", "-c", slurm.script(plan)],
+        ["bash", "-c", sbatch.script(plan)],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
@@ -338,9 +339,9 @@ def test_srun_gets_the_number_of_cpus_that_the_job_has(
     fake = tmp_path / "srun"
     fake.write_text('#!/usr/bin/env bash\necho "$0" "$@"\n')
     fake.chmod(0o755)
-    plan = slurm.Plan(file="c.toml", grace_s=1.0, options={}, start="srun", path=str(tmp_path))
+    plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, start="srun", path=str(tmp_path))
     done = subprocess.run(
-        ["bash", "-c", slurm.script(plan)],
+        ["bash", "-c", sbatch.script(plan)],
         env={"PATH": os.environ["PATH"], **cpus},
         capture_output=True,
         text=True,
@@ -399,13 +400,13 @@ class Queue:
 
     def after(self, number: int, returned: int) -> tuple[int, str]:
         """What becomes of attempt ``number``, whose launcher returned that."""
-        return slurm.requeue(self._settings, SlurmAttempt("7", number), returned)
+        return sbatch.requeue(self._settings, SlurmAttempt("7", number), returned)
 
 
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue(tmp_path)
-    monkeypatch.setattr(slurm, "_call", queue.call)
+    monkeypatch.setattr(sbatch, "call", queue.call)
     return queue
 
 
@@ -431,12 +432,12 @@ def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(queue: Qu
 def test_slurm_is_asked_again_while_its_controller_does_not_answer(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(sbatch, "_PAUSE_S", 0.0)
     write_launch(queue.directory, 1, ("completed", None))
     queue.refusals = ["Unable to contact slurm controller"] * 3
     assert queue.after(0, 75) == AGAIN
     queue.refusals = ["Access denied"] * 3
-    monkeypatch.setattr(slurm, "_REQUEUE_S", 0.0)
+    monkeypatch.setattr(sbatch, "_REQUEUE_S", 0.0)
     with pytest.raises(CampaignError, match="Access denied"):
         queue.after(0, 75)
 
@@ -507,40 +508,40 @@ def test_the_attempt_at_a_job_is_known_from_the_environment() -> None:
 
 def test_a_job_is_read() -> None:
     shown = "JobId=7 StartTime=2026-11-21T10:00:00 EndTime=2026-11-21T18:30:00 Deadline=N/A"
-    job = slurm.read_job(shown, "KillOnBadExit = 0\nKillWait                = 30 sec\n")
+    job = slurm_job.read_job(shown, "KillOnBadExit = 0\nKillWait                = 30 sec\n")
     assert time.localtime(job.end)[:6] == (2026, 11, 21, 18, 30, 0)
     assert job.kill_wait_s == 30
     assert job.must_end(None) == job.end - 5
     assert job.must_end(1000.0) == 1025.0
-    unlimited = slurm.read_job("JobId=7 EndTime=Unknown", "")
+    unlimited = slurm_job.read_job("JobId=7 EndTime=Unknown", "")
     assert unlimited.must_end(None) == float("inf")
 
 
 def test_counts_and_states_are_read() -> None:
-    assert slurm.read_counts("4(x3),2") == (4, 4, 4, 2)
-    assert slurm.read_counts("") == (1,)
+    assert slurm_job.read_counts("4(x3),2") == (4, 4, 4, 2)
+    assert slurm_job.read_counts("") == (1,)
     told = "n0 allocated\nn1 down\nn2 idle*\nn3 draining\nn4 down*\nn5 mixed\nn6 fail\n"
-    assert slurm.read_states(told) == {"n1", "n2", "n4", "n6"}
+    assert slurm_job.read_states(told) == {"n1", "n2", "n4", "n6"}
 
 
 def test_outside_a_job_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "_call", lambda *line: pytest.fail(f"{line}"))
-    assert slurm.job({}) is None
-    assert slurm.allocation({}) is None
+    monkeypatch.setattr(slurm_job, "call", lambda *line: pytest.fail(f"{line}"))
+    assert slurm_job.limits({}) is None
+    assert slurm_job.allocation({}) is None
 
 
 def test_a_job_that_is_prolonged_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = [1_000.0], []
 
-    def job() -> slurm.JobLimits | None:
+    def limits() -> slurm_job.JobLimits | None:
         asked.append(now[0])
         # Slurm does not answer at the second time.
-        return None if len(asked) == 2 else slurm.JobLimits(end=9_000.0 + len(asked), kill_wait_s=30.0)
+        return None if len(asked) == 2 else slurm_job.JobLimits(end=9_000.0 + len(asked), kill_wait_s=30.0)
 
-    monkeypatch.setattr(slurm, "job", job)
-    monkeypatch.setattr(slurm, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(slurm_job, "limits", limits)
+    monkeypatch.setattr(slurm_job, "time", SimpleNamespace(time=lambda: now[0]))
     monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
-    end = slurm.JobEnd(slurm.JobLimits(end=5_000.0, kill_wait_s=30.0), grace_s=60.0)
+    end = slurm_job.JobEnd(slurm_job.JobLimits(end=5_000.0, kill_wait_s=30.0), grace_s=60.0)
     assert end.must_end(None) == 4_995.0 and not asked
     found = []
     for now[0] in range(1_001, 2_400):

@@ -11,7 +11,7 @@ from individuals import make_finished
 from terminal import Terminal, wait_until
 
 import hpo
-from hpo.campaign import handed_on, start_ranks
+from hpo.campaign import rank_entry, start_ranks
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.records import Header
 
@@ -122,21 +122,21 @@ def test_the_number_of_ranks_has_to_be_one_and_that_of_the_launch(
 
 
 def test_errors_of_ranks_keep_their_class() -> None:
-    refusal = handed_on.Refusal(kind="JournalDamaged", text="j, line 3: bad", exit_code=1, path="j", line=3)
+    refusal = rank_entry.Refusal(kind="JournalDamaged", text="j, line 3: bad", exit_code=1, path="j", line=3)
     error = refusal.error()
     assert isinstance(error, hpo.JournalDamaged) and (str(error), error.path, error.line) == (
         "j, line 3: bad",
         "j",
         3,
     )
-    assert handed_on.Refusal(kind="UsageError", text="x", exit_code=2).error().exit_code == 2
+    assert rank_entry.Refusal(kind="UsageError", text="x", exit_code=2).error().exit_code == 2
 
 
-def test_what_was_not_handed_on_is_not_unpickled(tmp_path: Path) -> None:
+def test_what_was_not_transferred_is_not_unpickled(tmp_path: Path) -> None:
     file = tmp_path / "payload"
     file.write_bytes(b"cos\nsystem\n(S'touch unpickled'\ntR.")
     with pytest.raises(hpo.CampaignError, match="is not what"):
-        handed_on._load("0" * 64, str(file))
+        rank_entry._load("0" * 64, str(file))
 
 
 # --- in a notebook ----------------------------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.commands import Commands
+from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.leader import Leader, LeaderSettings
@@ -48,7 +48,7 @@ from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
-from hpo.prior_results.points import wanted
+from hpo.prior_results.configurations import wanted
 from hpo.search.phases import Phases, searched
 from hpo.search.protocols import (
     GO,
@@ -495,20 +495,19 @@ class Simulation:
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
             registry=registry,
-            everyone=range(workers),
-            dead_leader_record=self._dead_leader_record,
-            journal_totals=self._journal_totals,
-            evaluations=earlier.commands.evaluations(evaluations),
-            known=earlier.keys,
-            assignments=earlier.pending,
-            tally=earlier.tally,
-            phases=None if phased is None else Phases([one.until for one in phased.phase]),
-            unseen=[listed[id(part)] for part in parts],
-            deadline=deadline,
-            checkpoints=checkpoints,
-            must_end=None if must_end is None else partial(float, must_end),
-            grace_s=GRACE_S,
-            duplicates=False,
+            rules=LaunchRules(
+                ranks=workers,
+                evaluations=earlier.commands.evaluations(evaluations),
+                duplicates=False,
+                checkpoints=checkpoints,
+                grace_s=GRACE_S,
+                deadline=deadline,
+                must_end=None if must_end is None else partial(float, must_end),
+                phases=Phases() if phased is None else Phases([one.until for one in phased.phase]),
+                unseen=[listed[id(part)] for part in parts],
+            ),
+            backlog=Backlog(known=earlier.keys, assignments=earlier.pending, tally=earlier.tally),
+            log=_Log(self),
             commands=None
             if inbox is None
             else Commands(
@@ -517,14 +516,13 @@ class Simulation:
                 journal=self.journals[0],
                 in_file={"evaluations": evaluations, "deadline_s": deadline},
                 began=0.0,
-                validated=lambda label, params: wanted(label, params, space, lambda params: True),
-                key=space.key,
+                assigned=lambda label, params: point_assignment(
+                    wanted(label, params, space, lambda params: True), space.key
+                ),
                 failures=lambda: failures([*recorded, *self._committed()], space=space),
                 now=lambda: self.time,
             ),
             health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
-            reopened=self._reopened,
-            worker_left=lambda place, reason: self.left.append((place.island, place.worker, reason)),
         )
         self.coordinator.paused = earlier.commands.paused
         self.coordinator.enqueue(earlier.enqueued)
@@ -661,17 +659,17 @@ class Simulation:
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
-    def _reopened(self, again: list[Assignment], reason: str) -> None:
+    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
         for one in again:
             self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
         with suppress(OSError):  # the leader of rank 0, whose journal it is, tries again
             self.journals[0].commit()
 
-    def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
         self.unread.add(place.leader)
         self.journals[place.leader].unreadable()
         self.unread.remove(place.leader)
-        self.journals[place.leader].fenced |= self._registry.may_run([place.leader])
+        self.journals[place.leader].fenced |= may_run
         return dead_leader_record(
             self.journals[place.leader].committed,
             space=self.space,
@@ -682,7 +680,7 @@ class Simulation:
     def _committed(self) -> Iterator[Record]:
         return (record for journal in self.journals for record in journal.committed)
 
-    def _journal_totals(self) -> ResumeState:
+    def journal_totals(self) -> ResumeState:
         return fold(
             self._committed(),
             space=self.space,
@@ -789,3 +787,22 @@ def pruning_settings(rule: str, **changes: Any) -> PruningSettings:
     """``rule`` with a first rung at one step, that every individual may fail at."""
     settings = {"min_steps": 1, "reduction": 3, "patience": 0, "startup": 1, "promote": True, **changes}
     return PruningSettings(rule=rule, **settings)
+
+
+class _Log(LaunchLog):
+    """The log of a simulated launch."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+        self._simulation.reopened(again, reason)
+
+    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
+        self._simulation.left.append((place.island, place.worker, reason))
+
+    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
+        return self._simulation.dead_leader_record(place, may_run=may_run)
+
+    def journal_totals(self) -> ResumeState:
+        return self._simulation.journal_totals()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hpo.campaign.evaluators import Jobs
+from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import pack_answer
@@ -21,8 +21,8 @@ from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.deaths import DeadLeaderRecord
 from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.leader.leader import Leader
@@ -144,7 +144,6 @@ class SimulatedLaunch:
         rank.loop = EventLoop(
             transport=rank.transport,
             roles=roles,
-            coordinator_rank=0,
             coordinator=coordinator,
             signals=rank.signals,
             hang_timeout_s=self._settings.evaluation.hang_timeout_s,
@@ -216,50 +215,24 @@ class SimulatedLaunch:
 
     def _make_coordinator(self, earlier: ResumeState) -> Coordinator:
         settings = self._settings.evaluation
-        journal = self.ranks[0].journal
-        assert journal is not None
-        transport = self.ranks[0].transport
-
-        def reopened(again: list[Assignment], reason: str) -> None:
-            for one in again:
-                journal.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=transport.now()))
-            with suppress(OSError):
-                journal.commit()
-
-        def worker_left(place: WorkerPlacement, reason: str) -> None:
-            journal.append(
-                Left(
-                    island=place.island,
-                    worker=place.worker,
-                    reason=reason,
-                    time=transport.now(),
-                    may_run=self._registry.may_run(place.ranks),
-                )
-            )
-            with suppress(OSError):
-                journal.commit()
-
         return Coordinator(
-            transport=transport,
+            transport=self.ranks[0].transport,
             registry=self._registry,
-            everyone=range(self.size),
-            dead_leader_record=self._dead_leader_record,
-            journal_totals=self._journal_totals,
-            evaluations=self._settings.evaluations,
-            known=earlier.keys,
-            assignments=earlier.pending,
-            tally=earlier.tally,
-            duplicates=False,
-            grace_s=settings.grace_s,
-            checkpoints=False,
+            rules=LaunchRules(
+                ranks=self.size,
+                evaluations=self._settings.evaluations,
+                duplicates=False,
+                grace_s=settings.grace_s,
+                checkpoints=False,
+                timed=True,
+            ),
+            backlog=Backlog(known=earlier.keys, assignments=earlier.pending, tally=earlier.tally),
+            log=_Log(self),
             health=Health(
                 settings.first_failures,
                 patience_s=settings.start_timeout_s,
                 leaders=[place.leader for place in self._layout.workers],
             ),
-            timed=True,
-            reopened=reopened,
-            worker_left=worker_left,
         )
 
     def _record_start(self, earlier: ResumeState) -> None:
@@ -276,18 +249,18 @@ class SimulatedLaunch:
         journal.append(launched)
         journal.commit()
 
-    def _dead_leader_record(self, place: WorkerPlacement) -> DeadLeaderRecord:
+    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
         journal = self.ranks[place.leader].journal
         assert journal is not None
         unread, self.unread = self.unread, True
         journal.unreadable()
         self.unread = unread
-        journal.fenced |= self._registry.may_run([place.leader])
+        journal.fenced |= may_run
         return dead_leader_record(
             journal.committed, space=self._space, islands=self._layout.islands, losses=_losses
         )
 
-    def _journal_totals(self) -> ResumeState:
+    def journal_totals(self) -> ResumeState:
         return fold(self.records(), space=self._space, islands=self._layout.islands, losses=_losses)
 
     @property
@@ -414,3 +387,32 @@ def _refuse(source: int, text: str) -> None:
 
 def _losses(objectives: dict[str, float]) -> tuple[float, ...]:
     return tuple(objectives.values())
+
+
+class _Log(LaunchLog):
+    """The log of a launch in the journal of its rank 0."""
+
+    def __init__(self, launch: SimulatedLaunch) -> None:
+        self._launch = launch
+        self._rank = launch.ranks[0]
+
+    def _put(self, *records: Record) -> None:
+        assert self._rank.journal is not None
+        for record in records:
+            self._rank.journal.append(record)
+        with suppress(OSError):
+            self._rank.journal.commit()
+
+    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+        now = self._rank.transport.now()
+        self._put(*(Reopened(id=one.id, number=one.reopened, reason=reason, time=now) for one in again))
+
+    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
+        now = self._rank.transport.now()
+        self._put(Left(island=place.island, worker=place.worker, reason=reason, time=now, may_run=may_run))
+
+    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
+        return self._launch.dead_leader_record(place, may_run=may_run)
+
+    def journal_totals(self) -> ResumeState:
+        return self._launch.journal_totals()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpo.individual import PRUNED
-from hpo.islands.coordinator.ending import DONE
+from hpo.islands.end_reasons import DONE
 from hpo.islands.resume.fold import fold
 from simulation import Curve, Simulation, pruning_settings
 from simulation.campaigns import SPACE, check_knowledge, disturb, final, losses, make, records_of

@@ -9,7 +9,7 @@ from typing import Protocol
 from hpo.errors import LockLost
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.leader.leader import Leader
-from hpo.islands.leader.storage import StorageWait
+from hpo.islands.storage import StorageWait
 from simulation import MemoryJournal
 from simulation.evaluators import SimulatedEvaluator
 from simulation.world import EPOCH_S, SimulatedMachine, World

@@ -12,7 +12,7 @@ from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED
-from hpo.islands.coordinator.ending import DONE, NOTHING_COMPLETED
+from hpo.islands.end_reasons import DONE, NOTHING_COMPLETED
 from hpo.islands.resume.fold import fold
 from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Finished, Header, Record, Started

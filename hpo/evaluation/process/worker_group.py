@@ -10,11 +10,11 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.announcement import Announcement, Words
 from hpo.evaluation.conversation import FormGroup, Hello
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import select_for_group
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
+from hpo.evaluation.process.announcement import Announcement, Words
 from hpo.evaluation.process.task_groups import TaskGroups
 from hpo.evaluation.process.wait_watch import Wait, WaitWatch
 

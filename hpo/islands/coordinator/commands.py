@@ -10,7 +10,7 @@ from hpo.config import reader as config
 from hpo.errors import HpoError, UsageError
 from hpo.individual import ENQUEUED, Configuration, Scalar
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.ending import STOPPED
+from hpo.islands.end_reasons import STOPPED
 from hpo.journal.commands import (
     Drain,
     Enqueue,
@@ -70,9 +70,9 @@ class Target(Protocol):
 
 class Commands:
     """``standing``: what the commands on record come to, to which it adds; ``in_file``: budget and deadline of the
-    campaign file; ``began``: from when the deadline counts; ``validated``: the configuration of that name as the task
-    takes it, HpoError where it does not; ``failures``: the status of each individual that ended in a failure, and
-    how it would be evaluated again; ``key``: of a configuration; ``now``: Unix seconds."""
+    campaign file; ``began``: from when the deadline counts; ``assigned``: makes an assignment of a point with this
+    name, HpoError where the task does not take it; ``failures``: the status of each individual that ended in a failure,
+    and how it would be evaluated again; ``now``: Unix seconds."""
 
     def __init__(
         self,
@@ -82,8 +82,7 @@ class Commands:
         journal: Journal,
         in_file: Mapping[str, int | float | None],
         began: float,
-        validated: Callable[[str, Mapping[str, object]], dict[str, Scalar]],
-        key: Callable[[dict[str, Scalar]], str],
+        assigned: Callable[[str, Mapping[str, object]], Assignment],
         failures: Callable[[], list[tuple[str, Assignment]]],
         now: Callable[[], float],
     ) -> None:
@@ -92,8 +91,7 @@ class Commands:
         self._journal = journal
         self._in_file = in_file
         self._began = began
-        self._validated = validated
-        self._key = key
+        self._assigned = assigned
         self._failures = failures
         self._now = now
         self._unread: OSError | None = None
@@ -195,8 +193,7 @@ class Commands:
 
     def _enqueue(self, request: Enqueue, target: Target) -> str:
         points = [
-            point_assignment(self._validated(f"point {number}", point), self._key)
-            for number, point in enumerate(request.points, start=1)
+            self._assigned(f"point {number}", point) for number, point in enumerate(request.points, start=1)
         ]
         fresh = target.enqueue(points)
         known = f"; {len(points) - fresh} more are known already" if fresh < len(points) else ""

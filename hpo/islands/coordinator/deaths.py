@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.grants import Grants
+from hpo.islands.coordinator.launch import LaunchLog
 from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
-from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import EvaluationEnd, Lost, Migrant, Records, Waiting, encode
+from hpo.islands.storage import StorageWait
 from hpo.islands.transport import Transport
 from hpo.search.population import Member, Population
 
 
-@dataclass
-class DeadLeaderRecord:
-    """Last launch of a dead leader, as its journal has it."""
-
-    finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
-    """Key and end of each evaluation, in the order in which the leader reported them."""
-    begun: list[Assignment] = field(default_factory=list)
-    """Individuals that it was evaluating."""
-    populations: dict[int, Population] = field(default_factory=dict)
-    """Individuals that it has put on each island, by island."""
-
-
-class JournalTotals(Protocol):
-    """What all journals say together (see ``hpo.islands.resume``)."""
-
-    populations: dict[int, Population]
-
-
 class RankDeaths:
-    """``count``: called with a dead leader and what it had evaluated and not reported; ``dead_leader_record``: what the
-    dead leader of a worker left; ``journal_totals``: what all journals say (both raise OSError where these cannot be
-    read for now); ``forget``: takes from a leader what was granted to it and makes it free again; ``waiting``: called
-    with a dead leader whose journal cannot be read for now, and why; ``stopping``: whether the launch ends, and leaves
-    that journal to the next one."""
+    """``log``: where the journals of the dead are read; ``count``: called with a dead leader and an end that it had not
+    reported; ``forget``: takes from a leader what was granted to it and makes it free again; ``waiting``: called with a
+    dead leader whose journal cannot be read for now, and why; ``stopping``: whether the launch ends, and leaves that
+    journal to the next one."""
 
     def __init__(
         self,
@@ -49,9 +28,8 @@ class RankDeaths:
         transport: Transport,
         registry: WorkerRegistry,
         grants: Grants,
+        log: LaunchLog,
         count: Callable[[int, EvaluationEnd], None],
-        dead_leader_record: Callable[[WorkerPlacement], DeadLeaderRecord],
-        journal_totals: Callable[[], JournalTotals],
         forget: Callable[[int], None],
         waiting: Callable[[int, Waiting], None],
         stopping: Callable[[], bool],
@@ -59,9 +37,8 @@ class RankDeaths:
         self._transport = transport
         self._registry = registry
         self._grants = grants
+        self._log = log
         self._count = count
-        self._dead_leader_record = dead_leader_record
-        self._journal_totals = journal_totals
         self._forget = forget
         self._waiting = waiting
         self._stopping = stopping
@@ -125,7 +102,8 @@ class RankDeaths:
     def _read_journal(self, broken: Broken) -> None:
         """Count what a dead leader finished and had not reported, and hold what it had begun."""
         leader = broken.place.leader
-        found = self._dead_leader_record(broken.place)
+        may_run = self._registry.may_run([leader])
+        found = self._log.dead_leader_record(broken.place, may_run=may_run)
         tokens = self._grants.tokens(leader)
         for key, end in found.finished[self._reported[leader] :]:
             if tokens.get(key):
@@ -148,7 +126,7 @@ class RankDeaths:
     def _evacuate(self, island: int) -> None:
         """No worker is left on ``island``: the next island that has one takes its population over."""
         heirs = self._registry.next_with_leaders(island)
-        population = self._journal_totals().populations.get(island) if heirs else None
+        population = self._log.journal_totals().populations.get(island) if heirs else None
         if population is not None:
             self._hand_over(population, heirs, owned=True)
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
 from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED
 from hpo.islands.coordinator.tally import Tally
+from hpo.islands.end_reasons import (
+    DEADLINE,
+    DONE,
+    EXHAUSTED,
+    FUTILE,
+    INCOMPLETE,
+    NOTHING_COMPLETED,
+    REFUSED,
+    STOPPED,
+    STORAGE,
+    UNFIT,
+)
 from hpo.islands.messages import End
-
-DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
-UNFIT = "unfit"
-STORAGE = "storage"
-"""The storage did not work for minutes: what is done could not be kept."""
-FUTILE = "futile"
-"""All evaluations failed for a while (see ``hpo.islands.coordinator.health``)."""
-REFUSED = "refused"
-"""The constraints refused all that was drawn for minutes; whether any configuration is left is not known."""
-NOTHING_COMPLETED = "nothing completed"
-"""It ended as it was to, and in no launch an individual completed or was pruned: all failed."""
-LOST = "lost"
-"""No worker is left that could go on, or rank 0 is gone: ranks died."""
 
 _FORCED_END_S = 60.0
 _KNOWN = 5
-"""The number of evaluations that must have completed before others are held back for how long they took."""
+"""Evaluations that must have completed before others are compared with them."""
+_TIMES = 20
+"""Longer than this many medians is far."""
+_LEAST_S = 600.0
+_LOOK_S = 10.0
 
 
 class Ending:
@@ -162,3 +165,31 @@ def verdict(
     error = {UNFIT: unfit, FUTILE: futile, STORAGE: storage, REFUSED: refused}.get(reason)
     code = 0 if finished else 1 if reason in (UNFIT, FUTILE, NOTHING_COMPLETED, REFUSED) else EXIT_RESUMABLE
     return End(reason, code, error)
+
+
+class Overdue:
+    """Watches for evaluations that run far longer than the others, where no time-out ends them: a person should know.
+    ``timed``: a time-out ends what takes long, so that there is nothing to watch."""
+
+    def __init__(self, *, timed: bool) -> None:
+        self._timed = timed
+        self._next_look = 0.0
+        # By leader the token of what it evaluates, and since when; None once it was said.
+        self._since: dict[int, tuple[int, float | None]] = {}
+
+    def look(
+        self, now: float, running: Iterable[tuple[int, int]], recent_s: Sequence[float]
+    ) -> Iterator[tuple[int, float, float]]:
+        """Leader, seconds and median of each evaluation that has just become overdue. ``running``: the leaders that
+        evaluate something, with its token; ``recent_s``: what the last completed ones took."""
+        if self._timed or now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        limit = max(_LEAST_S, _TIMES * median(recent_s)) if len(recent_s) >= _KNOWN else float("inf")
+        for leader, token in running:
+            known, since = self._since.get(leader, (None, None))
+            if known != token:
+                self._since[leader] = token, now
+            elif since is not None and now - since > limit:
+                self._since[leader] = token, None
+                yield leader, now - since, median(recent_s)

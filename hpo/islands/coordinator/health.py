@@ -44,11 +44,6 @@ _SAME, _HANDFUL = 3, 5
 """The share of failures that is enough where all have the same error, and the fewest."""
 
 
-def fault(status: str, *, resumed: bool, error: str) -> str | None:
-    """What to count an end as: ``error`` where the individual failed of its own, else None."""
-    return error if status in (FAILED, TIMEOUT, CRASHED) and not resumed else None
-
-
 def _is_alive(end: EvaluationEnd) -> bool:
     """Whether an end is a sign of life of its worker."""
     return end.reported or end.outcome.status in (COMPLETED, PRUNED)

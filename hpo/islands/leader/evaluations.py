@@ -10,14 +10,13 @@ from msgspec.structs import replace
 
 from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
-from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED, Attempt
-from hpo.islands.coordinator.health import fault
+from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED, TIMEOUT, Attempt
 from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
-from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import MOST_REMARKS, EvaluationEnd, Message, Remark, Returned
+from hpo.islands.storage import StorageWait
 from hpo.journal.records import Finished, Note, Reported, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
@@ -290,3 +289,8 @@ class Evaluations:
             started=candidate.started,
             params=candidate.params if best else None,
         )
+
+
+def fault(status: str, *, resumed: bool, error: str) -> str | None:
+    """What to count an end as: ``error`` where the individual failed of its own, else None."""
+    return error if status in (FAILED, TIMEOUT, CRASHED) and not resumed else None

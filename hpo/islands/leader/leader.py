@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
-from hpo.islands.coordinator.ending import LOST, STORAGE, UNFIT
+from hpo.islands.end_reasons import LOST, STORAGE, UNFIT
 from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.evaluations import EvaluationRules, Evaluations
 from hpo.islands.leader.migration import Migration, MigrationSettings

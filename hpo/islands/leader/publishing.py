@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from hpo.errors import describe_os_error
 from hpo.islands.leader.migration import Departure, Migration
-from hpo.islands.leader.storage import StorageWait
 from hpo.islands.messages import (
     EvaluationEnd,
     Migrant,
@@ -16,6 +15,7 @@ from hpo.islands.messages import (
     Results,
     encode,
 )
+from hpo.islands.storage import StorageWait
 from hpo.islands.transport import Transport
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from hpo.islands.coordinator.deaths import DeadLeaderRecord
+from hpo.islands.coordinator.launch import DeadLeaderRecord
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.individuals import assignment_of, end_of, loss_of
 from hpo.journal.evaluations import CurrentEvaluations

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import CampaignError
-from hpo.islands.coordinator.ending import LOST
+from hpo.islands.end_reasons import LOST
 from hpo.journal import lock
 from hpo.results import overview as overviews
 from hpo.results import text
@@ -140,7 +140,7 @@ def _until_the_end(directory: Path, found: Overview) -> Overview:
 
 def _shown(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], None]]:
     """What shows how it stands, and what ends showing it."""
-    if not sys.stdout.isatty() or config.terminal_columns(sys.stdout) is None:
+    if not sys.stdout.isatty() or process.terminal_columns(sys.stdout) is None:
         return _lines(), lambda: None
     from hpo.results.terminal import panel
     from hpo.results.terminal.screen import Screen

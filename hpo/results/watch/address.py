@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.errors import CampaignError, UsageError
 from hpo.terminal import quoted
 
@@ -74,7 +74,7 @@ def _bind(listening: socket.socket, path: Path) -> None:
 
 def _private_directory() -> Path:
     errors = []
-    for place in config.private_places():
+    for place in process.private_places():
         try:
             found = place.stat()
             others = found.st_mode & 0o022 and not found.st_mode & 0o1000

@@ -56,7 +56,7 @@ def impatient(terminal: Terminal) -> None:
     folder = terminal.directory / "impatient"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
-        "import hpo.islands.leader.storage as storage\n\nstorage.PATIENCE_S = 5.0\n"
+        "import hpo.islands.storage as storage\n\nstorage.PATIENCE_S = 5.0\n"
     )
     terminal.environment["PYTHONPATH"] = os.pathsep.join([str(folder), terminal.environment["PYTHONPATH"]])
 

@@ -1,4 +1,6 @@
-"""How ``Campaign.run(ranks=…)`` hands a campaign on to the ranks that it starts, and hears why they end.
+"""Entry of a rank that mpirun has started, and the transfer of a campaign in memory to such ranks.
+
+``Campaign.run(ranks=…)`` transfers its campaign, and reads there why its ranks ended.
 
 mpirun closes what its ranks could inherit. So there are two files in memory, without a name in any file system: the
 ranks open them by the process that made them and by their numbers in it, which the system allows to the same user
@@ -6,20 +8,35 @@ alone. What they unpickle has to have the digest that is in their command line."
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import msgspec
 
 from hpo import errors
-from hpo.errors import CampaignError, HpoError, JournalDamaged, UsageError
-
-if TYPE_CHECKING:
-    from hpo.campaign.campaign import Campaign
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.rank.rank import Rank
+from hpo.cluster import mpirun as processes
+from hpo.cluster.mpi_startup import connect
+from hpo.cluster.signals import Signals
+from hpo.config import process
+from hpo.errors import (
+    EXIT_REFUSED,
+    EXIT_REPORTED,
+    EXIT_STORAGE,
+    CampaignError,
+    HpoError,
+    JournalDamaged,
+    StorageFailed,
+    UsageError,
+)
+from hpo.islands.messages import End, Hello, encode
+from hpo.islands.transport import Transport
 
 _loading = False
 
@@ -43,17 +60,17 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return error
 
 
-class HandedOn:
-    """``campaign`` in memory, for ranks on this host; and room for their answer.
+class CampaignTransfer:
+    """Campaign ``definition`` in memory, for ranks on this host, and room for their answer.
 
     Raises:
         CampaignError: the task cannot be pickled, or the system has no files in memory.
     """
 
-    def __init__(self, campaign: Campaign) -> None:
+    def __init__(self, definition: CampaignDefinition) -> None:
         import cloudpickle
 
-        content: bytes = cloudpickle.dumps(campaign)
+        content: bytes = cloudpickle.dumps(definition)
         self._digest = hashlib.sha256(content).hexdigest()
         try:
             self._files = [os.memfd_create(name) for name in ("hpo-campaign", "hpo-answer")]
@@ -68,7 +85,7 @@ class HandedOn:
     def rank(self) -> list[str]:
         """The command line of each rank."""
         places = [f"/proc/{os.getpid()}/fd/{number}" for number in self._files]
-        return [sys.executable, "-m", "hpo.campaign.handed_on", self._digest, *places]
+        return [sys.executable, "-m", "hpo.campaign.rank_entry", self._digest, *places]
 
     def refusal(self) -> HpoError | None:
         """Why rank 0 ended, where that is an error."""
@@ -94,6 +111,55 @@ def refuse_while_loading() -> None:
 # --- in the ranks -----------------------------------------------------------------------------------------------------
 
 
+def as_rank(load: Callable[[], CampaignDefinition], *, started_by_us: bool) -> int:
+    """One rank under mpirun, of the campaign that ``load`` returns. Only rank 0 speaks and returns a code; mpirun would
+    take any other's for the death of the job."""
+    # From the start: before there are handlers a signal ends the rank, and with it the job.
+    with Signals() as signals:
+        # Where MPI tolerates deaths it neither starts nor ends without those that died meanwhile.
+        with processes.bounded() if process.tolerates_deaths() else nullcontext():
+            transport = connect()
+        if process.tolerates_deaths():
+            atexit.register(processes.set_alarm)
+        try:
+            definition = load()
+        except HpoError as error:
+            _tell(transport, error)
+            return _refused(transport, error, started_by_us=started_by_us)
+        rank = Rank(definition, transport, signals)
+        first_speaks = transport.rank == 0 and not started_by_us
+        try:
+            rank.run()
+        except HpoError as error:
+            if first_speaks:
+                # Where ranks died, it is left by this code and not by what Python would make of the error.
+                rank.process_code = error.exit_code
+            return _refused(transport, error, started_by_us=started_by_us)
+    if first_speaks:
+        rank.process_code = rank.exit_code
+    return rank.process_code
+
+
+def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> int:
+    """The exit code of a rank of a campaign that cannot begin; rank 0 raises ``error`` for the user to read."""
+    if transport.rank:
+        return 0
+    if started_by_us:
+        code = EXIT_STORAGE if isinstance(error, StorageFailed) else error.exit_code
+        error.exit_code = EXIT_REPORTED + code + (EXIT_REFUSED if code in (1, 2) else 0)
+    raise error
+
+
+def _tell(transport: Transport, error: HpoError) -> None:
+    """Let the other ranks know that this one cannot read the campaign, so that none waits for it."""
+    if transport.rank == 0:
+        for rank in range(1, transport.size):
+            transport.send(rank, encode(End("refused", error.exit_code, str(error))))
+    else:
+        transport.send(0, encode(Hello(socket.gethostname(), os.getpid(), "", str(error))))
+    transport.flush(10.0)
+
+
 @contextmanager
 def _marked_as_loading() -> Iterator[None]:
     global _loading
@@ -104,7 +170,7 @@ def _marked_as_loading() -> Iterator[None]:
         _loading = False
 
 
-def _load(digest: str, path: str) -> Campaign:
+def _load(digest: str, path: str) -> CampaignDefinition:
     import cloudpickle
 
     try:
@@ -115,24 +181,22 @@ def _load(digest: str, path: str) -> Campaign:
             f"the process that started this rank is gone, or on another host: {error}"
         ) from error
     if hashlib.sha256(content).hexdigest() != digest:
-        raise CampaignError(f"{path} is not what the process that started this rank has handed on")
+        raise CampaignError(f"{path} is not what the process that started this rank has written")
     with _marked_as_loading():
-        campaign: Campaign = cloudpickle.loads(content)
-    return campaign
+        definition: CampaignDefinition = cloudpickle.loads(content)
+    return definition
 
 
 def main(digest: str, campaign: str, answer: str) -> int:
     """One rank; returns its exit code."""
-    from hpo.campaign import launch
-    from hpo.config import reader as config
 
-    def load() -> Campaign:
-        if config.launcher().rank == 0:
+    def load() -> CampaignDefinition:
+        if process.launcher().rank == 0:
             os.truncate(answer, 0)  # of an earlier launch
         return _load(digest, campaign)
 
     try:
-        return launch.as_rank(load, started_by_us=True)
+        return as_rank(load, started_by_us=True)
     except HpoError as error:
         path, line = (str(error.path), error.line) if isinstance(error, JournalDamaged) else ("", 0)
         refusal = Refusal(
@@ -149,6 +213,6 @@ def main(digest: str, campaign: str, answer: str) -> int:
 
 if __name__ == "__main__":
     # Not this module's own: it would be there twice.
-    from hpo.campaign.handed_on import main as _main
+    from hpo.campaign.rank_entry import main as _main
 
     sys.exit(_main(*sys.argv[1:]))

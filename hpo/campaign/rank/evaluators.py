@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from hpo.config import reader as config
+from hpo.config import process
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.devices import inline_device
@@ -233,7 +233,7 @@ def make_inline_host(
 
 def _inline_device(surroundings: Surroundings, worker_rank: int, place: WorkerPlacement) -> OwnDevice:
     label = f"rank {place.ranks[worker_rank]} on {surroundings.hosts[worker_rank]}"
-    return inline_device(config.environment(), surroundings.local_rank, label)
+    return inline_device(process.environment(), surroundings.local_rank, label)
 
 
 def child_factory(
@@ -256,4 +256,4 @@ def child_factory(
         curve=curve,
         output_bytes=settings.logging.output_bytes,
     )
-    return lambda: EvaluatorProcess(context, config.environment())
+    return lambda: EvaluatorProcess(context, process.environment())

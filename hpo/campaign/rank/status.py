@@ -6,18 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from hpo.campaign.rank.journal_log import JournalLog
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator import tally
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.lock import Lock
-from hpo.journal.records import Ended, Launched, Left
 from hpo.results import overview
 from hpo.results.overview import Best, Island, Overview, Pace, recent_since
 from hpo.search.stopping_rules import without_reports
@@ -28,17 +27,6 @@ _WATCHED_S = 1.0
 _FAREWELL_S = 5.0
 _SHARE = 0.02
 """Of its time that rank 0 spends on this, at most: campaigns with very many failures have much to sort."""
-
-
-@dataclass(kw_only=True)
-class LaunchLog:
-    """What rank 0 has put on record of this launch. ``began``: when its journals did; Unix seconds."""
-
-    number: int
-    began: float
-    launched: Launched | None = None
-    left: list[Left] = field(default_factory=list)
-    ended: Ended | None = None
 
 
 class Status:
@@ -56,7 +44,7 @@ class Status:
         lock: Lock,
         *,
         earlier: ResumeState,
-        log: LaunchLog,
+        log: JournalLog,
         limits: Callable[[], tuple[int | None, float | None]],
         objectives: Mapping[str, str],
         repeats: bool,

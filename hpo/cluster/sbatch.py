@@ -1,4 +1,4 @@
-"""Slurm: the script of a job that goes on by itself until its campaign is done, and what a job is asked about itself.
+"""Batch script of a Slurm job that goes on by itself until its campaign is done; its options, and its requeue.
 
 ``script`` is a pure function; ``submit`` and ``requeue`` call Slurm's commands, each within a bounded time."""
 
@@ -8,47 +8,40 @@ import math
 import re
 import shlex
 import shutil
-import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpo import aliases
-from hpo.cluster.hosts import Host, counts
+from hpo.cluster.slurm_job import call
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.settings import LayoutSettings, Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
-from hpo.islands.coordinator.ending import LOST
-from hpo.islands.leader.storage import PATIENCE_S
+from hpo.islands.end_reasons import LOST
+from hpo.islands.storage import PATIENCE_S
 from hpo.journal.commands import stop_pending
 from hpo.journal.directory import second_campaign
 from hpo.journal.launches import (
-    MOST_IN_VAIN,
+    MOST_IDLE_LAUNCHES,
+    consecutive_idle_launches,
     is_complete,
-    launches_in_vain,
     read_launch_patiently,
 )
 from hpo.spelling import nearest
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 
-_COMMAND_S = 30.0
-"""How long one of Slurm's commands may take before it counts as failed."""
 _REQUEUE_S = 60.0
 """How long a job is put into the queue again and again where Slurm refuses, as its controller may be changing over."""
 _PAUSE_S = 5.0
 _EARLY_S = 60
 """Slurm looks at time limits so seldom that its warning may come this much earlier than was asked."""
 _LONGEST_WARNING_S = 65535
-_OFTEN_S, _SOON_S = 600.0, 30.0
-"""How long after each other a job's end is asked for: usually, and once it is as near as the first."""
-_MARGIN_S = 5.0
-"""What a campaign needs to write down its end."""
 
 OURS = {
     "signal": "hpo works it out from `grace` in the campaign file",
@@ -68,6 +61,17 @@ _OWN_OPTIONS = ("start", "mpi", "setup", "dry-run")
 _NEAR = 0.8
 """How alike a word and an option are for the word to be taken for a slip: a letter or two differ."""
 
+_FIRST_OPTIONS = (
+    "job-name",
+    "nodes",
+    "ntasks-per-node",
+    "gpus-per-node",
+    "cpus-per-task",
+    "time",
+    "partition",
+    "account",
+)
+"""Options that the script begins with, in this order."""
 _GIVE_CPUS = ("cpus-per-task", "cpus-per-gpu", "mincpus", "exclusive")
 _COUNTS = ("cpus-per-task", "ntasks-per-node", "mincpus", "cpus-per-gpu")
 _COUNT = r"[1-9]\d{0,5}"
@@ -211,19 +215,9 @@ def plan(
             f"--time {given['time']}: Slurm's warning comes {warning} s before the time limit (grace and "
             f"{_EARLY_S} s in which Slurm may be early), so nothing would run. Give more time, or set a smaller grace."
         )
-    order = (
-        "job-name",
-        "nodes",
-        "ntasks-per-node",
-        "gpus-per-node",
-        "cpus-per-task",
-        "time",
-        "partition",
-        "account",
-    )
     given.setdefault("job-name", f"hpo-{file.stem}")
-    sorted_options = {name: given[name] for name in order if given.get(name) is not None}
-    sorted_options |= {name: value for name, value in given.items() if name not in order}
+    sorted_options = {name: given[name] for name in _FIRST_OPTIONS if given.get(name) is not None}
+    sorted_options |= {name: value for name, value in given.items() if name not in _FIRST_OPTIONS}
     return Plan(
         file=str(file),
         grace_s=settings.evaluation.grace_s,
@@ -359,7 +353,7 @@ def command(
     options = {**options, **sbatch_options(unknown)}
     settings = config.read_file(file)
     if returned is not None:
-        attempt = config.slurm_attempt()
+        attempt = process.slurm_attempt()
         if attempt is None:
             raise UsageError(
                 "--requeue is for the script of a job. Submit one with: hpo slurm FILE --nodes N"
@@ -399,13 +393,13 @@ def submit(text: str, environ: Mapping[str, str] | None = None) -> str:
             "there is no sbatch on the path, so no Slurm to submit to. Run this on a login node of the cluster, or "
             "keep the script of --dry-run"
         )
-    code, out, err = _call(["sbatch", "--parsable"], text, environ)
+    code, out, err = call(["sbatch", "--parsable"], text, environ)
     if code:
         raise CampaignError(f"sbatch refused the job: {err or out}")
     return out.split(";")[0].strip()
 
 
-def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> tuple[int, str]:
+def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) -> tuple[int, str]:
     """Put this job into the queue again if its campaign can go on; the code that the job is to return, and a sentence,
     empty where all is said. ``returned``: the launcher's code, which counts only where the journal says nothing: a
     launch that met an error before it began returns 1 or 2.
@@ -426,18 +420,18 @@ def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> 
         return returned, ""
     if stop_pending(directory):
         return EXIT_RESUMABLE, f"job {job} is not put into the queue again: `hpo stop` was asked for"
-    former = config.SlurmAttempt.parse(last.job) if last is not None else None
+    former = process.SlurmAttempt.parse(last.job) if last is not None else None
     # Attempts that came to no launch at all are on no record.
     idle = attempt.number - (former.number if former is not None and former.job == job else -1)
-    in_vain = launches_in_vain(directory, job) + idle
-    if in_vain >= MOST_IN_VAIN:
+    in_vain = consecutive_idle_launches(directory, job) + idle
+    if in_vain >= MOST_IDLE_LAUNCHES:
         raise CampaignError(
             f"job {job} is not put into the queue again: {in_vain} launches in a row finished no evaluation. Look "
             "above for what ends them; if they are too short for one evaluation, give them more time, or let the task "
             "save"
         )
     until = time.monotonic() + _REQUEUE_S
-    while (answer := _call(["scontrol", "requeue", job]))[0] and time.monotonic() < until:
+    while (answer := call(["scontrol", "requeue", job]))[0] and time.monotonic() < until:
         time.sleep(_PAUSE_S)
     code, out, err = answer
     if code:
@@ -445,123 +439,3 @@ def requeue(settings: Settings, attempt: config.SlurmAttempt, returned: int) -> 
             f"Slurm did not put job {job} into the queue again: {err or out}. Submit it again"
         )
     return EXIT_RESUMABLE, f"job {job} is in the queue again"
-
-
-# --- what a job is asked about itself -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class JobLimits:
-    """``end``: its time limit, in Unix seconds, infinite where it has none; ``kill_wait_s``: from SIGTERM to
-    SIGKILL."""
-
-    end: float = math.inf
-    kill_wait_s: float = math.inf
-
-    def must_end(self, terminated: float | None) -> float:
-        """When all must be on disk, in Unix seconds; ``terminated``: when SIGTERM came."""
-        killed = math.inf if terminated is None else terminated + self.kill_wait_s
-        return min(self.end, killed) - _MARGIN_S
-
-
-class JobEnd:
-    """When the Slurm job of this process must end. It may be prolonged, so Slurm is asked now and then; in a thread, as
-    it may take its time to answer. ``grace_s``: how long before the end a campaign stops."""
-
-    def __init__(self, limits: JobLimits, grace_s: float) -> None:
-        self._limits = limits
-        self._grace_s = grace_s
-        self._asked = time.time()
-        self._asking: threading.Thread | None = None
-
-    def must_end(self, terminated: float | None) -> float:
-        """The time at which the job must end, see ``JobLimits.must_end``."""
-        now = time.time()
-        near = self._limits.end - self._grace_s - now < _OFTEN_S
-        idle = self._asking is None or not self._asking.is_alive()
-        if idle and now - self._asked >= (_SOON_S if near else _OFTEN_S):
-            self._asked = now
-            self._asking = threading.Thread(target=self._ask, name="job-end", daemon=True)
-            self._asking.start()
-        return self._limits.must_end(terminated)
-
-    def _ask(self) -> None:
-        found = job()
-        if found is not None:  # of its configuration Slurm may say nothing this time
-            self._limits = replace(self._limits, end=found.end)
-
-
-def job(environ: Mapping[str, str] | None = None) -> JobLimits | None:
-    """The Slurm job that this process is in; None outside one, or where Slurm does not answer."""
-    number = (config.environment() if environ is None else environ).get("SLURM_JOB_ID", "")
-    if not number or shutil.which("scontrol") is None:
-        return None
-    code, out, _ = _call(["scontrol", "show", "job", "-o", number])
-    if code:
-        return None
-    _, shown_config, _ = _call(["scontrol", "show", "config"])
-    return read_job(out, shown_config)
-
-
-def read_job(shown: str, config: str) -> JobLimits:
-    """What ``scontrol show job -o`` and ``scontrol show config`` say."""
-    end = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", shown)
-    wait = re.search(r"^KillWait\s*=\s*(\d+) sec", config, re.MULTILINE)
-    return JobLimits(
-        end=time.mktime(time.strptime(end[1], "%Y-%m-%dT%H:%M:%S")) if end else math.inf,
-        kill_wait_s=float(wait[1]) if wait else math.inf,
-    )
-
-
-def allocation(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
-    """The hosts of the allocation that this process is in, with the tasks that Slurm has planned for each; None
-    outside one, or where Slurm does not answer."""
-    nodes, tasks = environ.get("SLURM_JOB_NODELIST", ""), environ.get("SLURM_TASKS_PER_NODE", "")
-    if not nodes or shutil.which("scontrol") is None:
-        return None
-    code, out, _ = _call(["scontrol", "show", "hostnames", nodes])
-    names = out.split()
-    if code or not names:
-        return None
-    counts = read_counts(tasks)
-    return tuple(Host(name, slots) for name, slots in zip(names, (*counts, *[counts[-1]] * len(names))))
-
-
-def read_counts(text: str) -> tuple[int, ...]:
-    """The numbers in SLURM_TASKS_PER_NODE, such as "4(x3),2"; one 1 where it says nothing."""
-    return counts(text) or (1,)
-
-
-def dead_nodes(names: Iterable[str]) -> frozenset[str]:
-    """Those on which Slurm starts nothing any more; none where it does not answer."""
-    listed = ",".join(names)
-    code, out, _ = _call(["sinfo", "--noheader", "--Node", f"--nodes={listed}", "--format=%N %T"])
-    return frozenset() if code else read_states(out)
-
-
-def read_states(text: str) -> frozenset[str]:
-    """The nodes that are down, failed, or do not respond (a star), of lines "name state"."""
-    lines = [line.split() for line in text.splitlines() if len(line.split()) == 2]
-    bad = ("down", "fail", "unk", "powered_down", "powering_down", "poweroff", "error")
-    return frozenset(name for name, state in lines if state.endswith("*") or state.startswith(bad))
-
-
-def _call(
-    line: Sequence[str], text: str = "", environ: Mapping[str, str] | None = None
-) -> tuple[int, str, str]:
-    """Return code, output and errors of one of Slurm's commands; not 0 where it does not answer."""
-    try:
-        done = subprocess.run(
-            line,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_S,
-            check=False,
-            env=None if environ is None else dict(environ),
-        )
-    except subprocess.TimeoutExpired:
-        return 1, "", f"{line[0]} did not answer within {_COMMAND_S:g} s"
-    except OSError as error:
-        return 1, "", f"{line[0]} cannot be started: {error.strerror}"
-    return done.returncode, done.stdout.strip(), done.stderr.strip()

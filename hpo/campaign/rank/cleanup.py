@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Container
 from pathlib import Path
 
+from hpo.config.reader import Settings
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import FINAL
 from hpo.islands.resume.fold import KEPT
@@ -76,3 +77,22 @@ class Cleanup:
         if identity not in needed:
             self._directories.forget(identity)
         self._next = now + (time.perf_counter() - begun) / _SHARE
+
+
+def begin_cleanup(
+    settings: Settings, *, objectives: int, islands: int, launch: int, earlier: ResumeState
+) -> Cleanup | None:
+    """The cleanup of checkpoints that the leaders of launches before ``launch`` kept; None where there is nothing to
+    remove, or where it is done at once. ``objectives``, ``islands``: numbers of them."""
+    inherits = any(
+        settings.search_of(one).traits.needs_checkpoints or settings.inherits(one) for one in range(islands)
+    )
+    # Lineages may go on from any of the latest; a front keeps all until the end.
+    cleanup = None
+    if launch > 1 and not inherits and objectives == 1:
+        if Cleanup.possible(settings.keep, earlier):
+            cleanup = Cleanup(settings.directory, settings.keep, earlier)
+        else:
+            keep_only_best(settings.directory, settings.keep, needed=earlier.resting)
+    earlier.ended = ()  # may be millions
+    return cleanup

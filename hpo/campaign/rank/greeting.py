@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import CampaignError, RanksDied
 from hpo.evaluation.cores import read_host
@@ -33,7 +34,7 @@ def own_hello(settings: config.Settings, identity: dict[str, object]) -> Hello:
         pid=os.getpid(),
         fingerprint=_fingerprint(settings, identity),
         error=None,
-        cores=read_host(config.environment()).fingerprint,
+        cores=read_host(process.environment()).fingerprint,
         machine=THIS_MACHINE.identity,
     )
 

@@ -1,0 +1,254 @@
+"""Definition of a campaign: its settings and its task, and what is checked before anything starts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hpo.campaign.known_points import new_points
+from hpo.config import process
+from hpo.config import reader as config
+from hpo.errors import CampaignError, UsageError, noted
+from hpo.individual import Scalar
+from hpo.journal import directory
+from hpo.journal.commands import clear_stop, stop_pending
+from hpo.loggers import registry
+from hpo.prior_results.configurations import read_points
+from hpo.prior_results.points import KnownPoints
+from hpo.search import phases
+from hpo.search import stopping_rules as pruning
+from hpo.search.kinds import reevaluation
+from hpo.search.models.pareto import reference_losses
+from hpo.task.code_version import CodeVersion, code_of
+from hpo.task.task import Task, TaskSource, load_task
+from hpo.terminal import quoted
+from hpo.text import excerpt
+
+_DRAWS = 10_000
+_DRAWS_OF_ALL = 1_000
+"""As many are looked at for one for which a constraint raises, if that takes no longer than the seconds below."""
+_SEARCHED_S = 2.0
+_DRAWS_FOR_STEPS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingPoints:
+    """Points that the settings name. ``points``: configurations to evaluate first; ``known``: results from elsewhere
+    that are not on record yet; ``left_out``: a line for each table with rows that hold no configuration."""
+
+    points: list[dict[str, Scalar]]
+    known: list[KnownPoints]
+    left_out: list[str]
+
+
+class CampaignDefinition:
+    """Settings and task of a campaign.
+
+    Args:
+        settings (Settings): of the campaign file or of keywords.
+        task (Task): what is searched.
+        reference (str; default None): name of the task in a campaign file; None: the task's own.
+        source (TaskSource; default None): how evaluators get the task; None: by pickling it.
+        code (CodeVersion; default None): of the task; None: as this process sees it.
+    """
+
+    def __init__(
+        self,
+        settings: config.Settings,
+        task: Task,
+        *,
+        reference: str | None = None,
+        source: TaskSource | None = None,
+        code: CodeVersion | None = None,
+    ) -> None:
+        self.settings = settings
+        self.task = task
+        self.code = code
+        self._reference = reference
+        self._source = source
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> CampaignDefinition:
+        """The campaign that a campaign file describes.
+
+        Raises:
+            UsageError: the file cannot be read, or a key or value in it is not allowed.
+            CampaignError: the task that it names cannot be imported.
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise UsageError(f"Campaign.from_file({excerpt(path)}): must be the path of a campaign file")
+        settings = config.read_file(Path(path))
+        if settings.task is None:
+            raise UsageError(
+                f'{path}: no task is named. Add task = "package.module:name" or "file.py:name" at its top'
+            )
+        base = Path(path).resolve().parent
+        task = load_task(settings.task, base=base, options=settings.task_options)
+        source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
+        return cls(settings, task, reference=settings.task, source=source)
+
+    @property
+    def source(self) -> TaskSource:
+        """How evaluators get the task; raises CampaignError where they cannot."""
+        if self._source is None:
+            self._source = TaskSource.of(self.task)
+        return self._source
+
+    def __getstate__(self) -> dict[str, object]:
+        """For a rank that this process starts; with the code of the task as it is seen here."""
+        code = self.code or code_of(self.task)
+        return {"settings": self.settings, "reference": self._reference, "source": self.source, "code": code}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.settings, self.code = state["settings"], state["code"]
+        self._reference, self._source = state["reference"], state["source"]
+        self.task = state["source"].load()
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What must stay the same when the campaign goes on in its directory."""
+        reference = self._reference or self.task.name
+        return {
+            "task": reference,
+            "options": dict(self.settings.task_options),
+            **self.task.describe(),
+        }
+
+    def bound_to_directory(self) -> CampaignDefinition:
+        """The same campaign, with its directory as an absolute path where the task may change the working directory of
+        this process, and with the objectives in the order of the campaign there, if one has begun: the first of several
+        says which of the front is the best, and losses are kept in this order."""
+        settings = self.settings
+        if settings.evaluation.isolation == "inline":
+            settings = settings.model_copy(update={"directory": settings.directory.absolute()})
+        return CampaignDefinition(
+            settings, self._task_as_recorded(), reference=self._reference, source=self._source, code=self.code
+        )
+
+    def _task_as_recorded(self) -> Task:
+        try:
+            recorded = directory.read_identity(self.settings.directory).get("objectives")
+        except CampaignError:
+            return self.task
+        own = self.task.objectives
+        if not isinstance(recorded, dict) or recorded.keys() != own.keys() or [*recorded] == [*own]:
+            return self.task
+        task = copy.copy(self.task)
+        task.objectives = {name: own[name] for name in recorded}
+        return task
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def check(self) -> StartingPoints:
+        """Check what can be checked before anything starts.
+
+        Raises:
+            UsageError: no configuration meets the constraints, or a kind of search does not suit the space.
+            CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
+        """
+        problems: dict[str, None] = {}  # in order; what all islands share is reported once
+        with noted(problems):
+            self._check_constraints()
+        with noted(problems):
+            self._check_steps()
+        with noted(problems):
+            reference_losses(self.settings.search.reference, self.task.objectives)
+        own_tables = len(self.settings.island)
+        shared = self._problems_of(own_tables)
+        if own_tables < self.settings.layout.islands:
+            problems.update(shared)
+        for island in range(own_tables):  # the others have what is shared
+            for problem in self._problems_of(island):
+                own = problem.replace("[search]", f"[[island]] number {island + 1},")
+                problems[problem if problem in shared else own] = None
+        self.recorded_identity()
+        points: list[dict[str, Scalar]] = []
+        left_out: list[str] = []
+        for number, entry in enumerate(self.settings.points, start=1):
+            with noted(problems):
+                points += read_points(
+                    entry, self.task.space, self.task.allows, number=number, left_out=left_out
+                )
+        known = new_points(self.settings, self.task, problems)
+        missing = registry.missing(self.settings.logging.sinks)
+        problems.update(dict.fromkeys(f"{one}, or remove it from [logging] sinks." for one in missing))
+        if problems:
+            raise UsageError("\n".join(problems))
+        return StartingPoints(points=points, known=known, left_out=left_out)
+
+    def recorded_identity(self) -> dict[str, object] | None:
+        """The identity of the campaign in the directory; None where there is none. CampaignError where it is another
+        campaign's."""
+        return directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
+
+    def _problems_of(self, island: int) -> dict[str, None]:
+        """What does not suit the task in the settings of an island."""
+        search = self.settings.search_of(island)
+        found = dict.fromkeys(phases.problems(self.task.space, self.settings, island))
+        with noted(found):
+            pruning.of_search(search, self.task.objectives)
+        with noted(found):
+            reevaluation.check(search.reevaluate, search.kind, self.task.objectives)
+        return found
+
+    def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:
+        found = directory.differences(
+            {key: value for key, value in recorded.items() if key != "space"},
+            {key: value for key, value in given.items() if key != "space"},
+        )
+        space = recorded.get("space")
+        return found + (self.task.space.differences(space) if isinstance(space, dict) else [])
+
+    def _check_constraints(self) -> None:
+        rng = random.Random(0)
+        space, task = self.task.space, self.task
+        if not task.constraints:
+            return
+        drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
+        # Not only until one is allowed: a constraint that raises for some is to be found before anything starts.
+        until, found = time.monotonic() + _SEARCHED_S, False
+        for params in islice(drawn, _DRAWS_OF_ALL):
+            found |= task.allows(params)
+            if found and time.monotonic() > until:
+                break
+        if found or any(map(task.allows, drawn)):
+            return
+        # Rare ones are found where the space can be gone through.
+        if not task.listable or not any(True for _ in task.configurations()):
+            raise UsageError(
+                f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
+                "Loosen the constraints, or narrow the ranges to where they hold"
+            )
+
+    def _check_steps(self) -> None:
+        rng = random.Random(0)
+        space, task = self.task.space, self.task
+        drawn = (
+            space.decode(space.sample(rng)) for _ in range(_DRAWS_FOR_STEPS if callable(task.steps) else 0)
+        )
+        given = [*task.points] if task.default is None else [task.default, *task.points]
+        for params in (*given, *filter(task.allows, drawn)):
+            task.steps_of(params)
+
+
+def blocked_by_stop(campaign_directory: Path) -> str | None:
+    """A sentence where ``hpo stop`` was given, and no person has started the campaign since: Slurm has. None where this
+    launch may begin."""
+    if not process.requeued() or not stop_pending(campaign_directory):
+        return None
+    return (
+        f"nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job again. "
+        "`hpo run`, given by a person, goes on."
+    )
+
+
+def end_stop(campaign_directory: Path) -> None:
+    """End an earlier ``hpo stop``, where a person has started this launch."""
+    if not process.requeued():
+        clear_stop(campaign_directory)

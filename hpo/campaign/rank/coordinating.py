@@ -1,0 +1,244 @@
+"""What rank 0 has besides its worker: the coordinator, the status file and housekeeping."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.progress import Display
+from hpo.campaign.rank.cleanup import Cleanup
+from hpo.campaign.rank.journal_log import JournalLog
+from hpo.campaign.rank.status import Status
+from hpo.campaign.rank.wiring import Assembly
+from hpo.cluster import slurm_job
+from hpo.config import process
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.individual import Configuration, Scalar
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.commands import Commands, point_assignment
+from hpo.islands.coordinator.coordinator import Coordinator
+from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.launch import Backlog, LaunchRules
+from hpo.islands.coordinator.unseen import UnseenConfigurations
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.resume.state import ResumeState
+from hpo.journal.code_copies import change, keep_copy
+from hpo.journal.commands import Inbox
+from hpo.journal.lock import Lock
+from hpo.journal.records import Launched, Record
+from hpo.loggers.processes import SinkProcesses
+from hpo.prior_results.configurations import wanted
+from hpo.search.phases import Phases
+from hpo.space.restricted import restricted
+from hpo.space.space import SearchSpace, listable
+from hpo.task.code_version import code_of
+from hpo.task.known_point import Allows
+from hpo.task.task import listed
+from hpo.terminal import one_line, write
+
+
+def begin_log(assembly: Assembly, launch: int, earlier: ResumeState, known: Sequence[Record]) -> JournalLog:
+    """Put on record that the launch of this number begins. ``known``: the records of results that were entered."""
+    definition, settings, layout = assembly.definition, assembly.settings, assembly.layout
+    assert assembly.writer is not None  # rank 0 leads the first worker
+    log = JournalLog(
+        assembly.writer,
+        settings.directory,
+        definition.task,
+        islands=layout.islands,
+        number=launch,
+        began=assembly.began,
+    )
+    code = definition.code or code_of(definition.task)
+    keep_copy(settings.directory, code)
+    if sentence := change(settings.directory, earlier.code, code.hash):
+        write(f"hpo: {sentence}", sys.stderr, flush=True)
+    standing = earlier.commands
+    pruners = (settings.search_of(island).pruner for island in range(layout.islands))
+    launched = Launched(
+        evaluations=standing.evaluations(settings.evaluations),
+        deadline_s=standing.deadline_s(settings.deadline_s),
+        islands=layout.islands,
+        workers=len(layout.workers),
+        ranks_per_worker=settings.layout.ranks_per_worker,
+        time=time.time(),
+        reference=dict(settings.search.reference) if settings.search.reference else None,
+        code=code.hash,
+        contested=earlier.contested,
+        pruner=next((one for one in pruners if one != "none"), "none"),
+    )
+    log.begin(known, launched)
+    standing.launched(launched)
+    return log
+
+
+def make_coordinator(
+    assembly: Assembly,
+    log: JournalLog,
+    earlier: ResumeState,
+    points: Sequence[Mapping[str, Scalar]],
+    ended: Callable[[int], bool],
+) -> Coordinator:
+    """The coordinator. ``points``: to be evaluated first; ``ended``: whether the process of a rank is known to have
+    ended."""
+    settings, task, layout = assembly.settings, assembly.task, assembly.layout
+    space, standing = task.space, earlier.commands
+    began = process.deadline_from(settings, assembly.transport.now())
+
+    def assigned(label: str, params: Mapping[str, object]) -> Assignment:
+        return point_assignment(wanted(label, params, space, task.allows), space.key)
+
+    coordinator = Coordinator(
+        transport=assembly.transport,
+        registry=WorkerRegistry(layout.workers, ended=ended),
+        rules=_rules(assembly, earlier, began),
+        backlog=Backlog(
+            known=earlier.keys,
+            assignments=[*earlier.pending, *_first(assembly.definition, points)],
+            tally=earlier.tally,
+        ),
+        log=log,
+        commands=Commands(
+            inbox=Inbox(settings.directory, applied=standing.applied),
+            standing=standing,
+            journal=log.writer,
+            in_file={"evaluations": settings.evaluations, "deadline_s": settings.deadline_s},
+            began=began,
+            assigned=assigned,
+            failures=log.failures,
+            now=time.time,
+        ),
+        health=Health(
+            settings.evaluation.first_failures,
+            printed=EvaluationDirectories(settings.directory).printed,
+            patience_s=settings.evaluation.start_timeout_s,
+            leaders=[place.leader for place in layout.workers],
+            earlier=earlier.tally.worked_and_failed,
+        ),
+    )
+    coordinator.remarks.extend(_remarks_on_kinds(assembly.definition, layout.islands))
+    if standing.paused:
+        coordinator.paused = True
+        coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")
+    coordinator.enqueue(earlier.enqueued)
+    coordinator.look_at_commands()  # those given between launches hold before anything is granted
+    return coordinator
+
+
+def _rules(assembly: Assembly, earlier: ResumeState, began: float) -> LaunchRules:
+    """``began``: from when the deadline counts; Unix seconds."""
+    settings, standing, islands = assembly.settings, earlier.commands, range(assembly.layout.islands)
+    evaluation = settings.evaluation
+    deadline_s = standing.deadline_s(settings.deadline_s)
+    limits = slurm_job.limits()
+    job = None if limits is None else slurm_job.JobEnd(limits, evaluation.grace_s)
+    requests = assembly.signals.requests
+    return LaunchRules(
+        ranks=assembly.transport.size,
+        evaluations=standing.evaluations(settings.evaluations),
+        duplicates=settings.search.duplicates,
+        checkpoints=earlier.saves if evaluation.checkpoints is None else evaluation.checkpoints,
+        grace_s=evaluation.grace_s,
+        timed=evaluation.timeout_s is not None,
+        deadline=None if deadline_s is None else began + deadline_s,
+        must_end=None if job is None else lambda: job.must_end(requests.terminated),
+        phases=Phases([phase.until for phase in settings.phase]),
+        unseen=_unseen(
+            assembly.task.space, assembly.allows, [settings.search_of(island).only for island in islands]
+        ),
+    )
+
+
+def _first(definition: CampaignDefinition, points: Sequence[Mapping[str, Scalar]]) -> list[Assignment]:
+    """The default and the points that are evaluated first."""
+    task = definition.task
+    first = [] if task.default is None else [(task.default, "default")]
+    first += [(dict(point), "given") for point in (*task.points, *points)]
+    return [
+        Assignment(
+            configuration=Configuration(id="", params=dict(params), operator=name), key=task.space.key(params)
+        )
+        for params, name in first
+    ]
+
+
+def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]:
+    """Sentences about kinds that model one objective, where there are several."""
+    objectives = len(definition.task.objectives)
+    searches = (definition.settings.search_of(island) for island in range(islands if objectives > 1 else 0))
+    return [
+        f'kind = "{kind}" models one objective: with {objectives} it proposes as "evolution" does'
+        for kind in dict.fromkeys(one.kind for one in searches if one.traits.one_objective)
+    ]
+
+
+def _unseen(
+    whole: SearchSpace, allows: Allows, only: Sequence[Mapping[str, Sequence[Scalar]]]
+) -> list[UnseenConfigurations]:
+    """What islands that keep to ``only`` can evaluate, by island."""
+
+    parts = [part for place, part in enumerate(only) if part not in only[:place]]
+    spaces = [restricted(whole, part) for part in parts]
+    unseen = [
+        UnseenConfigurations(partial(listed, space, allows) if listable(space) else None) for space in spaces
+    ]
+    return [unseen[parts.index(part)] for part in only]
+
+
+def make_status(
+    assembly: Assembly, lock: Lock, coordinator: Coordinator, log: JournalLog, earlier: ResumeState
+) -> Status:
+    """What rank 0 keeps for ``hpo status``."""
+    settings, standing = assembly.settings, earlier.commands
+    return Status(
+        settings.directory,
+        lock,
+        earlier=earlier,
+        log=log,
+        limits=lambda: (coordinator.evaluations, standing.deadline_s(settings.deadline_s)),
+        objectives=assembly.task.objectives,
+        watched=process.panel_shown(),
+        repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
+    )
+
+
+class Housekeeping:
+    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes, remove
+    what nothing needs."""
+
+    def __init__(
+        self,
+        lock: Lock,
+        coordinator: Coordinator,
+        display: Display,
+        status: Status,
+        cleanup: Cleanup | None,
+        sinks: SinkProcesses | None,
+    ) -> None:
+        self._lock = lock
+        self._cleanup = cleanup
+        self._coordinator = coordinator
+        self._display = display
+        self._status = status
+        self._sinks = sinks
+        self._said: set[str] = set()
+
+    def __call__(self, now: float) -> None:
+        self._lock.check()
+        if not self._said and (remarks := self._status.remarks(self._coordinator)):
+            self._said.update(remarks)
+            self._coordinator.remarks.extend(remarks)
+        while self._coordinator.remarks:
+            with suppress(OSError):  # its reader may be gone
+                write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)
+        self._display.update(self._coordinator, now)
+        self._status.update(self._coordinator, now)
+        if self._cleanup is not None:
+            self._cleanup.step(now, self._coordinator.reopened_ids)
+        if self._sinks is not None:
+            with suppress(OSError):  # the reader of what is said may be gone
+                self._sinks.look()

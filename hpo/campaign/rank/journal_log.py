@@ -1,0 +1,100 @@
+"""Log of a launch in the journal of rank 0: what the coordinator puts on record, and reads of ranks that died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpo.config.layout import WorkerPlacement
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
+from hpo.islands.messages import End
+from hpo.islands.resume.dead_leader import dead_leader_record
+from hpo.islands.resume.fold import fold_directory
+from hpo.islands.resume.individuals import failures, located
+from hpo.islands.resume.state import ResumeState
+from hpo.journal.files import JournalWriter, at_work, read_directory, worker_records
+from hpo.journal.records import Ended, Launched, Left, Record, Reopened, Stopping, Storage
+from hpo.task.task import Task
+
+
+class JournalLog(LaunchLog):
+    """Records of launch ``number``, whose journals began at ``began`` (Unix seconds). ``islands``: number of them."""
+
+    def __init__(
+        self, writer: JournalWriter, directory: Path, task: Task, *, islands: int, number: int, began: float
+    ) -> None:
+        self.writer = writer
+        self.number = number
+        self.began = began
+        self.launched: Launched | None = None
+        self.left: list[Left] = []
+        self.ended: Ended | None = None
+        self._directory = directory
+        self._task = task
+        self._islands = islands
+
+    def begin(self, known: Sequence[Record], launched: Launched) -> None:
+        """The launch begins. ``known``: the records of results that were entered, on record before anything is
+        evaluated."""
+        for record in known:
+            self.writer.append(record)
+        self.launched = launched
+        self._put(launched)
+
+    def _put(self, *records: Record) -> None:
+        for record in records:
+            self.writer.append(record)
+        # What cannot be written now is tried again by rank 0's leader, whose journal it is, and at the launch's end.
+        with suppress(OSError):
+            self.writer.commit()
+
+    def stop_begun(self, reason: str) -> None:
+        self._put(Stopping(reason=reason, time=time.time()))
+
+    def storage_changed(self, error: str | None) -> None:
+        self._put(Storage(error=error, time=time.time()))
+
+    def launch_ended(self, end: End) -> None:
+        self.ended = Ended(reason=end.reason, exit=end.exit_code, time=time.time())
+        self._put(self.ended)
+
+    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+        self._put(
+            *(
+                Reopened(id=one.id or "", number=one.reopened, reason=reason, time=time.time())
+                for one in again
+            )
+        )
+
+    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
+        left = Left(
+            island=place.island, worker=place.worker, reason=reason, time=time.time(), may_run=may_run
+        )
+        self.left.append(left)
+        self._put(left)
+
+    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
+        records = worker_records(
+            self._directory, launch=self.number, island=place.island, worker=place.worker, given_up=may_run
+        )
+        with located(self._directory):
+            return dead_leader_record(
+                records, space=self._task.space, islands=self._islands, losses=self._task.losses
+            )
+
+    def journal_totals(self) -> ResumeState:
+        with at_work(self._directory), located(self._directory):
+            found = fold_directory(
+                self._directory, space=self._task.space, islands=self._islands, losses=self._task.losses
+            )
+        found.avoid(EvaluationDirectories(self._directory).taken())
+        return found
+
+    def failures(self) -> list[tuple[str, Assignment]]:
+        """Status of each individual on record that ended in a failure, and how it would be evaluated again."""
+        with at_work(self._directory):
+            return failures(read_directory(self._directory), space=self._task.space)

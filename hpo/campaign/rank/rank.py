@@ -1,0 +1,370 @@
+"""One rank of a launch, from its first message to the launch's end.
+
+Every rank runs this. Rank 0 opens the directory, hears from all ranks that they can read the campaign, and sends each
+its state; from there on ranks exchange messages and nothing else, without a barrier."""
+
+from __future__ import annotations
+
+import atexit
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop, end_stop
+from hpo.campaign.known_points import enter_points
+from hpo.campaign.progress import Display
+from hpo.campaign.rank.cleanup import begin_cleanup, keep_only_best
+from hpo.campaign.rank.coordinating import Housekeeping, begin_log, make_coordinator, make_status
+from hpo.campaign.rank.greeting import ended_here, greet, greeting_s, own_hello
+from hpo.campaign.rank.wiring import Assembly
+from hpo.cluster.mpi_startup import give_up, leave_without_mpi
+from hpo.cluster.signals import PATIENCE, Signals
+from hpo.config import process
+from hpo.config import reader as config
+from hpo.config.layout import Layout
+from hpo.config.process import tolerates_deaths
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, UsageError
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.environment import child_environment
+from hpo.islands.end_reasons import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
+from hpo.islands.event_loop import EventLoop
+from hpo.islands.messages import End, Hello, Start, decode, encode
+from hpo.islands.resume import snapshot
+from hpo.islands.resume.fold import fold_directory
+from hpo.islands.resume.individuals import located
+from hpo.islands.resume.start import start_messages
+from hpo.islands.resume.state import ResumeState
+from hpo.islands.transport import Transport
+from hpo.journal import directory
+from hpo.journal.files import fence_launch, last_launch
+from hpo.journal.lock import Lock, acquire
+from hpo.journal.records import Record
+from hpo.loggers.processes import SinkProcesses
+from hpo.results.result import Result
+from hpo.terminal import one_line, write
+
+
+class _Opening(NamedTuple):
+    """Parts of a launch that rank 0 has opened. ``starting``: points that the settings name; ``known``: the records of
+    results that were entered; ``ended``: whether the process of a rank is known to have ended."""
+
+    lock: Lock
+    earlier: ResumeState
+    starting: StartingPoints
+    known: Sequence[Record]
+    sinks: SinkProcesses
+    ended: Callable[[int], bool]
+
+
+class Rank:
+    """One rank of a launch of the campaign ``definition``. ``signals``: None to install handlers while it runs."""
+
+    def __init__(
+        self, definition: CampaignDefinition, transport: Transport, signals: Signals | None = None
+    ) -> None:
+        self._definition = definition
+        self._transport = transport
+        self._given_signals = signals
+        self._serving = False
+        self.exit_code = 0
+        """What the campaign's end is for the shell; the same on all ranks."""
+        self.process_code = 0
+        """What the process of this rank returns where it cannot end MPI."""
+
+    @property
+    def _settings(self) -> config.Settings:
+        return self._definition.settings
+
+    def run(self) -> Result:
+        """Serve until the launch ends. Raises the errors of ``Campaign.run``."""
+        settings, transport = self._settings, self._transport
+        layout = self._layout()
+        if settings.evaluation.isolation != "inline":
+            _ = self._definition.source  # an unpicklable function is reported before anything starts
+        with nullcontext(self._given_signals) if self._given_signals else Signals() as signals:
+            try:
+                run = self._run_first if transport.rank == 0 else self._run_other
+                end = run(layout, signals)
+            except (Exception, KeyboardInterrupt) as error:
+                expected = isinstance(error, HpoError) and not self._serving
+                if transport.size > 1 and not expected:
+                    give_up(transport, error)
+                raise
+        self.exit_code = end.exit_code
+        left = transport.leave(60.0)
+        # One of which is not yet known that it died would hold the others in MPI's own end, too.
+        if transport.failed() or (not left and tolerates_deaths()):
+            atexit.register(lambda: leave_without_mpi(self.process_code))
+        _raise_failure(end)
+        return Result(settings.directory, end.reason)
+
+    def _layout(self) -> Layout:
+        layout = self._settings.layout
+        try:
+            return Layout.plan(
+                ranks=self._transport.size,
+                islands=layout.islands,
+                ranks_per_worker=layout.ranks_per_worker,
+            )
+        except UsageError as error:
+            if self._transport.size > 1:
+                raise
+            raise UsageError(
+                f"{error} This process was started as one rank: start as many by run(ranks=N), mpirun -n N python …, "
+                "or by `hpo run`."
+            ) from None
+
+    # --- rank 0 ---------------------------------------------------------------------------------------------
+
+    def _run_first(self, layout: Layout, signals: Signals) -> End:
+        """Open the campaign, serve as coordinator and as the first leader."""
+        with ExitStack() as held:
+            try:
+                starting = self._definition.check()
+                self._definition = self._definition.bound_to_directory()
+                lock = held.enter_context(
+                    acquire(
+                        self._settings.directory,
+                        supervisor=process.launcher().supervisor,
+                        waiting=_say,
+                    )
+                )
+                if (end := self._claim_directory()) is not None:
+                    self._send_all(end)
+                    return end
+                launch = last_launch(self._settings.directory) + 1
+                earlier = self._read_earlier(layout, lock, launch, starting)
+                known = enter_points(
+                    starting.known,
+                    self._definition.task,
+                    earlier,
+                    layout.islands,
+                    self._settings.known,
+                )
+                hellos = self._greet_all(lock)
+            except HpoError as error:
+                self._send_all(End("refused", error.exit_code, str(error)))
+                raise
+            start = self._send_starts(layout, earlier, launch, hellos)
+            if earlier.snapshot:
+                held.callback(snapshot.write_beside(self._settings.directory, earlier.snapshot))
+                earlier.snapshot = b""
+            sinks = held.enter_context(self._sinks())
+            opening = _Opening(lock, earlier, starting, known, sinks, ended_here(hellos))
+            return self._serve(layout, signals, start, opening)
+
+    def _send_all(self, end: End) -> None:
+        """Send the other ranks that no launch begins."""
+        for rank in range(1, self._transport.size):
+            self._transport.send(rank, encode(end))
+        self._transport.flush(10.0)
+
+    def _claim_directory(self) -> End | None:
+        """Make the directory, which is locked, this campaign's; its end where ``hpo stop`` keeps it from beginning."""
+        definition = self._definition
+        home = self._settings.directory
+        if definition.recorded_identity() is None:
+            directory.write_identity(home, {**definition.identity, "seed": self._settings.seed})
+        if not process.launcher().started_by_hpo:
+            if (sentence := blocked_by_stop(home)) is not None:
+                _say(sentence)
+                return End(STOPPED, 0, None)
+            end_stop(home)
+        if owner := directory.foreign_owner(home):
+            _say(
+                f"{one_line(home)} belongs to {one_line(owner)}, who can read and remove what this campaign writes "
+                "there."
+            )
+        return None
+
+    def _read_earlier(self, layout: Layout, lock: Lock, launch: int, starting: StartingPoints) -> ResumeState:
+        """What earlier launches than ``launch`` left in the journals."""
+        definition = self._definition
+        home = self._settings.directory
+        if lock.contested:
+            _fence(home, launch - 1)
+        with located(home):
+            earlier = fold_directory(
+                home,
+                space=definition.task.space,
+                islands=layout.islands,
+                losses=definition.task.losses,
+                take_snapshot=True,
+                withdrawn={number for one in starting.known for number in one.replaces},
+            )
+        if lock.contested:
+            earlier.contest()
+        earlier.avoid(EvaluationDirectories(home).taken())
+        for line in starting.left_out:
+            _say(one_line(line))
+        return earlier
+
+    def _greet_all(self, lock: Lock) -> list[Hello]:
+        """Wait until all ranks have said hello."""
+        settings = self._settings
+        hellos = greet(
+            self._transport,
+            own_hello(settings, self._definition.identity),
+            greeting_s(settings, self._transport.size),
+        )
+        lock.name_ranks((hello.machine, hello.pid) for hello in hellos[1:])
+        return hellos
+
+    def _send_starts(
+        self, layout: Layout, earlier: ResumeState, launch: int, hellos: Sequence[Hello]
+    ) -> Start:
+        """Send each rank its part of ``earlier``, and return that of this rank."""
+        settings = self._settings
+        starts = start_messages(
+            layout,
+            earlier,
+            launch,
+            [hello.host for hello in hellos],
+            cores=[hello.cores for hello in hellos],
+            lineages={
+                one for one in range(layout.islands) if settings.search_of(one).traits.needs_checkpoints
+            },
+            holds=EvaluationDirectories(settings.directory).may_hold,
+        )
+        for rank in range(1, self._transport.size):
+            self._transport.send(rank, encode(starts[rank]))
+        return starts[0]
+
+    def _sinks(self) -> SinkProcesses:
+        """The processes that write to loggers: beside rank 0, from what it and the others leave in files."""
+        settings = self._settings
+        return SinkProcesses(
+            settings.directory,
+            settings.logging.sinks,
+            settings.logging.directory,
+            child_environment(process.environment(), threads=1, devices=()),
+            lambda sentence: _say(f"{one_line(sentence)}."),
+        )
+
+    # --- the other ranks ------------------------------------------------------------------------------------
+
+    def _run_other(self, layout: Layout, signals: Signals) -> End:
+        self._definition = self._definition.bound_to_directory()
+        transport, settings = self._transport, self._settings
+        transport.send(0, encode(own_hello(settings, self._definition.identity)))
+        early: list[tuple[int, bytes]] = []
+        waits_s = 2 * greeting_s(settings, transport.size)
+        deadline = time.monotonic() + waits_s
+        while time.monotonic() < deadline:
+            if 0 in transport.failed():
+                return End(LOST, EXIT_RESUMABLE, None)
+            arrived = transport.poll()
+            for position, (source, data) in enumerate(arrived, start=1):
+                message = decode(data)
+                if isinstance(message, End) and message.exit_code == 0:
+                    return message
+                if isinstance(message, End):
+                    raise _refusal(message)
+                if isinstance(message, Start):
+                    # A quick leader's first words may have overtaken rank 0's, or come in together with them.
+                    transport.put_back([*early, *arrived[position:]])
+                    return self._serve(layout, signals, message, None)
+                early.append((source, data))
+            time.sleep(0.002)
+        raise CampaignError(
+            f"rank {transport.rank} on {socket.gethostname()} heard nothing from rank 0 for {waits_s:.0f} s. "
+            "Look for rank 0's own message; if there is none, its node may be down or the network between the nodes "
+            "blocked"
+        )
+
+    # --- all ranks ------------------------------------------------------------------------------------------
+
+    def _serve(self, layout: Layout, signals: Signals, start: Start, opening: _Opening | None) -> End:
+        """``opening``: on rank 0."""
+        transport = self._transport
+        place, _ = layout.place_of(transport.rank)
+        self._serving = True
+        signals.patience = PATIENCE
+        definition = self._definition
+        settings = self._settings
+        with ExitStack() as closing:
+            assembly = Assembly(
+                definition=definition, transport=transport, layout=layout, signals=signals, closing=closing
+            )
+            coordinator = display = status = housekeeping = None
+            mine = assembly.roles(place, start)
+            if opening is not None:
+                lock, earlier = opening.lock, opening.earlier
+                log = begin_log(assembly, start.launch, earlier, opening.known)
+                coordinator = make_coordinator(assembly, log, earlier, opening.starting.points, opening.ended)
+                if not log.writer.pending:
+                    lock.settle()
+                done = coordinator.tally.final
+                display = Display(settings, definition.task, workers=len(layout.workers), done=done)
+                closing.callback(display.close)
+                status = make_status(assembly, lock, coordinator, log, earlier)
+                cleanup = begin_cleanup(
+                    settings,
+                    objectives=len(definition.task.objectives),
+                    islands=layout.islands,
+                    launch=start.launch,
+                    earlier=earlier,
+                )
+                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, opening.sinks)
+            node = EventLoop(
+                transport=transport,
+                roles=mine,
+                coordinator=coordinator,
+                signals=signals,
+                hang_timeout_s=assembly.hang_timeout_s,
+                housekeeping=housekeeping or (lambda now: None),
+                failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
+            )
+            end = node.run()
+            if node.given_up and assembly.writer is not None:
+                assembly.writer.discard()  # it would go on in a file that is read
+            end = assembly.settle(end)
+            if coordinator is not None and opening is not None:
+                opening.lock.all_ended = coordinator.all_ended
+            if display is not None and coordinator is not None:
+                display.finish(coordinator, end.reason, transport.now())
+        if status is not None and coordinator is not None and end == coordinator.end:
+            status.finish(coordinator, transport.now())
+        # After a deadline the next launch goes on from what paused, and from lineages.
+        if coordinator is not None and end.exit_code == 0 and end.reason != DEADLINE:
+            with suppress(OSError):  # it is only space
+                keep_only_best(settings.directory, settings.keep)
+        return end
+
+
+def _fence(campaign_directory: Path, launch: int) -> None:
+    """The lock was that of ``launch``, of which ranks may go on: what these still write does not count.
+    CampaignError where that cannot be made sure."""
+    try:
+        fence_launch(campaign_directory, launch)
+    except OSError as error:
+        raise directory.unwritable(campaign_directory, error) from error
+
+
+def _refusal(end: End) -> HpoError:
+    """The error that rank 0 met, for the other ranks to raise."""
+    kind = UsageError if end.exit_code == UsageError.exit_code else CampaignError
+    return kind(end.error or f"the campaign ended before it began ({end.reason})")
+
+
+def _raise_failure(end: End) -> None:
+    """Raise the error of a launch that could not go on."""
+    if end.reason == UNFIT:
+        raise CampaignError(
+            "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
+            f"this and give the same command again: {end.error}"
+        )
+    if end.reason == STORAGE:
+        raise StorageFailed(end.error or "the storage did not work")
+    if end.reason == REFUSED:
+        raise CampaignError(end.error or "the constraints refused all proposals")
+    if end.reason == FUTILE:
+        raise CampaignError(end.error or "the first evaluations all failed")
+
+
+def _say(sentence: str) -> None:
+    write(f"hpo: {sentence}", sys.stderr, flush=True)

@@ -1,0 +1,271 @@
+"""What a rank is made of: which leader, evaluator host and coordinator it has, and what each is given."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack, suppress
+
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.rank.evaluators import (
+    Jobs,
+    make_crew,
+    make_evaluator_host,
+    make_inline_crew,
+    make_inline_host,
+)
+from hpo.cluster.signals import Signals
+from hpo.config import process
+from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, UsageError, describe_os_error
+from hpo.evaluation.cores import cores_here
+from hpo.evaluation.crew import ProcessCrew
+from hpo.evaluation.directories import EvaluationDirectories
+from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.inline import InlineCrew, InlineHost
+from hpo.individual import Scalar
+from hpo.islands.end_reasons import STORAGE
+from hpo.islands.event_loop import RankRoles
+from hpo.islands.leader.leader import Leader, LeaderSettings
+from hpo.islands.leader.migration import MigrationSettings
+from hpo.islands.messages import End, Remark, Start, Surroundings, encode
+from hpo.islands.storage import StorageWait, storage_sentence
+from hpo.islands.transport import Transport
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.records import Header
+from hpo.search import stopping_rules as pruning
+from hpo.search.models.pareto import reference_losses
+from hpo.search.phases import searched
+from hpo.search.protocols import SearchContext
+from hpo.task.task import MAXIMIZE
+
+_CONSTRAINTS, _STEPS = "[constraints]", "[steps]"
+"""No names of metrics, as remarks have."""
+
+
+class Assembly:
+    """Makes the parts of this rank. ``closing``: ends what is made here."""
+
+    def __init__(
+        self,
+        *,
+        definition: CampaignDefinition,
+        transport: Transport,
+        layout: Layout,
+        signals: Signals,
+        closing: ExitStack,
+    ) -> None:
+        self.definition = definition
+        self.settings = definition.settings
+        self.task = definition.task
+        self.transport = transport
+        self.layout = layout
+        self.signals = signals
+        self.closing = closing
+        self.writer: JournalWriter | None = None
+        """Journal of the worker that this rank leads."""
+        self.began = 0.0
+        """When that journal began; Unix seconds."""
+        self._remarked: set[str] = set()
+
+    def roles(self, place: WorkerPlacement, start: Start) -> RankRoles:
+        """What this rank is in the worker at ``place``, from ``start`` on."""
+        worker_rank = place.ranks.index(self.transport.rank)
+        if worker_rank:
+            host = self._evaluator_host(place, worker_rank, start.surroundings)
+            self.closing.callback(host.close)
+            return RankRoles(
+                members=place.ranks,
+                leader=None,
+                non_leader=host,
+                filenos=host.filenos,
+                inline=host if isinstance(host, InlineHost) else None,
+            )
+        header = Header.of_this_process(
+            launch=start.launch,
+            island=place.island,
+            worker=place.worker,
+            job=str(process.slurm_attempt() or ""),
+        )
+        path = journal_path(
+            self.settings.directory, launch=start.launch, island=place.island, worker=place.worker
+        )
+        self.writer, self.began = JournalWriter(path, header), header.time
+        self.closing.callback(_close, self.writer)
+        crew = self._crew(place, start)
+        self.closing.callback(crew.close, 10.0)
+        leader = self.leader(place, crew, self.writer, start.surroundings)
+        leader.begin(start)
+        return RankRoles(
+            members=place.ranks,
+            leader=leader,
+            non_leader=None,
+            filenos=crew.filenos,
+            inline=crew if isinstance(crew, InlineCrew) else None,
+        )
+
+    def _evaluator_host(
+        self, place: WorkerPlacement, worker_rank: int, surroundings: Surroundings
+    ) -> EvaluatorHost | InlineHost:
+        if self._inline:
+            return make_inline_host(
+                transport=self.transport,
+                place=place,
+                worker_rank=worker_rank,
+                surroundings=surroundings,
+                task=self.task,
+            )
+        return make_evaluator_host(
+            self.settings,
+            transport=self.transport,
+            place=place,
+            worker_rank=worker_rank,
+            surroundings=surroundings,
+            source=self.definition.source,
+        )
+
+    def _crew(self, place: WorkerPlacement, start: Start) -> ProcessCrew | InlineCrew:
+        if self._inline:
+            return make_inline_crew(
+                self.settings,
+                transport=self.transport,
+                place=place,
+                launch=start.launch,
+                surroundings=start.surroundings,
+                task=self.task,
+                stopping=lambda: self.signals.count > 0,
+            )
+        return make_crew(
+            self.settings,
+            transport=self.transport,
+            place=place,
+            launch=start.launch,
+            surroundings=start.surroundings,
+            source=self.definition.source,
+            objectives=self.task.objectives,
+        )
+
+    @property
+    def _inline(self) -> bool:
+        return self.settings.evaluation.isolation == "inline"
+
+    @property
+    def hang_timeout_s(self) -> float:
+        """After how long without a sign of life a rank is given up; never where evaluations let it show none."""
+        evaluation = self.settings.evaluation
+        blind = evaluation.isolation == "inline" and not self.transport.any_thread
+        return math.inf if blind else evaluation.hang_timeout_s
+
+    def settle(self, end: End) -> End:
+        """Put on disk what is not there yet, as the launch ended by ``end``; rank 0 waits for the storage if need be.
+        How the launch has ended: for want of its storage where rank 0's journal could not be written."""
+        wait, writer = StorageWait(), self.writer
+        while writer is not None and (writer.error is not None or writer.pending):
+            try:
+                writer.commit()
+            except OSError as error:
+                wait.failed(describe_os_error(error, writer.path), time.monotonic())
+                # Of others no result is missing that the coordinator has counted.
+                if wait.over or end.reason == STORAGE or self.transport.rank:
+                    writer.discard()
+                else:
+                    time.sleep(max(0.0, wait.retry_at - time.monotonic()))
+        if self.transport.rank == 0 and wait.over and wait.error is not None:
+            return End(STORAGE, EXIT_RESUMABLE, storage_sentence(wait.error))
+        return end
+
+    def leader(
+        self,
+        place: WorkerPlacement,
+        crew: ProcessCrew | InlineCrew,
+        writer: JournalWriter,
+        surroundings: Surroundings,
+    ) -> Leader:
+        """The leader of the worker at ``place``, not begun."""
+        settings, transport, layout = self.settings, self.transport, self.layout
+        groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
+        search = settings.search_of(place.island)
+        objectives = self.task.objectives
+        jobs = Jobs(EvaluationDirectories(settings.directory), settings.seed)
+        space, breeder = searched(
+            self.task.space,
+            settings,
+            place.island,
+            SearchContext(
+                clock=transport.now,
+                all_workers=sum(map(len, groups)),
+                local_workers=surroundings.local_leaders,
+                cores=cores_here(),
+                workers=len(groups[place.island]),
+                islands=len(groups),
+                evaluations=settings.evaluations,
+                objectives=len(objectives),
+                inline=settings.evaluation.isolation == "inline",
+                allows=self.allows if self.task.constraints else None,
+                offers=jobs.offers,
+            ),
+        )
+        return Leader(
+            place=place,
+            peers=groups[place.island],
+            islands=groups,
+            coordinator=0,
+            transport=transport,
+            space=space,
+            breeder=breeder,
+            crew=crew,
+            job_of=jobs,
+            journal=writer,
+            settings=LeaderSettings(
+                seed=settings.seed,
+                losses=self.task.losses,
+                allows=self.allows,
+                migration=MigrationSettings(
+                    # What an interval of training reached says nothing of its parameters where training begins.
+                    probability=0.0 if search.traits.needs_checkpoints else search.migration,
+                    copy=search.exchange == "pollination",
+                    emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
+                    ring=settings.layout.topology == "ring",
+                ),
+                retries=settings.evaluation.retries,
+                duplicates=settings.search.duplicates,
+                durable_starts=settings.evaluation.isolation != "inline",
+                grace_s=settings.evaluation.grace_s,
+                keep=settings.keep,
+                pruning=pruning.of_search(search, self.task.objectives),
+                steps=self.steps,
+                reported=next(iter(objectives)) if len(objectives) == 1 else None,
+                sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
+                reference=reference_losses(search.reference, objectives),
+            ),
+            forget=EvaluationDirectories(settings.directory).forget,
+            signalled=lambda: self.signals.count > 0,
+        )
+
+    def allows(self, params: dict[str, Scalar]) -> bool:
+        """Whether the constraints hold. While the campaign runs, a configuration for which one raises is refused: it
+        may be one of thousands, and would come again in each launch that goes on."""
+        try:
+            return self.task.allows(params)
+        except CampaignError as error:
+            self._remark(_CONSTRAINTS, "configurations for which a constraint raises are left out", error)
+            return False
+
+    def steps(self, params: dict[str, Scalar]) -> int | None:
+        """How many steps a whole run reports; None where the task does not say it, or fails to."""
+        try:
+            return self.task.steps_of(params)
+        except UsageError as error:
+            self._remark(_STEPS, "the pruner does not know how long some runs are", error)
+            return None
+
+    def _remark(self, name: str, begin: str, error: HpoError) -> None:
+        if name not in self._remarked:
+            self._remarked.add(name)
+            self.transport.send(0, encode(Remark(name, f"{begin}: {str(error).rstrip('.')}")))
+
+
+def _close(writer: JournalWriter) -> None:
+    # After ``settle`` nothing is left to be written; before it, an error is on its way already.
+    with suppress(OSError):
+        writer.close()

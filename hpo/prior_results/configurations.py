@@ -1,0 +1,101 @@
+"""Configurations that a campaign is asked to evaluate, as its key ``points`` and ``hpo enqueue`` name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpo.errors import UsageError
+from hpo.individual import COMPLETED
+from hpo.prior_results import tables as sources
+from hpo.prior_results.cells import ABSENT, Ambiguous, Cells, SeparatedNumber
+from hpo.space.space import Params, SearchSpace
+from hpo.task.known_point import Allows
+
+_LISTED = 6
+"""Names in a sentence, at most."""
+
+
+def read_points(
+    entry: str | Mapping[str, object],
+    space: SearchSpace,
+    allows: Allows = lambda params: True,
+    *,
+    label: str = "points",
+    number: int | None = None,
+    left_out: list[str] | None = None,
+) -> list[Params]:
+    """The configurations that an entry of the campaign's key ``points``, or ``hpo enqueue``, asks to evaluate: itself,
+    or the rows of a table.
+
+    Args:
+        entry (str or dict): a configuration, or the source of a table.
+        space (SearchSpace): of the task.
+        allows (callable; default lambda params: True): the constraints of the task.
+        label (str; default "points"): name of the entry in errors.
+        number (int; default None): number of the entry in errors, from 1.
+        left_out (list of str; default None): gets a line about rows that hold no configuration.
+
+    Raises:
+        UsageError: the table cannot be read or holds no configuration, or a configuration is not allowed; each is
+            there because it is wanted.
+    """
+    if not isinstance(entry, str):
+        return [wanted(label if number is None else f"{label}, number {number}", entry, space, allows)]
+    table = sources.read(entry)
+    cells = Cells(space.parameters, typed=table.typed)
+    found = []
+    for row in table.rows:
+        where = f"{label}, {table.name}, {row.origin}"
+        given = _configuration(row, table, space, cells, where)
+        if given is not None:
+            found.append(wanted(where, given, space, allows))
+    empty_rows = len(table.rows) - len(found)
+    if empty_rows and not found:
+        raise UsageError(
+            f"{label}, {table.name}: no row has values of the parameters {listed(list(space.names))}. Name a table "
+            "with a column for each."
+        )
+    if empty_rows and left_out is not None:
+        rows = "1 row" if empty_rows == 1 else f"{empty_rows} rows"
+        left_out.append(f"{label}, {table.name}: {rows} without a configuration left out")
+    return found
+
+
+def _configuration(
+    row: sources.Row, table: sources.Table, space: SearchSpace, cells: Cells, where: str
+) -> dict[str, object] | None:
+    """The values of a row; None where it has none, or a trial that did not complete lacks some. UsageError, which
+    begins with ``where``, where a cell cannot be read."""
+    prefix = sources.PARAMS if table.exported else ""
+    given: dict[str, object] = {}
+    lacks = False
+    for name in space.order:
+        if not space.exists(name, given):
+            continue
+        cell = row.cells.get(prefix + name, ABSENT)
+        if cells.missing(name, cell):
+            lacks = True
+            continue
+        try:
+            given[name] = cells.value(name, cell)
+        except (Ambiguous, SeparatedNumber) as error:
+            raise UsageError(f"{where}: {name} = {error}.") from None
+    cut_off = lacks and row.status not in (None, COMPLETED)
+    return None if cut_off or not given else given
+
+
+def wanted(label: str, params: Mapping[str, object], space: SearchSpace, allows: Allows) -> Params:
+    """The configuration as ``space`` has it; UsageError, which begins with ``label``, where it is not allowed."""
+    try:
+        checked = space.validate(params)
+    except UsageError as error:
+        raise UsageError("\n".join(f"{label}: {line}" for line in str(error).splitlines())) from None
+    if not allows(checked):
+        raise UsageError(f"{label}: a constraint refuses {checked}. Leave it out.")
+    return checked
+
+
+def listed(names: list[str]) -> str:
+    """The first of the columns ``names``, for a sentence."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(name.removeprefix(sources.PARAMS) for name in names[:_LISTED]) + more
