@@ -241,8 +241,7 @@ class Assembly:
 
         def reopened(again: list[Assignment], reason: str) -> None:
             for one in again:
-                number = one.reopened
-                writer.append(Reopened(id=one.id, number=number, reason=reason, time=time.time()))
+                writer.append(Reopened(id=one.id, number=one.reopened, reason=reason, time=time.time()))
             commit()
 
         def worker_left(place: WorkerPlacement, reason: str) -> None:

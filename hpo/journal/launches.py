@@ -103,8 +103,7 @@ def got_something_done(directory: Path, launch: int) -> bool:
 def _is_progress(record: Record) -> bool:
     if not isinstance(record, Finished):
         return False
-    outcome = record.outcome
-    return outcome.status in FINAL or (outcome.status == INTERRUPTED and outcome.error is None)
+    return record.status in FINAL or (record.status == INTERRUPTED and record.error is None)
 
 
 def launches_in_vain(directory: Path, job: str = "") -> int:
