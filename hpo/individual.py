@@ -5,6 +5,8 @@ it is a field here, and of ``hpo.journal.records`` where the journal keeps it.""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 MOST_STEPS = 2**53
@@ -50,6 +52,7 @@ def make_id(island: int, worker: int, sequence: int) -> str:
     return f"{island}-{worker}-{sequence}"
 
 
+@lru_cache(maxsize=1024)  # the same individual is asked for several times in a row
 def birthplace(identity: str) -> tuple[int, int, int]:
     """Island, worker and sequence number of an individual's id; of a known point -1, -1 and its number."""
     if is_known(identity):

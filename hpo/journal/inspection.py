@@ -331,9 +331,8 @@ class _Inspection:
             self._space.validate(record.params)
         except UsageError as error:
             return "; ".join(str(error).splitlines())
-        objectives = record.objectives if isinstance(record, Finished) else None
-        if objectives and {*objectives} != self._objectives:
-            return f"its objectives are {', '.join(objectives)}"
+        if isinstance(record, Finished) and record.objectives and {*record.objectives} != self._objectives:
+            return f"its objectives are {', '.join(record.objectives)}"
         return None
 
     def _takes_long(self) -> bool:

@@ -120,8 +120,7 @@ def made_progress(directory: Path, launch: int) -> bool:
 def _is_progress(record: Record) -> bool:
     if not isinstance(record, Finished):
         return False
-    outcome = record.outcome
-    return outcome.status in FINAL or (outcome.status == INTERRUPTED and outcome.error is None)
+    return record.status in FINAL or (record.status == INTERRUPTED and record.error is None)
 
 
 def consecutive_idle_launches(directory: Path, job: str = "") -> int:

@@ -280,26 +280,39 @@ class _FinishedLine(_EvaluationLine, kw_only=True, tag="finished"):
     steps: int | None = None
 
 
-_NOT_ON_RECORD = "resumed", "contested", "seconds"
-"""Fields that concern the process which evaluates, or follow from the times."""
-
-
 def flat(record: Record) -> msgspec.Struct:
     """``record`` as its line has it."""
     if not isinstance(record, Evaluation):
         return record
-    values: dict[str, Any] = {**structs.asdict(record.configuration), **structs.asdict(record.attempt)}
-    values["island"], values["worker"], values["sequence"] = birthplace(record.id)
-    kind: type[_EvaluationLine] = _StartedLine
-    if isinstance(record, Finished):
-        outcome, kind = record.outcome, _FinishedLine
-        values |= {name: getattr(outcome, name) for name in Outcome.__struct_fields__}
-        values |= {"started": record.started, "finished": record.finished, "resting": record.resting}
-    else:
-        values["time"] = record.at
-    for name in _NOT_ON_RECORD:
-        values.pop(name, None)
-    return kind(**values)
+    configuration, attempt = record.configuration, record.attempt
+    island, worker, sequence = birthplace(configuration.id)
+    values: dict[str, Any] = {
+        "id": configuration.id,
+        "island": island,
+        "worker": worker,
+        "sequence": sequence,
+        "params": configuration.params,
+        "operator": configuration.operator,
+        "parents": configuration.parents,
+        "retries": attempt.retries,
+        "resumed_at_step": attempt.resumed_at_step,
+        "inherits": configuration.inherits,
+        "reopened": attempt.reopened,
+    }
+    if not isinstance(record, Finished):
+        return _StartedLine(**values, time=record.at)
+    outcome = record.outcome
+    return _FinishedLine(
+        **values,
+        started=record.started,
+        finished=record.finished,
+        status=outcome.status,
+        objectives=outcome.objectives,
+        metrics=outcome.metrics,
+        error=outcome.error,
+        resting=record.resting,
+        steps=outcome.steps,
+    )
 
 
 def nested(line: msgspec.Struct) -> Record:

@@ -602,7 +602,7 @@ def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -
     ends = [record for record in records if isinstance(record, Finished)]
     pruned = [record.metrics["pruned_step"] for record in ends if record.status == PRUNED]
     assert len(pruned) > 20 and max(pruned) < 9
-    assert {record.steps for record in ends if record.status == COMPLETED} == {9}
+    assert {record.outcome.steps for record in ends if record.status == COMPLETED} == {9}
 
 
 def test_early_stopping_costs_a_fraction_of_the_steps() -> None:

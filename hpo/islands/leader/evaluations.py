@@ -118,9 +118,8 @@ class Evaluations:
                 self.running = None
                 self._claims.queue.appendleft(candidate)
                 return
-        retries = candidate.retries
-        if retries >= self._rules.retries + _MOST_DEATHS:
-            error = f"its processes or ranks died {retries} times while it was evaluated; not tried again"
+        if candidate.retries >= self._rules.retries + _MOST_DEATHS:
+            error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
             # Not by way of ``finish``, which might try it again.
             self.running = None
             self._record(candidate, TaskOutcome(status=CRASHED, error=error), rests=False)
