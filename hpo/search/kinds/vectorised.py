@@ -185,7 +185,7 @@ def _confined_choices(space: SearchSpace) -> dict[int, Any]:
 
     if not isinstance(space, RestrictedSpace):
         return {}
-    return {column: numpy.array(instead) for column, instead in space.instead.items()}
+    return {column: numpy.array(allowed) for column, allowed in space.replacement_choices.items()}
 
 
 def _integer(parameter: Int, genes: Any) -> Any:
