@@ -39,7 +39,7 @@ def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, _Made]], Ca
             for keyword in given:
                 if keyword not in keywords and not takes_any:
                     remedy = remedies.get(keyword) or suggestion(keyword, keywords)
-                    raise UsageError(f"{name}: {keyword!r} is no keyword of it. {remedy}")
+                    raise UsageError(f"{name} has no keyword {keyword!r}. {remedy}")
             try:
                 signature.bind(*arguments, **given)
             except TypeError as error:

@@ -180,10 +180,10 @@ class SearchSpace:
     def differences(self, other: Mapping[str, Mapping[str, object]]) -> list[str]:
         """A sentence for each difference from ``other``, an older space's ``describe()``; order does not count."""
         mine = self.describe()
-        sentences = [f"{name}: was there, is gone" for name in other if name not in mine]
+        sentences = [f"{name}: was removed" for name in other if name not in mine]
         for name, now in mine.items():
             if name not in other:
-                sentences.append(f"{name}: was not there, is new")
+                sentences.append(f"{name}: was added")
                 continue
             was = other[name]
             # Where the types differ, all other keys differ as well and need no sentences of their own.
