@@ -409,7 +409,7 @@ class Settings(Section):
     keep: From0 = Field(default=3, description=_FROM_0)
     """Number of the best individuals whose checkpoints are kept."""
     restarts: From0 = Field(default=10, description=_FROM_0)
-    """How many times ``hpo run`` starts mpirun again after ranks died."""
+    """Most restarts of mpirun by ``hpo run`` after ranks died."""
     known: tuple[Annotated[KnownSettings, BeforeValidator(_as_known_entry)], ...] = Field(
         default=(),
         strict=False,

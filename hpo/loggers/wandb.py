@@ -63,7 +63,7 @@ class WandbSink:
         run.finish(exit_code=0 if succeeded(individual) else 1)
         del self._runs[individual.id]
 
-    # wandb has a process of its own, which saves what it is sent even if this process dies.
+    # wandb has a process of its own, which saves all that is logged even if this process dies.
     def flush(self) -> None:
         """Do nothing."""
 

@@ -171,7 +171,7 @@ class Channel:
         return [int(part.item()) for part in self.all_gather(mine)]
 
     def gather(self, tensor: Tensor) -> list[Tensor] | None:
-        """On the first rank, tensors of all ranks, which must have the same shape, in order of rank; None on others."""
+        """Tensors of all ranks, which must have the same shape, in order of rank, on the first rank; None on others."""
         if self.size == 1:
             return [tensor]
         self._count(tensor.nbytes if self.rank else 0)

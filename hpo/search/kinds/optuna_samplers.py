@@ -127,7 +127,7 @@ class OptunaBreeder(EvolutionBreeder):
         self._use(genome)
         return Offspring(genome, self.operator)
 
-    # --- what the study is given -----------------------------------------------------------------------------
+    # --- observations ---------------------------------------------------------------------------------------
 
     def _observe(self, population: Population) -> None:
         shown: dict[str, Member] = {}
@@ -211,7 +211,7 @@ class OptunaBreeder(EvolutionBreeder):
                 self._distributions[name] = _distribution(parameter)
         return optuna.create_study()
 
-    # --- what it is asked -----------------------------------------------------------------------------------
+    # --- proposals ------------------------------------------------------------------------------------------
 
     def _asked(self, rng: random.Random) -> Genome:
         from optuna.trial import TrialState
