@@ -1,7 +1,7 @@
 """Asynchronous evolutionary search for hyperparameters and architectures of models that need many GPUs each.
 
-Names are resolved at first use, so that ``import hpo`` costs nothing in a process that needs only some of
-them."""
+Each public name is imported at its first use: ``import hpo`` in an evaluator process, or for ``hpo --help``, does not
+load the modules that it does not need."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'hpo' has no attribute {name!r}")
     value = getattr(import_module(f"hpo.{_HOME[name]}"), name)
-    globals()[name] = value
+    globals()[name] = value  # the next use finds the name without a call of this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""``python -m hpo``."""
+"""Entry point of ``python -m hpo``, the same command line as ``hpo``."""
 
 import sys
 

@@ -1,5 +1,6 @@
-"""Names in Optuna, Ray Tune, DeepHyper, Propulate, Slurm and other programs of what hpo has under another name, for
-errors that name what a user most likely meant. A word of another program is added here and nowhere else."""
+"""Terms of Optuna, Ray Tune, DeepHyper, Propulate, Slurm and other programs, each with hpo's term for the same thing.
+
+Errors use them to suggest what a user most likely meant. Add a term of another program here and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ def _by_alias(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def folded(word: str) -> str:
-    """``word`` in the spelling in which aliases are compared: small letters, with no hyphens or underscores."""
+    """``word`` as aliases are compared: in lower case, without hyphens and underscores."""
     return word.casefold().replace("_", "").replace("-", "")
 
 
@@ -50,7 +51,7 @@ SETTINGS = _by_alias(
         "task_options": "options task_kwargs kwargs config",
     }
 )
-"""Keyword of ``hpo.Campaign`` by alias; a campaign file has it in its section."""
+"""Keyword of ``hpo.Campaign`` by alias; a campaign file has the same key in one of its sections."""
 
 _TASK = "It belongs to the task: hpo.Task(space, evaluate, {})."
 _RANKS = (
@@ -77,7 +78,7 @@ ELSEWHERE = {
     }.items()
     for alias in aliases.split()
 }
-"""Sentence that says where a word that is no setting belongs, by that word."""
+"""Sentence that says where to state something that is no setting of a campaign, by alias."""
 
 VALUES = {
     "kind": _by_alias(
@@ -117,10 +118,10 @@ VALUES = {
         }
     ),
 }
-"""Value by the key of a setting, or "direction", and alias."""
+"""Valid value of a setting by alias, by the setting's key ("direction" included, which a task has)."""
 
 SECTION_VALUES = {"evaluation": "evaluations", "search": "kind", "layout": "islands", "logging": "log_sinks"}
-"""Keyword that was most likely meant where a value stands in place of a section's keys, by section."""
+"""Keyword most likely meant where a single value is given for a whole section, by section: ``search = "tpe"``."""
 
 SBATCH = _by_alias(
     {
@@ -137,8 +138,9 @@ SBATCH = _by_alias(
         "error": "stderr",
     }
 )
-"""Option of sbatch by alias."""
+"""Option of sbatch by alias, all without the leading ``--``."""
 
+# Written out because `hpo slurm --dry-run` checks options on machines that have no sbatch to ask.
 _OPTIONS = (
     "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container "
     "container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot "
@@ -152,4 +154,4 @@ _OPTIONS = (
     "usage use-min-nodes verbose wait wait-all-nodes wckey wrap x11"
 )
 SBATCH_OPTIONS = frozenset(_OPTIONS.split())
-"""The long options of sbatch, up to Slurm 25.05."""
+"""Long options of sbatch, up to Slurm 25.05, without the leading ``--``."""

@@ -1,4 +1,4 @@
-"""Refuses unknown keyword arguments with a sentence that names the nearest valid one."""
+"""Check of keyword arguments: an unknown keyword's error names the closest valid keyword."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ _Made = TypeVar("_Made")
 
 
 def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
-    """Have a method raise UsageError for arguments that it does not take, or lacks. ``remedies``: by keyword
-    that users of other packages expect, what to write instead."""
+    """Decorator that raises UsageError for unknown or missing arguments of a method.
+
+    Args:
+        **remedies (str): sentences on what to write instead, by keyword that users of other packages expect.
+    """
 
     def decorate(init: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
         signature = inspect.signature(init)
-        kinds = {name: one.kind for name, one in signature.parameters.items()}
+        kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
         keywords = [
             name
             for name, kind in kinds.items()
@@ -32,14 +35,17 @@ def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, _Made]], Ca
 
         @functools.wraps(init)
         def checked(*arguments: _Given.args, **given: _Given.kwargs) -> _Made:
+            # Before bind(), whose TypeError would name the keyword but no remedy.
             for keyword in given:
                 if keyword not in keywords and not takes_any:
                     remedy = remedies.get(keyword) or suggestion(keyword, keywords)
-                    raise UsageError(f"{name}: {keyword!r} is no keyword of it. {remedy}")
+                    raise UsageError(f"{name} has no keyword {keyword!r}. {remedy}")
             try:
                 signature.bind(*arguments, **given)
             except TypeError as error:
-                taken = ", ".join(str(one) for one in signature.parameters.values() if one.name != "self")
+                taken = ", ".join(
+                    str(parameter) for name, parameter in signature.parameters.items() if name != "self"
+                )
                 raise UsageError(f"{name}: {error}. Write {name}({taken}).") from None
             return init(*arguments, **given)
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 EXIT_RESUMABLE = 75
-"""EX_TEMPFAIL of sysexits.h: stopped early, start the same command again to go on."""
+"""Stopped early; the same command continues the campaign. This is EX_TEMPFAIL of sysexits.h."""
+# mpirun reports a rank that a signal ended as 128 plus the signal, so the sums below must stay under 128.
 EXIT_REPORTED = 32
-"""Added to the exit code of a rank that has said why it ends, so that ``hpo run`` need not guess. The sums stay below
-128, from where mpirun's codes are those of ranks that a signal ended."""
+"""Added to the exit code of a rank that has reported why it ends, so that ``hpo run`` need not guess."""
 EXIT_REFUSED = 8
-"""Added to that where the campaign was refused before this launch of it began."""
+"""Added to EXIT_REPORTED where the campaign was refused before this launch of it began."""
 EXIT_STORAGE = 76
-"""From a rank to ``hpo run`` only: as EXIT_RESUMABLE, and to start again at once would be in vain."""
+"""Exit code from a rank to ``hpo run`` only: resumable, but not before the storage works again."""
 
 
 class HpoError(Exception):
-    """Base of all errors of this package that a user can mend; the text states the value, the rule and the remedy."""
+    """Base of all errors of this package that a user can fix; the text states the value, the rule and the remedy."""
 
     exit_code = 1
 
@@ -33,29 +33,29 @@ class CampaignError(HpoError):
 
 
 class RanksDied(CampaignError):
-    """Ranks died, or did not start in time, before the campaign had begun; it may be tried again."""
+    """Ranks died, or did not start in time, before the campaign began; the same command may be tried again."""
 
     exit_code = EXIT_RESUMABLE
 
 
 class LockLost(CampaignError):
-    """Another launch has taken the campaign's lock, or may have; when that is over, this one may go on."""
+    """Another launch holds the campaign's lock, or may hold it; the campaign continues once that launch has ended."""
 
     exit_code = EXIT_RESUMABLE
 
 
 class StorageFailed(CampaignError):
-    """The campaign's storage did not work for minutes; with room and access again the same command goes on."""
+    """The campaign's storage failed for minutes; the same command continues once there is space and access again."""
 
     exit_code = EXIT_RESUMABLE
 
 
 class JournalDamaged(CampaignError):
-    """A journal holds a record, other than a torn last one, whose checksum does not fit.
+    """A record of a journal has a wrong checksum, and is not just the last record, cut off while it was written.
 
     Attributes:
-        path (path): of the journal.
-        line (int): of the record, from 1.
+        path (path): the journal's file.
+        line (int): line of the record, from 1.
     """
 
     def __init__(self, path: object, line: int, reason: str) -> None:
@@ -68,12 +68,12 @@ class JournalDamaged(CampaignError):
 
 
 def describe_os_error(error: OSError, path: object) -> str:
-    """``PATH: reason``. ``path``: what was used, where the error names none."""
+    """``PATH: reason`` for an error of the operating system. ``path``: the path shown where the error names none."""
     return f"{error.filename or path}: {error.strerror or error}"
 
 
 class SpaceExhausted(HpoError):
-    """No configuration is left: all that the space and its constraints allow are evaluated or pending."""
+    """No configuration is left: all that the space and its constraints allow are evaluated or running."""
 
 
 class Pruned(Exception):
@@ -90,7 +90,8 @@ class Interrupted(Exception):
 
 @contextmanager
 def noted(problems: dict[str, None]) -> Iterator[None]:
-    """Put what a check finds wrong with the rest, so that all is reported together."""
+    """Collect the mistakes that a check raises in ``problems``, so that all are reported together."""
+    # A dictionary, not a list: several checks may find the same mistake, which is reported once, in order.
     try:
         yield
     except UsageError as error:

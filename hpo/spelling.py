@@ -1,4 +1,4 @@
-"""What to write instead of a misspelt name."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _LISTED = 12
 
 
 def nearest(word: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The valid name that ``word`` was most likely meant to be; None when none is near. ``cutoff``: the least
-    similarity, from 0 to 1."""
-    # Here, as every command imports this module and only one with a mistake needs it.
+    """The valid name closest to ``word``, or None without a close match. ``cutoff``: least similarity, from 0 to 1."""
+    # Imported here because every command imports this module, but only a mistake needs difflib.
     from difflib import get_close_matches
 
+    # Reversed, so that the first of several names that differ in case only is kept.
     folded = {name.casefold(): name for name in reversed(list(valid))}
+    # difflib's time grows with the square of the length, and a value may be a whole file.
     text = (word if isinstance(word, str) else excerpt(word))[:MOST_SHOWN]
     near = get_close_matches(text.casefold(), folded, n=3, cutoff=cutoff)
     # Letters in the wrong order are the likelier mistake: "bset" is "best", although it holds the whole of "set".
@@ -28,7 +29,7 @@ def nearest(word: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str |
 
 
 def suggestion(word: object, valid: Iterable[str]) -> str:
-    """A sentence that names the valid name nearest to ``word``, or the valid names when none is near."""
+    """A sentence that names the valid name closest to ``word``, or lists the valid names without a close match."""
     names = list(valid)
     near = nearest(word, names)
     if near is not None:
@@ -40,7 +41,7 @@ def suggestion(word: object, valid: Iterable[str]) -> str:
 
 
 def unrecognized(arguments: Sequence[str], parser: ArgumentParser) -> str:
-    """Says that a command does not take ``arguments``, and which of ``parser``'s options the first was meant to be."""
+    """Message that a command does not take ``arguments``, with the option of ``parser`` closest to the first."""
     options = [name for action in parser._actions for name in action.option_strings]
     option = next((word.split("=")[0] for word in arguments if word.startswith("-")), "")
     near = nearest(option, options)

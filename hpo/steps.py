@@ -1,4 +1,4 @@
-"""How far a command is that takes seconds: a bar on a terminal, which goes when the command has ended."""
+"""Progress bar on a terminal for commands that take seconds; it disappears when the command has ended."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Shows on standard error which of the ``total`` steps a command is at; nothing where that is no terminal, or not
-    ``shown``."""
+    """Shows on standard error which of its ``total`` steps a command is at.
+
+    Shows nothing where standard error is no terminal, or without ``shown``.
+    """
 
     def __init__(self, total: int, *, shown: bool = True) -> None:
         self._bar: Progress | None = None
         self._begun = 0
         if not shown or not sys.stderr.isatty():
             return
+        # Imported only where a bar is shown: rich takes longer to import than many a command to run.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -31,7 +34,7 @@ class Steps:
             self._bar.add_task("", total=total)
 
     def begin(self, what: object) -> None:
-        """The next step begins; those before are done."""
+        """Show that the next step, ``what``, begins; all steps before it are done."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._begun, description=one_line(what))
             self._begun += 1

@@ -1,7 +1,7 @@
-"""Makes text safe for a terminal: control characters are spelt out.
+"""Output that is safe for a terminal: control characters are spelt out.
 
-Names, errors, ids and paths come from tasks and journals. Data keep them exactly; whatever writes
-them for a person to read calls these functions."""
+Names, errors, ids and paths come from tasks and journals. Data keep them exactly; code that prints them for a person
+calls these functions, as a control sequence in a name could otherwise change the terminal."""
 
 from __future__ import annotations
 
@@ -10,40 +10,39 @@ import shlex
 import sys
 from typing import TextIO
 
-_OBEYED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""C0 and C1 controls, DEL, line separators, bidirectional overrides and isolates; and half a surrogate pair, which a
-file's name may hold and no terminal can be sent."""
-_IN_LAYOUT = re.compile(f"[{_OBEYED}]")
-_IN_A_LINE = re.compile(f"[\t\n{_OBEYED}]")
+_UNSAFE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""C0 and C1 controls, DEL, line separators, bidirectional overrides and isolates; also lone surrogates, which file
+names may hold and no terminal encoding can write."""
+_UNSAFE_IN_TEXT = re.compile(f"[{_UNSAFE}]")
+_UNSAFE_IN_LINE = re.compile(f"[\t\n{_UNSAFE}]")
 
 
 def visible(text: object) -> str:
-    r"""``text`` with ``\x1b`` and the like in the place of control characters. Newlines and tabs, the layout of a text
-    of several lines, stay."""
-    return _IN_LAYOUT.sub(_spelt, str(text))
+    r"""``text`` with control characters spelt out, such as ``\x1b``. Newlines and tabs stay, as layout."""
+    return _UNSAFE_IN_TEXT.sub(_spelt, str(text))
 
 
 def one_line(text: object) -> str:
-    """``visible`` for a name or a value inside a line, where a newline or tab is no layout either."""
-    return _IN_A_LINE.sub(_spelt, str(text))
+    """``text`` with control characters, newlines and tabs spelt out, for a name or value inside a line."""
+    return _UNSAFE_IN_LINE.sub(_spelt, str(text))
 
 
 def quoted(word: object) -> str:
-    """``word`` as one word of a shell command that is shown to be copied; bash's ``$'…'`` where it holds control
-    characters."""
+    """``word`` quoted for a shell command that a user may copy; with control characters, in bash's ``$'…'``."""
     text = str(word)
-    if _IN_A_LINE.search(text) is None:
+    if _UNSAFE_IN_LINE.search(text) is None:
         return shlex.quote(text)
     return f"$'{''.join(map(_in_bash, text))}'"
 
 
 def write(text: object, file: TextIO | None = None, *, flush: bool = False) -> None:
-    """Print a text of one line or several, made ``visible``, to ``file`` (standard output)."""
+    """Print ``text``, with control characters spelt out, to ``file`` (default: standard output)."""
     print(visible(text), file=file or sys.stdout, flush=flush)
 
 
 def write_json(text: str) -> None:
-    """Print JSON that is ASCII, as ``json.dumps`` makes it: it spells all controls out but DEL."""
+    """Print ``text``, JSON in ASCII as ``json.dumps`` makes it."""
+    # json.dumps escapes all control characters except DEL.
     print(text.replace("\x7f", "\\u007f"))
 
 
@@ -53,6 +52,7 @@ def _spelt(found: re.Match[str]) -> str:
 
 
 def _in_bash(character: str) -> str:
-    if _IN_A_LINE.match(character):
+    if _UNSAFE_IN_LINE.match(character):
+        # Bash wants bytes; surrogateescape gives back those of a file name that is not UTF-8.
         return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
     return f"\\{character}" if character in "\\'" else character

@@ -1,4 +1,4 @@
-"""Values as errors and views show them: on one line, and no longer than a person reads."""
+"""Short one-line forms of values, for errors and views."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import re
 from collections.abc import Iterable
 
 MOST_SHOWN = 200
-"""Characters."""
+"""Most characters of a value that a message shows."""
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
 
 
 def excerpt(value: object, *, as_json: bool = False) -> str:
-    """``value`` as Python writes it, or a file; what is too long is cut, what cannot be written is described."""
+    """``value`` on one line and cut to MOST_SHOWN characters: its ``repr``, or JSON as a campaign file has it."""
+    # Python refuses to convert integers of more than 4300 digits to text.
     if isinstance(value, int) and value.bit_length() > 4 * MOST_SHOWN:
-        return f"a whole number of {value.bit_length()} bits"  # Python refuses to write many digits
+        return f"a whole number of {value.bit_length()} bits"
     try:
         text = json.dumps(value, default=str, ensure_ascii=False) if as_json else repr(value)
-    except (RecursionError, ValueError):  # too deep, circular, or with such a number inside
+    except (RecursionError, ValueError):  # nested too deeply, circular, or with such an integer inside
         return f"a {type(value).__name__} that is too large to show"
     text = " ".join(text.split()) if "\n" in text else text
     return cut(text)
 
 
 def cut(text: str) -> str:
-    """``text``, or its beginning where it is too long."""
+    """``text``, cut to MOST_SHOWN characters."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} …"
 
 
@@ -39,5 +40,5 @@ def digits(values: Iterable[object], least: int = 4) -> int:
 
 
 def without_password(name: str) -> str:
-    """``name``, of a URL without its password: what is shown and put on record is read by others."""
+    """``name`` with the password of a URL replaced: messages and journals are read by others than its owner."""
     return _PASSWORD.sub(r"\1:***@", name)

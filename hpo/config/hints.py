@@ -1,4 +1,4 @@
-"""Hints: what to write in place of a value that a setting does not take, or of text that is no TOML."""
+"""Hints: corrections for values that a setting does not accept, and for files that are not valid TOML."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ else:
 
 
 _PERCENT = 5
-"""A number from here to 100 may be meant as a percentage, where a share of 1 is asked for."""
+"""Smallest number that may be meant as a percentage where a setting takes a share from 0 to 1."""
 
 
 def written(text: str) -> object:
-    """The value that ``text`` is in a campaign file; ``text`` itself where it is none there."""
+    """Value of ``text`` as TOML, as in a campaign file; ``text`` itself where it is not valid TOML."""
+    # A newline would let the text define further keys.
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except (
         ValueError,
         RecursionError,
-    ):  # also of a number too long for Python to read, and of nested brackets
+    ):  # also for numbers too long for Python, and for deeply nested brackets
         return text
 
 
 def assignment(key: str, value: object, *, keyword: bool) -> str:
-    """``key = value`` as a campaign file has it, or as a ``keyword`` of Python."""
+    """``key = value`` in the form of a campaign file, or of a Python keyword argument with ``keyword``."""
     return f"{key}{'=' if keyword else ' = '}{excerpt(value, as_json=not keyword)}"
 
 
@@ -52,13 +53,22 @@ def remedy(
     item: bool = False,
     within: str | None = None,
 ) -> str:
-    """A sentence with what was most likely meant by ``value``, which the field of ``key`` refuses; empty where nothing
-    is near. ``shown``: the name of the setting for the user; ``item``: ``value`` is one of a list; ``within``:
-    the name of ``value`` in the table that the setting is."""
+    """Sentence with the valid value most likely meant by an invalid ``value``; empty without a close match.
+
+    Args:
+        section (class): settings that have ``key``.
+        key (str): name of the field, or its alias.
+        value (object): the invalid value.
+        shown (str): name of the setting in the sentence.
+        keyword (bool): whether the user wrote a Python keyword argument, not a campaign file.
+        item (bool): whether ``value`` is an item of the setting's list.
+        within (str): key of ``value`` in the setting's table; None where the setting is no table.
+    """
     choices = _choices(section, key)
     if isinstance(value, str) and "," in value and not item and accepts(section, key, [*choices[:1]]):
-        words = [one for one in (each.strip() for each in value.split(",")) if one]
-        several = [_meant(key, one, choices) or one for one in words]
+        # "tensorboard, wandb" is a frequent way to write a list of names.
+        words = [word for word in (part.strip() for part in value.split(",")) if word]
+        several = [_meant(key, word, choices) or word for word in words]
         if accepts(section, key, several):
             return f"Write {assignment(shown, several, keyword=keyword)}."
     word = _meant(key, value, choices)
@@ -77,7 +87,7 @@ def remedy(
 
 
 def accepts(section: type[Section], key: str, value: object) -> bool:
-    """Whether the setting ``key`` takes ``value``."""
+    """Whether ``value`` is valid for the setting ``key``."""
     field = _field(section, key)
     if field is None:
         return False
@@ -98,7 +108,8 @@ def _meant(key: str, value: object, choices: tuple[str, ...]) -> str | None:
 
 
 def _forms(value: object) -> Iterator[object]:
-    """Forms of a value that may have been meant: without quotes, as a whole number, as a share of 1, as a list."""
+    """Other forms of ``value`` to try: without quotes, as a whole number, as a share from 0 to 1, as a list."""
+    # Ordered by likelihood: the first form that the setting accepts is suggested.
     number: object = value
     if isinstance(value, str):
         text = value.strip()
@@ -116,11 +127,11 @@ def _forms(value: object) -> Iterator[object]:
 
 def _field(section: type[Section], key: str) -> Any:
     fields = section.model_fields
-    return next((one for name, one in fields.items() if key in (name, one.validation_alias)), None)
+    return next((field for name, field in fields.items() if key in (name, field.validation_alias)), None)
 
 
 def _choices(section: type[Section], key: str) -> tuple[str, ...]:
-    """The names that a key takes, if it takes names only, or a list of them."""
+    """Valid names of a setting that takes a name or a list of names; () for other settings."""
     field = _field(section, key)
     kind = None if field is None else field.annotation
     if get_origin(kind) is list:
@@ -129,7 +140,13 @@ def _choices(section: type[Section], key: str) -> tuple[str, ...]:
 
 
 def syntax(path: Path, message: str, keys: Iterable[str]) -> str:
-    """The sentence for a file that is no TOML, with its line. ``keys``: those at the top of a campaign file."""
+    """Message with line and column for a file that is not valid TOML.
+
+    Args:
+        path (path): the campaign file.
+        message (str): message of the TOML parser.
+        keys (iterable of str): keys at the top level of a campaign file.
+    """
     if path.suffix == ".py":
         return (
             f'{path}: is Python, and hpo takes a campaign file (TOML). Write one with task = "{path.name}:NAME", NAME '
@@ -151,6 +168,6 @@ def syntax(path: Path, message: str, keys: Iterable[str]) -> str:
         name = section[1]
         return (
             f"{place}: [{name}] is a section, and above it {name} = … is a key. Remove one. "
-            f"{suggestion(name, [one for one in keys if one != name])}"
+            f"{suggestion(name, [key for key in keys if key != name])}"
         )
     return f"{place}: not valid TOML: {reason}. Strings need quotes, lists brackets, and a key stands once."

@@ -1,6 +1,6 @@
-"""Which rank does what, and which island sends migrants to which.
+"""Assignment of ranks to workers and islands, and the topology of migration.
 
-Pure functions of a few numbers: every rank computes the same answer without a message.
+All are pure functions of a few numbers, so that every rank computes the same result without communication.
 """
 
 from __future__ import annotations
@@ -15,44 +15,53 @@ from hpo.text import excerpt
 Matrix = tuple[tuple[int, ...], ...]
 TOPOLOGIES = ("ring", "full")
 MOST_RANKS = 1_000_000
-"""More than any machine starts."""
+"""Most ranks of a campaign, islands or ranks of a worker; beyond the size of any machine."""
 _MOST_EMIGRANTS = 2**53
 _MOST_IN_EXAMPLE = 6
+"""Most islands for which an error shows a whole topology matrix as an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlacement:
-    """One worker: its number in the campaign, its island, its number there, its world ranks in order."""
+    """Place of one worker in a campaign."""
 
     index: int
+    """Number of the worker in the campaign, from 0."""
     island: int
+    """Number of its island, from 0."""
     worker: int
+    """Number of the worker on its island, from 0."""
     ranks: tuple[int, ...]
+    """World ranks in order of their worker ranks."""
 
     @property
     def leader(self) -> int:
-        """The world rank that speaks for the worker."""
+        """World rank of the worker's leader, which exchanges messages for the worker."""
         return self.ranks[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All workers by number; those of an island are neighbours, and so are the ranks of a worker."""
+    """All workers of a campaign; workers of an island, and ranks of a worker, have consecutive numbers."""
 
     islands: int
+    """Number of islands."""
     workers: tuple[WorkerPlacement, ...]
+    """Workers in order of their numbers in the campaign."""
 
     @classmethod
     def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int) -> Layout:
-        """Deal workers to islands as evenly as possible, the first islands getting the extra ones.
+        """Layout with workers spread over islands as evenly as possible; the first islands get the remainder.
 
-        Raises UsageError, which names the nearest numbers of ranks that fit, if a worker would lack ranks or
-        an island would lack workers.
+        Raises:
+            UsageError: a worker would lack ranks, or an island workers; the text has the closest numbers of ranks
+                that fit.
         """
         fewest = smallest(islands, ranks_per_worker)
         _check_count("ranks", ranks)
         if ranks < fewest or ranks % ranks_per_worker:
             raise UsageError(_misfit(ranks, islands, ranks_per_worker, fewest))
+        # Consecutive ranks usually share a host, so the ranks of a worker do, as far as its size allows.
         share, extra = divmod(ranks // ranks_per_worker, islands)
         places: list[WorkerPlacement] = []
         for island in range(islands):
@@ -64,15 +73,15 @@ class Layout:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """The world ranks of all leaders, by worker."""
+        """World ranks of all leaders, in order of their workers."""
         return tuple(place.leader for place in self.workers)
 
     def of_island(self, island: int) -> tuple[WorkerPlacement, ...]:
-        """The workers of one island."""
+        """Workers of one island."""
         return tuple(place for place in self.workers if place.island == island)
 
     def place_of(self, rank: int) -> tuple[WorkerPlacement, int]:
-        """The worker of a world rank, and the rank inside that worker; IndexError for a rank outside."""
+        """Worker and worker rank of a world rank; IndexError for a rank outside of the layout."""
         ranks_per_worker = len(self.workers[0].ranks)
         if not 0 <= rank < len(self.workers) * ranks_per_worker:
             raise IndexError(
@@ -82,17 +91,22 @@ class Layout:
 
 
 def smallest(islands: int, ranks_per_worker: int) -> int:
-    """The fewest ranks that give each island a worker."""
+    """Fewest ranks that give each island a worker."""
     _check_count("islands", islands)
     _check_count("ranks_per_worker", ranks_per_worker)
     return islands * ranks_per_worker
 
 
 def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix:
-    """How many emigrants island ``row`` sends to island ``column`` at a migration.
+    """Matrix of the numbers of emigrants that island ``row`` sends to island ``column`` at a migration.
 
-    ``spec`` is "ring", "full" or the matrix itself. Raises UsageError unless that is a square of whole
-    numbers from 0, with a row for each island and zeros on its diagonal.
+    Args:
+        spec (str or sequence of sequences): "ring", "full", or the matrix itself.
+        islands (int): number of islands.
+
+    Raises:
+        UsageError: the matrix is not square with a row for each island, of whole numbers from 0, with zeros on its
+            diagonal.
     """
     _check_count("islands", islands)
     everyone = range(islands)
@@ -102,6 +116,7 @@ def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix
                 f'topology = {excerpt(spec)}: must be "ring", "full" or a matrix. {suggestion(spec, TOPOLOGIES)}'
             )
         full = spec == "full"
+        # A single island has no neighbour but itself, and i != j leaves it without any.
         return tuple(
             tuple(int(i != j and (full or j == (i + 1) % islands)) for j in everyone) for i in everyone
         )
@@ -144,6 +159,7 @@ def _check_count(name: str, value: object) -> None:
 
 
 def _misfit(ranks: int, islands: int, ranks_per_worker: int, fewest: int) -> str:
+    # The two multiples of ranks_per_worker around ranks; the lower may be too few for all islands.
     below = ranks // ranks_per_worker * ranks_per_worker
     above = max(below + ranks_per_worker, fewest)
     rules = [f"at least {fewest}, a worker for each island" if islands > 1 else f"at least {fewest}"]

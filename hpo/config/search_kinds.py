@@ -1,4 +1,4 @@
-"""The kinds of search: where the code of each is, and what each cannot be combined with.
+"""The kinds of search: module and restrictions of each.
 
 To add a kind, write its module in ``hpo/search/kinds`` and its row here."""
 
@@ -9,23 +9,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SearchKind:
-    """``module``: of ``hpo.search.kinds``; its function ``breeder`` makes the kind's breeder. It is imported when the
-    kind is used, because some modules need libraries that take long to import."""
+    """Module and restrictions of one kind of search."""
 
+    # A name, imported when the kind is used, because some modules need libraries that take long to import.
     module: str
+    """Module in ``hpo.search.kinds`` whose function ``breeder`` makes the kind's breeder."""
     needs_propulate: bool = False
+    """Whether the package propulate must be installed."""
     needs_checkpoints: bool = False
-    """Its individuals go on training from checkpoints of others: their fitness says nothing about their parameters
-    alone, and they live as long as the task's checkpoints."""
+    """Whether individuals continue training from checkpoints of others.
+
+    The fitness of such an individual depends on more than its parameters, and it can be a parent only as long as the
+    task keeps its checkpoint."""
     one_objective: bool = False
-    """Whether the kind proposes as ``evolution`` does where there are several objectives."""
+    """Whether the kind handles a single objective only; with several, it proposes as ``evolution`` does."""
     no_reevaluation: str = ""
-    """Why known configurations cannot be evaluated again, as a relative clause; empty where they can."""
+    """Reason, as a relative clause, why configurations cannot be evaluated again; empty where they can."""
     without_clock: str = ""
-    """The kind that proposes in its place where proposals must not depend on a clock; empty where its own do not."""
+    """Kind used in its place where proposals must not depend on time; empty where they never do."""
 
 
-_INHERITS = "whose individuals go on from checkpoints of others and so are never the same again"
+_INHERITS = "whose individuals continue from checkpoints of others and so are never the same again"
 
 KINDS: dict[str, SearchKind] = {
     "default": SearchKind(module="surrogate", without_clock="surrogate"),

@@ -1,4 +1,4 @@
-"""``hpo log``: write a campaign to a sink, afterwards or while it runs, from any host that sees its directory."""
+"""``hpo log``: writes a campaign to a sink, afterwards or while it runs, from any host that sees its directory."""
 
 from __future__ import annotations
 
@@ -12,54 +12,61 @@ from hpo.loggers.log import CampaignLog, Written, sink_folder
 from hpo.terminal import one_line, write
 
 LOOK_S = 2.0
-"""Between two looks at a campaign that is followed."""
+"""Least seconds between two looks at a campaign that is followed."""
 _LONGEST_S = 60.0
+"""Most seconds between two looks, and between two attempts at a sink that failed."""
 
 
 def pause_s(took_s: float) -> float:
-    """How long to wait after a look that took this long: it must not take much of a processor."""
+    """Seconds to wait after a look of ``took_s`` seconds."""
+    # Five times as long as the look, so that at most a sixth of a processor is used.
     return min(max(LOOK_S, 5 * took_s), _LONGEST_S)
 
 
-class Patience:
-    """How long to wait before a sink that failed is tried again: longer and longer."""
+class RetryDelay:
+    """Delay before a sink that failed is tried again; doubles with each failure in a row."""
 
     def __init__(self) -> None:
         self._wait_s = 0.0
-        self._said = ""
+        self._reported = ""
 
     def after(self, error: CampaignError) -> tuple[float, str | None]:
-        """Seconds to wait, and what to say: None where that was said of the last failure, too."""
+        """Seconds to wait, and the message to show; None in its place where the last failure had the same."""
         self._wait_s = min(max(LOOK_S, 2 * self._wait_s), _LONGEST_S)
         sentence = f"{one_line(error)}; it is tried again"
-        said, self._said = self._said, sentence
-        return self._wait_s, None if said == sentence else sentence
+        reported, self._reported = self._reported, sentence
+        return self._wait_s, None if reported == sentence else sentence
 
     def succeeded(self) -> None:
-        self._wait_s, self._said = 0.0, ""
+        self._wait_s, self._reported = 0.0, ""
 
 
 def log(directory: Path, name: str, *, base: Path | None, follow: bool) -> int:
-    """Write what the sink ``name`` has not got yet, with ``follow`` until the campaign is complete or Ctrl-C is
-    pressed; returns the exit code. ``base``: below which the sink's files lie (see ``hpo.loggers.log.sink_folder``).
+    """Write to the sink ``name`` the records that it does not have yet; returns the exit code.
+
+    Args:
+        directory (path): directory of the campaign.
+        name (str): name of the sink.
+        base (path): directory of the sinks' files (see ``hpo.loggers.log.sink_folder``).
+        follow (bool): whether to continue until the campaign is complete, or Ctrl-C is pressed.
 
     Raises:
         HpoError: the sink's package is not installed, there is no campaign, or the sink failed.
     """
     registry.check([name])
     campaign = CampaignLog(directory, name, folder := sink_folder(directory, base, name))
-    total, patience = Written(), Patience()
+    total, delay = Written(), RetryDelay()
     try:
         while True:
             began = time.monotonic()
             try:
                 total.add(campaign.write())
-                patience.succeeded()
+                delay.succeeded()
                 wait_s = pause_s(time.monotonic() - began)
             except CampaignError as error:
                 if not follow:
                     raise
-                wait_s, sentence = patience.after(error)
+                wait_s, sentence = delay.after(error)
                 if sentence is not None:
                     write(f"hpo: {sentence}.", sys.stderr, flush=True)
             else:
@@ -67,6 +74,7 @@ def log(directory: Path, name: str, *, base: Path | None, follow: bool) -> int:
                     break
             time.sleep(wait_s)
     except KeyboardInterrupt:
+        # The usual end of following; without it, the interrupted log is incomplete.
         if not follow:
             raise
     finally:

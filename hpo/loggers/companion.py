@@ -1,7 +1,8 @@
-"""The process of a sink beside rank 0 of a running campaign: ``python -m hpo.loggers.companion DIR SINK FOLDER``.
+"""Process of a sink beside rank 0 of a running campaign: ``python -m hpo.loggers.companion DIR SINK FOLDER``.
 
-Its standard input stays open while rank 0 works. When that is closed, or rank 0 has died, it writes what is missing and
-ends. On standard output it says line by line that it is alive (``.``), or a sentence for the user (``!`` before it)."""
+Rank 0 keeps the process's standard input open. When rank 0 closes it, or dies, the process writes the missing records
+and ends. Each line on its standard output is a sign of life (``.``) or a message for the user (``!`` before it).
+"""
 
 from __future__ import annotations
 
@@ -16,74 +17,80 @@ from pathlib import Path
 from types import FrameType
 
 from hpo.errors import CampaignError, HpoError
-from hpo.loggers.command import Patience, pause_s
+from hpo.loggers.command import RetryDelay, pause_s
 from hpo.loggers.log import CampaignLog
 from hpo.terminal import one_line
 
 ALIVE, SENTENCE = ".", "!"
 _NICE = 10
+# Longer than _LAST_S, after which the process of a former launch ends itself.
 _FORMER_S = 90.0
-"""How long one that a former launch left behind may take to end."""
+"""Seconds to wait for the folder while the sink process of a former launch still uses it."""
 _LAST_S = 60
-"""How long the end may take where no rank 0 is left that would end it, whatever the sink waits for."""
+"""Most seconds from the end of standard input to the end of this process."""
 
 
 def main(directory: Path, name: str, folder: Path) -> int:
+    """Write the campaign to the sink until standard input is closed; returns the exit code."""
+    # The evaluations have precedence: a sink may lag behind.
     os.nice(_NICE)
-    threading.Thread(target=_bound_the_end, name="end", daemon=True).start()
-    patience = Patience()
+    threading.Thread(target=_limit_shutdown, name="end", daemon=True).start()
+    delay = RetryDelay()
     try:
         log = CampaignLog(directory, name, folder, patience_s=_FORMER_S)
         over = failed = False
         while not over:
-            # Before the look: what is on record when the input is closed is to be written.
+            # Asked before the look, so that all records from before the end of the input are written.
             over = _closed(0.0)
             began = time.monotonic()
             try:
                 log.write()
                 failed = False
-                patience.succeeded()
+                delay.succeeded()
                 wait_s = pause_s(time.monotonic() - began)
             except CampaignError as error:
                 failed = True
-                wait_s, sentence = patience.after(error)
+                wait_s, sentence = delay.after(error)
                 if sentence is not None:
-                    _say(SENTENCE + sentence)
-            _say(ALIVE)
+                    _report(SENTENCE + sentence)
+            _report(ALIVE)
             if not over:
                 _closed(wait_s)
         log.close()
     except HpoError as error:
-        _say(SENTENCE + one_line(error))
+        _report(SENTENCE + one_line(error))
         return error.exit_code
-    return int(failed)  # at the last look: something is missing
+    return int(failed)  # the last look failed, so records are missing in the sink
 
 
-def _bound_the_end() -> None:
-    """End this process some time after its standard input was closed, also where a sink's library hangs just then."""
+def _limit_shutdown() -> None:
+    """End this process _LAST_S seconds after standard input was closed, even if a sink's library hangs."""
+    # An alarm, because its default action ends the process whatever the main thread is waiting for.
     _closed(None)
     signal.alarm(_LAST_S)
 
 
-def _no_concern(number: int, frame: FrameType | None) -> None:
-    """Slurm sends a job's SIGTERM to all of its processes, and rank 0 then has the campaign save itself: that is to be
-    written. It is no ``SIG_IGN``, which what a library starts would inherit."""
+# Slurm sends SIGTERM to all processes of a job. Rank 0 then saves the campaign, and closes standard input when that is
+# to be written. A handler in place of SIG_IGN, which processes that a library starts would inherit.
+def _ignore_sigterm(number: int, frame: FrameType | None) -> None:
+    """Let the process continue after SIGTERM."""
 
 
 def _closed(wait_s: float | None) -> bool:
-    """Whether standard input is closed, or is closed within ``wait_s``; None: it is waited for."""
+    """Whether standard input is closed, or gets closed within ``wait_s`` seconds; None waits without limit."""
     return bool(select.select([0], [], [], wait_s)[0])
 
 
-def _say(line: str) -> None:
-    with suppress(OSError):  # rank 0 is gone
+def _report(line: str) -> None:
+    with suppress(OSError):  # rank 0 has died
         os.write(1, f"{line}\n".encode())
 
 
 def start() -> int:
-    """Be that process; its exit code."""
+    """Run the process with the arguments of the command line; returns the exit code."""
+    # Without SIG_IGN a write after the death of rank 0 would end the process before it has written the rest.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _no_concern)
+    signal.signal(signal.SIGTERM, _ignore_sigterm)
     return main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
 
 

@@ -1,4 +1,7 @@
-"""Writes a campaign to a sink, from its files alone: what is new since it was last done, by whichever process."""
+"""Log of a campaign in a sink, made from the campaign's files alone; each call writes the new records.
+
+Any process on any host may continue the log, one at a time: marks in the sink's folder say what is written.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,27 @@ from hpo.space.description import described_space
 
 _FOLDER = "logs"
 _SAVED_S = 10.0
-"""After how long what was written is put on record in the midst of a look."""
+"""Seconds between two saves of the marks during a long look."""
 
 
 def sink_folder(directory: Path, base: Path | None, name: str) -> Path:
-    """Where the sink of this name keeps its files: in the campaign's directory, or below ``base``, which several
-    campaigns may share."""
+    """Folder of the files of the sink ``name``: in the campaign's ``directory``, or below ``base``."""
     if base is None:
         return directory / _FOLDER / name
+    # Several campaigns may share a base: each has a folder with its name.
     return Path(os.path.expanduser(base)) / (directory.resolve().name or "campaign") / name
 
 
 @dataclass(kw_only=True)
 class Written:
-    """How much was written."""
+    """Numbers of records written."""
 
     started: int = 0
+    """Individuals begun."""
     rows: int = 0
+    """Rows of curves: reports and samples of the host."""
     ended: int = 0
+    """Individuals ended."""
 
     def __bool__(self) -> bool:
         return bool(self.started or self.rows or self.ended)
@@ -55,7 +61,13 @@ class Written:
 
 
 class CampaignLog:
-    """The log of the campaign in ``directory`` in the sink ``name``, whose files are in ``folder``.
+    """Log of a campaign in a sink.
+
+    Args:
+        directory (path): directory of the campaign.
+        name (str): name of the sink.
+        folder (path): folder of the sink's files.
+        patience_s (float): seconds to wait while another process writes to the folder.
 
     Raises:
         HpoError: there is no campaign, or the folder cannot be used (see ``hpo.loggers.marks.Marks``).
@@ -72,26 +84,29 @@ class CampaignLog:
         self._save_at = time.monotonic() + _SAVED_S
         self._individuals: dict[str, Individual] = {}
         self._early: list[Point | Sample] = []
-        # What went on on another worker of the same launch: its rows are in files that are not read in their order.
+        """Rows of individuals whose beginnings are not read yet."""
+        # Each worker has a file of its own, and files are read one after the other: rows of an individual that
+        # continued on another worker of the same launch have to be sorted by time.
         self._moved: set[str] = set()
         self._sink: Sink | None = None
         self._marks = Marks(folder, self._logged().key, patience_s=patience_s)
 
     @property
     def done(self) -> bool:
-        """Whether the campaign, as it was last read, is complete and nothing more will come."""
+        """Whether the campaign was complete, and no launch of it ran, at the last look."""
         ended = None if self._record is None else self._record.ended
         return not self._alive and ended is not None and ended[1] == 0
 
     def write(self) -> Written:
-        """Write what is new.
+        """Write the records that are new since the last call.
 
         Raises:
-            CampaignError: the sink failed, and is made anew by the next call; or the campaign cannot be read.
+            CampaignError: the sink failed, and the next call makes another; or the campaign cannot be read.
         """
         written = Written()
         self._read_journals()
         try:
+            # Curves are read after the journals, so that they have all rows of an individual whose end was read.
             if self._sink is None:
                 self._sink = registry.make(self._name, self._logged(), self._folder)
             self._begin(written)
@@ -101,7 +116,7 @@ class CampaignLog:
                 self._save()
         except HpoError:
             raise
-        except Exception as error:  # the sink's library's: there is no end of kinds
+        except Exception as error:  # the sinks' libraries raise exceptions of many unrelated classes
             self._reset()
             reason = str(error).strip().splitlines()
             raise CampaignError(
@@ -111,7 +126,7 @@ class CampaignLog:
         return written
 
     def close(self) -> None:
-        """End the sink, which has got all that ``write`` wrote."""
+        """Close the sink and release its folder; all that ``write`` wrote is in the sink."""
         sink, self._sink = self._sink, None
         try:
             if sink is not None:
@@ -129,11 +144,13 @@ class CampaignLog:
             created=float(identity.get("created") or 0.0),
             parameters=described_space(identity.get("space")).parameters,
             objectives=record.objectives,
-            results=tuple(dict.fromkeys(name for one in record.individuals for name in results(one))),
+            results=tuple(
+                dict.fromkeys(name for individual in record.individuals for name in results(individual))
+            ),
         )
 
     def _reset(self) -> None:
-        """After a failure of the sink: begin anew with what is known to be written."""
+        """Drop a sink that failed; the next one continues from the saved marks."""
         self._sink = None
         self._marks.reload()
         self._offsets, self._early = {}, []
@@ -143,40 +160,41 @@ class CampaignLog:
         self._alive = holder(self._directory) is not None
         if not changes and self._record is not None:
             return
+        # A poll reads a bounded piece; the curves below must not be ahead of the journals.
         while changes.more:
             changes = self._follower.poll()
         self._record = self._follower.record()
-        self._individuals = {one.id: one for one in self._record.individuals}
+        self._individuals = {individual.id: individual for individual in self._record.individuals}
         places: dict[tuple[str, int], set[Place]] = {}
         for part in self._record.parts:
             places.setdefault((part.id, part.place[0]), set()).add(part.place)
         self._moved = {identity for (identity, _), several in places.items() if len(several) > 1}
 
-    # Each individual is begun and ended as near to its rows as can be: a sink may hold a file or a connection for each
-    # that has begun and not ended.
+    # Individuals are begun right before their first rows and ended right after their last: sinks may keep a file or a
+    # connection open for each individual that has begun and not ended.
 
     def _begin(self, written: Written) -> None:
-        """Those that go on, or that may."""
-        for one in self._individuals.values():
-            if one.status not in FINAL:
-                self._start(one, written)
+        """Begin the individuals that have not ended."""
+        for individual in self._individuals.values():
+            if individual.status not in FINAL:
+                self._start(individual, written)
 
-    def _start(self, one: Individual, written: Written) -> Mark:
+    def _start(self, individual: Individual, written: Written) -> Mark:
         assert self._sink is not None
-        mark = self._marks.by_id.get(one.id)
-        if mark is None or (mark.ended and one.status == RUNNING):
-            self._sink.started(one)
-            mark = self._marks.by_id.setdefault(one.id, Mark())
+        mark = self._marks.by_id.get(individual.id)
+        if mark is None or (mark.ended and individual.status == RUNNING):
+            self._sink.started(individual)
+            mark = self._marks.by_id.setdefault(individual.id, Mark())
             mark.ended = ""
             written.started += 1
         return mark
 
-    def _end(self, one: Individual, written: Written) -> None:
+    def _end(self, individual: Individual, written: Written) -> None:
         assert self._sink is not None
-        ended = f"{one.status} {one.finished!r}"
-        mark = self._start(one, written)
+        ended = f"{individual.status} {individual.finished!r}"
+        mark = self._start(individual, written)
         if mark.ended != ended:
-            self._sink.finished(one)
+            self._sink.finished(individual)
             mark.ended = ended
             written.ended += 1
             if time.monotonic() >= self._save_at:
@@ -189,7 +207,7 @@ class CampaignLog:
         self._save_at = time.monotonic() + _SAVED_S
 
     def _measure(self, written: Written) -> None:
-        """Curves are read after the journals, so that an individual's rows are there before its end is written."""
+        """Log the new rows of all curves."""
         early, self._early = self._early, []
         self._log_rows(early, None, written)
         moved: list[Point | Sample] = []
@@ -205,7 +223,13 @@ class CampaignLog:
         self._log_rows(sorted(moved, key=lambda row: row.time), None, written)
 
     def _log_rows(self, rows: Iterable[Point | Sample], launch: int | None, written: Written) -> None:
-        """Log the rows of a piece of a file, and end those whose last rows these are. ``launch``: that wrote it."""
+        """Log rows, and end the individuals whose last rows they are.
+
+        Args:
+            rows (iterable): rows of a piece of a file, in its order.
+            launch (int): launch that wrote the file; None for rows of several files, which end no individual.
+            written (Written): counts to add to.
+        """
         assert self._sink is not None
         found: dict[str, tuple[list[Point], list[Sample]]] = {}
         last = ""
@@ -215,23 +239,24 @@ class CampaignLog:
                 points.append(row) if isinstance(row, Point) else samples.append(row)
                 last = row.id
             elif row.id:
-                self._early.append(row)  # its beginning is not read yet
+                self._early.append(row)
+        # The last individual of the piece may have further rows in the next piece.
         for identity, (points, samples) in found.items():
-            one = self._individuals[identity]
-            mark = self._start(one, written)
+            individual = self._individuals[identity]
+            mark = self._start(individual, written)
             points = [point for point in points if point.time > mark.reported]
             samples = [sample for sample in samples if sample.time > mark.sampled]
             if points:
-                self._sink.measured(one, points)
+                self._sink.measured(individual, points)
                 mark.reported = max(point.time for point in points)
             if samples:
-                self._sink.sampled(one, samples)
+                self._sink.sampled(individual, samples)
                 mark.sampled = max(sample.time for sample in samples)
             written.rows += len(points) + len(samples)
-            if one.status in FINAL and one.launch == launch and identity != last:
-                self._end(one, written)
+            if individual.status in FINAL and individual.launch == launch and identity != last:
+                self._end(individual, written)
 
     def _finish(self, written: Written) -> None:
-        for one in self._individuals.values():
-            if one.status in FINAL:
-                self._end(one, written)
+        for individual in self._individuals.values():
+            if individual.status in FINAL:
+                self._end(individual, written)

@@ -1,5 +1,7 @@
-"""What a sink has got of a campaign: a file in the sink's own folder, so that nothing is written twice, by whichever
-process and from whichever host."""
+"""Marks of the records that a sink has, in a file of the sink's folder.
+
+With them no record is written twice, whichever process on whichever host continues the log.
+"""
 
 from __future__ import annotations
 
@@ -16,49 +18,54 @@ from hpo.journal.durable import write_atomically
 
 _NAME, _LOCK = "written.json", ".lock"
 VERSION = 1
+"""Version of the file's format."""
 _LOOK_S = 0.2
+"""Seconds between two attempts to lock the folder."""
 
 
 class Mark(msgspec.Struct, array_like=True):
-    """What is written of an individual: reports and samples up to these times (Unix seconds), and how it had ended,
-    "" where it had not."""
+    """Records of an individual that are in the sink."""
 
     reported: float = 0.0
+    """Time of the last report, in Unix seconds."""
     sampled: float = 0.0
+    """Time of the last sample of the host, in Unix seconds."""
     ended: str = ""
+    """Status and time of the end; "" before an end."""
 
 
-class _Written(msgspec.Struct, kw_only=True):
+class _MarksFile(msgspec.Struct, kw_only=True):
     version: int
     campaign: str
     marks: dict[str, Mark]
 
 
 class Marks:
-    """The marks of a campaign's individuals by id. One process at a time has those of a folder.
+    """Marks of a campaign's individuals by id; a single process at a time can have those of a folder.
 
     Args:
-        folder: of the sink; it is made where it is missing.
-        campaign: key of the campaign.
-        patience_s: how long another process is waited for that has the folder.
+        folder (path): folder of the sink, made if it is missing.
+        campaign (str): key of the campaign.
+        patience_s (float): seconds to wait while another process has the folder.
 
     Raises:
-        UsageError: the folder has the log of another campaign, or another process writes there.
-        CampaignError: it cannot be written.
+        UsageError: the folder has the log of another campaign, or another process writes to it.
+        CampaignError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, campaign: str, *, patience_s: float = 0.0) -> None:
         self._path = folder / _NAME
         self._campaign = campaign
         try:
-            for one in (folder.parent, folder):
-                if one.is_symlink():
+            # Links are refused, as their targets may be outside of the directories that the user named.
+            for place in (folder.parent, folder):
+                if place.is_symlink():
                     raise UsageError(
-                        f"{one} is a symbolic link, which is not followed. Name the directory itself by "
+                        f"{place} is a symbolic link, which is not followed. Name the directory itself by "
                         "--directory, or as directory in [logging]."
                     )
                 with suppress(FileExistsError):
-                    one.mkdir(parents=one is not folder)
+                    place.mkdir(parents=place is not folder)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(folder / _LOCK, flags, 0o666)
             self._take(folder, patience_s)
@@ -67,26 +74,27 @@ class Marks:
             raise _unusable(folder, error) from error
 
     def save(self) -> None:
-        """Put the marks on disk, all at once.
+        """Write all marks to the file, atomically.
 
         Raises:
-            CampaignError: they could not be.
+            CampaignError: the file could not be written.
         """
-        written = _Written(version=VERSION, campaign=self._campaign, marks=self.by_id)
+        written = _MarksFile(version=VERSION, campaign=self._campaign, marks=self.by_id)
         try:
+            # Not synced to disk: after a crash of the host, records are at worst written again.
             write_atomically(self._path, msgspec.json.encode(written), durable=False)
         except OSError as error:
             raise _unusable(self._path, error) from error
 
     def reload(self) -> None:
-        """Forget marks that were not saved; CampaignError where the file cannot be read."""
+        """Restore the saved marks; CampaignError where the file cannot be read."""
         try:
             self.by_id = self._read()
         except OSError as error:
             raise _unusable(self._path, error) from error
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Release the folder for other processes."""
         os.close(self._lock)
 
     def _take(self, folder: Path, patience_s: float) -> None:
@@ -101,7 +109,7 @@ class Marks:
                         f"another process, of `hpo log` or of a campaign that runs, writes {folder}. Let it, or name "
                         "another directory by --directory."
                     ) from None
-            except OSError:  # a file system without such locks
+            except OSError:  # a file system without locks: the user has to start a single process
                 return
             time.sleep(_LOOK_S)
 
@@ -113,11 +121,11 @@ class Marks:
         with open(file, "rb") as content:
             data = content.read()
         try:
-            written = msgspec.json.decode(data, type=_Written)
+            written = msgspec.json.decode(data, type=_MarksFile)
         except (ValueError, RecursionError):
             raise CampaignError(
-                f"{self._path} is damaged, so what has been written is not known. Remove the directory to write all "
-                "anew, or name another."
+                f"{self._path} is damaged, so what has been written is not known. Remove the directory to write "
+                "everything again, or name another."
             ) from None
         if written.campaign != self._campaign or written.version != VERSION:
             raise UsageError(
@@ -129,6 +137,6 @@ class Marks:
 
 def _unusable(path: Path, error: OSError) -> CampaignError:
     return CampaignError(
-        f"{error.filename or path} cannot be used for what a sink has got ({error.strerror or error}). Name a "
+        f"{error.filename or path} cannot be used for the files of a sink ({error.strerror or error}). Name a "
         "directory that you may write by --directory, or as directory in [logging]."
     )

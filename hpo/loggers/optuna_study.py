@@ -1,10 +1,10 @@
-"""A campaign as an Optuna study: ``NAME.journal`` (JournalStorage) or ``sqlite:///PATH`` (RDBStorage), for
-optuna-dashboard, Optuna's plots and its users' own scripts.
+"""Export of a campaign as an Optuna study, for optuna-dashboard, Optuna's plots and scripts.
 
-The study is named after the campaign's directory and holds a trial for each individual that has ended, in the order of
-their ends, and for each known point. Another export adds those that have ended since, so that a dashboard shows them;
-where an individual that is in it went on (it was reopened, or paused and resumed), the study is made anew. What else
-the storage holds stays."""
+The storage is ``NAME.journal`` (JournalStorage) or ``sqlite:///PATH`` (RDBStorage). The study is named after the
+campaign's directory and holds a trial for each known point, and for each individual that has ended, in the order of
+their ends. A later export adds the individuals that have ended since, so that a dashboard shows them. Where an exported
+individual has changed, because it was reopened or resumed, the study is rebuilt. Other studies of the storage stay.
+"""
 
 from __future__ import annotations
 
@@ -38,38 +38,41 @@ if TYPE_CHECKING:
 JOURNAL = ".journal"
 SQLITE = "sqlite:///"
 _KEY = "hpo.campaign"
-"""The study's attribute that says of which campaign it is."""
+"""Attribute of the study with the key of its campaign."""
 _SHOWN_FROM = 100
-"""Trials that are written to a database with a bar of progress."""
+"""Fewest trials that are written to a database with a progress bar."""
 _SQLITE_HEAD = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """``trials``: that the study holds now; ``added``: by this export; ``anew``: how many of those that were in it had
-    gone on, for which it was made anew."""
+    """Result of an export."""
 
     study: str
+    """Name of the study."""
     trials: int
+    """Trials of the campaign in the study."""
     added: int
-    anew: int
+    """Trials that this export added."""
+    changed: int
+    """Trials that had changed since an earlier export, for which the study was rebuilt."""
 
     def __str__(self) -> str:
-        anew = f", made anew as {self.anew} had gone on" if self.anew else ""
-        return f"study {self.study} of {self.trials} trials, {self.added} of them added{anew}"
+        rebuilt = f", rebuilt as {self.changed} had changed" if self.changed else ""
+        return f"study {self.study} of {self.trials} trials, {self.added} of them added{rebuilt}"
 
 
 def is_storage(target: str) -> bool:
-    """Whether ``target`` names an Optuna storage that :func:`export` writes."""
+    """Whether ``target`` names an Optuna storage that :func:`export` can write."""
     return target.startswith(SQLITE) or target.lower().endswith(JOURNAL)
 
 
 def export(directory: Path, target: str) -> Exported:
-    """Write the campaign in ``directory`` to the Optuna storage ``target``, which is made or added to.
+    """Write the campaign in ``directory`` to the Optuna storage ``target``, made if it is missing.
 
     Raises:
-        UsageError: ``target`` is there and no Optuna storage, or holds a study of that name from elsewhere, or one
-            that must be made anew and has trials from elsewhere; or Optuna is missing.
+        UsageError: ``target`` exists and is no Optuna storage, or has a study of the same name from elsewhere, or the
+            study must be rebuilt and has trials from elsewhere; or Optuna is not installed.
         CampaignError: there is no campaign in ``directory``, or ``target`` cannot be written.
     """
     try:
@@ -83,12 +86,12 @@ def export(directory: Path, target: str) -> Exported:
             if target.startswith(SQLITE):
                 storage = optuna.storages.RDBStorage(f"{SQLITE}{path}")
                 try:
-                    return _into(record, storage, target, _add_each)
+                    return _write_study(record, storage, target, _add_each)
                 finally:
                     storage.remove_session()
                     storage.engine.dispose()
             backend = optuna.storages.journal.JournalFileBackend(str(path))
-            return _into(
+            return _write_study(
                 record, optuna.storages.JournalStorage(backend), target, partial(_add_at_once, backend)
             )
         except OSError as error:
@@ -98,7 +101,9 @@ def export(directory: Path, target: str) -> Exported:
             ) from error
         except (UsageError, CampaignError):
             raise
-        except Exception as error:  # SQLAlchemy's, the driver's, Optuna's: there is no end of kinds
+        except (
+            Exception
+        ) as error:  # SQLAlchemy, database drivers and Optuna raise exceptions of unrelated classes
             reason = str(error).strip().splitlines()
             raise CampaignError(
                 f"{target} cannot be used as an Optuna storage: {reason[0] if reason else type(error).__name__}. Name "
@@ -107,7 +112,7 @@ def export(directory: Path, target: str) -> Exported:
 
 
 def _checked(target: str) -> Path:
-    """The file of the storage; UsageError where something else lies there."""
+    """File of the storage; UsageError where the path has another kind of file."""
     database = target.startswith(SQLITE)
     path = Path(os.path.expanduser(target.removeprefix(SQLITE)))
     if not path.name or "?" in path.name or "\0" in target:
@@ -121,7 +126,7 @@ def _checked(target: str) -> Path:
         return path
     if not path.is_file() or not (_holds_studies(path) if database else _is_journal(path)):
         kind = "SQLite database of Optuna's" if database else "journal of Optuna's"
-        raise UsageError(f"{target} is there and no {kind}, so it is left as it is. Name another file.")
+        raise UsageError(f"{target} exists and is no {kind}, so it is left as it is. Name another file.")
     return path
 
 
@@ -148,16 +153,17 @@ def _holds_studies(path: Path) -> bool:
 # --- the study ----------------------------------------------------------------------------------------------
 
 
-def _into(record: CampaignRecord, storage: Any, target: str, add: Any) -> Exported:
-    """Have ``storage`` hold the campaign's study; ``add(study, trials)`` adds to it."""
+def _write_study(record: CampaignRecord, storage: Any, target: str, add: Any) -> Exported:
+    """Create or complete the campaign's study in ``storage``; ``add(study, trials)`` adds trials to a study."""
     import optuna
 
     name, key = record.directory.resolve().name or "campaign", campaign_key(record.identity)
     trials = _Trials(record)
-    ended = [*record.known, *sorted((one for one in record.individuals if one.status in FINAL), key=_end)]
-    now = {one.id: trials.of(one) for one in ended}
-    there: dict[str, Any] = {}
-    anew = 0
+    final = [individual for individual in record.individuals if individual.status in FINAL]
+    ended = [*record.known, *sorted(final, key=_end)]
+    current = {individual.id: trials.of(individual) for individual in ended}
+    existing: dict[str, Any] = {}
+    changed = 0
     if name in optuna.get_all_study_names(storage):
         study = optuna.load_study(study_name=name, storage=storage)
         if study.user_attrs.get(_KEY) != key:
@@ -165,26 +171,30 @@ def _into(record: CampaignRecord, storage: Any, target: str, add: Any) -> Export
                 f"{target} holds a study {name!r} that is not of this campaign, so it is left as it is. Name another "
                 "file."
             )
-        trials_there = study.get_trials(deepcopy=False)
-        # Those that were added in Optuna have no id of ours, and are never touched.
-        there = {trial.user_attrs["id"]: trial for trial in trials_there if "id" in trial.user_attrs}
-        anew = sum(1 for identity, trial in there.items() if _result(trial) != _result(now.get(identity)))
-        if anew and len(there) < len(trials_there):
+        all_trials = study.get_trials(deepcopy=False)
+        # Trials that users added with Optuna have no id of an individual; they must never be lost.
+        existing = {trial.user_attrs["id"]: trial for trial in all_trials if "id" in trial.user_attrs}
+        changed = sum(
+            1 for identity, trial in existing.items() if _result(trial) != _result(current.get(identity))
+        )
+        if changed and len(existing) < len(all_trials):
             raise UsageError(
-                f"{target}: {anew} of the campaign's trials in the study {name!r} have changed since, so it would have "
-                f"to be made anew, without the {len(trials_there) - len(there)} that others added. Name another file."
+                f"{target}: {changed} of the campaign's trials in the study {name!r} have changed since, so it would "
+                f"have to be rebuilt, without the {len(all_trials) - len(existing)} that others added. Name another "
+                "file."
             )
-        if anew:
+        # Optuna cannot change a trial that has ended.
+        if changed:
             optuna.delete_study(study_name=name, storage=storage)
-            study, there = _made(record, name, key, storage), {}
+            study, existing = _create_study(record, name, key, storage), {}
     else:
-        study = _made(record, name, key, storage)
-    fresh = [trial for identity, trial in now.items() if identity not in there]
+        study = _create_study(record, name, key, storage)
+    fresh = [trial for identity, trial in current.items() if identity not in existing]
     add(study, fresh)
-    return Exported(study=name, trials=len(now), added=len(fresh), anew=anew)
+    return Exported(study=name, trials=len(current), added=len(fresh), changed=changed)
 
 
-def _made(record: CampaignRecord, name: str, key: str, storage: Any) -> optuna.Study:
+def _create_study(record: CampaignRecord, name: str, key: str, storage: Any) -> optuna.Study:
     import optuna
 
     objectives = record.objectives
@@ -198,7 +208,8 @@ def _made(record: CampaignRecord, name: str, key: str, storage: Any) -> optuna.S
 
 
 def _add_each(study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
-    """Add ``trials`` to a database, which takes dozens of statements for each: 10 000 take minutes."""
+    """Add ``trials`` to a database, with a progress bar on a terminal."""
+    # Each trial takes dozens of statements: 10 000 trials take minutes.
     if len(trials) < _SHOWN_FROM or terminal_columns() is None:
         study.add_trials(trials)
         return
@@ -209,14 +220,15 @@ def _add_each(study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
 
 
 def _add_at_once(backend: BaseJournalBackend, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
-    """Add ``trials`` to the journal by one write, where Optuna would sync each."""
+    """Add ``trials`` to the journal with a single write, as Optuna would sync the file for each operation."""
     import optuna
     from optuna.storages.journal import BaseJournalBackend as Base
 
+    # A storage in memory that begins with the journal's operations, and whose new operations are then appended.
     class Collected(Base):
         def __init__(self) -> None:
             self.logs = list(backend.read_logs(0))
-            self.there = len(self.logs)
+            self.existing = len(self.logs)
 
         def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
             return self.logs[log_number_from:]
@@ -229,18 +241,18 @@ def _add_at_once(backend: BaseJournalBackend, study: optuna.Study, trials: Seque
     collected = Collected()
     storage = optuna.storages.JournalStorage(collected)
     optuna.load_study(study_name=study.study_name, storage=storage).add_trials(trials)
-    backend.append_logs(collected.logs[collected.there :])
+    backend.append_logs(collected.logs[collected.existing :])
 
 
 # --- trials -------------------------------------------------------------------------------------------------
 
 
 class _Trials:
-    """Makes trials of individuals."""
+    """Conversion of a campaign's individuals to Optuna's trials."""
 
     def __init__(self, record: CampaignRecord) -> None:
         space = described_space(record.identity.get("space"))
-        self._distributions = {name: _distribution(one) for name, one in space.parameters.items()}
+        self._distributions = {name: _distribution(parameter) for name, parameter in space.parameters.items()}
         self._objectives = tuple(record.objectives)
         self._created = float(record.identity.get("created") or 0.0)
         self._curves: dict[str, dict[int, float]] = {}
@@ -248,35 +260,39 @@ class _Trials:
         for identity, step, value in zip(curves["id"], curves["step"], curves["value"]):
             self._curves.setdefault(identity, {})[int(step)] = float(value)
 
-    def of(self, one: Individual) -> FrozenTrial:
+    def of(self, individual: Individual) -> FrozenTrial:
         from optuna.trial import FrozenTrial, TrialState
 
-        state = {COMPLETED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}.get(one.status, TrialState.FAIL)
-        started = self._created if one.started is None else one.started
-        finished = max(started, started if one.finished is None else one.finished)
+        state = {COMPLETED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}.get(
+            individual.status, TrialState.FAIL
+        )
+        started = self._created if individual.started is None else individual.started
+        finished = max(started, started if individual.finished is None else individual.finished)
         return FrozenTrial(
+            # The storage assigns both numbers.
             number=-1,
             trial_id=-1,
             state=state,
             value=None,
-            values=None if state == TrialState.FAIL else self._values(one.objectives),
+            values=None if state == TrialState.FAIL else self._values(individual.objectives),
             datetime_start=self._local(started),
             datetime_complete=self._local(finished),
-            params=one.params,
-            distributions={name: self._distributions[name] for name in one.params},
-            user_attrs=_attributes(one),
+            params=individual.params,
+            distributions={name: self._distributions[name] for name in individual.params},
+            user_attrs=_attributes(individual),
             system_attrs={},
-            intermediate_values=self._curves.get(one.id, {}),
+            intermediate_values=self._curves.get(individual.id, {}),
         )
 
     def _local(self, at: float) -> datetime:
-        """The local time, as Optuna has it, without the changes of the clock since the campaign began: no trial ends
-        before it began, and each is as long as it was."""
+        """Local time, which Optuna uses, of a time ``at`` in Unix seconds."""
+        # The offset of the campaign's beginning is kept: at a change to winter time, trials would end before they
+        # begin.
         began = self._created or at
         return datetime.fromtimestamp(began) + timedelta(seconds=at - began)
 
     def _values(self, objectives: Mapping[str, float] | None) -> list[float] | None:
-        """In the task's order; None where not all are there, as of one that was pruned."""
+        """Values in the task's order of objectives; None where some are missing, as after pruning."""
         values = [(objectives or {}).get(name) for name in self._objectives]
         found = [float(value) for value in values if value is not None and not isnan(value)]
         return found if len(found) == len(values) else None
@@ -294,32 +310,32 @@ def _distribution(parameter: object) -> BaseDistribution:
     raise TypeError(f"{parameter!r} is no parameter")
 
 
-def _attributes(one: Individual) -> dict[str, Any]:
-    """The columns of the exported table that Optuna has no field for."""
+def _attributes(individual: Individual) -> dict[str, Any]:
+    """Columns of the exported table that have no field in Optuna's trials."""
     found: dict[str, Any] = {
-        "id": one.id,
-        "status": one.status,
-        "island": one.island,
-        "worker": one.worker,
-        "operator": one.operator,
-        "parents": list(one.parents),
+        "id": individual.id,
+        "status": individual.status,
+        "island": individual.island,
+        "worker": individual.worker,
+        "operator": individual.operator,
+        "parents": list(individual.parents),
     }
-    if one.migrations:
-        found["migrations"] = " ".join(f"{source}>{target}" for source, target in one.migrations)
-    if one.retries:
-        found["retries"] = one.retries
-    if one.error:
-        found["error"] = one.error
-    return found | {f"metrics.{name}": value for name, value in one.metrics.items()}
+    if individual.migrations:
+        found["migrations"] = " ".join(f"{source}>{target}" for source, target in individual.migrations)
+    if individual.retries:
+        found["retries"] = individual.retries
+    if individual.error:
+        found["error"] = individual.error
+    return found | {f"metrics.{name}": value for name, value in individual.metrics.items()}
 
 
 def _result(trial: FrozenTrial | None) -> object:
-    """What of a trial is not the same where its individual goes on after an end."""
+    """Values of a trial that change when its individual continues after an end."""
     if trial is None:
         return None
     step = trial.user_attrs.get("metrics.pruned_step")
     return trial.user_attrs.get("status"), trial.values, step
 
 
-def _end(one: Individual) -> float:
-    return one.finished or one.started or 0.0
+def _end(individual: Individual) -> float:
+    return individual.finished or individual.started or 0.0

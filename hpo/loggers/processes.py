@@ -1,5 +1,4 @@
-"""The sinks of a running campaign: a process each beside rank 0, which nothing waits for before the campaign has
-ended."""
+"""Sinks of a running campaign: each has a process beside rank 0, and delays nothing before the campaign has ended."""
 
 from __future__ import annotations
 
@@ -19,11 +18,12 @@ from hpo.loggers.log import sink_folder
 
 _LOOK_S = 1.0
 _SILENT_S = 120.0
-"""After how long without a sign of life it is said that a sink hangs."""
-_FAREWELL_S, _LEAST_S = 15.0, 5.0
-"""What sinks get to write the rest when the campaign has ended: all of it those that showed life just then, or have
-just been started and import their library; the least those that were silent for longer. Slurm kills half a minute after
-it has asked a job to end."""
+"""Seconds without a sign of life after which a sink is reported as hanging."""
+# Slurm kills a job half a minute after it has asked it to end; closing the sinks has to fit in.
+_FAREWELL_S = 15.0
+"""Seconds that a sink gets to write the rest after the end of the campaign, counted from its last sign of life."""
+_LEAST_S = 5.0
+"""Least seconds that any sink gets, however long it has been silent."""
 _MOST_BYTES = 1 << 16
 
 
@@ -32,21 +32,24 @@ class _Companion:
     name: str
     process: subprocess.Popen[bytes]
     alive_at: float
+    """Time of the last sign of life, or of the start, of the monotonic clock."""
     silent: bool = False
+    """Whether the sink was reported as hanging since then."""
     partial: bytes = b""
+    """Beginning of a line that is not read to its end."""
     last: str = field(default="")
-    """The last sentence that it said."""
+    """Last message for the user."""
 
 
 class SinkProcesses:
-    """Starts a process for each sink when it is entered, and ends them when it is left.
+    """Context manager that starts a process for each sink when it is entered, and ends them when it is left.
 
     Args:
-        directory: of the campaign.
-        names: of the sinks.
-        base: below which their files lie, None for the campaign's directory.
-        environment: for them.
-        say: shows the user a sentence.
+        directory (path): directory of the campaign.
+        names (sequence of str): names of the sinks.
+        base (path): directory of the sinks' files; None for the campaign's directory.
+        environment (dict): environment variables of the processes.
+        say (callable): shows a message to the user.
     """
 
     def __init__(
@@ -75,8 +78,9 @@ class SinkProcesses:
                     env=self._environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    # mpirun waits for all that holds a rank's standard error.
+                    # mpirun waits for every process that has a rank's standard error open.
                     stderr=subprocess.DEVNULL,
+                    # A session of its own keeps Ctrl-C from it, and lets close() kill all that the sink started.
                     start_new_session=True,
                 )
             except OSError as error:
@@ -93,66 +97,68 @@ class SinkProcesses:
         self.close()
 
     def look(self) -> None:
-        """Say what became of them; cheap, and waits for nothing."""
+        """Report sinks that have ended or hang; returns at once, and does nothing if called again within a second."""
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        for one in list(self._companions):
-            code = one.process.poll()
-            self._hear(one, now)
+        for companion in list(self._companions):
+            code = companion.process.poll()
+            self._hear(companion, now)
             if code is not None:
-                self._companions.remove(one)
-                _release(one.process)
-                self._gone(one.name, one.last or f"its process {_ending(code)}")
-            elif now - one.alive_at >= _SILENT_S and not one.silent:
-                one.silent = True
+                self._companions.remove(companion)
+                _release(companion.process)
+                self._gone(companion.name, companion.last or f"its process {_ending(code)}")
+            elif now - companion.alive_at >= _SILENT_S and not companion.silent:
+                companion.silent = True
                 self._say(
-                    f"the sink {one.name} has shown no life for {_SILENT_S:.0f} s. The campaign goes on without it"
+                    f"the sink {companion.name} has shown no life for {_SILENT_S:.0f} s. The campaign continues "
+                    "without it"
                 )
 
     def close(self) -> None:
-        """Let them write the rest, for some seconds, and end those that have not by then."""
-        for one in self._companions:
-            if one.process.stdin is not None:
+        """Let the sinks write the rest for some seconds, and kill those that take longer."""
+        # All inputs are closed first, so that the sinks write at the same time.
+        for companion in self._companions:
+            if companion.process.stdin is not None:
                 with suppress(OSError):
-                    one.process.stdin.close()
+                    companion.process.stdin.close()
         closed = time.monotonic()
-        for one in self._companions:
-            self._hear(one, closed)
-            end = max(closed + _LEAST_S, one.alive_at + _FAREWELL_S)
+        for companion in self._companions:
+            self._hear(companion, closed)
+            end = max(closed + _LEAST_S, companion.alive_at + _FAREWELL_S)
             try:
-                code = one.process.wait(max(0.0, end - time.monotonic()))
+                code = companion.process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
-                    os.killpg(one.process.pid, signal.SIGKILL)
-                with suppress(subprocess.TimeoutExpired):  # not even that ends it: it waits for a disk
-                    one.process.wait(1.0)
-                self._gone(one.name, "it did not write the rest in time, and was ended")
+                    os.killpg(companion.process.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):  # a process that waits for a disk survives SIGKILL
+                    companion.process.wait(1.0)
+                self._gone(companion.name, "it did not write the rest in time, and was ended")
             else:
-                self._hear(one, time.monotonic())
+                self._hear(companion, time.monotonic())
                 if code:
-                    self._gone(one.name, one.last or f"its process {_ending(code)}")
-            _release(one.process)
+                    self._gone(companion.name, companion.last or f"its process {_ending(code)}")
+            _release(companion.process)
         self._companions.clear()
 
-    def _hear(self, one: _Companion, now: float) -> None:
-        """Read what it said since the last time."""
-        assert one.process.stdout is not None
+    def _hear(self, companion: _Companion, now: float) -> None:
+        """Read the lines that a sink has written since the last call."""
+        assert companion.process.stdout is not None
         try:
-            data = os.read(one.process.stdout.fileno(), _MOST_BYTES)
-        except OSError:  # nothing
+            data = os.read(companion.process.stdout.fileno(), _MOST_BYTES)
+        except OSError:  # the pipe does not block, and is empty
             return
-        *lines, one.partial = (one.partial + data).split(b"\n")
-        one.partial = one.partial[-_MOST_BYTES:]
+        *lines, companion.partial = (companion.partial + data).split(b"\n")
+        companion.partial = companion.partial[-_MOST_BYTES:]
         for line in lines:
             text = line.decode(errors="replace")
             if text == ALIVE:
-                one.alive_at, one.silent = now, False
+                companion.alive_at, companion.silent = now, False
             elif text.startswith(SENTENCE):
-                one.last = text.removeprefix(SENTENCE)
-                if one.process.poll() is None:
-                    self._say(one.last)
+                companion.last = text.removeprefix(SENTENCE)
+                if companion.process.poll() is None:
+                    self._say(companion.last)
 
     def _gone(self, name: str, reason: str) -> None:
         self._say(

@@ -1,4 +1,4 @@
-"""What a logger is to the rest: a sink that gets individuals, their curves and their ends."""
+"""Protocol of sinks, which get a campaign's individuals with their curves and ends, and functions that they share."""
 
 from __future__ import annotations
 
@@ -14,56 +14,62 @@ from hpo.space.look_alikes import LookAlikes
 from hpo.space.parameters import Parameter
 
 RESULT = "result/"
-"""How the names of final values begin; what a task reports meanwhile has its own names."""
+"""Prefix of the names of final values."""
 SYSTEM = "system/"
-"""How the names of what a host did begin."""
-
+"""Prefix of the names of a host's processor, memory and GPU use."""
+# Metrics that a task reports keep their own names, unless these would be confused with the names above.
 REPORTED = "reported/"
-"""Prefix of the name of a reported metric that begins like one of these."""
+"""Prefix of a reported metric whose own name begins with a prefix of this module."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedCampaign:
-    """What is the same for all individuals. ``key``: of this campaign and no other; ``objectives``: directions by
-    name; ``results``: names of the final numbers that are known by now; ``created``: Unix seconds."""
+    """Facts of a campaign that a sink shows beside its individuals."""
 
     name: str
+    """Name of the campaign's directory."""
     key: str
+    """Unique key of the campaign."""
     task: str
+    """Name of the task."""
     created: float
+    """Time of the campaign's creation, in Unix seconds."""
     parameters: Mapping[str, Parameter]
+    """Parameters of the space by name."""
     objectives: Mapping[str, str]
+    """Directions by objective."""
     results: tuple[str, ...] = ()
+    """Names of the final numbers of all individuals so far."""
 
 
 class Sink(Protocol):
-    """Where individuals are logged, each as a run of its own.
+    """Logger with a run for each individual.
 
-    What was logged since the last ``flush`` may come again, from another process too, where this one died meanwhile; it
-    must not be there twice then for who looks at it. Any method may raise what its library raises, and is then called
-    no more."""
+    A process may die between two calls of ``flush``; the next process then logs the same records again, and a sink must
+    not show them twice. Methods may raise any exception of the sink's library; no method is called after that.
+    """
 
-    def started(self, one: Individual) -> None:
-        """Its evaluation has begun, or begins anew."""
+    def started(self, individual: Individual) -> None:
+        """Begin the run of an individual, or continue it where another attempt begins."""
 
-    def measured(self, one: Individual, points: Sequence[Point]) -> None:
-        """It reported. Steps go back where another attempt at it began."""
+    def measured(self, individual: Individual, points: Sequence[Point]) -> None:
+        """Log reports of an individual; with another attempt, steps begin again at a lower number."""
 
-    def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
-        """What its host did meanwhile."""
+    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
+        """Log samples of processor, memory and GPU use of the individual's host."""
 
-    def finished(self, one: Individual) -> None:
-        """It has ended, and may be started once more where it is reopened."""
+    def finished(self, individual: Individual) -> None:
+        """End the run of an individual, which may be started again where the individual is reopened."""
 
     def flush(self) -> None:
-        """What was logged is where it belongs on return."""
+        """Save all that was logged."""
 
     def close(self) -> None:
-        """Flush and end."""
+        """Save all that was logged, and release files and connections."""
 
 
 def reported(point: Point) -> dict[str, float]:
-    """The numbers of a report by name, the value first; none has a name of a final number or of a sample."""
+    """Numbers of a report by name, the value first; no name equals that of a final number or of a sample."""
     numbers = _numbers(point.metrics, "")
     taken = (RESULT, SYSTEM, REPORTED)
     return {"value": float(point.value)} | {
@@ -72,20 +78,26 @@ def reported(point: Point) -> dict[str, float]:
 
 
 def sampled(sample: Sample) -> dict[str, float]:
-    """The numbers of a sample by name."""
+    """Numbers of a sample by name."""
     names = ("cpu", "memory", "gpu", "gpu_memory")
     return {SYSTEM + name: float(value) for name in names if (value := getattr(sample, name)) is not None}
 
 
-def results(one: Individual) -> dict[str, float]:
-    """The final numbers of an individual by name: objectives, where it completed, and metrics."""
-    objectives = one.objectives if one.status == COMPLETED and one.objectives else {}
-    return _numbers({**one.metrics, **objectives}, RESULT)
+def results(individual: Individual) -> dict[str, float]:
+    """Final numbers of an individual by name: metrics, and the objectives of a completed individual."""
+    objectives = individual.objectives if individual.status == COMPLETED and individual.objectives else {}
+    return _numbers({**individual.metrics, **objectives}, RESULT)
 
 
 def distinct(name: str, legal: str, longest: int) -> str:
-    """``name`` where it is ``legal`` in a sink, else that with a digest of the name: two names never become one,
-    whichever process writes them and in whatever order."""
+    """Name that a sink accepts, different for different names.
+
+    Args:
+        name (str): name of a metric or parameter.
+        legal (str): the name with the characters replaced that the sink does not accept.
+        longest (int): most characters of a name in the sink.
+    """
+    # A digest of the whole name depends on nothing else, so that every process makes the same legal name.
     if legal == name and len(name) <= longest:
         return name
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -93,35 +105,35 @@ def distinct(name: str, legal: str, longest: int) -> str:
 
 
 def choice_text(parameter: Parameter | None, value: Scalar) -> str:
-    """A parameter's value as text, different for each of its choices."""
+    """Value of a parameter as text that is different for each of its choices."""
     return str(value) if parameter is None else LookAlikes(parameter).text(value)
 
 
-def facts(one: Individual) -> dict[str, str]:
-    """What is known of an individual besides its parameters and numbers."""
+def facts(individual: Individual) -> dict[str, str]:
+    """Facts of an individual, other than its parameters and numbers, as text by name; empty facts are left out."""
     found = {
-        "id": one.id,
-        "status": one.status,
-        "island": str(one.island),
-        "worker": str(one.worker),
-        "operator": one.operator,
-        "parents": " ".join(one.parents),
-        "error": one.error or "",
+        "id": individual.id,
+        "status": individual.status,
+        "island": str(individual.island),
+        "worker": str(individual.worker),
+        "operator": individual.operator,
+        "parents": " ".join(individual.parents),
+        "error": individual.error or "",
     }
     return {name: value for name, value in found.items() if value}
 
 
-def succeeded(one: Individual) -> bool:
-    """Whether its evaluation did what it should."""
-    return one.status in (COMPLETED, PRUNED)
+def succeeded(individual: Individual) -> bool:
+    """Whether an individual completed or was pruned."""
+    return individual.status in (COMPLETED, PRUNED)
 
 
-def seconds_since_start(one: Individual, sample: Sample) -> int:
-    return max(0, int(sample.time - (one.started or sample.time)))
+def seconds_since_start(individual: Individual, sample: Sample) -> int:
+    return max(0, int(sample.time - (individual.started or sample.time)))
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Without NaN and infinities, for a sink that has none."""
+    """``values`` without NaN and infinities, for sinks that cannot store them."""
     return {name: value for name, value in values.items() if isfinite(value)}
 
 

@@ -1,7 +1,8 @@
-"""TensorBoard: a folder of event files an individual, and HParams over all of them.
+"""Sink for TensorBoard: a folder of event files for each individual, and a table of hyperparameters (HParams).
 
-A folder gets another file where another process, or another attempt, goes on with its individual. That file begins with
-the step from which TensorBoard is to forget what the files before it have."""
+A folder gets another file where another process, or another attempt, continues its individual. That file begins with
+the step from which TensorBoard has to discard the events of earlier files.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ _VERSION = "brain.Event:2"
 
 
 class TensorBoardSink:
-    """Writes below ``folder``."""
+    """Writes event files to ``folder``, with a subfolder for each individual."""
 
     def __init__(self, campaign: LoggedCampaign, folder: Path) -> None:
         self._campaign = campaign
@@ -58,12 +59,13 @@ class TensorBoardSink:
         self._experiment: bytes = b""
         self._write_experiment()
 
-    def started(self, one: Individual) -> None:
-        run = self._run(one)
+    def started(self, individual: Individual) -> None:
+        run = self._run(individual)
         hparams = {
-            name: _hparam(self._campaign.parameters.get(name), value) for name, value in one.params.items()
+            name: _hparam(self._campaign.parameters.get(name), value)
+            for name, value in individual.params.items()
         }
-        start = SessionStartInfo(group_name=one.id, start_time_secs=one.started or 0.0)
+        start = SessionStartInfo(group_name=individual.id, start_time_secs=individual.started or 0.0)
         for name, value in hparams.items():
             if isinstance(value, bool):
                 start.hparams[name].bool_value = value
@@ -71,33 +73,39 @@ class TensorBoardSink:
                 start.hparams[name].string_value = value
             else:
                 start.hparams[name].number_value = value
-        run.write(_plugin(_START, HParamsPluginData(session_start_info=start, version=0)), 0, one.started)
+        run.write(
+            _plugin(_START, HParamsPluginData(session_start_info=start, version=0)), 0, individual.started
+        )
 
-    def measured(self, one: Individual, points: Sequence[Point]) -> None:
-        run = self._run(one)
+    def measured(self, individual: Individual, points: Sequence[Point]) -> None:
+        run = self._run(individual)
         for point in points:
             run.reach(point)
             for name, value in reported(point).items():
                 run.write(_scalar(name, value), point.step, point.time)
 
-    def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
-        run = self._run(one)
+    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
+        run = self._run(individual)
         for sample in samples:
             for name, value in sampled(sample).items():
-                run.write(_scalar(name, value), seconds_since_start(one, sample), sample.time)
+                run.write(_scalar(name, value), seconds_since_start(individual, sample), sample.time)
 
-    def finished(self, one: Individual) -> None:
-        run = self._run(one)
+    def finished(self, individual: Individual) -> None:
+        run = self._run(individual)
         step = max(run.step, 0)
-        for name, value in results(one).items():
+        for name, value in results(individual).items():
             self._metrics.setdefault(name)
-            run.write(_scalar(name, value), step, one.finished)
-        if one.error:
-            run.write(text("error", f"    {one.error}".replace("\n", "\n    ")), step, one.finished)
-        status = "STATUS_SUCCESS" if succeeded(one) else "STATUS_FAILURE"
-        end = SessionEndInfo(status=Status.Value(status), end_time_secs=one.finished or 0.0)
-        run.write(_plugin(_END, HParamsPluginData(session_end_info=end, version=0)), step, one.finished)
-        self._runs.pop(one.id).close()
+            run.write(_scalar(name, value), step, individual.finished)
+        if individual.error:
+            run.write(
+                text("error", f"    {individual.error}".replace("\n", "\n    ")), step, individual.finished
+            )
+        status = "STATUS_SUCCESS" if succeeded(individual) else "STATUS_FAILURE"
+        end = SessionEndInfo(status=Status.Value(status), end_time_secs=individual.finished or 0.0)
+        run.write(
+            _plugin(_END, HParamsPluginData(session_end_info=end, version=0)), step, individual.finished
+        )
+        self._runs.pop(individual.id).close()
 
     def flush(self) -> None:
         for run in self._runs.values():
@@ -109,20 +117,23 @@ class TensorBoardSink:
         self._runs.clear()
         self._write_experiment()
 
-    def _run(self, one: Individual) -> _Run:
-        run = self._runs.get(one.id)
+    def _run(self, individual: Individual) -> _Run:
+        run = self._runs.get(individual.id)
         if run is None:
-            run = self._runs[one.id] = _Run(self._folder / one.id)
+            run = self._runs[individual.id] = _Run(self._folder / individual.id)
         return run
 
     def _write_experiment(self) -> None:
-        """The columns of HParams. TensorBoard keeps the first that it reads of a folder, so there is one file of it,
-        which is replaced when there are more metrics."""
+        """Write the columns of the table of hyperparameters.
+
+        TensorBoard uses the first description that it reads in a folder, so it has a single file, which is replaced
+        when there are more metrics.
+        """
         experiment = Experiment(
             name=self._campaign.name,
             description=self._campaign.task,
             time_created_secs=self._campaign.created,
-            hparam_infos=[_info(name, one) for name, one in self._campaign.parameters.items()],
+            hparam_infos=[_info(name, parameter) for name, parameter in self._campaign.parameters.items()],
             metric_infos=[
                 MetricInfo(name=MetricName(tag=name), display_name=name.removeprefix(RESULT))
                 for name in self._metrics
@@ -134,15 +145,15 @@ class TensorBoardSink:
         self._experiment = content
         path = self._folder / f"events.out.tfevents.{int(self._campaign.created):010d}.hpo"
         partial = self._folder / ".experiment"
-        file = _File(partial)
+        file = _EventFile(partial)
         file.write(_plugin(_EXPERIMENT, HParamsPluginData(experiment=experiment, version=0)), 0, None)
         file.close()
         write_atomically(path, partial.read_bytes(), durable=False)
         partial.unlink()
 
 
-class _File:
-    """One file of events."""
+class _EventFile:
+    """A file of TensorBoard events."""
 
     def __init__(self, path: Path) -> None:
         self._records = RecordWriter(os.fspath(path))
@@ -161,23 +172,22 @@ class _File:
         self._records.close()
 
 
-class _Run(_File):
-    """The folder of an individual. ``step``: the last one that was reported, -1 before."""
+class _Run(_EventFile):
+    """A new event file in the folder of an individual. ``step``: last reported step, -1 before the first report."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names.
+        # TensorBoard reads the files of a folder in the order of their names, so this file needs the highest number.
         before = sorted(path.name for path in folder.glob("events.out.tfevents.*"))
         number = max([int(time.time()), *(int(name.split(".")[3]) + 1 for name in before)])
         super().__init__(folder / f"events.out.tfevents.{number:010d}.hpo")
         self.step = -1
         self._began: float | None = None
-        self._goes_on = bool(before)
+        self._continues = bool(before)
 
     def reach(self, point: Point) -> None:
-        """Before this report is written: what there is of this step and later ones counts no more, where it was written
-        by a process that ended, or by an earlier attempt."""
-        again = self._goes_on if self._began is None else point.began != self._began
+        """Discard events of the same and later steps from an earlier process or attempt, before a report is written."""
+        again = self._continues if self._began is None else point.began != self._began
         if again or point.step < self.step:
             start = SessionLog(status=SessionLog.START)
             self.write_event(Event(step=point.step, session_log=start, wall_time=point.time))
@@ -185,7 +195,7 @@ class _Run(_File):
 
 
 def _info(name: str, parameter: Parameter) -> Any:
-    """A parameter as a column of HParams."""
+    """Column of the table of hyperparameters for a parameter."""
     if isinstance(parameter, (Float, Int)):
         return HParamInfo(
             name=name,
@@ -203,10 +213,10 @@ def _info(name: str, parameter: Parameter) -> Any:
 
 
 def _hparam(parameter: Parameter | None, value: Scalar) -> bool | float | str:
-    """A value as HParams has it: all of one parameter are of one type."""
+    """Value in the table of hyperparameters, where all values of a column need the same type."""
     kinds: set[type] = {type(value)}
     if isinstance(parameter, Categorical):
-        kinds = {float if type(one) is int else type(one) for one in parameter.choices}
+        kinds = {float if type(choice) is int else type(choice) for choice in parameter.choices}
     if len(kinds) == 1 and isinstance(value, (bool, str)):
         return value
     if len(kinds) == 1 and value is not None:
@@ -215,8 +225,8 @@ def _hparam(parameter: Parameter | None, value: Scalar) -> bool | float | str:
 
 
 def _scalar(name: str, value: float) -> Any:
-    """A number under its own name, where tensorboardX would replace characters: two metrics would become one, and
-    HParams would find neither."""
+    """Summary of a number under its own name."""
+    # tensorboardX replaces characters in names: two metrics could get the same, and HParams would find neither.
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 

@@ -1,5 +1,8 @@
-"""Trackio: a run an individual, in the project of the campaign's name. ``TRACKIO_SPACE_ID`` and the other variables of
-its own hold; without ``TRACKIO_DIR`` the runs lie in the sink's folder."""
+"""Sink for Trackio: a run for each individual, in a project with the campaign's name.
+
+Trackio's environment variables, such as ``TRACKIO_SPACE_ID``, have their usual effect; without ``TRACKIO_DIR`` the runs
+are in the sink's folder.
+"""
 
 from __future__ import annotations
 
@@ -25,55 +28,58 @@ from hpo.loggers.sink import (
 
 
 class TrackioSink:
-    """A run is open only while something of it is written, as Trackio has one at a time."""
+    """Writes to Trackio; a run is open only during a call, as Trackio can have a single open run."""
 
     def __init__(self, campaign: LoggedCampaign, folder: Path) -> None:
-        os.environ.setdefault(
-            "TRACKIO_DIR", os.fspath(folder.resolve())
-        )  # which it reads when it is imported
+        # Trackio reads the variable when it is imported.
+        os.environ.setdefault("TRACKIO_DIR", os.fspath(folder.resolve()))
         self._campaign = campaign
         self._project = re.sub(r"[^\w.\-]", "_", campaign.name)
 
-    def started(self, one: Individual) -> None:
-        with self._run(one):
+    def started(self, individual: Individual) -> None:
+        with self._run(individual):
             pass
 
-    def measured(self, one: Individual, points: Sequence[Point]) -> None:
-        self._log(one, ((reported(point), point.step) for point in points))
+    def measured(self, individual: Individual, points: Sequence[Point]) -> None:
+        self._log(individual, ((reported(point), point.step) for point in points))
 
-    def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
-        self._log(one, ((sampled(sample), seconds_since_start(one, sample)) for sample in samples))
+    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
+        self._log(
+            individual, ((sampled(sample), seconds_since_start(individual, sample)) for sample in samples)
+        )
 
-    def finished(self, one: Individual) -> None:
-        self._log(one, [({**results(one)}, None)], {f"hpo/{name}": text for name, text in facts(one).items()})
+    def finished(self, individual: Individual) -> None:
+        described = {f"hpo/{name}": text for name, text in facts(individual).items()}
+        self._log(individual, [({**results(individual)}, None)], described)
 
+    # Each call closes the run that it has written.
     def flush(self) -> None:
-        """Each run is closed when it is written."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """As ``flush``."""
+        """Do nothing."""
 
     def _log(
         self,
-        one: Individual,
+        individual: Individual,
         rows: Iterable[tuple[dict[str, float], int | None]],
         more: dict[str, str] | None = None,
     ) -> None:
-        with self._run(one) as run:
+        with self._run(individual) as run:
             for values, step in rows:
                 if values or more:
                     run.log({**finite(values), **(more or {})}, step=step)
 
     @contextmanager
-    def _run(self, one: Individual) -> Iterator[Any]:
+    def _run(self, individual: Individual) -> Iterator[Any]:
         import trackio
 
-        with redirect_stdout(io.StringIO()):  # it announces each
+        with redirect_stdout(io.StringIO()):  # Trackio prints a line for each run
             run = trackio.init(
                 project=self._project,
-                name=one.id,
+                name=individual.id,
                 group=self._campaign.key,
-                config={"island": one.island, "operator": one.operator, **one.params},
+                config={"island": individual.island, "operator": individual.operator, **individual.params},
                 resume="allow",
                 embed=False,
                 auto_log_gpu=False,

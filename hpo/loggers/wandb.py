@@ -1,6 +1,8 @@
-"""Weights & Biases: a run an individual, all in a group named after the campaign. ``WANDB_MODE``, ``WANDB_PROJECT``
-and the other variables of its own hold; with ``WANDB_MODE=offline`` the runs lie in the sink's folder, for
-``wandb sync``."""
+"""Sink for Weights & Biases: a run for each individual, in a group with the campaign's name.
+
+The environment variables of Weights & Biases, such as ``WANDB_MODE`` and ``WANDB_PROJECT``, have their usual effect;
+with ``WANDB_MODE=offline`` the runs are in the sink's folder, for ``wandb sync``.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ _STEP, _SECONDS = "step", "seconds"
 
 
 class WandbSink:
-    """Runs are known by ids of their own, so that another process goes on with them. Curves are drawn over the metric
-    ``step``, where a report that is written twice is one point."""
+    """Writes to Weights & Biases; runs have ids made from those of individuals, so that any process can continue them.
+
+    Curves have the metric ``step`` as their x-axis, where a report that is written twice is a single point.
+    """
 
     def __init__(self, campaign: LoggedCampaign, folder: Path) -> None:
         self._campaign = campaign
@@ -37,44 +41,47 @@ class WandbSink:
         self._project = environment().get("WANDB_PROJECT") or "hpo"
         self._runs: dict[str, Any] = {}
 
-    def started(self, one: Individual) -> None:
-        self._run(one)
+    def started(self, individual: Individual) -> None:
+        self._run(individual)
 
-    def measured(self, one: Individual, points: Sequence[Point]) -> None:
-        run = self._run(one)
+    def measured(self, individual: Individual, points: Sequence[Point]) -> None:
+        run = self._run(individual)
         for point in points:
             run.log({**_named(reported(point)), _STEP: point.step})
 
-    def sampled(self, one: Individual, samples: Sequence[Sample]) -> None:
-        run = self._run(one)
+    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
+        run = self._run(individual)
         for sample in samples:
-            run.log({**sampled(sample), _SECONDS: seconds_since_start(one, sample)})
+            run.log({**sampled(sample), _SECONDS: seconds_since_start(individual, sample)})
 
-    def finished(self, one: Individual) -> None:
-        run = self._run(one)
-        # The summary has the last value of each metric, too.
-        run.summary.update({**results(one), **{f"hpo/{name}": text for name, text in facts(one).items()}})
-        run.finish(exit_code=0 if succeeded(one) else 1)
-        del self._runs[one.id]
+    def finished(self, individual: Individual) -> None:
+        run = self._run(individual)
+        # The summary already has the last value of each metric, so final values are under names of their own.
+        run.summary.update(
+            {**results(individual), **{f"hpo/{name}": text for name, text in facts(individual).items()}}
+        )
+        run.finish(exit_code=0 if succeeded(individual) else 1)
+        del self._runs[individual.id]
 
+    # wandb has a process of its own, which saves all that is logged even if this process dies.
     def flush(self) -> None:
-        """Its own process has what was logged."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Runs that go on are left to whatever goes on with them."""
+        """Close all open runs, which another process may continue."""
         while self._runs:
             self._runs.popitem()[1].finish()
 
-    def _run(self, one: Individual) -> Any:
-        run = self._runs.get(one.id)
+    def _run(self, individual: Individual) -> Any:
+        run = self._runs.get(individual.id)
         if run is None:
-            run = self._runs[one.id] = wandb.init(
+            run = self._runs[individual.id] = wandb.init(
                 project=self._project,
                 group=self._campaign.name,
-                name=one.id,
-                id=f"{self._campaign.key}-{one.id}",
-                config={"island": one.island, "operator": one.operator, **one.params},
-                tags=[one.operator],
+                name=individual.id,
+                id=f"{self._campaign.key}-{individual.id}",
+                config={"island": individual.island, "operator": individual.operator, **individual.params},
+                tags=[individual.operator],
                 dir=self._folder,
                 resume="allow",
                 reinit="create_new",
@@ -90,7 +97,7 @@ class WandbSink:
 
 
 def _named(values: Mapping[str, float]) -> dict[str, float]:
-    """``values`` without names that W&B or this sink have for steps and times."""
+    """``values`` with a prefix for names that Weights & Biases or this sink use themselves."""
     return {
         REPORTED + name if name == _SECONDS or name.startswith("_") else name: value
         for name, value in values.items()

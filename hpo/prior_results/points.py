@@ -1,7 +1,7 @@
-"""Known points: configurations whose results are there already, from elsewhere, for a search to start from.
+"""Known points: configurations with results from elsewhere, for a search to start from.
 
-A source may be of a slightly different space. What of it is taken, what is changed and what is left out is counted,
-and reported in one line; nothing happens silently."""
+A source may have a slightly different space. The points that are entered, changed and left out are counted and reported
+in a line; nothing happens silently."""
 
 from __future__ import annotations
 
@@ -45,18 +45,21 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class KnownPoints:
-    """What was taken of a source; ``str`` is one line about it. ``left_out``: reasons with counts; ``changed``: what
-    was dropped from or added to points, with counts."""
+    """Points of a source; ``str`` gives a line about them."""
 
     source: str
+    """Name of the source."""
     points: list[KnownPoint] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    """Numbers of rows that were left out, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
+    """Numbers of points that were changed, by the parameter that was dropped or added."""
     replaces: set[int] = field(default_factory=set)
-    """Numbers of points on record that this source does not have any more, or has with another result."""
+    """Numbers of recorded points that this source no longer has, or has with another result."""
     entry: str = ""
+    """Field of a campaign's entry, the same as in ``hpo.journal.records.Entered``."""
     content: str = ""
-    """Fields of a campaign's entry, the same as in ``hpo.journal.records.Entered``."""
+    """Field of a campaign's entry, the same as in ``hpo.journal.records.Entered``."""
 
     def __iter__(self) -> Iterator[KnownPoint]:
         return iter(self.points)
@@ -66,11 +69,11 @@ class KnownPoints:
 
     @property
     def changes(self) -> bool:
-        """Whether there is a point to enter or to take back."""
+        """Whether there is a point to enter or to remove."""
         return bool(self.points or self.replaces)
 
     def without(self, keys: Iterable[str], space: SearchSpace) -> KnownPoints:
-        """Those whose configurations are none of ``keys``; the others are left out, and counted."""
+        """Points with other configurations than those of ``keys``; the others count as left out."""
         taken = set(keys)
         fresh = [one for one in self.points if space.key(one.params) not in taken]
         counts = Counter(self.left_out)
@@ -93,7 +96,7 @@ class KnownPoints:
 
 
 def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
-    """Points of an entry of the campaign's key ``known``. Raises the errors of :func:`known_points`."""
+    """Points of an entry of the campaign's key ``known``; raises the errors of :func:`known_points`."""
     if entry.params is None:
         return known_points(
             entry.source,
@@ -123,30 +126,30 @@ def known_points(
     columns: Mapping[str, str] | None = None,
     study: str | None = None,
 ) -> KnownPoints:
-    """Results from elsewhere as points of a space; iterate over what it returns, print it for what became of the
-    rest.
+    """Results from elsewhere as points of a space.
 
-    Each point has ``params`` (dict), ``value``, ``objectives`` (dict, None where it failed) and ``status``.
+    Iterate over the result for its points; print it for the numbers of points that were entered and left out. Each
+    point has ``params`` (dict), ``value``, ``objectives`` (dict, None where it failed) and ``status``.
 
     Args:
         source (path, Optuna study or list of dict): a table (.csv, .json or .parquet, as ``hpo export`` writes it, or
             with plain columns of parameters and objectives), the directory of a campaign, an Optuna storage (file or
             URL), an Optuna study, or dictionaries.
-        space (SearchSpace): to which the points are adapted.
+        space (SearchSpace): space that the points are adapted to.
         objectives (str or dict; default "minimize"): "minimize", "maximize", or directions by name.
-        default (dict; default None): gives the value of a parameter that the source does not have; None: points that
-            lack one are left out.
+        default (dict; default None): configuration with the values of parameters that the source does not have; None:
+            points without such a parameter are left out.
         allows (callable; default allows all): function of the parameters; points for which it is false are
             left out.
         unknown (str; default None): "drop" parameters that ``space`` does not have, or "refuse" the source; None:
-            drop them, but refuse the source where one of them may be a parameter here that has no value there.
-        columns (dict; default None): by parameter or objective, the source's column, where the names differ. Rows
-            without a cell there keep that of the parameter's own name.
-        study (str; default None): the study's name in an Optuna storage that holds several.
+            drop them, but refuse the source if such a parameter may be a renamed parameter of ``space``.
+        columns (dict; default None): the source's column by parameter or objective, where the names differ. Rows with
+            an empty cell there use the column with the parameter's own name.
+        study (str; default None): name of the study in an Optuna storage with several studies.
 
     Raises:
-        UsageError: the source cannot be read, minimises what is maximised here, or lacks an objective.
-        CampaignError: it is a campaign's directory that cannot be read.
+        UsageError: the source cannot be read, has the opposite direction of an objective, or lacks an objective.
+        CampaignError: a campaign's directory cannot be read.
     """
     if not isinstance(objectives, Mapping):
         objectives = {"value": objectives}
@@ -183,7 +186,7 @@ def _check_keywords(space: object, default: object, allows: object, columns: obj
 
 
 class _Fitting:
-    """Makes a table's rows points of a space."""
+    """Conversion of a table's rows to points of a space."""
 
     def __init__(
         self,
@@ -200,7 +203,7 @@ class _Fitting:
         self._cells = Cells(space.parameters, typed=table.typed)
         self._changes: list[str] = []
         self._missing: dict[str, Counter[str]] = {}
-        """Columns of no parameter that have a value where a parameter lacks it in some rows, by that parameter."""
+        """Numbers of rows by column of no parameter, for each parameter, whose cells could be its missing values."""
         for name in columns:
             if name not in space.parameters and name not in objectives:
                 valid = [*space.names, *objectives]
@@ -217,7 +220,7 @@ class _Fitting:
             for place, name in enumerate(objectives)
         }
         used = {*self._of_parameter.values(), *self._of_objective.values()}
-        # A study in which a parameter was renamed has both names.
+        # A study in which a parameter was renamed has columns of both names.
         own = {name: self._column(None, there, sources.PARAMS, name) for name in space.names}
         self._own = {name: column for name, column in own.items() if column not in used}
         self._strange = [
@@ -239,7 +242,7 @@ class _Fitting:
         return prefix + name if self._table.exported else name
 
     def _objective(self, name: str, place: int, given: str | None, there: set[str]) -> str:
-        """The column of an objective. One that has no name there, or none here, is any only one."""
+        """Column of an objective; a single objective without a name, there or here, fits any single objective."""
         table, single = self._table, len(self._objectives) == 1
         if given is not None:
             return self._column(given, there, sources.OBJECTIVES, name)
@@ -309,8 +312,8 @@ class _Fitting:
         return self._found
 
     def _refuse_renamed(self) -> None:
-        """UsageError where a parameter without a value in some rows may be there under another name: its default would
-        be entered in place of what was evaluated."""
+        """Raise UsageError if a parameter without values in some rows may have another name in the source."""
+        # Its default would otherwise be entered in place of the value that was evaluated.
         likely: dict[str, str] = {}
         for name, columns in self._missing.items():
             fits = {column: count for column, count in columns.items() if column not in likely.values()}
@@ -329,15 +332,15 @@ class _Fitting:
         )
 
     def _losses(self, point: KnownPoint) -> tuple[float, ...] | None:
-        """None where it did not complete."""
+        """Losses of a point; None if it did not complete."""
         return None if point.objectives is None else losses_of(point.objectives, self._objectives)
 
     def _is_strange(self, column: str) -> bool:
-        """Whether a column would be a parameter of this space, and is none."""
+        """Whether a column may be a parameter, by its name."""
         return column.startswith(sources.PARAMS) or not self._table.exported
 
     def _point(self, row: sources.Row) -> KnownPoint | str:
-        """The point, or why it is left out."""
+        """Point of a row, or the reason why it is left out."""
         status = row.status or COMPLETED
         if status == PRUNED:
             return "pruned there"
@@ -354,7 +357,7 @@ class _Fitting:
                     return "without a value" if empty(cell) else f"whose {name} is no number"
             if not all(isfinite(cast(float, value)) for value in objectives.values()):
                 if row.status is None and not any(isinf(cast(float, value)) for value in objectives.values()):
-                    return "without a value"  # a gap in a table is NaN too
+                    return "without a value"  # pandas writes an empty cell as NaN
                 status = INVALID
         params = self._params(row)
         if isinstance(params, str):
@@ -400,7 +403,7 @@ class _Fitting:
         return {name: chosen[name] for name in self._space.names if name in chosen}
 
     def _note_missing(self, name: str, row: sources.Row) -> None:
-        """Note the columns of no parameter whose cells in ``row`` would be allowed for ``name``."""
+        """Count the columns of no parameter whose cells in ``row`` would be allowed for ``name``."""
         found = self._missing.setdefault(name, Counter())
         for column in self._strange:
             cell = row.cells.get(column)
@@ -411,7 +414,8 @@ class _Fitting:
 
     @contextmanager
     def _located(self, row: sources.Row, name: str) -> Iterator[None]:
-        """Raise UsageError, with the place, for a number with separators: no number of this table can be read."""
+        """Context that raises UsageError, with the cell's place, for a number with separators."""
+        # A whole table is refused, because none of its numbers could be read reliably.
         try:
             yield
         except SeparatedNumber as error:
@@ -423,5 +427,5 @@ def _similarity(name: str, column: str) -> float:
 
 
 def _key(name: str) -> str:
-    """``name`` as a key of TOML."""
+    """``name`` as a key in TOML, quoted if necessary."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Where known points come from: tables, earlier campaigns, Optuna's studies; read as rows, and judged elsewhere.
+"""Sources of known points: tables, earlier campaigns and Optuna's studies, read as rows.
 
-Nothing that is read is executed or unpickled, and no source is changed: a study is opened read-only or copied."""
+Nothing that is read is executed or unpickled, and no source is changed: a study is opened read-only, or copied."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     import optuna
 
 TABLES = (".csv", ".json", ".parquet")
-"""Suffixes of tables, as ``hpo export`` writes them."""
+"""Suffixes of tables that ``hpo export`` writes and this module reads."""
 PARAMS, OBJECTIVES, METRICS, VALUE = "params.", "objectives.", "metrics.", "value"
+# xlsx and ods files are zip archives; users often give them in place of the exported csv.
 _WORKBOOK = b"PK\x03\x04"
 _SAVE_AS = (
     'Save it as UTF-8, with "," between cells and "." as decimal sign (spreadsheets call that "CSV UTF-8", in the '
@@ -47,25 +48,31 @@ _OF_EXPORTS = frozenset(
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration and its result there, by column. ``origin``: what it is called there."""
+    """A configuration and its result in a source."""
 
     origin: str
+    """Name of the row in the source, such as an individual's id."""
     cells: Mapping[str, object]
+    """Cells by column."""
     status: str | None = None
+    """Status of the individual or trial; None where the source has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """``exported``: columns have the prefixes of ``hpo export``; else they are plain names. ``typed``: a text cell is a
-    text, and stands for no number. ``directions``: by column of an objective, as far as they are known; ``ordered``:
-    these have no names, and come in the task's order."""
+    """Rows of a source."""
 
     name: str
+    """Name of the source in messages."""
     rows: list[Row]
     exported: bool
+    """Whether columns have the prefixes of ``hpo export``; otherwise, they are plain names."""
     typed: bool = True
+    """Whether a text cell stands for a text only, and never for a number."""
     directions: dict[str, str] = field(default_factory=dict)
+    """Known directions by column of an objective."""
     ordered: bool = False
+    """Whether objectives have no names, and are in the task's order."""
 
     @property
     def columns(self) -> list[str]:
@@ -73,12 +80,16 @@ class Table:
 
 
 def read(source: object, study: str | None = None) -> Table:
-    """The rows of ``source``: a table's file, a campaign's directory, the file or URL of an Optuna storage (with the
-    name of the ``study`` where it holds several), an Optuna study, or a list of dictionaries.
+    """Read the rows of a source.
+
+    Args:
+        source (object): a table's file, a campaign's directory, the file or URL of an Optuna storage, an Optuna study,
+            or a list of dictionaries.
+        study (str; default None): name of the study in a storage with several studies.
 
     Raises:
-        UsageError: it is none of these, or cannot be read.
-        CampaignError: it is a campaign's directory that cannot be read.
+        UsageError: the source is none of these, or cannot be read.
+        CampaignError: a campaign's directory cannot be read.
     """
     if isinstance(source, (str, Path)):
         return _from_path(str(source), study)
@@ -98,14 +109,14 @@ def _from_path(name: str, study: str | None) -> Table:
         raise UsageError("known points: the name of their source is empty. Name a file or a directory.")
     if _URL.match(name):
         return _from_storage(name, study)
-    path = Path(os.path.expanduser(name))  # Path.expanduser raises for users that are not known here
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for unknown users
     try:
-        there, folder = path.exists(), path.is_dir()
-    except (OSError, ValueError):  # too long a name, or one that no file can have
-        there = folder = False
-    if there and folder:
+        exists, folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL character
+        exists = folder = False
+    if exists and folder:
         return _from_campaign(name, path)
-    if not there:
+    if not exists:
         raise UsageError(
             f"known points: {cut(name)} does not exist. Name a table, a campaign's directory (both relative to "
             "where hpo is started) or an Optuna storage."
@@ -113,13 +124,13 @@ def _from_path(name: str, study: str | None) -> Table:
     try:
         if path.suffix.lower() in TABLES:
             suffix = path.suffix.lower()
-            # A parquet column of several types was written as text.
+            # Only JSON keeps types: csv has none, and a parquet column of several types was written as text.
             return _table(name, _READERS[suffix](path), typed=suffix == ".json")
         with open(path, "rb") as file:
             head = file.read(4096)
     except OSError as error:
         raise UsageError(f"known points: {name} cannot be read ({error.strerror or error}).") from None
-    except (ValueError, csv.Error) as error:  # also what is no UTF-8, no JSON, no parquet
+    except (ValueError, csv.Error) as error:  # ValueError also for invalid UTF-8, JSON and parquet
         raise UsageError(
             f"known points: {name} is no table that its suffix {path.suffix} promises: {error}"
         ) from None
@@ -153,7 +164,7 @@ def _csv(path: Path) -> list[dict[str, object]]:
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise ValueError(
-                f"line {number} or one before it has not as many cells as the first line has names."
+                f"line {number} or a line before it does not have as many cells as the first line has names."
             )
         row.pop("", None)  # the index that pandas writes
     return rows
@@ -167,7 +178,7 @@ def _json(path: Path) -> list[dict[str, object]]:
 
 
 def _flat(row: dict[str, object]) -> dict[str, object]:
-    """A row of ``hpo best --json``, where parameters and objectives are objects, as ``hpo export`` has it."""
+    """Row of ``hpo best --json``, where parameters and objectives are objects, with the columns of ``hpo export``."""
     if not isinstance(row.get("params"), dict):
         return row
     flat = {name: row[name] for name in ("id", VALUE) if row.get(name) is not None}
@@ -226,15 +237,15 @@ def _from_campaign(name: str, directory: Path) -> Table:
         directions={OBJECTIVES + objective: way for objective, way in record.objectives.items()},
         rows=[
             Row(
-                one.id,
+                individual.id,
                 {
-                    **{PARAMS + key: value for key, value in one.params.items()},
-                    **{OBJECTIVES + key: value for key, value in (one.objectives or {}).items()},
-                    **{METRICS + key: value for key, value in one.metrics.items()},
+                    **{PARAMS + key: value for key, value in individual.params.items()},
+                    **{OBJECTIVES + key: value for key, value in (individual.objectives or {}).items()},
+                    **{METRICS + key: value for key, value in individual.metrics.items()},
                 },
-                one.status,
+                individual.status,
             )
-            for one in (*record.known, *record.individuals)
+            for individual in (*record.known, *record.individuals)
         ],
     )
 
@@ -253,7 +264,7 @@ def _from_storage(url: str, study: str | None) -> Table:
         try:
             storage = _storage(url, Path(scratch))
             if isinstance(storage, optuna.storages.RDBStorage):
-                # Else its connection to the database stays open until it is collected.
+                # Closed here, because its connection would stay open until the storage is garbage-collected.
                 closing.callback(storage.engine.dispose)
                 closing.callback(storage.remove_session)
             names = optuna.get_all_study_names(storage)
@@ -267,7 +278,9 @@ def _from_storage(url: str, study: str | None) -> Table:
             return _from_study(name, optuna.load_study(study_name=study or names[0], storage=storage))
         except UsageError:
             raise
-        except Exception as error:  # SQLAlchemy's, the driver's, Optuna's: there is no end of kinds
+        except (
+            Exception
+        ) as error:  # SQLAlchemy, database drivers and Optuna raise exceptions of unrelated classes
             reason = str(error).strip().splitlines()
             raise UsageError(
                 f"known points: {name} cannot be read as an Optuna storage: {reason[0] if reason else type(error)}"
@@ -278,6 +291,7 @@ def _storage(name: str, scratch: Path) -> Any:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
+    # The path alone, so that the file is opened read-only below.
     if name.startswith("sqlite:///") and "?" not in name:
         name = name.removeprefix("sqlite:///")
     if _URL.match(name):
@@ -287,12 +301,12 @@ def _storage(name: str, scratch: Path) -> Any:
         if file.read(len(_SQLITE)) == _SQLITE:
             from sqlalchemy import URL
 
-            # Else Optuna would write its tables into whatever database this is.
+            # Read-only, because Optuna creates its tables in any database that it opens.
             read_only = URL.create(
                 "sqlite", database=path.resolve().as_uri(), query={"mode": "ro", "uri": "true"}
             )
             return optuna.storages.RDBStorage(read_only.render_as_string())
-    # Its journal is opened for appending, which one may not be allowed to.
+    # A copy, because Optuna opens a journal for appending, which may not be permitted.
     copy = scratch / "journal"
     shutil.copyfile(path, copy)
     return optuna.storages.JournalStorage(JournalFileBackend(str(copy)))
@@ -300,10 +314,10 @@ def _storage(name: str, scratch: Path) -> Any:
 
 def _from_study(name: str, study: optuna.Study) -> Table:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the names of metrics are called experimental
+        warnings.simplefilter("ignore")  # Optuna warns that metric names are experimental
         names = study.metric_names
     count = len(study.directions)
-    columns = [OBJECTIVES + one for one in names or ([VALUE] if count == 1 else map(str, range(count)))]
+    columns = [OBJECTIVES + name for name in names or ([VALUE] if count == 1 else map(str, range(count)))]
     rows = []
     for trial in study.get_trials(deepcopy=False):
         cells: dict[str, object] = {PARAMS + key: value for key, value in trial.params.items()}
@@ -314,6 +328,6 @@ def _from_study(name: str, study: optuna.Study) -> Table:
         name=name,
         rows=rows,
         exported=True,
-        directions={column: one.name.lower() for column, one in zip(columns, study.directions)},
+        directions={column: way.name.lower() for column, way in zip(columns, study.directions)},
         ordered=names is None,
     )

@@ -1,4 +1,4 @@
-"""Makes the search space again that ``campaign.json`` describes."""
+"""Rebuilds the search space that ``campaign.json`` describes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hpo.space.space import SearchSpace
 
 
 def described_space(description: object) -> SearchSpace:
-    """The space that ``SearchSpace.describe`` described.
+    """Search space from its ``describe()``.
 
     Raises:
-        CampaignError: it is no such description.
+        CampaignError: ``description`` describes no search space.
     """
     kinds = {"float": Float, "int": Int, "categorical": Categorical, "ordinal": Ordinal}
     try:
@@ -22,6 +22,7 @@ def described_space(description: object) -> SearchSpace:
         parameters: dict[str, Parameter] = {}
         for name, rule in description.items():
             when = {parent: tuple(allowed) for parent, allowed in (rule.get("when") or {}).items()} or None
+            # Choices are positional; all other keys are the keywords of the parameter's class.
             own = {key: value for key, value in rule.items() if key not in ("type", "when", "choices")}
             parameters[name] = kinds[rule["type"]](*rule.get("choices", ()), **own, when=when)
         return SearchSpace(parameters)

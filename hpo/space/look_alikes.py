@@ -1,4 +1,4 @@
-"""Choices that tables without types confuse, such as 1 and "1" or a gap and "None": the cells that tell them apart.
+"""Table cells for choices that tables without types confuse, such as 1 and "1", or an empty cell and "None".
 
 The cell of such a choice carries its type, ``1 (int)`` or ``None (str)``; the cells of other choices do not. A
 spreadsheet or pandas, which turn ``01``, ``TRUE`` and ``None`` into values of their own, leave such a cell alone."""
@@ -12,20 +12,21 @@ from hpo.individual import Scalar
 from hpo.space.parameters import Categorical, Parameter
 
 _GAPS = frozenset({"", "none", "null", "nan", "na", "n/a", "<na>", "#n/a", "#na"})
-"""Texts that pandas and spreadsheets take for a gap, in lower case."""
+"""Texts that pandas and spreadsheets read as a missing value, in lower case."""
 _GAP = "a gap"
+"""Likeness of all values that are read as missing."""
 _TRUTHS = frozenset({"true", "false"})
 
 
 class LookAlikes:
-    """The choices of ``parameter`` that a table without types confuses; there are none unless it is a Categorical.
+    """Choices of ``parameter`` that a table without types confuses; none unless it is a Categorical.
 
     These are choices that become the same value where pandas or a spreadsheet reads their texts as numbers or truth
-    values (``1``, ``"1"`` and ``"01"``; ``True``, ``"True"`` and ``"true"``), and texts that become a gap (``"None"``,
-    ``"NA"``).
+    values (``1``, ``"1"`` and ``"01"``; ``True``, ``"True"`` and ``"true"``), and texts that become a missing value
+    (``"None"``, ``"NA"``).
 
     Attributes:
-        cells: by choice, the cell that tells it apart.
+        cells: cell with the choice's type, by choice.
     """
 
     def __init__(self, parameter: Parameter) -> None:
@@ -40,19 +41,23 @@ class LookAlikes:
             if likeness is not None:
                 self._groups[likeness].append(choice)
         typed = {choice: f"{choice} ({type(choice).__name__})" for choice in parameter.choices}
+        # None and "" alone are an empty cell, which reads back as the only choice of that kind.
         alike = [
-            one
+            choice
             for likeness, group in self._groups.items()
             if len(group) > 1 or (likeness == _GAP and group not in ([None], [""]))
-            for one in group
+            for choice in group
         ]
-        # A text that is such a cell itself would be read as the choice of that cell.
-        cells = {typed[one] for one in alike}
-        while more := [one for one in parameter.choices if one in cells and typed[one] not in cells]:
+        # A choice whose text is another choice's cell, such as "1 (int)", would be read as that other choice: it
+        # needs a cell with its type, too, which may again be the text of a choice.
+        cells = {typed[choice] for choice in alike}
+        while more := [
+            choice for choice in parameter.choices if choice in cells and typed[choice] not in cells
+        ]:
             alike += more
-            cells |= {typed[one] for one in more}
+            cells |= {typed[choice] for choice in more}
         self.cells = {choice: typed[choice] for choice in alike}
-        # Tables of a space with other choices may have the cells of choices that need none here.
+        # A table of another space may have typed cells for choices that need none in this space.
         others = {cell: choice for choice, cell in typed.items() if cell not in typed}
         self._choices = others | {cell: choice for choice, cell in self.cells.items()}
         self._same_text = len({*map(str, parameter.choices)}) < len(parameter.choices)
@@ -61,26 +66,31 @@ class LookAlikes:
         return bool(self.cells)
 
     def of_cell(self, cell: str) -> list[Scalar]:
-        """The choices that ``cell`` may stand for: one where it carries its type or is like no other, several where it
-        may be any of these, none where a table would not have rewritten any choice to it."""
+        """Choices that ``cell`` may stand for.
+
+        There is a single choice where the cell carries its type or resembles no other choice, several where it is
+        ambiguous, and none where no table program would have rewritten a choice to it.
+        """
         if cell in self._choices:
             return [self._choices[cell]]
         likeness = _likeness(cell)
         group = self._groups.get(likeness, [])
-        if likeness == _GAP and all(isinstance(one, str) for one in group):
-            return [cell] if cell in group else []  # a gap is rewritten to no text
+        if likeness == _GAP and all(isinstance(choice, str) for choice in group):
+            return (
+                [cell] if cell in group else []
+            )  # programs turn texts into missing values, never the reverse
         return list(group)
 
     def text(self, choice: Scalar) -> str:
-        """``choice`` as text that is no other choice's: its cell where two choices have the same text."""
+        """Text that stands for ``choice`` alone: its cell where two choices have the same text."""
         return self.cells.get(choice, str(choice)) if self._same_text else str(choice)
 
 
 def _likeness(value: Scalar) -> object:
-    """A key that values have in common where a table without types may confuse them; None for a text that no table
-    rewrites."""
+    """Key that is equal for values that a table without types may confuse; None for a text that no table rewrites."""
     if value is None:
         return _GAP
+    # Before numbers, as bool is a subclass of int: True is confused with "true", not with 1.
     if isinstance(value, bool):
         return str(value).casefold()
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The four kinds of parameter: what they accept, and the exact map between a value and its gene.
+"""The four kinds of parameter: their allowed values, and the exact map between a value and its gene.
 
 A gene is a number in [0, 1] (Float, Int) or the index of a choice (Categorical, Ordinal).
 ``decode(encode(v)) == v`` holds for every value that ``decode`` or ``canonical`` returns: a Float's values
@@ -27,8 +27,11 @@ Bound = TypeVar("Bound", int, float)
 When = Mapping[str, tuple[Scalar, ...]]
 Condition = Mapping[str, Scalar | Iterable[Scalar]]
 
+# 1e300 leaves room below the largest float, 1.8e308, for the difference of two limits.
 _LARGEST_FLOAT = 1e300
+# All whole numbers up to 2**53 are exact as floats, which genes and JSON readers use.
 _LARGEST_INT = 2**53
+# A gene resolves 2**53 values in [0, 1]; 2**50 leaves the roundings of the map three bits.
 _MOST_INTS = 2**50
 _LARGEST_LOG_INT = 2**40
 _FEWEST_FLOATS = 1e6
@@ -38,48 +41,51 @@ _STEP = "Write the values: Ordinal(0, 2, 4, 6, 8, 10), or Ordinal(*range(0, 11, 
 
 @dataclass(frozen=True, init=False)
 class Parameter(ABC):
-    """One axis of a space; ``when`` maps a parent's name to the values under which this parameter exists."""
+    """One axis of a search space."""
 
     kind: ClassVar[str]
+    """Name of the class in ``campaign.json``."""
     when: When = field(hash=False, repr=False)
+    """Values under which this parameter is active, by name of a parent."""
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Smallest and largest gene, as Propulate takes them: two floats, or two ints for an index."""
+        """Smallest and largest gene in Propulate's form: two floats, or two ints for an index of choices."""
         return 0.0, 1.0
 
     @property
     def neutral(self) -> float:
-        """The gene of a parameter that does not exist in a configuration."""
+        """Gene of this parameter in a configuration where it is inactive."""
         return 0.5
 
     @property
     @abstractmethod
     def count(self) -> int | None:
-        """How many values there are; None when they are not worth counting (Float)."""
+        """Number of values; None for a Float with more than a single value."""
 
     @abstractmethod
     def values(self) -> Iterator[Scalar]:
-        """All values, in order; a Float of more than one has none to go through and raises TypeError."""
+        """All values, in order; TypeError for a Float with more than a single value."""
 
     @abstractmethod
     def canonical(self, value: object) -> Scalar:
-        """``value`` as ``decode`` would return it; ValueError with what it must be, if it is not allowed."""
+        """``value`` as ``decode`` would return it; ValueError, whose text is the rule, where it is not allowed."""
 
     @abstractmethod
     def encoder(self) -> Encoder:
-        """A function from a canonical value to its gene."""
+        """Function from a canonical value to its gene."""
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """A function from any gene, clipped to the limits, to a canonical value; ValueError for NaN."""
+        """Function from any gene, clipped to the limits, to a canonical value; ValueError for NaN."""
 
     def describe(self) -> dict[str, object]:
-        """The definition as JSON-able data, without its conditions."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "when"}
+        """Definition as JSON-able data, without the conditions."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "when"}
         return {"type": self.kind, **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
 
     def _set(self, **attributes: object) -> None:
+        # The only way past a frozen dataclass; each class checks its values in an __init__ of its own.
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
@@ -88,15 +94,15 @@ class Parameter(ABC):
 class Float(Parameter):
     """A real number from ``low`` to ``high``, both included.
 
-    Values have 12 decimal digits: of the width of the range, or of the value with ``log``. Both ends are kept as
-    given.
+    Values have 12 decimal digits, relative to the width of the range, or with ``log`` to the value. Both ends stay
+    exactly as given.
 
     Args:
         low (float): the smallest value.
         high (float): the largest value; may equal ``low``.
         log (bool; default False): spread evenly over orders of magnitude; needs ``low`` > 0.
-        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
-            parameter exists; None: always.
+        when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
+            parameter; None: always.
 
     Raises:
         UsageError: the range or the condition is not allowed.
@@ -170,7 +176,7 @@ class Float(Parameter):
     def _linear_decoder(self) -> Decoder:
         low, high, width = self.low, self.high, self.high - self.low
         digits = 12 - math.floor(math.log10(width))
-        # A grid point nearer to an end than half a step could share the end's gene: it gives way to the end.
+        # A grid point closer to an end than half a step could share the end's gene: the end replaces it.
         half_step = 0.5 * 10.0**-digits
         lowest, highest = low + half_step, high - half_step
 
@@ -211,8 +217,8 @@ class Int(Parameter):
         low (int): the smallest value.
         high (int): the largest value; may equal ``low``.
         log (bool; default False): spread evenly over orders of magnitude; needs ``low`` >= 1, ``high`` <= 2**40.
-        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
-            parameter exists; None: always.
+        when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
+            parameter; None: always.
 
     Raises:
         UsageError: the range or the condition is not allowed.
@@ -294,8 +300,8 @@ class Categorical(Parameter):
 
     Args:
         *choices (str, int, float, bool or None): at least one, all different under ==.
-        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
-            parameter exists; None: always.
+        when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
+            parameter; None: always.
 
     Raises:
         UsageError: the choices or the condition are not allowed.
@@ -340,7 +346,7 @@ class Categorical(Parameter):
 
     def canonical(self, value: object) -> Scalar:
         for choice in self.choices if isinstance(value, (str, bool, Real, type(None))) else ():
-            # True == 1: a choice of one kind must not be met by a value of the other.
+            # True == 1 in Python, but a choice of 1 does not allow the value True, nor the reverse.
             if isinstance(choice, bool) is isinstance(value, bool) and choice == value:
                 return choice
         rule = "one of " + ", ".join(map(repr, self.choices))
@@ -362,12 +368,12 @@ class Categorical(Parameter):
 
 @dataclass(frozen=True, init=False)
 class Ordinal(Categorical):
-    """One of several choices in order, such as 32, 64, 128, 256: neighbours are taken to be similar.
+    """One of several choices in order, such as 32, 64, 128, 256: neighbours count as similar.
 
     Args:
         *choices (str, int, float, bool or None): at least one, all different under ==; numbers ascend or descend.
-        when (dict; default None): by name of another parameter, the value, or tuple of values, under which this
-            parameter exists; None: always.
+        when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
+            parameter; None: always.
 
     Raises:
         UsageError: the choices or the condition are not allowed.
@@ -378,8 +384,8 @@ class Ordinal(Categorical):
     @checked_arguments()
     def __init__(self, *choices: Scalar, when: Condition | None = None) -> None:
         super().__init__(*choices, when=when)
-        numbers = [one for one in self.choices if _is_number(one, Real)]
-        ascending = sorted(numbers, key=lambda one: cast(float, one))
+        numbers = [choice for choice in self.choices if _is_number(choice, Real)]
+        ascending = sorted(numbers, key=lambda number: cast(float, number))
         if len(numbers) == len(self.choices) and numbers not in (ascending, ascending[::-1]):
             shown = ", ".join(map(repr, ascending))
             raise UsageError(
@@ -389,7 +395,7 @@ class Ordinal(Categorical):
 
 
 def is_unicode(text: str) -> bool:
-    """Whether ``text`` can be written as UTF-8, as journals are: half a surrogate pair cannot."""
+    """Whether ``text`` can be written as UTF-8, the encoding of journals: lone surrogates cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -406,19 +412,19 @@ def _is_number(value: object, kind: type) -> bool:
         return False
     try:
         return not isinstance(value, Integral) or operator.index(value) is not None
-    except TypeError:  # numpy's spans of time are registered as whole numbers
+    except TypeError:  # numpy.timedelta64 is registered as Integral and has no __index__
         return False
 
 
 def _is_finite(value: Real) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a fraction of long numbers
+    except OverflowError:  # a fractions.Fraction beyond the range of floats
         return False
 
 
 def _float(shown: str, name: str, value: object) -> float:
-    # Compared before it is converted: float() of a long int overflows.
+    # Compared before it is converted, because float() of an int above 1.8e308 raises OverflowError.
     if _is_number(value, Real) and -_LARGEST_FLOAT <= cast(float, value) <= _LARGEST_FLOAT:
         return float(cast(float, value))
     raise UsageError(
@@ -427,7 +433,7 @@ def _float(shown: str, name: str, value: object) -> float:
 
 
 def _int(shown: str, name: str, value: object) -> int:
-    # Not abs(), which of numpy's lowest number is negative.
+    # Two comparisons in place of abs(), which stays negative for the lowest number of numpy's integer types.
     if _is_number(value, Integral) and -_LARGEST_INT <= cast(int, value) <= _LARGEST_INT:
         return int(cast(int, value))
     rule = "a whole number within 2**53 of zero"
@@ -441,7 +447,7 @@ def _flag(shown: str, name: str, value: object) -> bool:
 
 
 def _choice(kind: str, choice: object) -> Scalar:
-    """The choice as a plain string, int or float, which NumPy's and enumerations' only resemble."""
+    """``choice`` as a plain Python value, converted from types of NumPy and from members of enumerations."""
     if choice is None or isinstance(choice, bool):
         return choice
     if isinstance(choice, str) and is_unicode(choice):

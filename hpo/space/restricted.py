@@ -1,4 +1,4 @@
-"""A search space of which an island uses some choices only: ``[[island]] only = { optimizer = ["sgd"] }``."""
+"""Search space restricted to some choices on an island: ``[[island]] only = { optimizer = ["sgd"] }``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from hpo.spelling import suggestion
 
 
 class RestrictedSpace(SearchSpace):
-    """``space``, with genomes that mean the same everywhere; what is bred or drawn here keeps to ``only``.
+    """``space`` whose new individuals take the choices in ``only``; genomes mean the same as in ``space``.
 
-    Individuals from elsewhere may have other choices: they are decoded as what they are, and may be parents,
-    whose children get a choice that is allowed here. UsageError if ``only`` names what the space has not.
+    Individuals from other islands may have other choices: they are decoded unchanged, and may be parents, whose
+    children get an allowed choice.
+
+    Args:
+        space (SearchSpace): the whole space.
+        only (dict): allowed choices, by name of a Categorical or Ordinal.
+
+    Raises:
+        UsageError: ``only`` names a parameter or choice that the space does not have.
     """
 
     def __init__(self, space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> None:
         super().__init__(space.parameters)
         self._allowed: dict[int, tuple[int, ...]] = {}
-        self._instead: dict[int, list[int]] = {}
+        self._replacements: dict[int, list[int]] = {}
         problems: list[str] = []
         for name, choices in only.items():
             indices = _indices(space, name, choices, problems)
@@ -32,8 +39,8 @@ class RestrictedSpace(SearchSpace):
             self._allowed[place] = indices
             assert isinstance(parameter, Categorical)
             self._narrowed[name] = {parameter.choices[index] for index in indices}
-            self._instead[place] = [
-                _instead(index, indices, ordered=isinstance(parameter, Ordinal))
+            self._replacements[place] = [
+                _replacement(index, indices, ordered=isinstance(parameter, Ordinal))
                 for index in range(parameter.count or 0)
             ]
         if problems:
@@ -46,42 +53,43 @@ class RestrictedSpace(SearchSpace):
         return tuple(genome)
 
     @property
-    def instead(self) -> Mapping[int, Sequence[int]]:
-        """By a parameter's place, the choice that stands for each of its choices; where all are allowed, none."""
-        return self._instead
+    def replacement_choices(self) -> Mapping[int, Sequence[int]]:
+        """Allowed index for each index of a restricted parameter's choices, by the parameter's place in the genome."""
+        return self._replacements
 
     def project_to_allowed(self, genome: Genome) -> Genome:
-        """``genome``, with another choice for each that is not allowed; a parameter that does not exist has none."""
+        """``genome`` with an allowed choice for each active parameter; inactive parameters keep their genes."""
+        # Repeated, because a replaced choice may activate another parameter whose choice is not allowed.
         while wrong := self._not_allowed(genome):
             genes = list(genome)
             for place in wrong:
-                genes[place] = self._instead[place][int(genes[place])]
-            genome = tuple(genes)  # with another choice of one parameter others may begin to exist
+                genes[place] = self._replacements[place][int(genes[place])]
+            genome = tuple(genes)
         return genome
 
     def _not_allowed(self, genome: Genome) -> list[int]:
-        """The places of the parameters that exist with a choice that is not allowed."""
+        """Places of the active parameters whose choice is not allowed."""
         wrong = [place for place, indices in self._allowed.items() if int(genome[place]) not in indices]
-        exist = self.decode(genome) if wrong else {}
-        return [place for place in wrong if self.names[place] in exist]
+        active = self.decode(genome) if wrong else {}
+        return [place for place in wrong if self.names[place] in active]
 
 
 def restricted(space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> SearchSpace:
-    """``space`` itself where ``only`` is empty, else a ``RestrictedSpace``."""
+    """``space`` restricted to the choices in ``only``; ``space`` itself where ``only`` is empty."""
     return RestrictedSpace(space, only) if only else space
 
 
 def _indices(
     space: SearchSpace, name: str, choices: Sequence[Scalar], problems: list[str]
 ) -> tuple[int, ...]:
-    """Those of ``choices``, sorted; what is wrong with them is put with the other ``problems``."""
+    """Sorted indices of ``choices``; mistakes are appended to ``problems``."""
     if name not in space.parameters:
         problems.append(f"[search] only: {name!r} is no parameter. {suggestion(name, space.names)}")
         return ()
     parameter = space.parameters[name]
     if not isinstance(parameter, Categorical):
         problems.append(
-            f"[search] only: {name} is a range, and choices alone can be restricted. Leave it out, or make it an "
+            f"[search] only: {name} is a range, and only choices can be restricted. Leave it out, or make it an "
             "Ordinal."
         )
         return ()
@@ -98,8 +106,9 @@ def _indices(
     return tuple(sorted(indices))
 
 
-def _instead(index: int, allowed: tuple[int, ...], *, ordered: bool) -> int:
-    """The choice that stands for ``index``: where they are ordered the nearest, else to each its share."""
+def _replacement(index: int, allowed: tuple[int, ...], *, ordered: bool) -> int:
+    """Allowed choice in place of ``index``: the closest of an Ordinal; of a Categorical they take turns."""
     if index in allowed:
         return index
-    return min(allowed, key=lambda one: abs(one - index)) if ordered else allowed[index % len(allowed)]
+    # The remainder gives each allowed choice an equal share of those that are not allowed.
+    return min(allowed, key=lambda other: abs(other - index)) if ordered else allowed[index % len(allowed)]

@@ -1,4 +1,4 @@
-"""A search space: named parameters, conditions between them, and the map from configurations to genomes."""
+"""Search space: named parameters, conditions between them, and the map from configurations to genomes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from hpo.text import excerpt
 __all__ = ["Categorical", "Float", "Genome", "Int", "Ordinal", "Parameter", "Params", "SearchSpace"]
 
 Genome = tuple[float, ...]
-"""One gene a parameter in the order of declaration, also for one that does not exist in the configuration."""
+"""A gene for each parameter, inactive parameters included, in the order of declaration."""
 
 Params = dict[str, Scalar]
-"""A configuration: the value of each parameter that exists in it, in the order of declaration."""
+"""Configuration: value of each active parameter, in the order of declaration."""
 
 
 _MOST_LISTED = 1_000_000
+"""Most configurations of a space that is listed whole where random draws find nothing new."""
 _OTHER = "\ud800"
-"""Stands for any value that no condition names; no choice is this string, which UTF-8 cannot write."""
+"""Stands for any value that no condition names; choices cannot equal this lone surrogate."""
 
 
 class SearchSpace:
     """Named parameters: ``SearchSpace(lr=hpo.Float(1e-5, 0.1, log=True), layers=hpo.Int(1, 8))``.
 
     A parameter is *active* where all its conditions hold and the parents that they name are active; a configuration
-    holds the active ones only.
+    holds active parameters only.
 
     Args:
         named (dict; default None): parameters by name, for names that cannot be keywords.
-        **parameters (Float, Int, Categorical or Ordinal): by name.
+        **parameters (Float, Int, Categorical or Ordinal): parameters by name.
 
     Raises:
         UsageError: a name or a condition is not allowed.
@@ -60,12 +61,12 @@ class SearchSpace:
         self._when = {name: _checked_when(name, self.parameters) for name in self.names}
         self._order = _parents_first(self._when)
         self.order: tuple[str, ...] = self._order
-        """All names, parents before the children whose conditions name them."""
+        """All names, parents before the children with conditions on them."""
         self._conditional = [
             (name, tuple(when.items())) for name in self._order if (when := self._when[name])
         ]
         self._narrowed: dict[str, set[Scalar]] = {}
-        """The choices of parameters of which not all are used."""
+        """Allowed choices of restricted parameters, by name."""
         self._counts = [p.count if isinstance(p, Categorical) else None for p in self.parameters.values()]
         self._decoders = [(name, p.decoder()) for name, p in self.parameters.items()]
         self._encoders: list[tuple[str, Encoder, float]] = [
@@ -82,17 +83,19 @@ class SearchSpace:
         return SearchSpace, (self.parameters,)
 
     def encode(self, params: Mapping[str, Scalar]) -> Genome:
-        """The genome of a configuration that ``validate`` or ``decode`` returned; undefined for any other."""
+        """Genome of a configuration that ``validate`` or ``decode`` returned; undefined for any other."""
         return tuple(
             [encode(params[name]) if name in params else idle for name, encode, idle in self._encoders]
         )
 
     def decode(self, genome: Iterable[float]) -> Params:
-        """The configuration of a genome of any finite numbers, clipped to the limits.
+        """Configuration of a genome of any finite numbers, clipped to the limits.
 
-        Raises ValueError for NaN and for a wrong length.
+        Raises:
+            ValueError: a gene is NaN, or the number of genes is wrong.
         """
         values = {name: decode(gene) for (name, decode), gene in zip(self._decoders, genome, strict=True)}
+        # Parents come first, so that a parameter below an inactive parent is removed after that parent.
         for name, conditions in self._conditional:
             for parent, allowed in conditions:
                 if parent not in values or values[parent] not in allowed:
@@ -101,13 +104,14 @@ class SearchSpace:
         return values
 
     def exists(self, name: str, params: Mapping[str, object]) -> bool:
-        """Whether the parameter is active, given those of ``params`` that come before it in ``order``."""
+        """Whether the parameter ``name`` is active, given the values in ``params`` of those before it in ``order``."""
         return _is_active(self._when[name], params)
 
     def validate(self, params: Mapping[str, object]) -> Params:
         """``params`` as ``decode`` would return it.
 
-        Raises UsageError that names all that is unknown, missing, not allowed, or idle where it is given.
+        Raises:
+            UsageError: parameters are unknown, missing, inactive or not allowed; the text names all of them.
         """
         if not isinstance(params, Mapping):
             raise UsageError(
@@ -120,11 +124,11 @@ class SearchSpace:
         for name in self._order:
             parents = self._when[name]
             if rejected.intersection(parents):
-                # Whether it exists hangs on a value that is already reported.
+                # Whether this parameter is active depends on a value that is already reported as wrong.
                 rejected.add(name)
-            elif (idle := self._why_idle(name, canonical)) is not None:
+            elif (reason := self._why_inactive(name, canonical)) is not None:
                 if name in params:
-                    problems.append(f"{name} = {excerpt(params[name])}: {idle}. Leave it out.")
+                    problems.append(f"{name} = {excerpt(params[name])}: {reason}. Leave it out.")
             elif name not in params:
                 problems.append(f"{name} is missing. Add it.")
                 rejected.add(name)
@@ -139,20 +143,20 @@ class SearchSpace:
         return {name: canonical[name] for name in self.names if name in canonical}
 
     def sample(self, rng: random.Random) -> Genome:
-        """A genome drawn uniformly from the cube."""
+        """Genome drawn uniformly, with every gene independent of the others."""
         return tuple([rng.random() if count is None else rng.randrange(count) for count in self._counts])
 
     def project_to_allowed(self, genome: Genome) -> Genome:
-        """``genome``, or what stands for it where not all choices are allowed (see ``hpo.space.restricted``)."""
+        """``genome`` with allowed choices only; ``hpo.space.restricted`` replaces those that are not."""
         return genome
 
     def key(self, params: Params) -> str:
-        """32 hexadecimal digits that differ where what ``decode`` or ``validate`` return differs, also 1 and True."""
+        """Hash of a canonical configuration in 32 hexadecimal digits; 1 and True have different hashes."""
         return blake2b(msgspec.json.encode(params, order="sorted"), digest_size=16).hexdigest()
 
     @cached_property
     def size(self) -> int | None:
-        """The number of different configurations; None where a Float makes it infinite."""
+        """Number of different configurations; None where a Float makes it infinite."""
         return _count(self.parameters, self._when, self._narrowed)
 
     def enumerate(self) -> Iterator[Params]:
@@ -165,7 +169,7 @@ class SearchSpace:
         return self._extensions(0, {})
 
     def describe(self) -> dict[str, dict[str, object]]:
-        """The definition of each parameter by name, as JSON-able data."""
+        """Definition of each parameter by name, as JSON-able data."""
         described = {name: parameter.describe() for name, parameter in self.parameters.items()}
         for name, conditions in self._conditional:
             described[name]["when"] = {
@@ -174,14 +178,15 @@ class SearchSpace:
         return described
 
     def differences(self, other: Mapping[str, Mapping[str, object]]) -> list[str]:
-        """A sentence for each difference from an older space's ``describe()``; order does not count."""
+        """A sentence for each difference from ``other``, an older space's ``describe()``; order does not count."""
         mine = self.describe()
-        sentences = [f"{name}: was there, is gone" for name in other if name not in mine]
+        sentences = [f"{name}: was removed" for name in other if name not in mine]
         for name, now in mine.items():
             if name not in other:
-                sentences.append(f"{name}: was not there, is new")
+                sentences.append(f"{name}: was added")
                 continue
             was = other[name]
+            # Where the types differ, all other keys differ as well and need no sentences of their own.
             keys = ["type"] if was.get("type") != now["type"] else list({**was, **now})
             sentences += [
                 f"{name}: {key} was {_written(was.get(key))}, is {_written(now.get(key))}"
@@ -190,7 +195,7 @@ class SearchSpace:
             ]
         return sentences
 
-    def _why_idle(self, name: str, canonical: Params) -> str | None:
+    def _why_inactive(self, name: str, canonical: Params) -> str | None:
         for parent, allowed in self._when[name].items():
             needed = f"exists only where {parent} is {' or '.join(map(repr, allowed))}"
             if parent not in canonical:
@@ -214,7 +219,7 @@ class SearchSpace:
 
 
 def listable(space: SearchSpace) -> bool:
-    """Whether ``space`` is finite and small enough to be gone through where random draws find nothing new."""
+    """Whether ``space`` is finite and small enough to be listed whole where random draws find nothing new."""
     return space.size is not None and space.size <= _MOST_LISTED
 
 
@@ -238,7 +243,7 @@ def _check_names(parameters: Mapping[str, Parameter]) -> None:
 
 
 def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
-    """The conditions of a parameter, with each value as its parent gives it."""
+    """Conditions of a parameter, with the values in the canonical form of the parents."""
     checked = {}
     for parent, allowed in parameters[name].when.items():
         if parent not in parameters:
@@ -264,7 +269,7 @@ def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
 
 
 def _parents_first(when: Mapping[str, When]) -> tuple[str, ...]:
-    """All names, each after the parents that its conditions name; UsageError for a circle of conditions."""
+    """All names, each after its parents; UsageError for a circle of conditions."""
     placed: dict[str, None] = {}
     left = list(when)
     while left:
@@ -290,9 +295,11 @@ def _is_active(when: When, chosen: Mapping[str, object]) -> bool:
 def _count(
     parameters: Mapping[str, Parameter], when: Mapping[str, When], narrowed: Mapping[str, set[Scalar]]
 ) -> int | None:
-    """The number of configurations: a product over groups that conditions link, a sum inside each group. ``narrowed``:
-    the choices that there are of parameters that have not all."""
-    # By group, and the values of what its conditions name outside of it.
+    """Number of configurations: a product over groups that conditions link, a sum inside each group.
+
+    ``narrowed`` has the allowed choices of restricted parameters, by name.
+    """
+    # Counts by group and by the values of the parents outside of it: groups recur under many parents' values.
     counted: dict[tuple[object, ...], int | None] = {}
 
     def count(names: Sequence[str], chosen: Params) -> int | None:
@@ -309,34 +316,34 @@ def _count(
         return product
 
     def count_group(names: Sequence[str], chosen: Params) -> int | None:
-        # Parents come first, and those outside the group are chosen: whether the first exists is known.
+        # Parents come first, and parents outside the group have values: whether the first is active is known.
         first, rest = names[0], names[1:]
         if not _is_active(when[first], chosen):
             return count(rest, chosen)
         choices = len(narrowed[first]) if first in narrowed else parameters[first].count
         if choices is None or not rest:
             return choices
-        # Values that no condition names have the same configurations below: one count does for all of them.
-        told_apart = {value for name in rest for value in when[name].get(first, ())}
-        told_apart &= narrowed.get(first, told_apart)
+        # All values that no condition names have the same number of configurations below them, counted once.
+        named = {value for name in rest for value in when[name].get(first, ())}
+        named &= narrowed.get(first, named)
         total = 0
-        for value in told_apart:
+        for value in named:
             below = count(rest, {**chosen, first: value})
             if below is None:
                 return None
             total += below
-        if choices > len(told_apart):
+        if choices > len(named):
             below = count(rest, {**chosen, first: _OTHER})
             if below is None:
                 return None
-            total += (choices - len(told_apart)) * below
+            total += (choices - len(named)) * below
         return total
 
     return count(_parents_first(when), {})
 
 
 def _linked(names: Sequence[str], when: Mapping[str, When]) -> list[list[str]]:
-    """``names`` in groups between which there is no condition, each in the order of ``names``."""
+    """``names`` in groups without conditions between them; every group in the order of ``names``."""
     groups: list[list[str]] = []
     for name in names:
         met = [group for group in groups if any(parent in group for parent in when[name])]

@@ -1,4 +1,4 @@
-"""Imports the module that a task's reference names, and describes for its author what goes wrong there."""
+"""Import of the module that a task's reference names; errors raised in it are explained to its author."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpo.spelling import nearest, suggestion
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """The place and the name in ``"package.module:name"`` or ``"file.py:name"``; UsageError otherwise."""
+    """Place and name in ``"package.module:name"`` or ``"file.py:name"``; UsageError for any other form."""
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name.isidentifier():
         raise UsageError(
@@ -27,14 +27,15 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def import_user_module(reference: str, *, base: Path) -> ModuleType:
-    """The module that a reference names: a file relative to ``base``, or an importable module.
+    """Module that a reference names: a file relative to ``base``, or an importable module.
 
-    Raises CampaignError, with the traceback of the user's code, if it is missing or raises; a UsageError
-    raised in it stays one.
+    Raises:
+        CampaignError: the module is missing, or raises; the text has the traceback of the user's code.
+        UsageError: the module raises a UsageError.
     """
     place, name = split_reference(reference)
     _put_first(Path.cwd())
-    # Files written since the last import, as in a notebook, are otherwise not seen.
+    # Import caches list each folder once: files written since then, as in a notebook, would not be found.
     importlib.invalidate_caches()
     if place.endswith(".py") or "/" in place:
         return _import_file(reference, (base / place).resolve())
@@ -42,6 +43,7 @@ def import_user_module(reference: str, *, base: Path) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         missing = error.name or ""
+        # Only a missing part of the reference itself is a wrong reference; any other is an import in user code.
         if place != missing and not place.startswith(f"{missing}."):
             raise explained(reference, "its module", error) from error
     except (Exception, SystemExit) as error:
@@ -58,7 +60,7 @@ def import_user_module(reference: str, *, base: Path) -> ModuleType:
 
 
 def explained(reference: str, what: str, error: BaseException) -> HpoError:
-    """What to raise for what the user's code raised: a UsageError with its place, else with the traceback."""
+    """Error to raise in place of an error of the user's code: a UsageError with its place, or with the traceback."""
     ours = (__file__, str(Path(__file__).with_name("task.py")), importlib.__file__)
     frames = [
         frame
@@ -66,16 +68,16 @@ def explained(reference: str, what: str, error: BaseException) -> HpoError:
         if frame.filename not in ours and not frame.filename.startswith("<frozen importlib")
     ]
     if isinstance(error, HpoError):
-        # The bundled campaigns' sentences name options, which the user gave: their lines add nothing.
+        # Errors of the bundled campaigns already name the user's options: lines of their code would add nothing.
         place = _place(frames, "hpo", "trainers", "search_spaces")
         start = f'task = "{reference}": {f"{place}: " if place else ""}'
         if isinstance(error, UsageError):
-            # Several mistakes that are reported together are a line each.
+            # Several mistakes reported together have a line each.
             return UsageError("\n".join(start + line for line in str(error).splitlines()))
         return CampaignError(f"{start}{error}")
     shown = traceback.TracebackException.from_exception(error)
     shown.stack = traceback.StackSummary.from_list(frames)
-    # What cannot be parsed is in no frame: the traceback ends with its line.
+    # A file with a syntax error has no frame, as none of it has run; the traceback's last line names the place.
     place = "" if isinstance(error, SyntaxError) else _place(frames, "hpo", "trainers")
     remedy = f"Correct {place}, or what it is given" if place else "Correct the code that this points to"
     return CampaignError(
@@ -88,26 +90,28 @@ _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platst
 
 
 def _place(frames: Sequence[traceback.FrameSummary], *ours: str) -> str:
-    """File and line of the innermost frame that is neither of the packages ``ours`` nor of a library; else nothing.
+    """File and line of the innermost frame outside of the packages ``ours`` and of libraries; "" without any.
 
-    What a library raises, it raises for what it was given; and between the user's code and ours lie its frames, too, as
-    of contextlib and of the functions that dataclasses write.
+    Frames of libraries are skipped because a library usually raises for arguments that its caller gave it; and some,
+    as of contextlib and of dataclasses, lie between the user's code and these packages.
     """
     home = Path(__file__).parents[2]
     not_theirs = tuple(f"{home / name}/" for name in ours)
-    written = [one for one in frames if not one.filename.startswith(("<", *not_theirs))]
-    own = [one for one in written if not one.filename.startswith(_LIBRARIES)]
+    # Names such as "<string>" stand for generated code, which has no file to correct.
+    written = [frame for frame in frames if not frame.filename.startswith(("<", *not_theirs))]
+    own = [frame for frame in written if not frame.filename.startswith(_LIBRARIES)]
     if not own:
-        # A task may be installed, too. The outermost frame is its own.
+        # The task itself may be installed as a library: the outermost frame is the user's.
         folder = f"{Path(frames[0].filename).parent}/" if frames else ""
-        own = [one for one in written if one.filename.startswith(folder)]
+        own = [frame for frame in written if frame.filename.startswith(folder)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def _import_file(reference: str, path: Path) -> ModuleType:
     if not path.is_file():
-        names = sorted(one.name for one in path.parent.glob("*.py"))
-        near = nearest(path.stem, (Path(name).stem for name in names))  # what all names end in is no likeness
+        names = sorted(file.name for file in path.parent.glob("*.py"))
+        # Compared without ".py", which would make short names look alike.
+        near = nearest(path.stem, (Path(name).stem for name in names))
         remedy = suggestion("" if near is None else f"{near}.py", names)
         raise CampaignError(f'task = "{reference}": there is no file {path}. {remedy}')
     _put_first(path.parent)
@@ -116,7 +120,7 @@ def _import_file(reference: str, path: Path) -> ModuleType:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
             return importlib.import_module(name)
-        # The plain name belongs to another module: this one gets a name that says which file it is.
+        # The plain name imports another module or none, so the file's module gets a name with its path.
         name = f"task file {path}"
         if name in sys.modules:
             return sys.modules[name]
@@ -127,18 +131,19 @@ def _import_file(reference: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:
+        # Removed as the import system does it: a second attempt must run the file again, not find half of it.
         sys.modules.pop(name, None)
         raise explained(reference, "the file", error) from error
 
 
 def _modules_in(folders: list[str]) -> list[str]:
-    # pkgutil would leave out packages without __init__.py, which can be imported too.
+    # pkgutil leaves out folders without __init__.py, which are importable as namespace packages.
     entries = [entry for folder in folders if Path(folder).is_dir() for entry in Path(folder).iterdir()]
     modules = {entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir()}
     return sorted(name for name in modules if name.isidentifier() and not name.startswith("__"))
 
 
 def _put_first(directory: Path) -> None:
-    """Make the modules in ``directory`` importable, as for a script that lies there."""
+    """Make the modules in ``directory`` importable, as Python does for a script in that directory."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))

@@ -1,4 +1,4 @@
-"""A configuration whose result is known already, and the check of one that is entered by hand."""
+"""Configurations with known results, and the check of a point that a user enters by hand."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ Allows = Callable[[Params], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class KnownPoint:
-    """A configuration of this space and its result. ``objectives``: None where it failed; ``origin``: its id there."""
+    """A configuration of the task's space with its result from elsewhere."""
 
     params: Params
+    """Configuration in the canonical form of the space."""
     objectives: dict[str, float] | None
+    """Values by objective; None where the evaluation failed."""
     status: str = COMPLETED
+    """Status of the evaluation: completed, failed or invalid."""
     origin: str = ""
+    """Id of the individual in the campaign or study that the point comes from."""
 
     @property
     def value(self) -> float | None:
-        """The only objective's value; None where it failed or there are several."""
+        """Value of the only objective; None after a failure or with several objectives."""
         values = list((self.objectives or {}).values())
         return values[0] if len(values) == 1 else None
 
@@ -38,10 +42,17 @@ def single_point(
     objectives: Mapping[str, str],
     allows: Allows = lambda params: True,
 ) -> KnownPoint:
-    """One point as it is entered by hand; ``values``: by objective, none where it failed.
+    """Known point from values that a user entered by hand.
+
+    Args:
+        params (dict): the configuration.
+        values (dict): results by objective; empty for a failed evaluation.
+        space (SearchSpace): the task's space.
+        objectives (dict): directions by objective.
+        allows (callable): whether the task's constraints allow a configuration.
 
     Raises:
-        UsageError: what is wrong with its parameters or objectives.
+        UsageError: the configuration or the results are not valid.
     """
     try:
         checked = space.validate(params)
@@ -56,5 +67,6 @@ def single_point(
             f"known point {checked}: its result {excerpt(dict(values))} must have a finite number for each of "
             f"{', '.join(objectives)}. Leave the result out if it failed."
         )
+    # The task's order of objectives, as losses and tables are tuples in that order.
     ordered = {name: known[name] for name in objectives} if known else None
     return KnownPoint(params=checked, objectives=ordered, status=COMPLETED if known else FAILED)

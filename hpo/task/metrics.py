@@ -1,6 +1,6 @@
-"""Metrics: which of the values that a task logs or returns are kept, and what is said of the others.
+"""Metrics: conversion of the values that a task logs or returns to plain values that a journal can keep.
 
-NumPy and torch are never imported here: what has an ``item`` or a ``tolist`` is asked for it."""
+NumPy and torch are never imported: arrays and tensors are recognized by their ``item`` and ``tolist`` methods."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ import numbers
 from hpo.individual import Metric
 
 MOST_CHARACTERS = 10_000
+"""Most characters of a text that is kept as a metric."""
 MOST_NUMBERS = 1_000
+"""Most entries of a list that is kept as a metric."""
 _RULE = f"kept are numbers, text, True, False, None, and flat lists of at most {MOST_NUMBERS:,} numbers"
 
 
 def keep(name: str, value: object, metrics: dict[str, Metric], remarks: dict[str, str]) -> None:
-    """Put ``value`` into ``metrics`` as a journal can keep it: plain, and whole. What cannot be kept, or not whole, is
-    named in ``remarks``, a sentence by name; it never raises, for a metric is not worth an evaluation."""
+    """Add ``value`` to ``metrics`` as a plain value; never raises, as a metric is not worth a failed evaluation.
+
+    Args:
+        name (str): name of the metric.
+        value (object): value that the task logged or returned.
+        metrics (dict): kept values by name.
+        remarks (dict): sentences by name, for values that are not kept, or not as a whole.
+    """
     metrics.pop(name, None)
-    if type(value) is float:  # as most are, and reports come often
+    # Most metrics are floats, and a task may report thousands of times a second.
+    if type(value) is float:
         metrics[name] = value
         return
     try:
@@ -27,13 +36,15 @@ def keep(name: str, value: object, metrics: dict[str, Metric], remarks: dict[str
         remarks[name] = f"metric {name!r} is {reason}"
         if reason.kept is not None:
             metrics[name] = reason.kept
-    except Exception as error:  # its class is the user's, or any library's
+    except Exception as error:  # raised by the value's own methods, so of any class
         remarks[name] = (
             f"metric {name!r} is {_kind(value)} and is not kept: {type(error).__name__} while it was read"
         )
 
 
 class _NotWholeError(Exception):
+    """A value that is not kept as a whole. ``kept``: the part of it that is kept, if any."""
+
     def __init__(self, reason: str, kept: str | None = None) -> None:
         super().__init__(reason)
         self.kept = kept
@@ -57,7 +68,8 @@ def _plain(value: object) -> Metric:
 
 
 def _text(value: str) -> str:
-    text = value.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates would stop the journal
+    # Lone surrogates cannot be written to the journal, which is UTF-8.
+    text = value.encode("utf-8", "backslashreplace").decode("utf-8")
     if len(text) <= MOST_CHARACTERS:
         return text
     raise _NotWholeError(
@@ -68,7 +80,7 @@ def _text(value: str) -> str:
 
 
 def _list(value: object) -> list[int | float]:
-    length = len(value)  # type: ignore[arg-type]  # whatever has one dimension has a length
+    length = len(value)  # type: ignore[arg-type]  # a list, a tuple or an array of one dimension
     if length > MOST_NUMBERS:
         raise _NotWholeError(
             f"{_kind(value)} with {length:,} entries and is not kept: {_RULE}. Log fewer, or save it in trial.directory"
@@ -84,7 +96,7 @@ def _list(value: object) -> list[int | float]:
 
 
 def _number(value: object) -> int | float | None:
-    """``value`` as a plain number, an integer beyond 64 bits as a float; None if it is none."""
+    """``value`` as a plain number, as a float for integers beyond 64 bits; None for anything but a number."""
     if isinstance(value, bool):
         return None
     if isinstance(value, numbers.Integral) and -(2**63) <= int(value) < 2**63:
@@ -99,7 +111,7 @@ def _number(value: object) -> int | float | None:
 
 
 def as_number(value: object) -> float | None:
-    """The float that ``value`` stands for, infinite when it is too large; None when it is no real number.
+    """``value`` as a float, infinite beyond the range of floats; None for anything but a real number.
 
     Booleans are refused: a comparison returned in place of a score is a mistake.
     """
@@ -110,14 +122,14 @@ def as_number(value: object) -> float | None:
             return float(value)
         except OverflowError:
             return -math.inf if value < 0 else math.inf
-        except TypeError:  # numpy's spans of time are registered as whole numbers
+        except TypeError:  # numpy.timedelta64 is registered as Integral and converts to no float
             return None
     inner = _item(value)
     return as_number(inner) if isinstance(inner, (int, float)) else None
 
 
 def _item(value: object) -> object:
-    """The only element of an array or a tensor; None where there are others or none."""
+    """Only element of an array or a tensor; None for any other number of elements."""
     unwrap = getattr(value, "item", None)
     if not callable(unwrap):
         return None
@@ -133,7 +145,7 @@ def _item(value: object) -> object:
 
 
 def _kind(value: object) -> str:
-    """What ``value`` is, for a sentence: its type, and its shape if it has several dimensions."""
+    """Type of ``value`` for a sentence, with the shape of an array of several dimensions."""
     shape = getattr(value, "shape", None)
     of = f" and shape {tuple(shape)}" if isinstance(shape, tuple) and len(shape) > 1 else ""
     return f"of type {type(value).__name__}{of}"

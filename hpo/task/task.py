@@ -1,4 +1,4 @@
-"""A task: what is searched, how one configuration is judged, and how a process finds the task by name."""
+"""Task: search space, evaluation and objectives, and how other processes load it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Constraint = Callable[[Params], object]
 
 
 class Task:
-    """What is searched, how one configuration is evaluated, and the objectives.
+    """Search space, evaluation of a configuration, and objectives.
 
     Args:
         space (SearchSpace): the parameters.
         evaluate (callable): ``evaluate(trial)``, called on every rank of a worker. Returns the objective's value, or
-            a dictionary with each objective by name and further metrics; worker rank 0's counts.
-        direction (str; default None): of the only objective, which is called "value": "minimize", also for None, or
-            "maximize".
+            a dictionary with each objective by name and further metrics; the value that worker rank 0 returns counts.
+        direction (str; default None): "minimize", the same as None, or "maximize", for a single objective, which is
+            called "value".
         objectives (dict; default None): directions by name, in place of ``direction``: {"accuracy": "maximize",
             "seconds": "minimize"}.
         constraints (iterable of callables; default ()): functions of the parameters, as a dictionary, that are true
@@ -91,7 +91,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Where the evaluation is defined, as ``module:function``."""
+        """Place of the evaluation function, as ``module:function``."""
         named: object = self.evaluate
         while isinstance(named, functools.partial):
             named = named.func
@@ -105,18 +105,18 @@ class Task:
             params (dict): a configuration.
 
         Raises:
-            CampaignError: a constraint raised; names it.
+            CampaignError: a constraint raised; the text names it.
         """
         return self._refusing(params) is None
 
     def steps_of(self, params: Params) -> int | None:
-        """Number of steps that a whole run reports; None where the task does not say it.
+        """Number of steps that a whole run reports; None where the task does not state it.
 
         Args:
             params (dict): a configuration.
 
         Raises:
-            UsageError: the function that the task gave for it raised, or returned no number of steps.
+            UsageError: the task's function ``steps`` raised, or returned no number of steps.
         """
         if not callable(self.steps):
             return self.steps
@@ -131,12 +131,12 @@ class Task:
 
     @property
     def listable(self) -> bool:
-        """Whether the space is finite and small enough to be gone through where random draws find nothing new."""
+        """Whether the space is finite and small enough to be listed whole where random draws find nothing new."""
         return listable(self.space)
 
     def configurations(self) -> Iterator[tuple[Params, str]]:
         """All configurations of a finite space that the constraints allow, with their keys."""
-        return (one for one in listed(self.space, self.allows) if one is not None)
+        return (entry for entry in listed(self.space, self.allows) if entry is not None)
 
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:
@@ -167,7 +167,7 @@ class Task:
         return losses_of(objectives, self.objectives)
 
     def describe(self) -> dict[str, object]:
-        """What must stay the same for a campaign to go on, as JSON-able data."""
+        """Space and objectives as JSON-able data; a campaign can only be resumed with the same description."""
         return {"space": self.space.describe(), "objectives": dict(self.objectives)}
 
     def _point(self, label: str, point: Mapping[str, object]) -> Params:
@@ -188,32 +188,40 @@ def losses_of(values: Mapping[str, float], objectives: Mapping[str, str]) -> tup
 
 
 def listed(space: SearchSpace, allows: Callable[[Params], bool]) -> Iterator[tuple[Params, str] | None]:
-    """All configurations of the finite ``space`` with their keys; None in the place of one that the constraints refuse,
-    of which ``allows`` knows."""
+    """All configurations of the finite ``space`` with their keys, with None in place of those that are not allowed.
+
+    Args:
+        space (SearchSpace): a finite space.
+        allows (callable): whether the constraints allow a configuration.
+    """
+    # None in place of a refused configuration lets callers stop after a number of steps, allowed or not.
     for params in space.enumerate():
         yield (params, space.key(params)) if allows(params) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSource:
-    """How a child process gets the task: by reference, or pickled over a private pipe where it has none.
-
-    ``path`` is the module search path of the process that made this source.
-    """
+    """Source from which a child process loads the task: a reference, or a pickle sent over a private pipe."""
 
     reference: str | None = None
+    """``"package.module:name"`` or ``"file.py:name"``; None for a pickled task."""
     base: str = "."
+    """Directory that the reference's file is relative to."""
     options: Mapping[str, object] = field(default_factory=dict)
+    """Keywords for the function that the reference names."""
     pickled: bytes | None = field(default=None, repr=False)
+    """The pickled task; None with a reference."""
     path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
+    """Module search path of the process that made this source."""
 
     @classmethod
     def of(cls, task: Task) -> TaskSource:
-        """What ``load_task`` noted, else the pickled task; CampaignError if it cannot be pickled."""
+        """Source that ``load_task`` set, or the pickled task; CampaignError if it cannot be pickled."""
         return task.source or cls(pickled=_pickled(task))
 
     def load(self) -> Task:
-        """The task, in this process; CampaignError or UsageError if its module is not what it was."""
+        """Load the task in this process; CampaignError or UsageError if its module has changed."""
+        # Compared as resolved paths, so that "." and the same directory by its name are not both added.
         known = {str(Path(entry).resolve()) for entry in sys.path}
         sys.path.extend(entry for entry in self.path if str(Path(entry).resolve()) not in known)
         if self.reference is not None:
@@ -222,7 +230,7 @@ class TaskSource:
 
         try:
             task = cloudpickle.loads(self.pickled)
-        except HpoError:  # it says what is wrong
+        except HpoError:  # raised by the task's own module, with a complete message
             raise
         except Exception as error:
             raise CampaignError(
@@ -237,11 +245,16 @@ class TaskSource:
 
 
 def load_task(reference: str, *, base: Path, options: Mapping[str, object] | None = None) -> Task:
-    """The task that ``"package.module:name"`` or ``"file.py:name"``, relative to ``base``, stands for.
+    """Task that a reference names.
 
-    A function is called with ``options`` as keywords. Raises UsageError for a reference or options that
-    cannot be; CampaignError, with the traceback of the user's code, if the module is missing or raises or
-    the name is no task.
+    Args:
+        reference (str): ``"package.module:name"`` or ``"file.py:name"``, of a Task or of a function that returns one.
+        base (path): directory that ``file.py`` is relative to.
+        options (dict; default None): keywords for the function.
+
+    Raises:
+        UsageError: the reference or the options are not valid.
+        CampaignError: the module is missing or raises, with the traceback of the user's code; or the name is no task.
     """
     module = import_user_module(reference, base=base)
     name = split_reference(reference)[1]
@@ -257,6 +270,7 @@ def _checked_evaluate(evaluate: Callable[[Trial], object]) -> Callable[[Trial], 
     if not callable(evaluate):
         raise UsageError(f"Task: evaluate must be a function of the trial, not {excerpt(evaluate)}.")
     try:
+        # Checked now: a wrong signature would fail every evaluation, hours into a job.
         inspect.signature(evaluate).bind(None)
     except TypeError as error:
         raise UsageError(
@@ -269,7 +283,7 @@ def _checked_evaluate(evaluate: Callable[[Trial], object]) -> Callable[[Trial], 
 
 
 def checked_objectives(direction: object, objectives: object, of: str = "Task") -> dict[str, str]:
-    """Directions by name; UsageError, which begins with ``of``, where they are none."""
+    """Directions by objective from the arguments of a task; UsageError, which begins with ``of``, if invalid."""
     if objectives is None:
         return {"value": MINIMIZE if direction is None else _checked_direction(f"{of}: direction", direction)}
     if direction is not None:
@@ -313,12 +327,12 @@ def _checked_direction(label: str, direction: object) -> str:
 
 
 def _is_listed(given: object) -> bool:
-    """Whether ``given`` is a collection without names, whose members can be gone through."""
+    """Whether ``given`` is iterable, and not a function, a text or a mapping."""
     if callable(given) or isinstance(given, (str, bytes, Mapping)):
         return False
     try:
         iter(given)  # type: ignore[call-overload]
-    except TypeError:  # among them an array of no dimension, which has __iter__ all the same
+    except TypeError:  # checked by a call, as arrays without dimensions have __iter__, too
         return False
     return True
 
@@ -347,7 +361,7 @@ def checked_constraints(constraints: object) -> tuple[Constraint, ...]:
 
 
 def _place(function: object) -> str:
-    """The function's name with the file and line of its definition, as many are called <lambda>."""
+    """Name of a function with the file and line of its definition, as many functions are called <lambda>."""
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", repr(function))
     return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
@@ -375,7 +389,7 @@ def _pickled(task: Task) -> bytes:
 
 
 def _culprit(parts: Mapping[str, object], depth: int = 5) -> str | None:
-    """Which of the named objects cannot be pickled, and which global or closed-over variable is why."""
+    """Description of the first of the named objects that cannot be pickled, and of the variable that prevents it."""
     import cloudpickle
 
     for name, part in parts.items():
@@ -383,7 +397,7 @@ def _culprit(parts: Mapping[str, object], depth: int = 5) -> str | None:
             cloudpickle.dumps(part)
         except Exception as error:
             deeper = None
-            # Functions may use each other in a circle.
+            # The depth is bounded, as functions may use each other in a circle.
             if inspect.isfunction(part) and depth:
                 variables = inspect.getclosurevars(part)
                 deeper = _culprit({**variables.globals, **variables.nonlocals}, depth - 1)
@@ -402,7 +416,11 @@ def _as_task(reference: str, module: ModuleType, name: str, options: dict[str, o
     if name not in vars(module):
         candidates = [
             *tasks,
-            *(n for n, one in own.items() if callable(one) and not inspect.isclass(one) and n not in tasks),
+            *(
+                n
+                for n, value in own.items()
+                if callable(value) and not inspect.isclass(value) and n not in tasks
+            ),
         ]
         raise CampaignError(
             f'task = "{reference}": the module has no {name!r}. {suggestion(name, candidates)}'

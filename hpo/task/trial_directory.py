@@ -1,4 +1,4 @@
-"""The directory of one evaluation: what it saves there is removed before it begins anew, what it printed stays."""
+"""Directory of one evaluation: its files are removed before it starts again, except for its output."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from hpo.individual import FAILED
 from hpo.task.outcome import TaskOutcome
 
 OUTPUT = "output-"
-"""What an evaluation prints is in files of this prefix; they stay when checkpoints go."""
+"""Prefix of the files with an evaluation's output; they stay when checkpoints are removed."""
 
 
+# A class of its own, as it concerns one individual; any other OSError concerns the storage and so all of them.
 class PlaceTaken(OSError):
-    """Something else stands where an individual's directory belongs: of all individuals this one alone is hit."""
+    """Something else than a directory has the path of an individual's directory."""
 
 
 def mode_of(path: Path) -> int | None:
-    """What ``path`` itself is, as os.lstat says; None where nothing is there. OSError where the storage fails, which
-    Path.is_dir and its like hide in part, by version of Python."""
+    """Mode of ``path`` itself, links not followed; None for a missing path, OSError where the storage fails."""
+    # Path.is_dir and the like hide some errors of the storage, which differ between versions of Python.
     try:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -30,14 +31,14 @@ def mode_of(path: Path) -> int | None:
 
 
 def refuse_link(path: Path) -> None:
-    """PlaceTaken where ``path`` is a symbolic link: what it points to is not the campaign's."""
+    """Raise PlaceTaken where ``path`` is a symbolic link, as its target does not belong to the campaign."""
     if path.is_symlink():
         reason = "is a symbolic link, which hpo does not follow. Remove it, or put the directory itself there"
         raise PlaceTaken(errno.ELOOP, reason, str(path))
 
 
 def check_place(path: Path) -> None:
-    """PlaceTaken where ``path`` is a symbolic link, or anything else that is no directory."""
+    """Raise PlaceTaken where ``path`` exists and is no directory, or is a symbolic link."""
     refuse_link(path)
     mode = mode_of(path)
     if mode is not None and not stat.S_ISDIR(mode):
@@ -45,9 +46,13 @@ def check_place(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make ``path``, and the one that it lies in, if need be; none above, which are the campaign's: where that is gone
-    for a while, another in its place would keep results from it, or be in its way when it comes back. OSError as the
-    file system says."""
+    """Make the directory ``path`` and, if missing, its parent.
+
+    Raises:
+        OSError: the file system refuses, or the parent's parent is missing.
+    """
+    # No more than the parent: the directories above are the campaign's. Where their file system is unmounted for a
+    # while, new directories in its place would receive results, or prevent mounting it again.
     try:
         path.mkdir(exist_ok=True)
     except FileNotFoundError:
@@ -56,17 +61,17 @@ def make_directory(path: Path) -> None:
 
 
 def not_begun(error: OSError, directory: object) -> TaskOutcome:
-    """The outcome of an evaluation for which its ``directory`` could not be prepared."""
+    """Outcome of an evaluation whose ``directory`` could not be prepared."""
     if isinstance(error, PlaceTaken):
         return TaskOutcome(status=FAILED, error=f"the evaluation's directory cannot be used: {error}")
     return TaskOutcome(status=FAILED, error=describe_os_error(error, directory), storage=True)
 
 
 def clear_directory(path: Path) -> None:
-    """Remove what an evaluation has saved in ``path``, if anything; what it printed stays.
+    """Remove the files that an evaluation has saved in the directory ``path``, except for its output.
 
     Raises:
-        OSError: as the file system says; PlaceTaken where ``path`` is a symbolic link, or no directory.
+        OSError: the file system refuses; PlaceTaken where ``path`` is a symbolic link, or no directory.
     """
     check_place(path)
     try:

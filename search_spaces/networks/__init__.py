@@ -1,1 +1,1 @@
-"""Networks that the search spaces build. Importing these modules imports torch."""
+"""Networks of the search spaces. Importing these modules imports torch."""

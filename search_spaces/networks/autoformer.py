@@ -1,5 +1,5 @@
-"""Autoformer (Wu et al. 2021, arXiv 2106.13008): the package transformers' model, which forecasts values here and not
-their distribution, with an auto-correlation of its own.
+"""Autoformer (Wu et al. 2021, arXiv 2106.13008): the model of the package transformers, with another auto-correlation,
+which forecasts values in place of a distribution.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 
 class Autoformer(nn.Module):
-    """Forecasts ``horizon`` points from ``context`` ones: (batch, horizon, features).
+    """Forecasts ``horizon`` points from ``context`` points: (batch, horizon, features).
 
-    transformers' ``AutoformerForPrediction`` puts a distribution's parameters on top and trains its likelihood. The
-    source trains by squared error: so this is ``AutoformerModel``, whose seasonal part and trend are added, as Wu et
-    al. do. The decoder has ``start_token`` points of the context before those that it forecasts. Values come
-    standardised; the model does not scale each window again, and takes no lags but the points themselves. Unlike Wu
-    et al.'s, transformers' model embeds values and times by one linear layer, not by a convolution and tables, and
+    transformers' ``AutoformerForPrediction`` adds the parameters of a distribution and trains its likelihood. Wu et al.
+    train by squared error, so this uses ``AutoformerModel``, with the sum of its seasonal part and trend, as they do.
+    The decoder gets ``start_token`` points of the context before the points to forecast. Values must be standardised;
+    the model does not scale each window again, and has no lags other than the points themselves. Unlike the model of Wu
+    et al., that of transformers embeds values and times by a linear layer, not by a convolution and tables, and
     normalises after each attention.
 
-    Its attention gives delays and weights of one window to other windows of the batch (5.23; heads are folded into
-    the batch in another order than delays are repeated for them), so that a forecast depends on what it is made
-    together with. ``correlated`` takes its place.
+    The attention of transformers 5.23 applies delays and weights of a window to other windows of the batch, because
+    heads are folded into the batch in another order than delays are repeated for them. A forecast so depends on the
+    other windows of its batch; ``correlated`` replaces that attention.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Autoformer(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        # Seconds, and of no use to other networks.
+        # Imported here, because it takes seconds and other networks do not need it.
         from transformers import AutoformerConfig, AutoformerModel
         from transformers.models.autoformer.modeling_autoformer import AutoformerAttention
 
@@ -56,6 +56,7 @@ class Autoformer(nn.Module):
                 label_length=start_token,
                 input_size=features,
                 num_time_features=time_features,
+                # The only lag is the point itself.
                 lags_sequence=[0],
                 scaling=False,
                 d_model=dim,
@@ -78,7 +79,7 @@ class Autoformer(nn.Module):
         )
         for module in self.model.modules():
             if isinstance(module, AutoformerAttention):
-                # An instance's own forward; layers, names and first weights stay as they are.
+                # Replaced on the instance, so that layers, names and initial weights stay the same.
                 module.forward = MethodType(_attend, module)  # type: ignore[method-assign]
 
     def forward(
@@ -88,7 +89,7 @@ class Autoformer(nn.Module):
             past_values=past_values,
             past_time_features=past_time_features,
             past_observed_mask=torch.ones_like(past_values),
-            # Only its shape counts where nothing is lagged.
+            # The model uses only the shape of the future values without lags.
             future_values=past_values.new_zeros(len(past_values), self.horizon, self.features),
             future_time_features=future_time_features,
             use_cache=False,
@@ -100,7 +101,7 @@ class Autoformer(nn.Module):
 def _attend(
     self: Any, hidden_states: Tensor, key_value_states: Tensor | None = None, **_: object
 ) -> tuple[Tensor, None]:
-    """The forward pass of transformers' ``AutoformerAttention``, by ``correlated``."""
+    """Forward pass of transformers' ``AutoformerAttention`` with ``correlated``."""
     source = hidden_states if key_value_states is None else key_value_states
     found = correlated(
         self.q_proj(hidden_states),
@@ -115,25 +116,25 @@ def _attend(
 def correlated(queries: Tensor, keys: Tensor, values: Tensor, *, factor: float, shared: bool) -> Tensor:
     """Auto-correlation (Wu et al., Eqs. 4 to 7) of sequences (batch, points, channels), in the queries' shape.
 
-    Of the delays those ``factor`` · ln(points) are taken at which queries and keys agree most: by the mean over
-    heads and channels, for each sample, or as in training, ``shared``, by the mean over the batch. Values, rolled
-    by these, are summed with weights, the softmax of that agreement. Keys and values of another length than the
+    The ``factor`` · ln(points) delays with the largest correlation of queries and keys are used: the mean over heads
+    and channels for each sample, or with ``shared``, as in training, also over the batch. Values are rolled by these
+    delays and summed with the softmax of the correlations as weights. Keys and values with another length than the
     queries are cut, or filled up with zeros.
     """
-    # In a lower precision a GPU has no Fourier transform.
+    # GPUs have no Fourier transform in lower precisions.
     precision = torch.promote_types(queries.dtype, torch.float32)
     queries, keys, values = (part.to(precision) for part in (queries, keys, values))
     points = queries.shape[1]
     missing = max(0, points - keys.shape[1])
     keys, values = (nn.functional.pad(part[:, :points], (0, 0, 0, missing)) for part in (keys, values))
-    # Sums over all pairs of points that far apart, as a product of spectra; its mean may be taken first.
+    # The correlation at each delay is a product of spectra, whose mean over channels may be taken first.
     spectrum = (torch.fft.rfft(queries, dim=1) * torch.fft.rfft(keys, dim=1).conj()).mean(dim=2)
     agreement = torch.fft.irfft(spectrum, n=points, dim=1)
     count = max(1, int(factor * math.log(points)))
     ranked = agreement.mean(dim=0, keepdim=True) if shared else agreement
     delays = ranked.topk(count, dim=1).indices.expand(len(agreement), count)
     weights = agreement.gather(1, delays).softmax(dim=1)
-    # The sum over delays of weight times rolled values is a correlation, too: with the weights at their delays.
+    # The weighted sum of rolled values is a correlation too, with a kernel that has the weights at their delays.
     kernel = torch.zeros_like(agreement).scatter(1, delays, weights)
     spectrum = torch.fft.rfft(values, dim=1) * torch.fft.rfft(kernel, dim=1).conj().unsqueeze(2)
     rolled: Tensor = torch.fft.irfft(spectrum, n=points, dim=1)

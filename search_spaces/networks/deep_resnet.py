@@ -1,6 +1,4 @@
-"""A residual network of which every part can be searched, and which can grow without a change of what it computes.
-Imports torch.
-"""
+"""Residual network whose parts can all be searched, and which can grow without changing its function. Imports torch."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from search_spaces.networks.residual import PRE_ACTIVATION, Residual, activation
 from search_spaces.networks.resnet import BARE, EXPANSION, initialise
 
 STEMS = ("convolution", "deep", "patches")
-"""What comes before the first stage: one convolution (He et al. 2015), three of 3×3 (He et al. 2019, arXiv 1812.01187,
-ResNet-C), or one that cuts the image into patches (ConvNeXt, arXiv 2201.03545)."""
+"""Layers before the first stage: a convolution (He et al. 2015), three 3×3 convolutions (He et al. 2019, arXiv
+1812.01187, ResNet-C), or a convolution that divides the image into patches (ConvNeXt, arXiv 2201.03545)."""
 
 
 class SqueezeExcitation(nn.Module):
-    """(N, channels, height, width), each channel scaled by what the means of all say of it (Hu et al. 2018, arXiv
-    1709.01507). ``ratio``: the units of its hidden layer as a part of ``channels``.
+    """Scales each channel of (N, channels, height, width) by a function of all channels' means (Hu et al. 2018, arXiv
+    1709.01507). ``ratio``: units of the function's hidden layer, relative to ``channels``.
     """
 
     def __init__(self, channels: int, ratio: float) -> None:
@@ -37,11 +35,11 @@ class SqueezeExcitation(nn.Module):
 
 
 class DeepBlock(Residual):
-    """1×1, ``kernel`` × ``kernel`` and 1×1 convolutions of ``inner``, ``inner`` and ``outputs`` filters.
+    """Block of 1×1, ``kernel`` × ``kernel`` and 1×1 convolutions with ``inner``, ``inner`` and ``outputs`` filters.
 
-    The middle one has the stride, and ``groups`` groups (Xie et al. 2017, arXiv 1611.05431), or the largest number
-    below that divides both them and ``inner``. ``squeeze``: the ratio of a squeeze-and-excitation before the addition;
-    0: there is none.
+    The middle convolution has the stride, and ``groups`` groups (Xie et al. 2017, arXiv 1611.05431), or the greatest
+    common divisor of ``groups`` and ``inner``. ``squeeze``: ratio of a squeeze-and-excitation before the addition; 0:
+    none.
     """
 
     def __init__(
@@ -69,21 +67,22 @@ class DeepBlock(Residual):
             activation=activation,
             order=order,
         )
+        # A ReLU after the last normalisation has no gradient at a scale of 0, see ``start_as_identity``.
         self._activates_last = order == "activation-before-addition"
         if squeeze:
             self.branch.append(SqueezeExcitation(outputs, squeeze))
 
     def start_as_identity(self) -> None:
-        """Let the branch add nothing: the scale of its last normalisation, or else the weight of its last convolution,
-        becomes 0 (Goyal et al. 2017, arXiv 1706.02677, section 5.1), and training moves it from there.
+        """Initialise the branch so that it adds zero, from where training changes it.
 
-        The block then computes its input where there is no projection and ``order`` is one of pre-activation, or
-        "original" with an activation that changes nothing twice (ReLU, linear). Nearly so with
-        "activation-before-addition" and an activation that is 0 at 0: the scale is 1e-4, for at 0 ReLU has no gradient.
-        In the others its normalisation or activation remains.
+        The scale of the last normalisation, or without any the weight of the last convolution, is set to 0 (Goyal et
+        al. 2017, arXiv 1706.02677, section 5.1). The block then is the identity if it has no projection, and ``order``
+        is a pre-activation order, or "original" with an idempotent activation (ReLU, linear). It nearly is with
+        "activation-before-addition" and an activation that is 0 at 0, with a scale of 1e-4, as ReLU has no gradient at
+        0. With other orders, the normalisation or activation after the addition remains.
         """
         last = next(one for one in reversed(self.branch) if isinstance(one, (_BatchNorm, nn.Conv2d)))
-        if isinstance(last, _BatchNorm):  # of all kinds, the synchronised one, too
+        if isinstance(last, _BatchNorm):  # the base class of all kinds, the synchronised kind included
             nn.init.constant_(last.weight, 1e-4 if self._activates_last else 0.0)
             nn.init.zeros_(last.bias)
         else:
@@ -91,15 +90,24 @@ class DeepBlock(Residual):
 
 
 class DeepResNet(nn.Module):
-    """(N, channels, height, width) to logits (N, classes), by stages of ``blocks`` blocks.
+    """Residual network from images (N, channels, height, width) to logits (N, classes).
 
-    With the defaults it is ResNet-50 (He et al. 2015, table 1), parameter for parameter.
+    The defaults make ResNet-50 (He et al. 2015, table 1), parameter for parameter.
 
-    - ``filters``: a quarter of those of the first stage's output, which each later stage doubles.
-    - ``bottleneck``: how many times fewer filters a block has inside than at its end.
-    - ``kernel``, ``groups``, ``squeeze``: of each block, see ``DeepBlock``; ``stem``: one of ``STEMS``.
-    - ``reduction``: how many times smaller than the image the stem leaves height and width, 1 or 4; with "patches" 2
-      or 4. Each stage but the first halves them.
+    Args:
+        channels (int): channels of the images.
+        classes (int): number of classes.
+        filters (int): a quarter of the filters of the first stage's output; each later stage doubles them.
+        blocks (sequence of int): number of blocks of each stage.
+        bottleneck (int): ratio of a block's output filters to its inner filters.
+        kernel (int): side of the middle convolutions.
+        stem (str): layers before the first stage, a name in ``STEMS``.
+        groups (int): groups of the middle convolutions, see ``DeepBlock``.
+        squeeze (float): ratio of the squeeze-and-excitation of each block; 0: none.
+        activation (str): name of the activation.
+        order (str): order of normalisation and activation, a name in ``ORDERS``.
+        reduction (int): factor by which the stem reduces height and width: 1 or 4, with "patches" 2 or 4. Each stage
+            but the first halves them.
     """
 
     def __init__(
@@ -141,7 +149,7 @@ class DeepResNet(nn.Module):
                 )
                 width = outputs
             self.stages.append(stage)
-        # The last addition of a pre-activation network has nothing after it yet.
+        # The sum of the last block of a pre-activation network is neither normalised nor activated yet.
         self.end = nn.Sequential()
         if order == "full-pre-activation":
             self.end.append(nn.BatchNorm2d(width))
@@ -169,7 +177,7 @@ def _stem(
     if kind == "patches":
         side = max(2, reduction)
         layers: list[nn.Module] = [
-            nn.Conv2d(channels, filters, side, stride=side, bias=False)  # each pixel belongs to one patch
+            nn.Conv2d(channels, filters, side, stride=side, bias=False)  # patches do not overlap
         ]
     elif kind == "deep":
         half = max(1, filters // 2)
@@ -177,7 +185,7 @@ def _stem(
         layers += [conv(half, half), nn.BatchNorm2d(half), act(), conv(half, filters)]
     else:
         layers = [conv(channels, filters, kernel=7 if reduction > 1 else 3, stride=stride)]
-    if order not in PRE_ACTIVATION:  # the first addition wants activated input
+    if order not in PRE_ACTIVATION:  # the first block expects activated inputs
         layers += [nn.BatchNorm2d(filters), act()]
     if reduction > 1 and kind != "patches":
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
@@ -185,9 +193,10 @@ def _stem(
 
 
 def start_new_blocks_as_identity(network: nn.Module, known: Mapping[str, Tensor]) -> list[str]:
-    """Blocks of ``network`` of which ``known``, tensors by name, has none add nothing at first
-    (``DeepBlock.start_as_identity``); their names. So a network that is deeper than the one that the tensors are of
-    computes what that did.
+    """Initialise blocks of ``network`` without tensors in ``known`` as identities; returns their names.
+
+    A network that is deeper than the network of ``known``, tensors by name, so computes the same function
+    (``DeepBlock.start_as_identity``).
     """
     names = [
         name

@@ -1,4 +1,4 @@
-"""What Keras does unlike torch, for networks whose source was trained with it."""
+"""Defaults of Keras that differ from torch's, for networks from publications that used Keras."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from torch import nn
 
 
 def as_in_keras(network: nn.Module, *, epsilon: float, initialised: bool) -> None:
-    """Has batch normalisation add ``epsilon``, 1e-3 in Keras, to the variance; and, ``initialised``, draws weights from
-    Glorot's uniform distribution and begins with biases of 0.
+    """Set the summand of batch normalisation, and initial weights and biases, as in Keras.
 
-    With torch's 1e-5 a network with softmax begins as another: what softmax over many channels gives varies by less
-    than that, which 1e-5 scales up to deviations of 1, and 1e-3 leaves near 0.
+    Args:
+        network (Module): network to change.
+        epsilon (float): summand of the variance in batch normalisation, 1e-3 in Keras.
+        initialised (bool): whether to draw weights from Glorot's uniform distribution and set biases to 0.
     """
+    # The outputs of a softmax over many channels have a variance below torch's summand of 1e-5, which scales them to
+    # deviations near 1; Keras' 1e-3 leaves them near 0, so that the network begins as another function.
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eps = epsilon

@@ -1,4 +1,4 @@
-"""What residual networks are made of: activations, and blocks with their activation order. Imports torch."""
+"""Parts of residual networks: activations, and blocks with any activation order. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 
 class Exponential(nn.Module):
-    """exp(x), as Keras' "exponential"."""
+    """exp(x), the same as Keras' "exponential"."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.exp(x)
 
 
 class HardSigmoid(nn.Module):
-    """clip(0.2 x + 0.5, 0, 1), as "hard_sigmoid" of TensorFlow and of Keras 2; torch's and Keras 3's has a slope
-    of 1/6.
+    """clip(0.2 x + 0.5, 0, 1), the same as "hard_sigmoid" in TensorFlow and Keras 2; in torch and Keras 3, the slope is
+    1/6.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class HardSigmoid(nn.Module):
 
 
 class ChannelSoftmax(nn.Module):
-    """Softmax over the channels of (N, C, …), at each pixel: Keras' last axis, where channels come last."""
+    """Softmax over the channels of (N, C, …) at each pixel, as in Keras, where the channels are the last axis."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x, dim=1)
@@ -46,7 +46,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "swish": nn.SiLU,
     "tanh": nn.Tanh,
 }
-"""By name; each is what Keras calls so."""
+"""Activations by name; each is the same function as in Keras."""
 
 ORDERS = (
     "original",
@@ -55,12 +55,12 @@ ORDERS = (
     "activation-only-pre-activation",
     "full-pre-activation",
 )
-"""Where a block normalises and activates: figure 4 (a) to (e) of He et al. 2016 (arXiv 1603.05027)."""
+"""Orders of normalisation and activation in a block: figure 4 (a) to (e) of He et al. 2016 (arXiv 1603.05027)."""
 
 PRE_ACTIVATION = ("activation-only-pre-activation", "full-pre-activation")
 
-# By order: what comes before the first convolution, after the last, and after the addition. Between two
-# convolutions all orders normalise, then activate.
+# Layers before the first convolution, after the last convolution, and after the addition. Between two convolutions, all
+# orders normalise and then activate.
 _PLACES = {
     "original": ("", "norm", "act"),
     "norm-after-addition": ("", "", "norm act"),
@@ -71,25 +71,28 @@ _PLACES = {
 
 
 def conv(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the image's size but for ``stride``. It has no bias: the normalisation that
-    follows has one.
-    """
+    """Convolution that reduces the image's size by ``stride`` only, without a bias, as a normalisation follows."""
     return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False)
 
 
 def activation_of(name: str) -> Callable[[], nn.Module]:
-    """The class of the activation; ValueError for an unknown name."""
+    """Class of the activation ``name``; ValueError for an unknown name."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation = {name!r}: must be one of {', '.join(ACTIVATIONS)}. Correct it.")
     return ACTIVATIONS[name]
 
 
 class Residual(nn.Module):
-    """A block of ``convolutions`` with a shortcut around them; what is between them ``order`` says.
+    """Block of convolutions with a shortcut around them.
 
-    ``before`` is what a pre-activation block does before its first convolution. It is part of the branch, and
-    of the shortcut too where that is a ``projection``, as in the authors' code; an identity shortcut (None)
-    is left alone.
+    The layers of a pre-activation block before its first convolution are part of the branch, and also of the shortcut
+    if that is a projection, as in the authors' code.
+
+    Args:
+        convolutions (sequence of Conv2d): convolutions of the branch.
+        projection (Module): shortcut where the shape changes; None: the identity.
+        activation (str): name of the activation.
+        order (str): order of normalisation and activation, a name in ``ORDERS``.
     """
 
     def __init__(
@@ -124,9 +127,9 @@ class Residual(nn.Module):
 def around(
     body: Sequence[nn.Module], stem: nn.Conv2d, filters: int, *, activation: str, order: str
 ) -> nn.Sequential:
-    """Stem, body and what ends it: the last addition of a pre-activation network, of ``filters``, has nothing
-    after it yet, and the first of the others wants activated input.
-    """
+    """Stem and body with the normalisations and activations that ``order`` needs before and after the body."""
+    # The first block of other orders expects activated inputs. The sum of the last block of a pre-activation network,
+    # with ``filters`` channels, is neither normalised nor activated yet.
     act = activation_of(activation)
     begin: list[nn.Module] = [stem]
     end: list[nn.Module] = []

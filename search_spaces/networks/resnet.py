@@ -12,16 +12,16 @@ from search_spaces.networks.residual import Residual, around, conv
 __all__ = ["Bottleneck", "ResNet20", "ResNet50"]
 
 EXPANSION = 4
-"""How many times as many filters a bottleneck's output has as its inside."""
+"""Ratio of a bottleneck's output filters to its inner filters."""
 BARE = ("norm-after-addition", "full-pre-activation")
-"""Orders whose branch ends in a convolution: what is added to it is none but a convolution either."""
+"""Orders whose branch ends with a convolution; the projection then has no normalisation either."""
 
 
 class Bottleneck(Residual):
-    """1×1, 3×3 and 1×1 convolutions of ``filters``, ``filters`` and 4 ``filters`` (He et al. 2015, figure 5).
+    """Block of 1×1, 3×3 and 1×1 convolutions of ``filters``, ``filters`` and 4 ``filters`` (He et al. 2015, figure 5).
 
-    The 3×3 one has the stride, as in the implementations that are in use. Where the shape changes, the
-    shortcut is a 1×1 convolution, normalised where the branch's last convolution is.
+    The 3×3 convolution has the stride, as in current implementations. Where the shape changes, the shortcut is a 1×1
+    convolution, normalised if the last convolution of the branch is.
     """
 
     def __init__(self, inputs: int, filters: int, *, stride: int, activation: str, order: str) -> None:
@@ -44,11 +44,18 @@ class Bottleneck(Residual):
 
 
 class ResNet50(nn.Module):
-    """(N, channels, height, width) to logits (N, classes), by stages of bottlenecks (He et al. 2015, table 1).
+    """ResNet of bottlenecks (He et al. 2015, table 1) from images (N, channels, height, width) to logits (N, classes).
 
-    ``filters`` is the width of the first stage, which each later one doubles: 64 is ResNet-50, whose
-    ``blocks`` are (3, 4, 6, 3). The stem halves the image twice, each stage but the first once. ``dropout``: before
-    the last layer.
+    The defaults make ResNet-50. The stem halves the image twice, each stage but the first once.
+
+    Args:
+        channels (int): channels of the images.
+        classes (int): number of classes.
+        filters (int): inner filters of the first stage's blocks; each later stage doubles them.
+        activation (str): name of the activation.
+        order (str): order of normalisation and activation, a name in ``ORDERS``.
+        blocks (sequence of int): number of blocks of each stage.
+        dropout (float): probability of dropout before the last layer.
     """
 
     def __init__(
@@ -64,6 +71,8 @@ class ResNet50(nn.Module):
     ) -> None:
         super().__init__()
         stem = conv(channels, filters, kernel=7, stride=2)
+        # The stem's second halving is in the body, so that it comes after the stem's normalisation and activation,
+        # which ``around`` adds.
         body: list[nn.Module] = [nn.MaxPool2d(3, stride=2, padding=1)]
         width = filters
         for stage, count in enumerate(blocks):
@@ -83,7 +92,7 @@ class ResNet50(nn.Module):
 
 
 class _Padding(nn.Module):
-    """Every second pixel, and zeros for the channels that are missing: option A of He et al. 2015, section 4.2."""
+    """Shortcut of every second pixel with zeros for the added channels: option A of He et al. 2015, section 4.2."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -96,8 +105,8 @@ class _Padding(nn.Module):
 class ResNet20(nn.Module):
     """ResNet-20 for CIFAR (He et al. 2015, section 4.2): images (N, channels, 32, 32) to logits (N, classes).
 
-    Three stages of three blocks of two 3×3 convolutions with ``width``, 2 and 4 times as many filters. Its
-    shortcuts have no parameters (option A): 269 722 in all for 3 channels and 10 classes.
+    Three stages of three blocks of two 3×3 convolutions with ``width``, 2 and 4 times as many filters. Its shortcuts
+    have no parameters (option A): there are 269 722 in total for 3 channels and 10 classes.
     """
 
     def __init__(
@@ -132,7 +141,7 @@ class ResNet20(nn.Module):
 
 
 def initialise(network: nn.Module) -> None:
-    """Convolutions by He et al. 2015 (arXiv 1502.01852), equation 14."""
+    """Draw the weights of convolutions as in He et al. 2015 (arXiv 1502.01852), equation 14."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             torch.nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

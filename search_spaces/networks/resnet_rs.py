@@ -1,4 +1,4 @@
-"""ResNet-RS (Bello et al. 2021, arXiv 2103.07579) as timm has it, which the dissertation trained. Imports torch."""
+"""ResNet-RS (Bello et al. 2021, arXiv 2103.07579) as in timm, which the dissertation trained. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from search_spaces.networks.resnet import EXPANSION, initialise
 
 
 class ResNetRS(nn.Module):
-    """(N, channels, height, width) to logits (N, classes). Defaults make ResNet-RS 101: 63 618 696 parameters.
+    """ResNet-RS from images (N, channels, height, width) to logits (N, classes).
 
-    A ResNet of bottlenecks with squeeze-and-excitation of ratio 1/4 and, from ResNet-D (He et al. 2019, arXiv
-    1812.01187), a stem of three 3×3 convolutions and shortcuts that average before their convolution; a fourth 3×3
-    convolution takes the place of the stem's maximum. Blocks add nothing at first. ``filters``: of the stem, and a
-    quarter of those that the first stage gives; ``dropout``: before the last layer.
+    The defaults make ResNet-RS 101, with 63 618 696 parameters: a ResNet of bottlenecks with squeeze-and-excitation of
+    ratio 1/4 and, from ResNet-D (He et al. 2019, arXiv 1812.01187), a stem of three 3×3 convolutions and shortcuts that
+    average before their convolution. A fourth 3×3 convolution replaces the stem's max pooling. Blocks first add zero.
+
+    Args:
+        channels (int): channels of the images.
+        classes (int): number of classes.
+        filters (int): filters of the stem, and a quarter of those of the first stage's output.
+        blocks (sequence of int): number of blocks of each stage.
+        dropout (float): probability of dropout before the last layer.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ def _block(inputs: int, inner: int, stride: int) -> DeepBlock:
     )  # fmt: skip
     if stride != 1:
         block.projection = nn.Sequential(
+            # Odd sides are rounded up as in timm, and the missing pixels do not count in the average.
             nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False),
             conv(inputs, outputs, kernel=1),
             nn.BatchNorm2d(outputs),

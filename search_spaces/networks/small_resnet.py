@@ -1,4 +1,4 @@
-"""Models that the search spaces share. Importing this module imports torch."""
+"""Small residual network, which several search spaces share. Imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ACTIVATIONS = {name: ALL_ACTIVATIONS[name] for name in ("relu", "elu", "selu", "
 
 
 class Block(Residual):
-    """A residual block of two 3×3 convolutions; where the shape changes, the shortcut is a 1×1 one."""
+    """Residual block of two 3×3 convolutions; where the shape changes, the shortcut is a 1×1 convolution."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int, activation: str, order: str) -> None:
         changes_shape = stride != 1 or inputs != outputs
@@ -26,10 +26,10 @@ class Block(Residual):
 
 
 class ResNet(nn.Module):
-    """A small residual network for small images: (N, channels, height, width) to (N, classes).
+    """Small residual network for small images, from (N, channels, height, width) to (N, classes).
 
-    A stem of ``width`` filters, one stage of ``blocks`` blocks each with 1, 2, 4, … times as many filters,
-    each stage but the first halving height and width, then the mean over what is left of the image.
+    It has a stem of ``width`` filters and ``stages`` stages of ``blocks`` blocks, with 1, 2, 4, … times as many
+    filters; each stage but the first halves height and width. The mean over the remaining pixels is classified.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ResNet(nn.Module):
         blocks: int = 1,
     ) -> None:
         super().__init__()
-        # Made before the blocks: the order of the draws of weights is part of a seed's meaning.
+        # Made before the blocks, as the initial weights of a seed depend on the order of the layers.
         stem = conv(channels, width)
         body: list[nn.Module] = []
         filters = width

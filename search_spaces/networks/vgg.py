@@ -5,15 +5,23 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 _STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""Filters, as multiples of the first stage's, and 3×3 convolutions of each; between stages the image is halved."""
+"""Filters of each stage as multiples of the first stage's, and its number of 3×3 convolutions."""
 
 
 class VGG16(nn.Module):
     """Images (N, channels, side, side) to logits (N, classes).
 
-    Defaults make the published network for 224×224 pixels: 138 357 544 parameters. What comes out of the
-    convolutions is averaged to ``pooled`` × ``pooled``; ``hidden`` are the widths of the linear layers before the
-    last. ``cifar_vgg16`` has the form in use for CIFAR.
+    The defaults make the published network for 224×224 pixels, with 138 357 544 parameters. ``cifar_vgg16`` makes the
+    usual form for CIFAR.
+
+    Args:
+        channels (int): channels of the images.
+        classes (int): number of classes.
+        width (int): filters of the first stage.
+        norm (bool): whether convolutions are followed by batch normalisation.
+        hidden (tuple of int): widths of the linear layers before the last.
+        pooled (int): side to which the outputs of the convolutions are averaged.
+        dropout (float): probability of dropout after hidden linear layers.
     """
 
     def __init__(
@@ -58,5 +66,6 @@ class VGG16(nn.Module):
 
 
 def cifar_vgg16(*, classes: int = 10, width: int = 64) -> VGG16:
-    """For 32×32 pixels: batch normalisation, and one linear layer; 14 728 266 parameters for ten classes."""
+    """VGG16 for 32×32 pixels, with batch normalisation and a single linear layer; 14 728 266 parameters for ten
+    classes."""
     return VGG16(classes=classes, width=width, norm=True, hidden=(), pooled=1)

@@ -1,4 +1,4 @@
-"""The vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929). Imports torch."""
+"""Vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929). Imports torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 
 class DropPath(nn.Module):
-    """Leaves a sample's branch out with probability ``rate`` while training, and makes up for it in the others
-    (stochastic depth, Huang et al. 2016, arXiv 1603.09382).
+    """Stochastic depth (Huang et al. 2016, arXiv 1603.09382): in training, drops the branch of a sample with
+    probability ``rate``, and scales the branches of the others so that the expectation stays.
     """
 
     def __init__(self, rate: float) -> None:
@@ -19,11 +19,12 @@ class DropPath(nn.Module):
         if not self.training or not self.rate:
             return branch
         kept = torch.rand(len(branch), *[1] * (branch.dim() - 1), device=branch.device) >= self.rate
+        # Divided by the probability of a branch to stay, so that the expectation is the undropped branch.
         return branch * kept / (1.0 - self.rate)
 
 
 class Block(nn.Module):
-    """Attention, then two linear layers with GELU between them, each normalised before and added to its input."""
+    """Block of attention and two linear layers with GELU, each with a normalisation before it and a shortcut."""
 
     def __init__(
         self, dim: int, *, heads: int, mlp_ratio: float, qkv_bias: bool, drop_path: float, dropout: float
@@ -33,7 +34,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
         if not qkv_bias:
-            # Its own bias=False would take that of the output, too.
+            # The argument bias=False of MultiheadAttention would remove the bias of its output as well.
             self.attention.register_parameter("in_proj_bias", None)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = nn.Sequential(
@@ -48,6 +49,7 @@ class Block(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         normed = self.norm1(tokens)
+        # Only without weights torch uses its fused attention.
         attended = self.attention(normed, normed, normed, need_weights=False)[0]
         tokens = tokens + self.drop_path(self.dropout(attended))
         result: Tensor = tokens + self.drop_path(self.mlp(self.norm2(tokens)))
@@ -55,12 +57,25 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images (N, channels, side, side) to logits (N, classes), by a class token and one token for each ``patch`` ×
-    ``patch`` pixels, of ``dim`` numbers each.
+    """Vision transformer from images (N, channels, side, side) to logits (N, classes).
 
-    Defaults make ViT-B/16: 86 567 656 parameters. ``drop_path`` is the last block's rate; it falls to 0 at the
-    first. ``dropout`` is that after embedding, attention and linear layers. ValueError if sides or heads do not
-    divide.
+    The defaults make ViT-B/16, with 86 567 656 parameters.
+
+    Args:
+        side (int): height and width of the images.
+        patch (int): side of a patch, each of which is a token.
+        channels (int): channels of the images.
+        classes (int): number of classes.
+        dim (int): length of a token.
+        depth (int): number of blocks.
+        heads (int): heads of each attention.
+        mlp_ratio (float): ratio of hidden units of a block's linear layers to ``dim``.
+        qkv_bias (bool): whether queries, keys and values have biases.
+        drop_path (float): rate of stochastic depth in the last block; it falls linearly to 0 in the first.
+        dropout (float): probability of dropout after the embedding, attention and linear layers.
+
+    Raises:
+        ValueError: ``patch`` does not divide ``side``, or ``heads`` does not divide ``dim``.
     """
 
     def __init__(
@@ -107,7 +122,7 @@ class ViT(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """As timm: matrices, positions and class token from a normal distribution; biases 0."""
+        """Draw matrices, positions and class token from normal distributions and set biases to 0, as timm does."""
         nn.init.normal_(self.class_token, std=1e-6)
         nn.init.trunc_normal_(self.positions, std=0.02)
         for module in self.modules():

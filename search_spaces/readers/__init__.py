@@ -1,1 +1,1 @@
-"""Readers of the data sets that the search spaces train on: real formats, given by path."""
+"""Readers of the search spaces' data sets in their published formats, from a path."""

@@ -1,4 +1,4 @@
-"""BigEarthNet for training: two .npy files, made once from the archive, and its patches read from them.
+"""BigEarthNet for training: two .npy files, made once from the archive, from which patches are read.
 
 python -m search_spaces.readers.bigearthnet ARCHIVE OUT     # made once: from v1, v2 or its LMDB; resumable
 python -m search_spaces.readers.bigearthnet --verify OUT    # every patch against its checksum
@@ -33,12 +33,19 @@ def load_bigearthnet(
     bands: Sequence[str] | None = None,
     patches: int | None = None,
 ) -> BigEarthNet:
-    """A part of what ``python -m search_spaces.readers.bigearthnet ARCHIVE path`` made.
+    """Split of the data set that ``python -m search_spaces.readers.bigearthnet ARCHIVE path`` made.
 
-    ``split``: "train", "validation" or "test". ``bands``: which (default: all that were stored). ``patches``: this many
-    of the split, always the same ones, drawn from all of it. Several processes may open the same path.
+    Several processes may open the same path.
 
-    FileNotFoundError if nothing was made there, ValueError for another value or incomplete files.
+    Args:
+        path (path): directory of the data set.
+        split (str): "train", "validation" or "test".
+        bands (sequence of str; default None): bands to read; None: all that were stored.
+        patches (int; default None): number of patches, drawn from the whole split and always the same; None: all.
+
+    Raises:
+        FileNotFoundError: there is no data set at ``path``.
+        ValueError: a value is not allowed, or the files are incomplete.
     """
     known = next((one for one in SPLITS if one == split), None)
     if known is None:
@@ -55,12 +62,14 @@ def load_bigearthnet(
     if patches is not None:
         if not 1 <= patches <= len(rows):
             raise ValueError(f"patches = {patches}: {path} has {len(rows)} for {split}. Name fewer, or none.")
+        # A constant seed, so that all runs use the same patches; sorted, as reading in the file's order is faster.
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:patches])
     return BigEarthNet(store, rows, chosen)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 1 for data that is not as it must be, 2 for wrong arguments."""
+    """Run the command; returns its exit code: 1 for wrong or damaged data, 2 for wrong arguments."""
+    # Imported here, because training, which reads the data set, needs none of it.
     from search_spaces.readers.bigearthnet_files.convert import ON_ERROR, convert, verify
 
     parser = argparse.ArgumentParser(

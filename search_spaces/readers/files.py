@@ -1,4 +1,4 @@
-"""Files that the readers read and write: what the system refuses is an error with the file's name and a remedy."""
+"""Reading and writing of files for the readers; errors of the system have the file's name and a remedy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 
 def content_of(path: Path) -> bytes:
-    """All of a file. OSError of the system's kind, as a sentence, where it cannot be read."""
+    """Content of a file; OSError of the system's class, with a remedy, if it cannot be read."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            # A pipe or a device may have no end.
+            # Reading a pipe or a device may never end.
             raise OSError(errno.EINVAL, "it is no file")
         return path.read_bytes()
     except OSError as error:
@@ -24,7 +24,7 @@ def content_of(path: Path) -> bytes:
 
 
 def made_directory(path: Path) -> Path:
-    """``path``, with all above it. OSError, as a sentence, where it cannot be made."""
+    """Make the directory ``path`` and its parents, and return it; OSError, with a remedy, if it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,12 +33,21 @@ def made_directory(path: Path) -> Path:
 
 
 def made_once(path: Path, make: Callable[[Path], None], *, timeout_s: float = 1800.0) -> Path:
-    """``path``, a file or a folder that ``make(elsewhere)`` makes, whole or not at all, if it is not there yet.
+    """``path``, a file or folder that is made atomically by ``make(elsewhere)`` if it is missing.
 
-    Several processes may call it at once: one makes it, the others wait for it. Where a file system has no locks each
-    makes it, and one of theirs stays. TimeoutError if that takes longer than ``timeout_s``.
+    Several processes may call this at the same time: the first makes it, and the others wait. On a file system without
+    locks each process makes it, and one result stays.
+
+    Args:
+        path (path): file or folder.
+        make (callable): makes the file or folder at another path.
+        timeout_s (float; default 1800.0): most seconds to wait for another process.
+
+    Raises:
+        TimeoutError: another process took longer than ``timeout_s``.
     """
-    if path.exists():  # as in a folder that may not be written to
+    # Checked before the lock, which cannot be made in a folder without write permission.
+    if path.exists():
         return path
     made_directory(path.parent)
     try:
@@ -58,18 +67,20 @@ def made_once(path: Path, make: Callable[[Path], None], *, timeout_s: float = 18
                 time.sleep(0.2)
                 continue
             except OSError:
-                pass  # no locks here
+                pass  # a file system without locks
             if not path.exists():
                 _make(path, make)
     return path
 
 
 def _make(path: Path, make: Callable[[Path], None]) -> None:
+    # Made in the same directory and then renamed, so that a process that dies leaves nothing at ``path``.
     elsewhere = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         make(elsewhere / path.name)
         os.rename(elsewhere / path.name, path)
     except OSError:
+        # Without locks, another process may have been faster; its result is as good.
         if not path.exists():
             raise
     finally:
@@ -77,10 +88,11 @@ def _make(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def write_new(contents: dict[Path, bytes]) -> None:
-    """Write these files, each whole or not at all, and their directories.
+    """Write files atomically, and their directories; existing files with the same content stay.
 
-    What is there with the same content stays. FileExistsError, and nothing is written, if one has another; OSError,
-    as a sentence, if one cannot be written.
+    Raises:
+        FileExistsError: a file exists with another content; nothing is written.
+        OSError: a file cannot be written; the text has a remedy.
     """
     other = [
         path for path, content in contents.items() if os.path.lexists(path) and not _holds(path, content)
@@ -94,6 +106,7 @@ def write_new(contents: dict[Path, bytes]) -> None:
         if path.exists():
             continue
         made_directory(path.parent)
+        # The number of the process keeps apart the partial files of several processes.
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             partial.write_bytes(content)
@@ -104,7 +117,7 @@ def write_new(contents: dict[Path, bytes]) -> None:
 
 
 def refused_by_system(path: Path, what: str, error: OSError) -> OSError:
-    """The same kind of error as a sentence: ``path`` cannot be ``what``, why, and what to do."""
+    """Error of the same class whose text says that ``path`` cannot be ``what``, why, and what to do."""
     if isinstance(error, PermissionError):
         remedy = "Get the right to it from its owner, or name another."
     elif isinstance(error, IsADirectoryError):

@@ -33,9 +33,10 @@ __all__ = ["ImageFiles", "Listing", "list_images", "write_made_up"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The commands ``check`` and ``make-up``; returns the exit code."""
+    """Run the command ``check`` or ``make-up``; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m search_spaces.readers.imagenet",
+        # The text of this module, whose lists argparse would otherwise fill into a paragraph.
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

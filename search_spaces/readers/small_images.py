@@ -1,4 +1,4 @@
-"""Small image data sets that packages ship: nothing is downloaded. torch is imported by ``load_images``."""
+"""Small image data sets from installed packages, without a download. torch is imported by ``load_images``."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ SETS = tuple(PACKAGED_IMAGES)
 
 @dataclass(frozen=True, kw_only=True)
 class ImageData:
-    """Three disjoint parts, each of (image, class) with images (channels, height, width) of mean 0 and
-    deviation 1. ``validation`` None: nothing is set apart.
-    """
+    """Disjoint splits of (image, class), with images (channels, height, width) of mean 0 and standard deviation 1."""
 
     train: TensorDataset
     validation: TensorDataset | None
+    """Validation split; None without any."""
     test: TensorDataset
     channels: int
+    """Channels of an image."""
     classes: int
+    """Number of classes."""
 
     def joined(self) -> ImageData:
-        """With the validation part in the training part."""
+        """Splits with the validation images added to the training images."""
         if self.validation is None:
             return self
         import torch
@@ -48,7 +49,8 @@ class ImageData:
         return replace(self, train=TensorDataset(*(torch.cat(pair) for pair in pairs)), validation=None)
 
     def divided(self, training: Sequence[int], held: Sequence[int]) -> ImageData:
-        """Of ``train`` the images of these places to train with, and of those to validate with."""
+        """Splits with the images of ``train`` at the places ``training`` for training, and at ``held`` for
+        validation."""
         from torch.utils.data import TensorDataset
 
         parts = [
@@ -58,17 +60,24 @@ class ImageData:
         return replace(self, train=parts[0], validation=parts[1])
 
 
+# Kept in memory, because an evaluator process trains many configurations on the same data.
 @lru_cache(maxsize=1)
 def load_images(name: str, *, train_samples: int | None = None) -> ImageData:
-    """The set of this name. Its parts are always the same; ``train_samples`` keeps this many of the first.
+    """Splits of a data set, which are always the same.
 
-    - "digits": 1 797 images of 8×8 from scikit-learn; an eighth to train with, three for validation, half for
-      the test. With more to train with, nearly every configuration gets 98 % right; with fewer to validate
-      with, chance would choose among them.
-    - "fashion-mnist": 60 000 of 28×28 in Debian's package, 10 000 of them for validation, and its 10 000 for
-      the test.
+    - "digits": 1 797 images of 8×8 from scikit-learn, an eighth for training, three eighths for validation, half for
+      the test. With more training images, nearly all configurations would be right for 98 %; with fewer validation
+      images, chance would choose among configurations.
+    - "fashion-mnist": 60 000 images of 28×28 from Debian's package, of which 10 000 are for validation, and its 10 000
+      test images.
 
-    ValueError for another name or number, FileNotFoundError if the package is not there.
+    Args:
+        name (str): name of the data set.
+        train_samples (int; default None): number of training images, the first of the split; None: all.
+
+    Raises:
+        ValueError: the name or number is not allowed.
+        FileNotFoundError: the package is not installed.
     """
     import torch
     from torch.utils.data import TensorDataset
@@ -89,6 +98,7 @@ def load_images(name: str, *, train_samples: int | None = None) -> ImageData:
         )
     train, validation, test = np.split(order, cuts)
     train = train[:train_samples]
+    # Statistics of the training images alone, as the others must not influence the training.
     mean, deviation = images[train].mean(), images[train].std()
     normalised = torch.from_numpy((images - mean) / deviation).unsqueeze(1)
     labels = torch.from_numpy(classes)
@@ -101,13 +111,13 @@ Classes = npt.NDArray[np.int64]
 
 
 def read_digits() -> tuple[Images, Classes]:
-    """1 797 images of 8×8 with values from 0 to 16, and their classes, from scikit-learn's files."""
+    """Images (1797 × 8 × 8) with values from 0 to 16, and their classes, from scikit-learn's files."""
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise FileNotFoundError(
             "The digits are in scikit-learn, which is not installed. Run: pip install scikit-learn"
         )
-    # Read as a file: importing scikit-learn takes two seconds, in every process that evaluates.
+    # Read as a file, because importing scikit-learn takes two seconds in each process that evaluates.
     path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     with gzip.open(path, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
@@ -115,7 +125,7 @@ def read_digits() -> tuple[Images, Classes]:
 
 
 def read_fashion_mnist() -> tuple[Images, Classes]:
-    """60 000 images of 28×28 to train with, then 10 000 to test with, values from 0 to 255, and their classes."""
+    """Images (70 000 × 28 × 28) with values from 0 to 255, of which the last 10 000 are for the test, and classes."""
     if not FASHION_MNIST.is_dir():
         raise FileNotFoundError(f"{FASHION_MNIST} is not there. Run: apt-get install dataset-fashion-mnist")
     images = [_idx(FASHION_MNIST / f"{part}-images-idx3-ubyte.gz") for part in ("train", "t10k")]
@@ -124,9 +134,8 @@ def read_fashion_mnist() -> tuple[Images, Classes]:
 
 
 def _idx(path: Path) -> npt.NDArray[np.uint8]:
-    """An array in the idx format: two zero bytes, the type (8: bytes), the number of dimensions, then their
-    sizes.
-    """
+    """Array of bytes from a file in the idx format."""
+    # The format has two zero bytes, the type (8 for bytes), the number of dimensions, and then their sizes.
     packed = content_of(path)
     remedy = "Install the package dataset-fashion-mnist again."
     try:

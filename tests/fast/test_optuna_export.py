@@ -112,13 +112,13 @@ def test_another_export_adds_what_has_ended_since_for_a_dashboard_that_looks_on(
     assert len(dashboard.trials) == len(ENDS)
     written.finish(9, 0.5)
     done = export(written.path, target)
-    assert (done.trials, done.added, done.anew) == (10, 1, 0)
+    assert (done.trials, done.added, done.changed) == (10, 1, 0)
     assert len(dashboard.trials) == 10 and dashboard.best_trial.user_attrs["id"] == "0-0-9"
     assert export(written.path, target).added == 0
 
     written.reopen(3)  # it is not among those that have ended any more
     done = export(written.path, target)
-    assert (done.trials, done.added, done.anew) == (9, 9, 1)
+    assert (done.trials, done.added, done.changed) == (9, 9, 1)
     written.finish(3, -1.0, reopened=1)
     assert export(written.path, target).added == 1
     again = optuna.load_study(study_name="digits", storage=_storage(target))
@@ -136,7 +136,7 @@ def test_trials_that_were_added_in_optuna_stay(written: Written, target: str) ->
     assert export(written.path, target).added == 1
     assert [trial.value for trial in study.trials[-2:]] == [-9.0, 0.5]
     written.reopen(3)
-    with pytest.raises(UsageError, match="made anew, without the 1 that others added"):
+    with pytest.raises(UsageError, match="rebuilt, without the 1 that others added"):
         export(written.path, target)
     assert len(study.trials) == len(ENDS) + 2 and study.best_value == -9.0
 

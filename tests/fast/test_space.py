@@ -372,14 +372,14 @@ def test_differences_are_told_in_sentences() -> None:
         new=Int(0, 1),
     )
     assert after.differences(before.describe()) == [
-        "gone: was there, is gone",
+        "gone: was removed",
         "lr: high was 0.1, is 0.2",
         "lr: log was true, is false",
         "flag: choices was [1, 2], is [true, 2]",
         'kind: type was "int", is "ordinal"',
         'momentum: when was {"flag": [1, 2]}, is not set',
         'swapped: when was {"flag": [1, 2]}, is {"flag": [2, true]}',
-        "new: was not there, is new",
+        "new: was added",
     ]
     reordered = {name: before.parameters[name] for name in sorted(before.names)}
     assert SearchSpace(reordered).differences(before.describe()) == []

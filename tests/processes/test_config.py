@@ -182,7 +182,7 @@ def test_a_full_file(tmp_path: Path) -> None:
     assert (settings.evaluation.timeout_s, settings.evaluation.grace_s) == (1800.0, 5.0)
     assert settings.evaluation.start_timeout_s == 90.0
     assert (settings.logging.every_s, settings.logging.sinks) == (0.0, ["wandb", "tensorboard"])
-    assert settings.log_directory == Path("logs")
+    assert settings.logging.directory == Path("logs")
     assert settings.task_options == {"epochs": 10, "widths": [32, 64], "nested": {"a": [True, "x"]}}
 
 
@@ -773,4 +773,3 @@ def test_keys_of_logging_are_named_as_they_were_written(tmp_path: Path) -> None:
         from_keywords(directory="x", evaluations=1, log_every=-1)
     with pytest.raises(UsageError, match=r'curves = True: .*Did you mean "log_curves"'):
         from_keywords(directory="x", evaluations=1, curves=True)
-    assert from_keywords(directory="x", evaluations=1).log_directory == Path("x/logs")

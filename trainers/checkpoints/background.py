@@ -1,4 +1,4 @@
-"""One rank's part in writing a checkpoint, by a thread, while training goes on."""
+"""Writing of a rank's part of a checkpoint by a thread, while training continues."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from typing import Any
 from trainers.checkpoints.files import NOT_KNOWN, named, step_directory, write, write_tensors
 
 _LOOK_S = 0.2
-"""How often rank 0 looks whether the others have written."""
+"""Seconds between two looks of rank 0 for the files of other ranks."""
 
 
 class Writing:
-    """Writes ``content`` ("own", on rank 0 "shared", and on the first rank of a replica "replica") of one step of a
-    run, which has this ``token``.
+    """Writes a rank's part of the checkpoint after a step.
 
-    Each rank leaves the checksums of its files in ``rank-N.sum`` beside them. When rank 0 finds those of all it names
-    the step in ``latest``, without any communication; where a shared file system shows them late, ``name`` does so.
+    Each rank writes the checksums of its files to ``rank-N.sum`` beside them. When rank 0 finds the checksums of all
+    ranks, it names the step in ``latest``, without communication; if a shared file system shows them late, ``name``
+    does so.
+
+    Args:
+        directory (path): checkpoint directory of the run.
+        step (int): number of the step.
+        content (dict): "own", on rank 0 also "shared", and on the first rank of a replica also "replica".
+        rank (int): this rank.
+        ranks (int): number of ranks.
+        token (str): token of the run, which distinguishes its files from those of another run.
     """
 
     def __init__(
@@ -40,17 +48,18 @@ class Writing:
         self._thread.start()
 
     def parts(self) -> list[int]:
-        """The checksums of this rank's files, in the order of ``_names``, once they are on the disk; NOT_KNOWN
-        for those that it does not write.
+        """Wait until this rank's files are on the disk; returns their checksums in the order of ``_names``.
+
+        The checksum of a file that this rank does not write is NOT_KNOWN.
         """
-        # As long as the disk takes: ranks that wait for this one have their own time-outs.
+        # Without a time-out, as the ranks that wait for this rank have theirs.
         self._written.wait()
         if self._error is not None:
             raise self._error
         return list(self._sums.values())
 
     def name(self, parts: list[list[int]]) -> None:
-        """Have ``latest`` name the step, if it does not yet; on rank 0, with the ``parts`` of all ranks."""
+        """Name the step in ``latest`` unless it is there, on rank 0, with the ``parts`` of all ranks."""
         self.close()
         if self._error is not None:
             raise self._error
@@ -58,7 +67,7 @@ class Writing:
             self._name(parts)
 
     def close(self) -> None:
-        """Return when this rank's files are written; look for those of others no more."""
+        """Wait until this rank's files are written, and stop looking for those of others."""
         self._given_up.set()
         self._thread.join()
 
@@ -70,7 +79,7 @@ class Writing:
                     self._sums[part] = write_tensors(self._place / name, self._content[part])
             text = f"{self._token} {' '.join(map(str, self._sums.values()))}\n"
             write(self._sum_of(self._rank), lambda file: file.write(text.encode()))
-        except Exception as error:  # raised where the run next looks
+        except Exception as error:  # raised in the run's thread by its next call
             self._error = error
         finally:
             self._content = {}
@@ -88,7 +97,7 @@ class Writing:
         self._name(found)
 
     def _found(self) -> list[list[int]] | None:
-        """The ``parts`` of all ranks, None before the last has left its."""
+        """``parts`` of all ranks; None before all ranks have written theirs."""
         parts = []
         for rank in range(self._ranks):
             try:
@@ -110,6 +119,7 @@ class Writing:
         text = named(self._step, sums)
         write(self._directory / "latest", lambda file: file.write(text.encode()))
         self._named = True
+        # Removed only now, so that there is a whole checkpoint at any time.
         for other in self._directory.glob("step-*"):
             if other != self._place:
                 shutil.rmtree(other, ignore_errors=True)
@@ -121,7 +131,6 @@ class Writing:
 
 
 def _names(rank: int) -> dict[str, str]:
-    """Of the files that this rank writes, or may write. Last is the one that each rank has: where what is common cannot
-    be saved, nothing is left.
-    """
+    """Names of the files that a rank writes, or may write, by part."""
+    # The file that each rank has is last: if the common parts cannot be saved, it is not written either.
     return {"shared": "shared.pt", "replica": f"replica-{rank}.pt", "own": f"rank-{rank}.pt"}

@@ -1,7 +1,7 @@
-"""Names of functions and objects that are the same in every process and on every machine.
+"""Names of functions and objects that are equal in all processes and on all machines.
 
-A checkpoint keeps those of a run's loss, step and metrics. They leave out whatever differs between ranks, or when the
-same run is started again: modules, paths, devices, ranks, and the state of an object.
+A checkpoint keeps the names of a run's loss, step and metrics. Names leave out everything that may differ between
+ranks, or when the same run is started again: modules, paths, devices, ranks, and the state of an object.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?")
 _NUMBER = re.compile(r"(?<![\w.])-?(\d+(\.\d+)?(e[+-]?\d+)?|inf|nan)(?![\w.])")
 _OF_RANKS = ("rank", "local_rank", "world_size", "num_ranks")
-"""Settings by which contrastive losses gather over ranks: a run may go on on others."""
+"""Settings of contrastive losses that depend on the rank; a run may be resumed on other ranks."""
 _ENTRIES = 64
-"""The most entries of a container or tensor whose values count."""
+"""Most entries of a container or tensor whose values are in a name."""
 _DEPTH = 3
-"""Objects and containers inside an object that count."""
+"""Levels of objects and containers inside an object that are in its name."""
+# Bytecode differs between versions of Python.
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Bytecode differs between versions."""
 
 
 def named(value: object, depth: int = 0) -> str:
-    """Name of a function, or class and settings of an object: the arguments of its constructor that it keeps by name,
-    and modules without parameters in it, such as losses.
+    """Name of a function, or class and settings of an object.
+
+    Settings are the arguments of the constructor that are attributes of the same name, and submodules without
+    parameters, such as losses.
     """
     if value is None:
         return "None"
@@ -60,19 +62,20 @@ def named(value: object, depth: int = 0) -> str:
 
 
 def same_but_numbers(was: str, now: str) -> bool:
-    """Whether two answers of ``named`` differ in numbers at most, as those of a loss whose weight is annealed."""
+    """Whether two results of ``named`` differ at most in numbers, as for a loss with an annealed weight."""
     return _NUMBER.sub("#", was) == _NUMBER.sub("#", now)
 
 
 def settings_of(value: object) -> str:
-    """``repr`` of settings, where it is of use in another process, else their class and settings."""
+    """``repr`` of settings, or the result of ``named`` if that has addresses, which differ between processes."""
     text = repr(value)
     return named(value) if _ADDRESS.search(text) else text
 
 
 def code_of(value: object) -> str | None:
-    """Python's version, a digest of the code that runs where ``value`` is called, with its default arguments, and a
-    digest of the floats and booleans that it captures. None where there is no such code.
+    """Version of Python, digest of the code that a call of ``value`` runs, and digest of captured floats and booleans.
+
+    The code includes default arguments. None if there is no such code, as for built-in functions.
     """
     while isinstance(value, functools.partial):
         value = value.func
@@ -90,16 +93,14 @@ def code_of(value: object) -> str | None:
     defaults += sorted((getattr(function, "__kwdefaults__", None) or {}).items())
     parts = [
         *_parts(code, getattr(function, "__doc__", None)),
-        # A list or another object may have been changed by the calls so far.
+        # Only immutable defaults, as calls may have changed a list or another object.
         *(f"{name}={value!r}" for name, value in defaults if isinstance(value, (bool, int, float, str))),
     ]
     return f"{_PYTHON} {_digest(parts)} {_digest(_captured_numbers(function))}"
 
 
 def same_code(was: str | None, now: str | None, *, captured: bool = True) -> bool:
-    """Whether two answers of ``code_of`` are of the same code, with the same ``captured`` numbers, or cannot be
-    compared.
-    """
+    """Whether two results of ``code_of`` are equal, with ``captured`` also in captured numbers, or not comparable."""
     if was is None or now is None or was.split()[0] != now.split()[0]:
         return True
     last = None if captured else 2
@@ -114,7 +115,7 @@ def _captured_numbers(function: object) -> Iterable[str]:
     for cell in getattr(function, "__closure__", None) or ():
         try:
             value = cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # the captured variable has no value yet
             continue
         if isinstance(value, (bool, float)):
             yield repr(value)
@@ -132,11 +133,11 @@ def _arguments(kind: type) -> Iterable[str]:
 
 
 def _kept(value: object) -> dict[str, object]:
-    """Attributes of ``value`` by name, without a leading underscore."""
+    """Attributes of ``value`` by name, also by the name without leading underscores."""
     found = dict(getattr(value, "__dict__", {}))
     if isinstance(value, nn.Module):
         found.update(value._buffers)
-        found.pop("_modules", None)  # in ``named``
+        found.pop("_modules", None)  # ``named`` adds submodules itself
     return {**{name.lstrip("_"): one for name, one in found.items()}, **found}
 
 
@@ -162,7 +163,8 @@ def _setting(value: object, depth: int) -> str:
 
 
 def _numbers(value: Tensor | np.ndarray[Any, Any]) -> str:
-    """Shape, and few numbers themselves, of as many digits as other devices and libraries agree in."""
+    """Shape of an array, and its numbers if there are few."""
+    # Three digits, in which devices and versions of libraries agree.
     tensor = torch.as_tensor(value) if isinstance(value, Tensor) or value.dtype.kind in "biuf" else None
     shape = tuple(value.shape)
     if tensor is None or tensor.is_meta or tensor.is_complex() or tensor.numel() > _ENTRIES:

@@ -1,7 +1,8 @@
-"""Checkpoints that are whole or not there: what every rank wrote for a step counts once all have written.
+"""Checkpoints of a run, each of which counts only when all ranks have written their parts.
 
-The files are written in the background, from a copy in the host's memory, while training goes on. A later ``save``, or
-``finish``, has all ranks agree that the one before is whole; usually rank 0 has seen that in the directory long before.
+Files are written in the background, from a copy in the host's memory, while training continues. At the next ``save``,
+or ``finish``, all ranks agree that the checkpoint before is whole; usually, rank 0 has seen that in the directory long
+before.
 """
 
 from __future__ import annotations
@@ -23,40 +24,39 @@ from trainers.communication.communicator import Communicator
 
 @dataclass(frozen=True)
 class Found:
-    """What was saved last."""
+    """The last whole checkpoint."""
 
     files: Files
     shared: Content
+    """Content that all ranks share."""
     ranks: int
-    """That saved it."""
+    """Number of ranks that saved it."""
 
     def own(self, rank: int) -> Content:
-        """What this one of them kept, but for what all did. ValueError if that is damaged or missing."""
+        """Content of one of these ranks without the shared content; ValueError if it is damaged or missing."""
         return self.files.of_rank(rank)
 
 
 class Checkpoint:
-    """The checkpoint directory of one run. All methods are collective; the directory is one that all ranks
-    see.
-    """
+    """Checkpoint directory of a run, which all ranks must see. All methods are collective."""
 
     def __init__(self, directory: str | Path, communicator: Communicator) -> None:
         self._directory = Path(directory)
         self._communicator = communicator
         self._saved_step: int | None = None
         self._number = -1
-        """Of the directory in which ``latest`` has what was saved last."""
+        """Number in the name of the last directory, see ``trainers.checkpoints.files``."""
         self._writing: Writing | None = None
         self._memory = HostCopy()
         self._token = ""
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Rank of this process in the run."""
         return self._communicator.rank
 
     def try_writing(self) -> None:
-        """ValueError if a rank cannot write there: better now than when there is something to lose."""
+        """Raise ValueError if a rank cannot write to the directory, before there are results that could be lost."""
         with self.by_all("write to"):
             trial = self._directory / f"rank-{self._communicator.rank}.trial"
             try:
@@ -73,13 +73,20 @@ class Checkpoint:
     def save(
         self, step: int, *, shared: Content, own: Content, replica: Content | None = None, wait: bool
     ) -> None:
-        """Keep ``shared`` (rank 0's counts), every rank's ``own``, and ``replica`` of those that give one; "replica" in
-        the ``own`` of the ranks that it is of is the one that gives it. Earlier steps are removed. What is given may be
-        changed afterwards. The first time, and with ``wait``, this returns when all is on the disk.
+        """Save the state after a step, and remove earlier checkpoints once it is whole.
+
+        The state is copied, so that it may be changed afterwards.
+
+        Args:
+            step (int): number of steps so far.
+            shared (dict): content that all ranks share, of which rank 0's is saved.
+            own (dict): content of each rank. Ranks of a replica have the rank that saves it under "replica".
+            replica (dict; default None): content that several ranks share, on the rank that saves it.
+            wait (bool): whether to return only when all files are on the disk, as always at the first call.
 
         Raises:
-            OSError: the disk refuses this checkpoint, or the one before.
-            ValueError: that of another rank does.
+            OSError: this checkpoint, or the checkpoint before, cannot be written by this rank.
+            ValueError: another rank cannot write its part.
         """
         if step != self._saved_step:
             self.finish()
@@ -92,7 +99,7 @@ class Checkpoint:
             first = self._token == ""
             if first:
                 self._token = self._agreed_token()
-            # Never where the files are that count until these do.
+            # Never the directory of the last whole checkpoint, whose files count until these do.
             self._number = step if step > self._number else self._number + 1
             self._writing = Writing(
                 self._directory,
@@ -103,13 +110,13 @@ class Checkpoint:
                 token=self._token,
             )
             self._saved_step = step
-            # What is wrong with the directory, or the state, shows at once.
+            # A mistake in the directory or the state shows at the first checkpoint.
             wait = wait or first
         if wait:
             self.finish()
 
     def finish(self) -> None:
-        """Return when the checkpoint that was begun last is whole; errors as of ``save``."""
+        """Wait until the last checkpoint is whole; raises the same errors as ``save``."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -117,7 +124,8 @@ class Checkpoint:
             with self.by_all("write its part of"):
                 sums = writing.parts()
             of_all = self._of_all(sums)
-            # Where a method lets ranks run ahead, one could be writing the next step while others are removed.
+            # All ranks wait for this: a rank that runs ahead could otherwise write the next step while rank 0 removes
+            # the directories of other steps.
             with self.by_all("name the last step of"):
                 if self._communicator.rank == 0:
                     writing.name(of_all)
@@ -125,13 +133,13 @@ class Checkpoint:
             writing.close()
 
     def close(self) -> None:
-        """The run is over, maybe by an error: what is being written is written to its end, by this rank alone."""
+        """Wait until this rank has written its files, at the end of a run or after an error. Not collective."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
 
     def text_of_first(self, text: str) -> str:
-        """Rank 0's ``text``, on every rank."""
+        """``text`` of rank 0, on all ranks."""
         content = bytearray(text.encode())
         channel = self._communicator.service
         length = int(channel.broadcast(torch.tensor([len(content)], device="cpu")).wait().item())
@@ -143,13 +151,15 @@ class Checkpoint:
         return bytes(channel.broadcast(mine).wait().tolist()).decode()
 
     def _agreed_token(self) -> str:
-        """By which the files of this run are known from those that another left; rank 0's."""
+        """Random token of rank 0, which distinguishes the files of this run from those that another run left."""
         mine = torch.tensor([secrets.randbits(62)], device="cpu")
         return f"{int(self._communicator.service.broadcast(mine).wait().item()):016x}"
 
     def load(self) -> Found | None:
-        """What was saved last, None if there is nothing. ValueError if a file is damaged or missing, or another rank
-        could not read it.
+        """Last whole checkpoint; None without any.
+
+        Raises:
+            ValueError: a file is damaged or missing, or another rank could not read it.
         """
         with self.by_all("read its latest of"):
             # Rank 0 decides: another rank may see the directory a moment earlier or later.
@@ -168,13 +178,14 @@ class Checkpoint:
         return Found(files, shared, ranks)
 
     def is_saved(self, step: int) -> None:
-        """What was loaded is what would be saved after ``step``: then it is not written again."""
+        """Remember that the loaded checkpoint has the state after ``step``, so that it is not written again."""
         self._saved_step = step
 
     @contextmanager
     def by_all(self, what: str) -> Iterator[None]:
-        """Inside, each rank does ``what`` to the checkpoint, without the others. Where one cannot, it raises why,
-        and the others a ValueError that it could not: else they would wait for it.
+        """Context in which each rank does ``what`` to the checkpoint by itself; after an error, all ranks raise.
+
+        The rank with the error raises it, and the other ranks, which would otherwise wait for it, raise ValueError.
         """
         try:
             yield
@@ -189,7 +200,7 @@ class Checkpoint:
             )
 
     def _of_all(self, numbers: list[int]) -> list[list[int]]:
-        """The whole ``numbers`` of each rank, once all are here."""
+        """Integers ``numbers`` of each rank, in order of rank."""
         mine = torch.tensor(numbers, device="cpu")
         return [part.tolist() for part in self._communicator.service.all_gather(mine)]
 

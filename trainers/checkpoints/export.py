@@ -1,4 +1,4 @@
-"""From a run's checkpoint to a model for use, and to a file of tensors without code (safetensors)."""
+"""Conversion of a run's checkpoint to a model for use, and to a file of tensors without code (safetensors)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from trainers.lowrank.layers import MatrixWeight, factorise, matrix_weights, pro
 from trainers.names import plain, plain_name
 
 _PRODUCTS = (("u", "sigma", "vt"), ("a", "b"))
-"""The factors of the methods, in the order of their product."""
+"""Names of the factors of a weight by training method, in the order of their product."""
 _FROZEN = ("u", "vt")
+"""Factors that are not trained."""
 
 
 def load_trained(model: nn.Module, checkpoint: str | Path, *, merge: bool = False) -> nn.Module:
-    """Fill ``model`` with what a finished run has left in its checkpoint; returns the model.
+    """Load the weights of a finished run from its checkpoint into ``model``; returns the model.
 
-    Weights that are low-rank there become so in ``model``. Of a run that restores its best epoch it is that one.
-    Processes and devices are those of the caller, whatever trained it.
+    Low-rank weights of the run become low-rank in ``model``. With ``restore_best``, these are the weights of the best
+    epoch. It works in any process and on any device, whatever processes trained the model.
 
     Args:
-        model (Module): made as for the run.
-        checkpoint (path): the directory that was ``train``'s ``checkpoint``.
-        merge (bool; default False): multiply low-rank weights out, so that the model stays an ordinary one.
+        model (Module): model, made in the same way as for the run.
+        checkpoint (path): directory that was ``train``'s ``checkpoint``.
+        merge (bool; default False): whether to multiply out low-rank weights, so that the model has ordinary layers.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -46,13 +47,13 @@ def load_trained(model: nn.Module, checkpoint: str | Path, *, merge: bool = Fals
 def load_state(
     model: nn.Module, state: Mapping[str, Tensor], *, merge: bool = False, source: str = "The state"
 ) -> nn.Module:
-    """Fill ``model`` with tensors by name, with or without low-rank factors; returns the model.
+    """Load tensors by name, with or without low-rank factors, into ``model``; returns the model.
 
     Args:
-        model (Module): made as for the run.
+        model (Module): model, made in the same way as for the run.
         state (dict of tensors): a state dictionary.
-        merge (bool; default False): multiply low-rank weights out, so that the model stays an ordinary one.
-        source (str; default "The state"): how errors call the state.
+        merge (bool; default False): whether to multiply out low-rank weights, so that the model has ordinary layers.
+        source (str; default "The state"): name of the state in errors.
 
     Raises:
         ValueError: the state is of another model.
@@ -90,8 +91,9 @@ def load_state(
 
 @torch.no_grad()
 def multiplied_out(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``state``, by the names that ``model`` has without wrappers, with each low-rank weight as one tensor. One of
-    another size than the model's stays in factors.
+    """``state`` with low-rank weights multiplied out, by plain names of ``model``.
+
+    Weights of another size than the model's stay in factors, so that the later comparison reports them.
     """
     filled, places = plain(state), _places(model)
     for weight, factors in _factors(model, filled):
@@ -99,7 +101,7 @@ def multiplied_out(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, T
         if (first.shape[0], last.shape[1]) != (weight.rows, weight.columns):
             continue
         whole = product(tuple(factors.values()), weight.rows, weight.columns).view(weight.shape)
-        # The state has a layer that the model uses in several places once for each.
+        # The state has the tensors of a layer once for each place where the model uses it.
         for place in places[weight.module]:
             for name in factors:
                 filled.pop(f"{place}{weight.attribute}_{name}", None)
@@ -108,7 +110,7 @@ def multiplied_out(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _factors(model: nn.Module, state: Mapping[str, Tensor]) -> list[tuple[MatrixWeight, dict[str, Tensor]]]:
-    """Weights of ``model`` that are of low rank in ``state``, with the factors there."""
+    """Weights of ``model`` that are factored in ``state``, with their factors."""
     found = []
     for weight in matrix_weights(model, factored=False):
         held = plain_name(weight.name)
@@ -119,7 +121,7 @@ def _factors(model: nn.Module, state: Mapping[str, Tensor]) -> list[tuple[Matrix
 
 
 def _forms(state: Mapping[str, object]) -> dict[str, object]:
-    """Of each tensor its shape; a module's extra state may be of any kind."""
+    """Shape of each tensor by name; a module's extra state may be of any other class."""
     return {
         name: tuple(value.shape) if isinstance(value, Tensor) else "no tensor"
         for name, value in state.items()
@@ -127,7 +129,7 @@ def _forms(state: Mapping[str, object]) -> dict[str, object]:
 
 
 def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Of each module all that the plain names of its tensors begin with."""
+    """Prefixes of the plain names of each module's tensors, of which a module used in several places has several."""
     places: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         places.setdefault(module, []).append(plain_name(f"{name}." if name else ""))
@@ -135,12 +137,12 @@ def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a model's tensors to a safetensors file, all at once.
+    """Write a model's tensors to a safetensors file, atomically.
 
     Args:
-        model (Module): on any device.
-        path (path): of the file; its directory is made.
-        metadata (dict of str; default None): kept in the file.
+        model (Module): model on any device.
+        path (path): path of the file; its directory is made.
+        metadata (dict of str; default None): metadata to keep in the file.
 
     Raises:
         ValueError: the model's state has more than tensors.
@@ -156,19 +158,19 @@ def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] |
     state = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Nobody shall find half of a file.
+    # Written under another name first, so that no other process finds half of the file.
     partial = path.with_name(path.name + ".partial")
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, dict(metadata or {}))
     partial.replace(path)
 
 
 def load_model(model: nn.Module, path: str | Path, *, merge: bool = False) -> nn.Module:
-    """Fill ``model`` with what ``save_model`` wrote; returns the model.
+    """Load a file that ``save_model`` wrote into ``model``; returns the model.
 
     Args:
-        model (Module): made as for the run.
-        path (path): of the safetensors file.
-        merge (bool; default False): multiply low-rank weights out, so that the model stays an ordinary one.
+        model (Module): model, made in the same way as for the run.
+        path (path): path of the safetensors file.
+        merge (bool; default False): whether to multiply out low-rank weights, so that the model has ordinary layers.
 
     Raises:
         ValueError: the file is of another model.

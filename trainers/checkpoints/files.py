@@ -1,11 +1,13 @@
-"""The files of a checkpoint, and what ``latest`` says of them.
+"""Files of a checkpoint, and the file ``latest`` that names them.
 
-``DIRECTORY/step-000000123/`` holds ``shared.pt``, written by rank 0, ``rank-N.pt`` of each rank, and ``replica-N.pt``
-of several ranks with the same model and optimizer, the first of which is rank N. ``DIRECTORY/latest`` names the step,
-with the CRC-32 of each of these files on a line of its own, and is replaced last: at every moment it is of files that
-are there. Without checksums, as it once was, nothing is compared; earlier versions also kept in each ``rank-N.pt`` what
-``replica-N.pt`` has. Files are read with torch's ``weights_only``: tensors and plain data, no code. The number is that
-of the step, or larger, where a run on another number of ranks went on at a smaller one.
+``DIRECTORY/step-000000123/`` has ``shared.pt``, written by rank 0, ``rank-N.pt`` of each rank, and ``replica-N.pt`` of
+several ranks with the same model and optimizer, the first of which is rank N. ``DIRECTORY/latest`` names the step, with
+the CRC-32 of each of these files on a line of its own. It is replaced last, so that it always names existing files. The
+number is that of the step, or larger if a run on another number of ranks was resumed at a smaller step. Files are read
+with torch's ``weights_only``: tensors and plain data, no code.
+
+Files of earlier versions are read too: ``latest`` may have no checksums, which then are not compared, and ``rank-N.pt``
+may have the content of ``replica-N.pt``.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ import torch
 Content = Mapping[str, object]
 
 NOT_KNOWN = -1
-"""In the place of a checksum that was not kept, or of a file that a rank does not write."""
+"""Number in place of a checksum that was not recorded, or of a file that a rank does not write."""
 
 
 def read_alone(directory: str | Path) -> Content:
-    """All that rank 0 and the ranks together saved last in ``directory``, read by one process that belongs to no
-    run. FileNotFoundError if nothing is there, ValueError if it is damaged.
+    """Shared content and rank 0's content of the last checkpoint, read by a process that belongs to no run.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint in ``directory``.
+        ValueError: the checkpoint is damaged.
     """
     directory = Path(directory)
     latest = latest_text(directory)
@@ -41,12 +46,12 @@ def step_directory(directory: Path, step: int) -> Path:
 
 
 def named(step: int, sums: Mapping[str, int]) -> str:
-    """What ``latest`` says; ``sums`` are the checksums of the step's files by name."""
+    """Text of ``latest`` for a step, with the checksums of its files by name."""
     return "".join([f"{step}\n", *(f"{name} {checksum:08x}\n" for name, checksum in sums.items())])
 
 
 def latest_text(directory: Path) -> str:
-    """What ``latest`` says, empty if it is not there. ValueError if it cannot be read, or is damaged."""
+    """Text of ``latest``, "" if it is missing; ValueError if it cannot be read or is damaged."""
     latest = directory / "latest"
     try:
         text = latest.read_bytes().decode("ascii")
@@ -61,7 +66,7 @@ def latest_text(directory: Path) -> str:
 
 
 def _parsed(text: str) -> tuple[int, dict[str, int]]:
-    """The step that ``latest`` names, and the checksums of its files."""
+    """Step in the text of ``latest``, and the checksums of its files by name."""
     first, *lines = text.splitlines() or [""]
     if not first.isdigit():
         raise ValueError(first)
@@ -69,25 +74,25 @@ def _parsed(text: str) -> tuple[int, dict[str, int]]:
 
 
 class Files:
-    """The files of the step that ``latest``, whose text is given, names in ``directory``."""
+    """Files in ``directory`` of the step in ``latest``, the text of the file of that name."""
 
     def __init__(self, directory: Path, latest: str) -> None:
         self.number, self._sums = _parsed(latest)
         self.place = step_directory(directory, self.number)
 
     def read(self, name: str) -> Content:
-        """What the file of this name holds. ValueError if it is damaged or missing."""
+        """Content of the file ``name``; ValueError if it is damaged or missing."""
         return read(self.place / name, self._sums.get(name, NOT_KNOWN))
 
     def of_rank(self, rank: int) -> Content:
-        """What this rank kept, for itself or together with others. ValueError if a file of it is damaged or missing."""
+        """Content of a rank and of its replica; ValueError if a file is damaged or missing."""
         own = self.read(f"rank-{rank}.pt")
         first = own.get("replica")
         return own if first is None else _joined(self.read(f"replica-{first}.pt"), own)
 
 
 def _joined(content: Content, other: Content) -> Content:
-    """Both, where they are dictionaries their entries, too; the ``other`` counts."""
+    """Union of two dictionaries, and of dictionaries in them; entries of ``other`` take precedence."""
     joined = {**content, **other}
     for name in content.keys() & other.keys():
         ours, theirs = content[name], other[name]
@@ -97,7 +102,7 @@ def _joined(content: Content, other: Content) -> Content:
 
 
 class _Summing:
-    """A file that is written from its beginning to its end, and the CRC-32 of what was."""
+    """File that is written from its beginning to its end, with the CRC-32 of its content."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -112,7 +117,7 @@ class _Summing:
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object]) -> int:
-    """Have ``fill`` fill a new file, and put it in place of ``path`` once it is on the disk; its checksum."""
+    """Replace ``path`` atomically by a file that ``fill`` writes; returns its checksum."""
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as file:
         summing = _Summing(file)
@@ -120,6 +125,7 @@ def write(path: Path, fill: Callable[[IO[bytes]], object]) -> int:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+    # The new name is durable only when the directory is on the disk too.
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -129,7 +135,7 @@ def write(path: Path, fill: Callable[[IO[bytes]], object]) -> int:
 
 
 def write_tensors(path: Path, content: object) -> int:
-    """As ``write``. ValueError if there is more in ``content`` than ``read`` takes."""
+    """Same as ``write`` for a structure of tensors; ValueError for objects that ``read`` would refuse."""
     checksum = write(path, lambda file: torch.save(content, file))
     if refused := torch.serialization.get_unsafe_globals_in_checkpoint(path):
         path.unlink()
@@ -142,7 +148,7 @@ def write_tensors(path: Path, content: object) -> int:
 
 
 def read(path: Path, checksum: int) -> Content:
-    """What ``path`` holds, if its bytes have this ``checksum`` or there is none to compare."""
+    """Content of the file ``path``; ValueError unless it has this ``checksum``, which NOT_KNOWN leaves unchecked."""
     try:
         damaged = checksum != NOT_KNOWN and _checksum(path) != checksum
         content = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
@@ -150,7 +156,7 @@ def read(path: Path, checksum: int) -> Content:
         raise refused(path, "is missing") from None
     except MemoryError:
         raise
-    # Of bytes that are no checkpoint torch raises errors of any kind, and some advise to run the code in them.
+    # torch raises errors of any class for bytes that are no checkpoint, and some advise to run the code in them.
     except Exception as error:
         why = getattr(error, "strerror", None) or type(error).__name__
         raise refused(path, f"cannot be read as tensors and plain data ({why})") from None
@@ -172,5 +178,5 @@ def _checksum(path: Path) -> int:
 def refused(path: Path, why: str) -> ValueError:
     return ValueError(
         f"The checkpoint's file {path} {why}. Put back a copy of the checkpoint, or remove it, or name another "
-        "directory, to start anew."
+        "directory, to start from the beginning."
     )

@@ -1,4 +1,4 @@
-"""Copies of tensors in the host's memory."""
+"""Copies of a run's state in the host's memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _Place = tuple[object, ...]
 
 
 class HostCopy:
-    """Takes copies of a run's state one after the other, each in the memory of the last.
+    """Copies a run's state again and again, each time to the memory of the copy before."""
 
-    Memory that is new to a process is given page by page, which takes longer than the copy; what a GPU copies to is
-    page-locked, which takes longer still.
-    """
-
+    # The memory is kept because a process gets new memory page by page, which takes longer than the copy, and memory
+    # that a GPU copies to is page-locked, which takes longer still.
     def __init__(self) -> None:
         self._buffers: dict[_Place, Tensor] = {}
+        """Tensors of the last copy by their places in the state."""
         self._locks = True
-        """Whether the host gave page-locked memory wherever it was asked."""
+        """Whether page-locked memory is used, until the host refuses it."""
 
     @torch.no_grad()
     def of(self, value: Any) -> Any:
-        """A copy of ``value``, tensors and other things in dictionaries, lists and tuples; its tensors are on the CPU,
-        and numpy's numbers, of an optimizer's settings maybe, are Python's: others cannot be read again. The tensors of
-        the copy before are overwritten.
+        """Copy ``value``, a structure of dictionaries, lists and tuples with tensors and other objects.
+
+        Tensors are copied to the CPU's memory, over those of the copy before, and NumPy's numbers become Python's.
         """
+        # NumPy's numbers, such as settings of an optimizer, could not be read from a checkpoint without running code.
         before, self._buffers = self._buffers, {}
         seen: dict[object, Tensor] = {}
         copied = self._copied(value, (), before, seen)
@@ -44,7 +44,7 @@ class HostCopy:
             return self._copy_of(value.detach(), place, before, seen)
         if isinstance(value, np.generic):
             return value.item()
-        # Not their subclasses, which other things may make of their parts.
+        # Subclasses are not handled here, as they may have another constructor or further attributes.
         if type(value) is dict:
             return {name: self._copied(part, (*place, name), before, seen) for name, part in value.items()}
         if type(value) in (list, tuple):
@@ -58,7 +58,8 @@ class HostCopy:
             try:
                 return torch.empty_like(tensor, device="cpu", pin_memory=True)
             except RuntimeError:
-                # What can be locked may be used up. Other ranks, which may need none, are not to wait for an error.
+                # The host's limit of locked memory may be reached. An error on this rank alone would let the other
+                # ranks wait.
                 self._locks = False
         return torch.empty_like(tensor, device="cpu")
 
@@ -67,7 +68,7 @@ class HostCopy:
     ) -> Tensor:
         if tensor.layout is not torch.strided or type(tensor) is not Tensor:
             return tensor.cpu().clone()
-        # Weights that layers share are kept once.
+        # Weights that layers share are copied once.
         memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else place
         if memory in seen:
             return seen[memory]

@@ -1,8 +1,8 @@
-"""Checkpoints by the clock, after the same step on all ranks, without an exchange at each step.
+"""Timer for checkpoints, which gives the same answer on all ranks without a message at each step.
 
-Rank 0's clock decides, and at each exchange it also says, from the time that steps take, after which step the next one
-comes: about when the interval is over. As the first steps take longer, or only seem to be short on a GPU that works
-behind the CPU, the steps up to the next exchange at most double: n steps have about log2(n) of them per interval.
+Rank 0's clock decides. With each message, rank 0 also sends the step of the next message, about at the end of the
+interval by the time that steps have taken. The first steps may take longer, or seem short on a GPU that works
+asynchronously, so the number of steps to the next message at most doubles: n steps have about log2(n) messages.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ import torch
 from trainers.communication.communicator import Communicator
 
 clock: Callable[[], float] = time.monotonic
-"""Seconds; tests put another in its place."""
+"""Clock in seconds, which tests replace."""
 
 
 class SaveTimer:
-    """Of one run on one rank, which begins after ``steps`` steps."""
+    """Timer of a run on a rank.
+
+    Args:
+        every (timedelta): interval between checkpoints.
+        communicator (Communicator): ranks of the run.
+        steps (int): steps before the timer starts.
+    """
 
     def __init__(self, every: timedelta, communicator: Communicator, steps: int) -> None:
         self._every_s = every.total_seconds()
@@ -30,8 +36,9 @@ class SaveTimer:
         self._next = steps + 1
 
     def due(self, steps: int) -> bool:
-        """Whether to save after ``steps``. Every rank asks once after each step, and all get the same answer.
-        Collective, at some steps: one broadcast.
+        """Whether to save after ``steps`` steps, equal on all ranks, which must call this once after each step.
+
+        Collective at some of the steps: a broadcast.
         """
         if steps < self._next:
             return False
@@ -39,6 +46,7 @@ class SaveTimer:
         save = now - self._saved_s >= self._every_s
         left_s = self._every_s - (0 if save else now - self._saved_s)
         step_s = (now - self._asked_s) / taken
+        # A step time of 0 is possible with a coarse clock, or a GPU that has not begun.
         ahead = max(1, min(2 * taken, int(left_s / step_s) if step_s > 0 else 2 * taken))
         words = torch.tensor([int(save), ahead], device="cpu")
         save_by_all, ahead = self._communicator.service.broadcast(words).wait().tolist()

@@ -1,4 +1,4 @@
-"""Averages gradients over ranks while the backward pass runs, bucket by bucket."""
+"""Average of gradients over ranks, bucket by bucket while the backward pass runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from trainers.communication.channel import Channel, Pending
 
 
 class GradientAverager:
-    """Average gradients over a channel's ranks while the backward pass still runs.
+    """Averages gradients over a channel's ranks while the backward pass still runs.
 
-    Buckets are filled in the reverse order of the parameters, about the order in which gradients become
-    ready, and are sent strictly one after the other: ranks whose gradients come in different orders would
-    else wait for one another. A parameter without a gradient counts as zero, and has one afterwards; with
-    ``keep_none`` only where some rank had one, so that optimizers skip what no rank uses, as on one rank. Without
-    it, all ranks' optimizers have a state of the same parameters, whatever their groups use.
+    Buckets are filled in the reverse order of the parameters, about the order in which gradients become ready, and are
+    sent strictly one after the other: ranks whose gradients become ready in different orders would otherwise wait for
+    each other. A parameter without a gradient counts as zero and has a gradient afterwards. With ``keep_none`` it has
+    one only if some rank had one, so that optimizers skip parameters that no rank uses, as on a single rank. Without
+    ``keep_none``, all ranks' optimizers have a state for the same parameters, whatever their groups use.
 
-    A gradient that changes after it was sent, as reentrant checkpoints of a layer that is used several times
-    make it, is a RuntimeError.
+    Args:
+        parameters (iterable): parameters, of which those that require a gradient are averaged.
+        channel (Channel): ranks to average over.
+        wire_dtype (dtype): type of floating-point gradients in messages; None: their own.
+        bucket_bytes (int): size of a message at which it is sent.
+        keep_none (bool): whether a gradient that all ranks lack stays None.
+
+    Raises:
+        RuntimeError: a gradient changed after it was sent, as with reentrant checkpoints of a layer used several times.
     """
 
     def __init__(
@@ -35,19 +42,22 @@ class GradientAverager:
     ) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._channel = channel
-        # By their flags ranks tell a parameter that none of them uses from one with a gradient of zeros.
+        # The flags distinguish a parameter that no rank uses from a parameter whose gradient is zero.
         self._buckets = buckets(
             reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, with_flags=keep_none
         )
         self._keep_none = keep_none
-        # Of each bucket sent with flags, the places in it of parameters without a gradient on this rank.
         self._lacking: list[list[int]] = []
-        # Parameters without a gradient that were frozen since: their zeros are not for the optimizer.
+        """Places of the parameters without a gradient on this rank, for each bucket sent with flags."""
+        # An optimizer must not get the zeros that stand for the gradients of frozen parameters.
         self._frozen: list[Tensor] = []
-        # Of each bucket, the parameters that have no gradient yet.
+        """Parameters without a gradient that were frozen since the averager was made."""
         self._missing: list[set[int]] = []
+        """Ids of the parameters whose gradients are not ready yet, for each bucket."""
         self._under_way: list[Pending] = []
+        """Messages of the buckets that have been sent, in order."""
         self._armed = False
+        """Whether the backward pass sends buckets."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._ready_hook(index, id(parameter)))  # type: ignore[no-untyped-call]
             for index, bucket in enumerate(self._buckets)
@@ -55,41 +65,42 @@ class GradientAverager:
         ]
 
     def arm(self) -> None:
-        """The next backward pass completes the gradients: send each bucket as soon as it is full."""
+        """Let the next backward pass, which completes the gradients, send each bucket as soon as it is full."""
         self._missing = [{id(parameter) for parameter in bucket.tensors} for bucket in self._buckets]
         self._under_way, self._lacking = [], []
         self._armed = True
 
     def send(self) -> None:
-        """Send what is left. Before anything else on the channel: ranks that lack a gradient have more left."""
+        """Send the remaining buckets; must come before any other operation on the channel."""
+        # Ranks without some gradients have more buckets left, and operations must have the same order on all ranks.
         self._armed = False
         while len(self._under_way) < len(self._buckets):
             self._send_next()
 
     def finish(self) -> None:
-        """Send what is left, wait for all, and put the means into the parameters' ``grad``."""
+        """Send the remaining buckets, wait for all, and write the means to the parameters' ``grad``."""
         self.send()
         for bucket, pending in zip(self._buckets, self._under_way, strict=True):
             pending.wait()
             gradients = [gradient_of(parameter) for parameter in bucket.tensors]
             bucket.unpack(gradients)
-            # Once the sum is back in the gradient's own precision: dividing on the wire would round again.
+            # Divided in the gradient's own precision: in that of the message, the division would round again.
             torch._foreach_div_(gradients, self._channel.size)
         for parameter in (*_unused(self._buckets, self._lacking), *self._frozen):
             parameter.grad = None
         self._under_way, self._lacking, self._frozen = [], [], []
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
     def state(self) -> Mapping[str, object]:
-        """Nothing goes on from one step to the next."""
+        """Empty state, as nothing is kept from a step to the next."""
         return {}
 
     def load(self, state: Mapping[str, object]) -> None:
-        """Nothing is to be taken up."""
+        """Do nothing, as there is no state."""
 
     def _ready_hook(self, index: int, parameter_id: int) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
@@ -120,23 +131,20 @@ class GradientAverager:
 
 
 def _flag(bucket: Bucket, lacking: list[int]) -> None:
-    """Fill in the bucket's flags: 1 for a tensor with a gradient on this rank, 0 for those that are ``lacking``."""
+    """Set the bucket's flags: 0 for the tensors at the places in ``lacking``, without a gradient here, 1 for others."""
     bucket.flags.fill_(1)
     if lacking:
-        # Not by a list of places: the host would wait until a GPU has that.
+        # An index with a list of places would be copied to the GPU, and the host would wait for that.
         torch._foreach_zero_([bucket.flags[place] for place in lacking])
 
 
 def _unused(buckets: Sequence[Bucket], lacking: Sequence[list[int]]) -> list[Tensor]:
-    """Of the tensors that ``lacking`` names in each bucket, those that no rank has a gradient of: their summed flag
-    is 0.
-
-    A sum of zeros and ones is 0 only where all are, in any precision and order of summation.
-    """
+    """Tensors at the places in ``lacking`` of each bucket that no rank has a gradient of, by their summed flags."""
+    # The sum of flags is 0 only if all flags are, in any precision and order of summation.
     asked = [(bucket, places) for bucket, places in zip(buckets, lacking, strict=True) if places]
     if not asked:
         return []
-    # At once: each reading has the host wait for the GPU.
+    # All flags are read at once, because the host waits for the GPU at each reading.
     nowhere = iter(torch.cat([bucket.flags == 0 for bucket, _ in asked]).tolist())
     unused = []
     for bucket, places in asked:
@@ -146,7 +154,7 @@ def _unused(buckets: Sequence[Bucket], lacking: Sequence[list[int]]) -> list[Ten
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
-    """The parameter's gradient, made of zeros where there is none. ValueError for a sparse one."""
+    """Gradient of the parameter, set to zeros where it is None; ValueError for a sparse gradient."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     refuse_sparse(parameter.grad)
@@ -154,7 +162,7 @@ def gradient_of(parameter: Tensor) -> Tensor:
 
 
 def refuse_sparse(gradient: Tensor | None) -> None:
-    """ValueError if ``gradient`` is sparse."""
+    """Raise ValueError if ``gradient`` is sparse."""
     if gradient is not None and gradient.is_sparse:
         raise ValueError(
             "A sparse gradient can be neither averaged nor clipped. Create the embedding with sparse=False."

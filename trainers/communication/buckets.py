@@ -1,4 +1,4 @@
-"""Flat buckets of tensors: broadcast and averaged in few large messages."""
+"""Flat buckets of tensors, which are broadcast and averaged in few large messages."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from trainers.names import format_of
 from trainers.running_statistics import running_statistics
 
 BUCKET_BYTES = 25 * 2**20
-"""Size at which a bucket is closed: large against latencies, small enough to overlap with the backward."""
+"""Size at which a bucket is closed: large compared to latencies, small enough to overlap with the backward pass."""
 
 
 @dataclass(eq=False)
 class Bucket:
-    """Tensors of one type that travel as one flat buffer of ``wire_dtype``."""
+    """Tensors of the same type that are sent as a flat buffer."""
 
     tensors: list[Tensor]
+    """Tensors whose shapes and memory formats the buffer's parts have."""
     wire_dtype: torch.dtype
+    """Type of the buffer."""
     with_flags: bool = False
-    """Whether one more number a tensor follows them in the buffer, for its owner to fill in before sending."""
+    """Whether a number for each tensor follows the tensors in the buffer, to be set before sending."""
     multiple_of: int = 1
-    """Of which the buffer's length is one; zeros fill it up."""
+    """Divisor of the buffer's length, which is filled up with zeros."""
     flat: Tensor = field(init=False)
+    """The buffer, of one dimension."""
     views: list[Tensor] = field(init=False)
-    """Parts of ``flat`` in the shapes of ``tensors``, and in their memory format, which is the same on all ranks."""
+    """Parts of ``flat`` in the shapes of ``tensors``, and in their memory formats, which are the same on all ranks."""
     flags: Tensor = field(init=False)
-    """Behind the tensors in ``flat``, one number each; empty without ``with_flags``."""
+    """Part of ``flat`` after the tensors, with a number for each; empty without ``with_flags``."""
 
     def __post_init__(self) -> None:
         sizes = [tensor.numel() for tensor in self.tensors]
@@ -44,18 +47,18 @@ class Bucket:
         self.views = [
             part.view(tensor.shape)
             if format_of(tensor) is torch.contiguous_format
-            # A copy between two layouts of the same numbers costs several times one between equal ones.
+            # A copy between different memory formats takes several times as long as between equal formats.
             else part.as_strided(tensor.shape, tensor.stride())
             for part, tensor in zip(parts, self.tensors, strict=True)
         ]
 
     def pack(self, values: Sequence[Tensor]) -> Tensor:
-        """Copy ``values``, shaped like the tensors, into the buffer and return it."""
+        """Copy ``values``, shaped like the tensors, to the buffer and return it."""
         torch._foreach_copy_(self.views, list(values))
         return self.flat
 
     def unpack(self, into: Sequence[Tensor]) -> None:
-        """Copy the buffer's content to ``into``, shaped like the tensors."""
+        """Copy the buffer to ``into``, shaped like the tensors."""
         torch._foreach_copy_(list(into), self.views)
 
 
@@ -67,11 +70,14 @@ def buckets(
     with_flags: bool = False,
     multiple_of: int = 1,
 ) -> list[Bucket]:
-    """Group ``tensors``, in order, into buckets of one dtype that close when they reach ``bucket_bytes``.
+    """Group ``tensors``, in order, into buckets of a single type.
 
-    ``wire_dtype`` replaces the dtype of floating-point tensors on the wire, where bytes are counted.
-    ``with_flags`` adds one number a tensor to each buffer: see ``Bucket.flags``. ``multiple_of`` is a number that its
-    length is to be divisible by.
+    Args:
+        tensors (iterable): tensors of any types.
+        wire_dtype (dtype): type of the buffers of floating-point tensors; None: the tensors' own type.
+        bucket_bytes (int): size of the buffer at which a bucket is closed.
+        with_flags (bool): whether buffers have a number for each tensor, see ``Bucket.flags``.
+        multiple_of (int): divisor of the buffers' lengths.
     """
     return list(
         each_bucket(
@@ -92,7 +98,8 @@ def each_bucket(
     with_flags: bool = False,
     multiple_of: int = 1,
 ) -> Iterator[Bucket]:
-    """As ``buckets``, each made when it is asked for: a large model needs memory for just one of them."""
+    """Same as ``buckets``, but each bucket is made when it is used, so that a large model needs memory for a single one
+    of them."""
     groups: dict[torch.dtype, list[list[Tensor]]] = {}
     filled: dict[torch.dtype, int] = {}
     for tensor in tensors:
@@ -111,7 +118,7 @@ def each_bucket(
 
 @torch.no_grad()
 def broadcast_tensors(channel: Channel, tensors: Sequence[Tensor], *, source: int = 0) -> None:
-    """Overwrite ``tensors`` with those of the ``source``-th rank of ``channel``, in flat buckets."""
+    """Overwrite ``tensors`` with those of rank ``source`` of ``channel``, in flat buckets."""
     if channel.size == 1:
         return
     for bucket in each_bucket(tensors):
@@ -121,7 +128,7 @@ def broadcast_tensors(channel: Channel, tensors: Sequence[Tensor], *, source: in
 
 @torch.no_grad()
 def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], *, source: int) -> None:
-    """Overwrite ``tensors`` with those of rank ``source`` of all, which reach every other node just once."""
+    """Overwrite ``tensors`` with those of rank ``source`` of all ranks, sent to each other node a single time."""
     nodes = communicator.nodes
     if len(nodes) == 1 or len({len(ranks) for ranks in nodes}) > 1:
         broadcast_tensors(communicator.world, tensors, source=source)
@@ -129,6 +136,7 @@ def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], 
     node = next(index for index, ranks in enumerate(nodes) if source in ranks)
     place = nodes[node].index(source)
     inside, across = communicator.node, communicator.across
+    # First between nodes, by the ranks at the source's place on each node, then inside each node.
     if inside.rank == place:
         broadcast_tensors(across, tensors, source=node)
     broadcast_tensors(inside, tensors, source=place)
@@ -138,8 +146,8 @@ def broadcast_everywhere(communicator: Communicator, tensors: Sequence[Tensor], 
 def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
     """Overwrite real or complex ``tensors`` with their mean over the ranks of ``channel``, in flat buckets.
 
-    What is the same on all ranks stays as it is to the last bit, infinities too, and large numbers do not
-    overflow: the mean is that of the differences from the first rank's, which is sent for it.
+    Numbers that are equal on all ranks stay the same to the last bit, infinities included, and large numbers do not
+    overflow: the first rank's numbers are sent, and the mean of the differences from them is added.
     """
     if channel.size == 1:
         return
@@ -150,7 +158,7 @@ def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
             )
         own = bucket.pack(bucket.tensors)
         first = channel.broadcast(own.clone()).wait()
-        # Divided before it is summed, so that the sum does not overflow.
+        # Differences are divided before they are summed, so that the sum does not overflow.
         apart = torch.where(own == first, torch.zeros_like(own), (own - first) / channel.size)
         mean = channel.all_reduce(apart).wait()
         # Zero added to a negative zero would change its sign.
@@ -160,7 +168,7 @@ def average_tensors(channel: Channel, tensors: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
-    """As ``average_tensors``, for tensors that differ on all ranks anyway: sums, divided; two thirds of the bytes."""
+    """Same as ``average_tensors``, for tensors that differ between ranks: divided sums, which send a third less."""
     if channel.size == 1:
         return
     for bucket in each_bucket(tensors):
@@ -170,16 +178,16 @@ def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
 
 
 def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
-    """Make the model's buffers the same on all ranks: running statistics their mean, others rank 0's."""
+    """Make the model's buffers equal on all ranks: running statistics to their mean, others to those of rank 0."""
     statistics, others = buffers_of(model)
     average_tensors(channel, statistics)
     broadcast_tensors(channel, others)
 
 
 def buffers_of(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The running statistics among the buffers of ``model``, which have a mean, and the other buffers."""
+    """Running statistics among the buffers of ``model``, which can be averaged, and the other buffers."""
     statistics = {id(module._buffers[key]) for module, key in running_statistics(model).values()}
     own = list(model.buffers())
-    # Types of eight bits and less are for storage; they have no arithmetic.
+    # Types of eight bits and less are for storage and have no arithmetic.
     averaged = [b for b in own if id(b) in statistics and b.dtype in REAL_TYPES]
     return averaged, [b for b in own if id(b) not in statistics or b.dtype not in REAL_TYPES]

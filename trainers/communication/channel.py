@@ -1,8 +1,8 @@
-"""A channel: the collective operations of one group of ranks, with time-outs, and counts of bytes and of waiting.
+"""Channel: the collective operations of a group of ranks, with time-outs and counts of bytes and waiting times.
 
-Bytes are counted as a ring moves them, rank i sending to rank i + 1 of its group: gloo and NCCL do so for large
-tensors, and on more than one node the figure agrees with the counters of the interface for ranks that are numbered
-node by node."""
+Bytes are counted as for a ring, in which rank i sends to rank i + 1 of its group: gloo and NCCL do so for large
+tensors. On several nodes, the count agrees with the counters of the network interface if ranks are numbered node by
+node."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from trainers.communication.topology import Ranks
 REAL_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
 
-
 _SENT = (*REAL_TYPES, torch.int8, torch.uint8, torch.int32, torch.int64)
-
+"""Types that both gloo and NCCL can send; other types are sent as bytes."""
 
 _SUMMED = (*_SENT, *COMPLEX_TYPES)
-"""What both gloo and NCCL take as it is; other types are sent as bytes, where they need not be summed."""
+"""Types that both gloo and NCCL can sum."""
 
-
+# AcceleratorError exists from torch 2.8 on.
 _OWN_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
-"""Of this rank's own device, AcceleratorError from torch 2.8 on: raised unchanged, as callers decide by their type."""
+"""Errors of this rank's own device, raised unchanged because callers decide by their type."""
 
 _MANY_WAITS = 1000
+"""Waits of a stream at which those that have ended are summed up."""
 _HOST = torch.device("cpu")
 
 
 class CommunicationError(RuntimeError):
-    """A collective operation ended with an error or ran over its time: most likely another rank is gone."""
+    """A collective operation failed or exceeded its time-out: most likely another rank has died."""
 
 
 class Pending:
-    """A collective under way; ``wait`` returns when its result is there. Each is waited for exactly once."""
+    """A started collective operation, which must be waited for exactly once."""
 
     def __init__(self, channel: Channel, work: dist.Work | None, tensor: Tensor, what: str) -> None:
         self._channel = channel
         self._work = work
         self._what = what
-        # The tensor has to live until the operation is over.
+        # Referenced here so that its memory is not reused before the operation has ended.
         self._tensor = tensor
 
     def wait(self) -> Tensor:
-        """The tensor with its result. CommunicationError if a peer is lost or the time-out passes."""
+        """Wait for the operation and return its tensor; CommunicationError if a peer is lost or the time-out ends."""
         if self._work is not None:
             self._channel._wait(self._work, self._tensor, self._what)
             self._work = None
@@ -62,27 +62,33 @@ class Pending:
 
 @dataclass(kw_only=True)
 class Channel:
-    """One process group with its counters. With one rank every operation is free and changes nothing."""
+    """A process group with its counters; with a single rank, operations do nothing."""
 
     name: str
+    """Name of the channel in messages and counters."""
     ranks: Ranks
-    """In any order; torch numbers those of a group in ascending order."""
+    """Ranks of the run in any order; torch numbers the ranks of a group in ascending order."""
     rank: int
     """Place of this process in ``ranks``."""
     group: dist.ProcessGroup | None
+    """Group of torch.distributed; None with a single rank."""
     timeout: timedelta
+    """Longest time of an operation."""
     next_is_near: bool
     """Whether the ring's next rank is on the same node."""
     host_group: dist.ProcessGroup | None = None
-    """The same ranks, for tensors in the host's memory; None: those that come are for ``group``."""
+    """Group of the same ranks for tensors in the host's memory; None: ``group`` sends these too."""
     bytes_inside: float = 0.0
+    """Bytes that this rank has sent inside its node."""
     bytes_between: float = 0.0
+    """Bytes that this rank has sent to other nodes."""
     operations: int = 0
+    """Number of operations so far."""
     _waited_s: float = 0.0
     under_way: int = 0
-    """Operations that were started and not waited for."""
+    """Number of operations that were started and not waited for."""
     _stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    """Around each wait of a GPU's stream that is not in ``_waited_s`` yet."""
+    """Events before and after each wait of a GPU's stream that is not in ``_waited_s`` yet."""
 
     @property
     def size(self) -> int:
@@ -90,9 +96,8 @@ class Channel:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that computation has waited for this channel: the CPU, or the stream of a GPU. Reading it waits for
-        the stream.
-        """
+        """Seconds that computation, on the CPU or in the stream of a GPU, has waited for this channel."""
+        # Reading the time of an event is possible only after the stream has reached it.
         for begin, end in self._stream_waits:
             end.synchronize()
             self._waited_s += begin.elapsed_time(end) / 1000
@@ -105,7 +110,7 @@ class Channel:
         self._waited_s = seconds
 
     def all_reduce(self, tensor: Tensor) -> Pending:
-        """Start to sum ``tensor``, in place, over the ranks. TypeError for a type that cannot be summed."""
+        """Start to sum ``tensor``, in place, over the ranks; TypeError for a type that cannot be summed."""
         if self.size > 1 and tensor.dtype not in _SUMMED:
             raise TypeError(
                 f"{tensor.dtype} cannot be summed over ranks. Use another type, say torch.float32."
@@ -118,7 +123,7 @@ class Channel:
         )
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Pending:
-        """Start to overwrite ``tensor`` with that of the ``source``-th of the ranks."""
+        """Start to overwrite ``tensor`` with that of the rank at place ``source`` of ``ranks``."""
         self._count(tensor.nbytes * (self.size - 1) / self.size)
         return self._start(
             tensor,
@@ -132,8 +137,9 @@ class Channel:
         )
 
     def all_gather_parts(self, tensor: Tensor) -> Pending:
-        """Start to fill ``tensor``, which has an equal part a rank, one after the other, with each rank's own part. For
-        ranks in ascending order.
+        """Start to fill ``tensor``, which has a part of equal size for each rank, with the parts of all ranks.
+
+        The channel's ranks must be in ascending order.
         """
         self._count(tensor.nbytes * (self.size - 1) / self.size)
         whole = _sendable(tensor)
@@ -145,7 +151,7 @@ class Channel:
         )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which have the same shape, in order of rank."""
+        """Tensors of all ranks, which must have the same shape, in order of rank."""
         if self.size == 1:
             return [tensor]
         self._count(tensor.nbytes * (self.size - 1))
@@ -160,12 +166,12 @@ class Channel:
         return [parts[number] for number in self._numbers]
 
     def number_of_each(self, number: int, device: torch.device = _HOST) -> list[int]:
-        """The whole ``number`` of each rank, in order of rank; it is sent from ``device``."""
+        """Integer ``number`` of each rank, in order of rank, sent from the memory of ``device``."""
         mine = torch.tensor([number], dtype=torch.int64, device=device)
         return [int(part.item()) for part in self.all_gather(mine)]
 
     def gather(self, tensor: Tensor) -> list[Tensor] | None:
-        """The tensors of all ranks, which have the same shape, in order of rank, on the first; None on the others."""
+        """Tensors of all ranks, which must have the same shape, in order of rank, on the first rank; None on others."""
         if self.size == 1:
             return [tensor]
         self._count(tensor.nbytes if self.rank else 0)
@@ -185,9 +191,9 @@ class Channel:
         return parts and [parts[number] for number in self._numbers]
 
     def barrier(self, device: torch.device) -> None:
-        """Return when all ranks have come here."""
+        """Return when all ranks have called this."""
         arrived = self.all_reduce(torch.ones(1, device=device)).wait()
-        # On a GPU, waiting only orders streams; reading the value waits for the ranks.
+        # For a GPU, the wait only orders streams; reading the value waits for the other ranks.
         arrived.item()
 
     def _group_for(self, tensor: Tensor) -> dist.ProcessGroup | None:
@@ -195,7 +201,7 @@ class Channel:
 
     @cached_property
     def _numbers(self) -> list[int]:
-        """By place in ``ranks``, the number in the group."""
+        """Number in the group of each rank, in the order of ``ranks``."""
         numbers = {rank: number for number, rank in enumerate(sorted(self.ranks))}
         return [numbers[rank] for rank in self.ranks]
 
@@ -228,10 +234,10 @@ class Channel:
                 finally:
                     self._waited_s += time.perf_counter() - begin
             else:
-                # What waits is the stream, between these two events; the host too with gloo, at the same time.
+                # The stream waits between these two events; with gloo the host does too, at the same time.
                 around = _timing_event(), _timing_event()
                 around[0].record(torch.cuda.current_stream(tensor.device))
-                # With a time-out NCCL's wait would hold up the host; its own watchdog ends a hung operation.
+                # Without a time-out, because NCCL's wait would then block the host; its watchdog ends a hung operation.
                 work.wait()
                 around[1].record(torch.cuda.current_stream(tensor.device))
                 self._note(around)
@@ -241,7 +247,7 @@ class Channel:
             raise self._lost(what, time.perf_counter() - begin, error) from error
 
     def _note(self, around: tuple[torch.cuda.Event, torch.cuda.Event]) -> None:
-        """Keep a wait of the stream; those that are over are summed up where there are many."""
+        """Remember the events around a wait of the stream; sum up waits that have ended when there are many."""
         waits = self._stream_waits
         waits.append(around)
         if len(waits) >= _MANY_WAITS:
@@ -262,5 +268,5 @@ def _timing_event() -> torch.cuda.Event:
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    """``tensor``, contiguous, or its bytes where libraries do not know its type."""
+    """``tensor``, which must be contiguous, or its bytes if the backends cannot send its type."""
     return tensor if tensor.dtype in _SENT else tensor.view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The process groups of a run: all ranks, those of a node, those across nodes, and the parts that a method asks for."""
+"""Channels of a run: all ranks, the ranks of a node, ranks across nodes, and partitions that a method needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-# Its functions have the default group as a default argument. Imported once there is one, as the first optimizer
-# does through torch._dynamo, it keeps that group and gloo's threads alive, which may abort the process at its exit.
+# Functions of this module have the default group as a default argument. If torch._dynamo imports it with the first
+# optimizer, when there is a default group, it keeps that group and gloo's threads alive, which may abort the process at
+# its exit. Imported here, it finds no group.
 import torch.distributed.nn.functional
 
 from trainers.communication.channel import Channel, CommunicationError
@@ -23,10 +24,20 @@ from trainers.communication.topology import Ranks, Topology
 
 
 class Communicator:
-    """The ranks of a run, one if torch.distributed has not been initialised, and the channels between them.
+    """Ranks of a run and the channels between them; a single rank if torch.distributed is not initialised.
 
-    They are those of ``among``, of all ranks if None, and are numbered from 0 in it. ``group(name, partition)``
-    makes further channels; all ranks of the run ask for the same ones in the same order.
+    Ranks are numbered from 0 within the run. ``group(name, partition)`` makes further channels; all ranks of the run
+    must make the same channels in the same order.
+
+    Args:
+        topology (Topology): ranks that share a node; None: by host names.
+        timeout (timedelta): longest time of a collective operation.
+        device (device): device of the model on this rank.
+        among (ProcessGroup): ranks of the run; None: all ranks.
+
+    Raises:
+        ValueError: this rank is not in ``among``, or the group cannot send tensors of ``device``.
+        CommunicationError: a group could not be made.
     """
 
     def __init__(
@@ -42,13 +53,13 @@ class Communicator:
             raise ValueError(
                 "This rank is not in the group that it was given to train in. Leave it out there."
             )
-        # In the order that they have in groups made here, whatever it is in the caller's.
+        # Sorted, as torch numbers the ranks in the groups made here, whatever their order in the caller's group.
         members = sorted(dist.get_process_group_ranks(among or dist.group.WORLD)) if joined else [0]
         self.size = len(members)
         self.rank = members.index(dist.get_rank()) if joined else 0
         self.device = device
         self.backend = ""
-        """The name of torch.distributed's, "gloo" or "nccl"; empty for one rank."""
+        """Name of torch.distributed's backend for ``device``, "gloo" or "nccl"; "" for a single rank."""
         self._timeout = timeout
         self._own_groups: list[dist.ProcessGroup | None] = []
         self._channels: dict[str, Channel] = {}
@@ -67,10 +78,11 @@ class Communicator:
             self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
             self.world = self.group("world", [everyone])
             self.service = self._register("service", everyone, self.world.group, control.host_group)
-            """All ranks again, with counters of its own: for what belongs to the loop and not to the method. What is in
-            the host's memory has a group of its own there: over gloo a rank that hangs is an error after the time-out,
-            and no GPU need have ended its work."""
-            # Who finds a mistake ends at once, and with that would break off what others still connect: these would
+            """Channel of all ranks for messages of the training loop, counted apart from those of the method.
+
+            Tensors in the host's memory use a gloo group: a rank that hangs is an error after the time-out, and the
+            GPUs need not have finished their work."""
+            # A rank that finds a mistake afterwards ends at once. Without the barrier, others that still connect would
             # report a lost rank in place of the mistake.
             control.barrier(torch.device("cpu"))
         except BaseException:
@@ -79,7 +91,7 @@ class Communicator:
             raise
 
     def group(self, name: str, partition: Iterable[Ranks]) -> Channel:
-        """The channel of this rank's part of ``partition``, which holds every rank once. Made once a name."""
+        """Channel of this rank's part of ``partition``, which must have each rank exactly once; one for each name."""
         if name in self._channels:
             return self._channels[name]
         parts = tuple(partition)
@@ -96,12 +108,12 @@ class Communicator:
 
     @property
     def node(self) -> Channel:
-        """The ranks on this rank's node."""
+        """Channel of the ranks on this rank's node."""
         return self.group("node", self.nodes)
 
     @property
     def across(self) -> Channel:
-        """The ranks with the same place on every node. ValueError if not all nodes have as many ranks."""
+        """Channel of the ranks with the same place on each node; ValueError if nodes differ in numbers of ranks."""
         if len({len(ranks) for ranks in self.nodes}) > 1:
             raise ValueError(
                 f"The nodes have {', '.join(str(len(ranks)) for ranks in self.nodes)} ranks: groups across "
@@ -115,8 +127,9 @@ class Communicator:
         return tuple(self._channels.values())
 
     def traffic(self) -> dict[str, float]:
-        """What this rank adds to the sums over all ranks of bytes sent between and inside nodes, and to the mean of the
-        seconds that ranks waited; without what the loop itself exchanges.
+        """Summands of this rank for the run's metrics of traffic, without the messages of the training loop.
+
+        Summed over ranks, these are the bytes sent between and inside nodes, and the mean seconds that a rank waited.
         """
         channels = [channel for channel in self.channels if channel is not self.service]
         return {
@@ -126,7 +139,7 @@ class Communicator:
         }
 
     def counters(self) -> dict[str, dict[str, float]]:
-        """What each channel counted on this rank so far, by name; ``set_counters`` takes it back."""
+        """Counters of each channel on this rank, by name, for ``set_counters``."""
         return {
             name: {
                 "bytes_inside": channel.bytes_inside,
@@ -138,7 +151,7 @@ class Communicator:
         }
 
     def set_counters(self, counters: dict[str, dict[str, float]]) -> None:
-        """Go on counting from ``counters``; channels that are not there yet are left out."""
+        """Continue counting from ``counters``; names without a channel are ignored."""
         for name in counters.keys() & self._channels.keys():
             channel, values = self._channels[name], counters[name]
             channel.bytes_inside, channel.bytes_between = values["bytes_inside"], values["bytes_between"]
@@ -146,7 +159,7 @@ class Communicator:
 
     @contextmanager
     def counted_as_service(self) -> Iterator[None]:
-        """Inside, what any channel sends and waits for counts as that of ``service``: an evaluation's."""
+        """Context in which messages of all channels are counted as those of ``service``, as in evaluations."""
         before = self.counters()
         try:
             yield
@@ -160,17 +173,18 @@ class Communicator:
             self.set_counters({**kept, "service": {key: now[key] + moved[key] for key in own}})
 
     def release(self) -> None:
-        """Destroy groups that were taken over from the last run and not asked for so far. Every rank calls it."""
+        """Destroy groups that were taken over from the last run and are not in use. Collective."""
         if self._groups is not None:
             self._groups.release()
 
     def close(self, *, keep: bool = False) -> None:
-        """Give back the process groups made here; the one that the caller initialised stays. ``keep``: after a run that
-        has ended without an error, the next run of these ranks may take over those of its channels.
+        """Destroy the process groups made here; the caller's group stays.
+
+        ``keep``: whether the next run of these ranks may take over the groups, after a run without an error.
         """
         keep = keep and not any(channel.under_way for channel in self.channels)
         for channel in self.channels:
-            # A reference would keep the group, and its threads, alive after the caller has destroyed it.
+            # A reference would keep a group, and its threads, alive after the caller has destroyed it.
             channel.group = channel.host_group = None
         self._channels.clear()
         if self._groups is not None:
@@ -181,12 +195,16 @@ class Communicator:
     def _control(
         self, caller: dist.ProcessGroup, members: list[int], backends: dict[str, str], *, apart: bool
     ) -> dist.ProcessGroup:
-        """The ranks of ``caller`` again, for tensors in the host's memory, given back at the end; ``apart``: others of
-        the world do something else meanwhile.
+        """Group of the ranks of ``caller`` for tensors in the host's memory.
 
-        A group has the time-out that it was made with, the caller's half an hour by default: so long would gloo's
-        threads stay in an operation whose peer hangs.
+        Args:
+            caller (ProcessGroup): the caller's group.
+            members (list of int): ranks of the world.
+            backends (dict): backend of ``caller`` by type of device.
+            apart (bool): whether other ranks of the world do something else at the same time.
         """
+        # A group of its own, because a group keeps the time-out that it was made with, by default half an hour for the
+        # caller's: gloo's threads would stay that long in an operation whose peer hangs.
         backend = backends.get("cpu", "gloo")
         with self._lost_as_error(self.size):
             if apart:
@@ -195,7 +213,7 @@ class Communicator:
                 number = next_number(lambda own: max(channel.number_of_each(own, device)))
                 made = group_apart(members, number, timeout=self._timeout, backend=backend)
             else:
-                # Made by all ranks of the world, in the order in which all make groups.
+                # All ranks of the world make this group, in the same order among the groups that they make.
                 made = cast(
                     dist.ProcessGroup, dist.new_group(members, timeout=self._timeout, backend=backend)
                 )
@@ -204,7 +222,7 @@ class Communicator:
 
     @contextmanager
     def _lost_as_error(self, ranks: int) -> Iterator[None]:
-        """Inside, a group of as many ``ranks`` is made."""
+        """Context for making a group of ``ranks`` ranks, which raises CommunicationError where that fails."""
         try:
             yield
         except CommunicationError:
@@ -224,7 +242,7 @@ class Communicator:
         group: dist.ProcessGroup | None,
         host_group: dist.ProcessGroup | None = None,
     ) -> Channel:
-        # In the order of the group's ring.
+        # The group's ring is in ascending order.
         ascending = sorted(ranks)
         following = ascending[(ascending.index(self.rank) + 1) % len(ranks)]
         channel = self._channel(name, ranks, group, near=self._node_of[self.rank] == self._node_of[following])
@@ -244,12 +262,12 @@ class Communicator:
 
 
 def _backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """By the kind of device, the name of that which sends its tensors."""
+    """Name of the backend by type of device."""
     return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
 
 
 def _backend_for(device: torch.device, backends: dict[str, str]) -> str:
-    """The name of that which sends tensors on ``device``. ValueError if there is none."""
+    """Name of the backend that sends tensors of ``device``; ValueError if there is none."""
     if device.type not in backends:
         raise ValueError(
             f"The process group has a backend for {' and '.join(backends)}, and the model is on {device.type}. Move "
@@ -259,6 +277,6 @@ def _backend_for(device: torch.device, backends: dict[str, str]) -> str:
 
 
 def _hosts(channel: Channel) -> list[int]:
-    """A number a rank that is equal where the hosts are."""
+    """Hash of each rank's host name, in order of rank."""
     digest = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
     return channel.number_of_each(int.from_bytes(digest, "big"))

@@ -1,6 +1,6 @@
-"""Structures of tensors of all ranks, brought to the first one's memory.
+"""Gathering of structures of tensors from all ranks in the memory of the first rank.
 
-They go as bytes, in pieces: a GPU, through which NCCL sends, holds a piece of each rank and never the whole.
+They are sent as bytes, in pieces: a GPU, from which NCCL sends, holds a piece for each rank and never the whole.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from trainers.communication.channel import Channel
 from trainers.structures import like, parts_of
 
 _PIECES_BYTES = 64 * 2**20
-"""Of all ranks' pieces together."""
+"""Size of all ranks' pieces together."""
 _Described = list[object]
 
 
 def gathered(value: object, channel: Channel, device: torch.device) -> list[object] | None:
-    """The ``value`` of every rank, in order of rank, on the first one, as structures of tensors on the CPU; None on the
-    others. Collective.
+    """Gather the ``value`` of each rank on the first rank, in order of rank; None on the other ranks. Collective.
 
     Args:
-        value (structure): of tensors on the CPU, text, numbers, truth values and None, of the same kinds on all
-            ranks: containers of the others become such as the first rank has in their place.
-        channel (Channel): the ranks.
-        device (device): from which they send.
+        value (structure): structure of tensors on the CPU, text, numbers, truth values and None, of the same kinds on
+            all ranks. Containers of other ranks become the classes that the first rank has in their place.
+        channel (Channel): ranks to gather from.
+        device (device): device in whose memory pieces are sent.
 
     Raises:
-        TypeError: there is something else in it.
+        TypeError: ``value`` has an object of another class.
     """
     if channel.size == 1:
         return [value]
@@ -43,6 +42,7 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
             *(tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()),
         ]
     )
+    # All ranks send as many pieces as the largest value has, as each gather needs all ranks.
     sizes = [
         (int(text), int(whole))
         for text, whole in torch.stack(
@@ -66,14 +66,14 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
     if channel.rank:
         return None
     others = [
-        _restored(json.loads(bytes(part[:text].numpy())), _Reader(part[text:]), like_this=value)
+        _restored(json.loads(bytes(part[:text].numpy())), _TensorReader(part[text:]), like_this=value)
         for part, (text, _) in zip(received[1:], sizes[1:], strict=True)
     ]
     return [value, *others]
 
 
 def _described(value: object, tensors: list[Tensor]) -> _Described:
-    """``value`` as JSON, without its tensors' numbers; the tensors are added to ``tensors``."""
+    """Description of ``value`` for JSON, with types and shapes of its tensors, which are appended to ``tensors``."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)]
@@ -96,8 +96,8 @@ def _kind(container: object) -> str:
     return "list" if isinstance(container, list) else "tuple" if isinstance(container, tuple) else "dict"
 
 
-class _Reader:
-    """Takes tensors off ``bytes_`` one after the other."""
+class _TensorReader:
+    """Reads tensors from ``bytes_`` one after the other."""
 
     def __init__(self, bytes_: Tensor) -> None:
         self._bytes = bytes_
@@ -112,7 +112,7 @@ class _Reader:
         return tensor
 
 
-def _restored(described: _Described, reader: _Reader, *, like_this: object) -> object:
+def _restored(described: _Described, reader: _TensorReader, *, like_this: object) -> object:
     kind, *rest = described
     if kind == "tensor":
         dtype, shape = rest
@@ -132,7 +132,7 @@ def _restored(described: _Described, reader: _Reader, *, like_this: object) -> o
         if fits:
             examples = [part for _, part in of_first]
         elif kind == "list" and of_first:
-            # An entry is as the first rank's first entry is.
+            # Lists may differ in length: all entries become like the first entry of the first rank.
             examples = [of_first[0][1]] * len(keys)
     parts = [
         _restored(one, reader, like_this=example) for one, example in zip(descriptions, examples, strict=True)
@@ -145,7 +145,7 @@ def _restored(described: _Described, reader: _Reader, *, like_this: object) -> o
 
 
 class _Fields(dict[Any, Any]):
-    """Parts of a mapping or a dataclass of another rank, of which this rank has no example: found by both."""
+    """Parts of another rank's mapping or dataclass without an example on this rank, as items and as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:

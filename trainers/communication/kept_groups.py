@@ -1,8 +1,8 @@
-"""The process groups by which the ranks of a run exchange tensors, kept for the next run of the same ranks.
+"""Process groups of a run, kept for the next run of the same ranks.
 
 NCCL takes up to seconds to connect ranks, and the processes of a campaign train one configuration after another. A run
-that ends without an error leaves its groups to torch, under the description ``KEPT``; the next takes over those that
-all of its ranks have, and makes the others.
+that ends without an error leaves its groups in torch, with the description ``KEPT``; the next run takes over groups
+that all of its ranks have, and makes the others.
 """
 
 from __future__ import annotations
@@ -21,45 +21,49 @@ from trainers.communication.process_groups import give_back, group_apart, next_n
 from trainers.communication.topology import Ranks
 
 KEPT = "kept for the next training"
-"""The description of groups that no run uses now. Whoever destroys the groups that a task has left may spare these."""
+"""Description of groups that no run uses. Code that destroys the groups that a task has left may spare these."""
 
 _IN_USE = "of a training"
+"""Description of groups that a run uses."""
 
 
 @dataclass(frozen=True)
 class _Made:
-    """One group for each of ``parts``, of which this rank has that of its own; None where it is alone in it."""
+    """Groups of a partition, of which this rank has the group of its own part."""
 
     parts: tuple[Ranks, ...]
+    """Partition of the run's ranks."""
     number: tuple[int, int]
-    """As of ``group_apart``, with the index."""
+    """Number and index in ``group_apart``."""
     group: dist.ProcessGroup | None
+    """Group of this rank's part; None for a part of a single rank."""
 
 
 @dataclass(frozen=True)
 class _Left:
-    """What a run has left: torch has the groups, and whoever destroys torch's default group destroys them, too."""
+    """Groups that a run has left for the next run; fields as in ``_Made``."""
 
     parts: tuple[Ranks, ...]
     number: tuple[int, int]
+    # Weak, so that torch alone keeps the group: destroying torch's default group destroys this group too.
     group: weakref.ref[dist.ProcessGroup]
 
 
 _left: tuple[str, dict[str, _Left]] = ("", {})
-"""For what kind of run, and by the name of the groups."""
+"""Kind of the run that has left groups, and the groups by name."""
 
 
 class RunGroups:
-    """Those of one run. All of its ranks call ``agree`` once, and then ask for the same groups in the same order."""
+    """Process groups of a run, whose ranks all call ``agree`` once and then make the same groups in the same order.
+
+    Args:
+        members (list of int): world rank of each rank of the run, ascending.
+        rank (int): rank of this process in the run.
+        timeout (timedelta): longest time of an operation of the groups.
+        backend (str): backend, as in ``torch.distributed.new_group``.
+    """
 
     def __init__(self, members: Sequence[int], *, rank: int, timeout: timedelta, backend: str) -> None:
-        """
-        Args:
-            members (list of int): the world's number of each rank of the run, ascending.
-            rank (int): this one's number in the run.
-            timeout (timedelta): of the groups' operations.
-            backend (str): as of ``torch.distributed.new_group``.
-        """
         self._members = list(members)
         self._rank = rank
         self._timeout = timeout
@@ -69,22 +73,23 @@ class RunGroups:
         self._made: dict[str, _Made] = {}
 
     def agree(self, channel: Channel) -> None:
-        """Take over what the last run has left, if all ranks of ``channel`` have the same, or destroy it.
+        """Take over the groups of the last run if all ranks of ``channel`` have the same, or destroy them.
+
         Collective.
         """
         self._found, whole = self._taken()
-        # A rank whose last run ended with an error has nothing, or something else.
+        # A rank whose last run ended with an error has no groups, or other groups.
         kept = [self._kind, *sorted((name, made.parts, made.number) for name, made in self._found.items())]
         own = int.from_bytes(hashlib.blake2b(repr(kept).encode(), digest_size=7).digest(), "big")
         if len(set(channel.number_of_each(own if whole else -1))) > 1 or not whole:
-            # Not before all know: a rank would keep others waiting that it needs to destroy them.
+            # Only after the exchange: destroying a group waits for its ranks, which would wait here for this rank.
             give_back(self._of_torch(self._found))
         for made in self._found.values():
             _describe(made.group, _IN_USE)
         self._number = next_number(lambda number: max(channel.number_of_each(number)))
 
     def of(self, name: str, parts: Sequence[Ranks]) -> dist.ProcessGroup | None:
-        """This rank's group of those for ``parts``, ranks of the run; None if it is alone there. Once for a name."""
+        """Group of this rank's part of the partition ``parts``; None for a single rank. Called once for a name."""
         found = self._found.pop(name, None)
         if found is not None and found.parts != tuple(parts):
             unfit, found = {name: found}, None
@@ -93,21 +98,21 @@ class RunGroups:
         return self._made[name].group
 
     def release(self) -> None:
-        """Destroy what the last run has left and this one has not asked for: its memory is wanted for the training."""
+        """Destroy groups of the last run that this run does not use, to free their memory for the training."""
         give_back(self._of_torch(self._found))
 
     def close(self, *, keep: bool) -> list[dist.ProcessGroup | None]:
-        """The run is over. With ``keep`` its groups are left to the next run, and those that it took over and did not
-        use; no operation is under way in them, and the caller has no references to them any more. Returns the groups
-        that are to be destroyed.
+        """End the run; returns the groups to destroy.
 
-        Those of runs of the whole world alone are kept, and of partitions in which no rank is alone: all ranks have as
-        many, by which torch names some of the groups that others make.
+        With ``keep``, the run's groups are left for the next run, including those that it took over and did not use; no
+        operation may be under way in them, and the caller must have no references to them.
         """
         global _left
         spent = []
+        # Torch names some groups by the number of groups that a rank has, so all ranks must keep equally many: groups
+        # of runs of the whole world are kept, of partitions without a part of a single rank.
         if keep and self._of_whole_world:
-            # A run inside this one, an evaluation in its report say, may have left some meanwhile.
+            # A nested run, such as an evaluation in a report of this run, may have left groups since.
             before, _ = self._taken()
             spent += self._of_torch(before)
             left = {}
@@ -143,7 +148,7 @@ class RunGroups:
         return _Left(made.parts, made.number, weakref.ref(made.group))
 
     def _taken(self) -> tuple[dict[str, _Made], bool]:
-        """What the last run of the whole world has left, where this is another, and whether it fits."""
+        """Groups that the last run of the whole world has left, and whether this run can use them."""
         global _left
         if not self._of_whole_world:
             return {}, True
@@ -153,7 +158,7 @@ class RunGroups:
 
     @staticmethod
     def _of_torch(made: dict[str, _Made]) -> list[dist.ProcessGroup | None]:
-        """The groups that torch still has of these; the dictionary is emptied."""
+        """Groups of ``made`` that torch still has; empties the dictionary."""
         groups: list[dist.ProcessGroup | None] = [one.group for one in made.values() if _known(one.group)]
         made.clear()
         return groups

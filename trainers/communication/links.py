@@ -1,4 +1,4 @@
-"""What suits the backend that carries messages between nodes: stated here, and nowhere else."""
+"""Settings of messages between nodes, by the backend that sends them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """How parameters best go between nodes.
-
-    Attributes:
-        bucket_bytes (int, bytes on the wire): of a message.
-        sharded (bool): whether each rank of a node sends a share of them, or one rank sends them all.
-    """
+    """Best way to send parameters between nodes."""
 
     bucket_bytes: int
+    """Size of a message."""
     sharded: bool
+    """Whether each rank of a node sends a share of the parameters, or a single rank sends them all."""
 
 
 _LINKS = {
-    # Each GPU of a node has a network card near it, and all of them work. Smaller messages do not fill these.
+    # Each GPU of a node has a network card near it, and all cards are used. Smaller messages do not fill them.
     "nccl": Link(bucket_bytes=25 * 2**20, sharded=True),
 }
-# Ranks share the node's card, and a bucket is merged while the next one is on its way.
+# Ranks share the node's card. With small messages, a bucket is merged while the next bucket is sent.
 _OTHERS = Link(bucket_bytes=2 * 2**20, sharded=False)
 
 
 def link_over(backend: str) -> Link:
-    """The link by ``torch.distributed``'s backend of this name; "" where a rank is alone."""
+    """Link of the ``torch.distributed`` backend of this name, which is "" for a single rank."""
     return _LINKS.get(backend, _OTHERS)

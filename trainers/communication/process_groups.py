@@ -1,5 +1,5 @@
-"""Process groups: made by their members alone, while other ranks of the program train something else, and given back,
-also where those that share them are stuck.
+"""Making of process groups by their members alone, while other ranks train something else, and their destruction, even
+if other members are stuck.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 _FIRST = 10**9
-"""Beyond the numbers that torch gives to groups which all ranks make."""
+"""First number in the names of groups; higher than any that torch gives to groups which all ranks make."""
 
 _BARRIER = "TORCH_DIST_INIT_BARRIER"
 
 _PER_NUMBER = 1000
-"""Groups that a number names apart from one another: more than a run ever makes."""
+"""Most groups with the same number, more than a run ever makes."""
 
 _made = 0
-"""Times that this process took part in making groups apart."""
+"""Largest number that this process has agreed on with other ranks."""
 
+# A gloo thread needs the interpreter lock to release a tensor of its last collective. Before version 2.13, torch keeps
+# the lock while it waits for gloo's threads to end, so that both would wait for ever.
 _HOLDS_INTERPRETER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""torch 2.6 keeps Python's interpreter lock while gloo's threads end, 2.13 does not. A thread that has a tensor of
-its last collective to let go needs that lock: both wait for ever."""
+"""Whether torch keeps Python's interpreter lock while gloo's threads end."""
 
 _SETTLE_S = 0.2
-"""How long gloo's threads get to do so before, where they could not later."""
+"""Seconds for gloo's threads to release their tensors beforehand."""
 
 _PATIENCE_S = 5.0
-"""How long an error waits for groups to be given back, before it goes on its way."""
+"""Most seconds that an error is delayed by the destruction of groups."""
 
 
 def next_number(largest: Callable[[int], int]) -> int:
-    """A number that none of the ranks which ask together has had before; ``largest`` is of theirs. Collective."""
+    """Number that no rank of a collective call has used before; ``largest`` returns the maximum over these ranks."""
     global _made
     _made = largest(_made + 1)
     return _made
@@ -47,27 +48,34 @@ def next_number(largest: Callable[[int], int]) -> int:
 def group_apart(
     members: Sequence[int], number: int, *, index: int = 0, timeout: timedelta, backend: str | None = None
 ) -> dist.ProcessGroup:
-    """The group of these ranks of the world, made by them alone; ``number`` by ``next_number``, with others maybe;
-    ``index`` (below 1 000): of several groups with the same number; ``backend``: None for the world's.
+    """Make a group of ranks of the world by these ranks alone.
 
-    torch's own way, ``use_local_synchronization``, names a group by its members and by how many groups there are: a
-    group in the place of one that was given back gets its name, and with it its addresses, which lead nowhere. What a
-    rank that is faster than the others then meets is a refused connection, or silence. The name here comes of the
-    number and the lowest member, so that neither an earlier group nor one that others make meanwhile has it.
+    The group's name depends on ``number``, ``index`` and the lowest member, so that neither an earlier group nor a
+    group that other ranks make at the same time has the same name.
+
+    Args:
+        members (sequence of int): world ranks of the group.
+        number (int): result of ``next_number``, for these ranks and possibly others.
+        index (int, below 1000): place among several groups with the same number.
+        timeout (timedelta): longest time of an operation.
+        backend (str): backend of the group; None for the world's.
     """
+    # torch's own way, ``use_local_synchronization``, names a group by its members and by the number of groups. A group
+    # made after another was destroyed could get the name, and so the stored addresses, of the destroyed group: a rank
+    # faster than the others would then get refused connections, or no answer.
     world, everyone = distributed_c10d._world, distributed_c10d._get_default_group()
     kept, device = world.group_count, everyone.bound_device_id
     barrier = os.environ.get(_BARRIER)
     names = number * _PER_NUMBER + index
     world.group_count = _FIRST + names * dist.get_world_size() + min(members)
-    # Of a world that was given its device torch splits NCCL's communicator off, in which all of its ranks take part.
+    # If the world is bound to a device, torch splits NCCL's communicator, which needs all ranks of the world.
     everyone.bound_device_id = None
-    # In which torch would wait for all ranks of the world.
+    # The barrier at the end of ``new_group`` would wait for all ranks of the world.
     os.environ[_BARRIER] = "0"
     try:
         made = dist.new_group(list(members), timeout=timeout, backend=backend)
     finally:
-        # All ranks count alike what they make in common.
+        # Ranks of the world must have the same count for the groups that they make together.
         world.group_count, everyone.bound_device_id = kept, device
         if barrier is None:
             del os.environ[_BARRIER]
@@ -78,14 +86,12 @@ def group_apart(
 
 
 def give_back(groups: list[dist.ProcessGroup | None]) -> None:
-    """Destroy ``groups``, and empty the list; None is the world, and with it all that are left. There must be no other
-    reference to them: gloo waits where the last one goes.
+    """Destroy ``groups`` and empty the list; None stands for the world and all remaining groups.
 
-    While an error is on its way that has a few seconds only: NCCL waits there for what is under way, and so for ranks
-    which wait for this one. They would not hear of the error, nor would anyone, before NCCL's own time-out.
+    There must be no other references to the groups, as gloo waits where the last reference is released.
     """
 
-    # Emptied at once: another call, of a ``finally`` say, must not destroy what this one's thread still does.
+    # Emptied at once: a further call, as in a ``finally``, must not destroy groups that this call's thread destroys.
     mine = groups[:]
     groups.clear()
     if not mine:
@@ -103,6 +109,8 @@ def give_back(groups: list[dist.ProcessGroup | None]) -> None:
     if sys.exc_info()[0] is None:
         destroy()
         return
+    # While an exception is raised, the wait is limited: NCCL waits for operations under way, and so for ranks that wait
+    # for this rank. The error would be reported only after NCCL's own time-out.
     thread = threading.Thread(target=destroy, name="give-back", daemon=True)
     thread.start()
     thread.join(_PATIENCE_S)

@@ -1,5 +1,5 @@
-"""The mean of the ranks' models: for an evaluation within an epoch, which changes nothing for the training, and for
-weights that are each rank's own average over steps.
+"""Mean of the ranks' models: for an evaluation within an epoch, which does not change the training, and for weights
+that each rank has averaged over its own steps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from trainers.communication.channel import Channel
 def averaged_over_ranks(
     channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]
 ) -> Iterator[None]:
-    """Average running statistics of ``model`` and its ``parameters``, those in which ranks differ, over ``channel``'s
-    ranks, and take other buffers from the first rank; afterwards each rank has its own again. Collective.
+    """Context in which all ranks have the mean of their models; afterwards, each rank has its own model again.
+
+    Collective. Running statistics are averaged, other buffers are those of the first rank.
+
+    Args:
+        channel (Channel): ranks to average over.
+        model (Module): model of this rank.
+        parameters (sequence of tensors): parameters of the model that differ between ranks.
     """
     if channel.size == 1:
         yield
@@ -36,7 +42,7 @@ def averaged_over_ranks(
 
 
 def average_over_ranks(channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]) -> None:
-    """Same as ``averaged_over_ranks``, for good."""
+    """Replace this rank's model by the mean of the ranks' models, as in ``averaged_over_ranks``. Collective."""
     averaged, others = _tensors(model, parameters)
     average_tensors(channel, averaged)
     broadcast_tensors(channel, others)

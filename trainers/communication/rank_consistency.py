@@ -1,4 +1,4 @@
-"""Checks that all ranks of a run have the same settings: others would wait for one another in vain, or train apart."""
+"""Checks that all ranks of a run have the same settings; otherwise they would hang or train different models."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from trainers.optim.composite import kind_of
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHOWN = 200
-"""Characters of a value in a message."""
+"""Most characters of a value in a message."""
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The variables by which torchrun and its like describe a group to its ranks."""
+"""Variables in which torchrun and similar launchers describe the group of a rank."""
 
 
 def refuse_other_settings(channel: Channel, agreed: Mapping[str, object]) -> None:
-    """ValueError, on every rank of ``channel``, with the first name whose value is not the same on all.
+    """Raise ValueError on every rank of ``channel`` with the first setting that differs between ranks. Collective.
 
-    Collective; ``agreed`` has the same names in the same order on all ranks. Values are the same if they show the same
-    settings: where objects lie in memory, the device of a tensor and the order in a set do not count.
+    Addresses of objects in memory, devices of tensors and the order of sets make no difference.
+
+    Args:
+        channel (Channel): ranks to compare.
+        agreed (dict): settings by name, with the same names in the same order on all ranks.
     """
     if channel.size == 1:
         return
     texts = {name: shown(value) for name, value in agreed.items()}
     own = [_number(name, value) for name, value in texts.items()]
-    # Of one shape on all ranks, whatever their values: to exchange the values themselves might go wrong, too.
+    # Hashes have the same shape on all ranks; values that differ could not be exchanged by a collective operation.
     numbers = torch.stack(channel.all_gather(torch.tensor(own, dtype=torch.int64, device="cpu"))).tolist()
     for index, (name, value) in enumerate(texts.items()):
         of_ranks = [row[index] for row in numbers]
@@ -48,7 +51,7 @@ def refuse_other_settings(channel: Channel, agreed: Mapping[str, object]) -> Non
 
 
 def refuse_other_models(channel: Channel, model: nn.Module) -> None:
-    """As ``refuse_other_settings``, of names, shapes, types and memory formats of parameters and buffers."""
+    """Same as ``refuse_other_settings`` for names, shapes, types and memory formats of parameters and buffers."""
     forms = [
         f"{plain_name(name)} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{_laid_out(tensor)}"
         f"{trained}"
@@ -59,6 +62,7 @@ def refuse_other_models(channel: Channel, model: nn.Module) -> None:
         )
         for name, tensor in tensors
     ]
+    # The number first, because the second exchange needs equally many names on all ranks.
     refuse_other_settings(channel, {"number of the model's parameters and buffers": len(forms)})
     refuse_other_settings(channel, {f"model's tensor {index}": form for index, form in enumerate(forms)})
 
@@ -69,7 +73,7 @@ def _laid_out(tensor: Tensor) -> str:
 
 
 def refuse_other_optimizers(channel: Channel, optimizer: Optimizer) -> None:
-    """As ``refuse_other_settings``, of the optimizer's kind and its groups' settings."""
+    """Same as ``refuse_other_settings`` for the optimizer's class and the settings of its groups."""
     groups = {
         f"{name} of the optimizer's group {index}": len(value) if name == "params" else value
         for index, group in enumerate(optimizer.param_groups)
@@ -81,7 +85,7 @@ def refuse_other_optimizers(channel: Channel, optimizer: Optimizer) -> None:
 
 
 def refuse_alone_among_many() -> None:
-    """ValueError where a launcher started several ranks to form a group, and torch.distributed has none."""
+    """Raise ValueError if a launcher started several ranks and torch.distributed is not initialised."""
     if dist.is_available() and dist.is_initialized():
         return
     found = [os.environ.get(name, "") for name in _LAUNCHED]
@@ -95,7 +99,7 @@ def refuse_alone_among_many() -> None:
 
 
 def shown(value: object) -> str:
-    """A setting as text that is the same on all ranks with the same setting, whatever devices they have."""
+    """Text of a setting that is equal on all ranks with the same setting, whatever devices they have."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tensor):

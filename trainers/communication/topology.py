@@ -1,4 +1,4 @@
-"""Which ranks are near one another."""
+"""Topology: ranks that share a node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Which ranks share a node.
+    """Assignment of ranks to nodes.
 
     Args:
-        ranks_per_node (int; default None): consecutive ranks of each node; None: ranks with the same host name share
-            one.
+        ranks_per_node (int; default None): number of consecutive ranks that share a node; None: ranks with the same
+            host name share a node.
     """
 
     ranks_per_node: int | None = None
@@ -29,7 +29,7 @@ class Topology:
         )
 
     def nodes(self, hosts: Sequence[object]) -> tuple[Ranks, ...]:
-        """The ranks of each node; ``hosts`` names each rank's. ValueError if the ranks do not fit."""
+        """Ranks of each node, from the host of each rank; ValueError if ``ranks_per_node`` does not divide them."""
         size, per_node = len(hosts), self.ranks_per_node
         if per_node is None:
             members: dict[object, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Which samples each rank sees at each step, and what a data set has to be for that."""
+"""Assignment of samples to ranks and steps, and checks of data sets."""
 
 from __future__ import annotations
 
@@ -16,52 +16,50 @@ from trainers.randomness import derive
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one rank feeds forward and backward at once.
-
-    ``weight`` times the mean loss of these samples, averaged over the ranks and passes of a step, is the mean
-    over the step's samples. ``seed`` is for random augmentation.
-    """
+    """Samples of a rank in a forward and backward pass."""
 
     indices: Tensor
+    """Indices of the samples."""
     weight: float
+    """Factor of the mean loss of these samples, so that its mean over ranks and passes is that over all samples."""
     seed: int
+    """Seed of random augmentation."""
 
 
 class Assignment(Protocol):
-    """How samples are dealt to ranks.
+    """Assignment of samples to ranks.
 
-    A checkpoint keeps its ``repr`` to know whether a run goes on with the same assignment: it must name the settings,
-    as a dataclass's does. Without a ``__repr__`` of its own, class and constructor arguments count.
+    A checkpoint keeps its ``repr``, so that a run is resumed with the same assignment: it must have the settings, like
+    that of a dataclass. Without a ``__repr__``, class and arguments of the constructor count.
     """
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
-        """This rank's batches: a list for each step, which all ranks have as many of, of ``accumulate`` ones."""
+        """Batches of this rank: a list of ``accumulate`` batches for each step; all ranks have equally many steps."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disjoint:
-    """Every epoch a new permutation, dealt so that each sample is seen once by one rank.
+    """Assignment by a new permutation in each epoch, in which each sample is used once, by one rank.
 
-    The samples of a step do not depend on how many ranks and passes share them. Batches differ by at most one
-    sample: an epoch that is no multiple of the batch size has no small rest, which would be noisy and upset
-    batch normalisation.
+    The samples of a step do not depend on the numbers of ranks and passes that share them. Batches differ by at most
+    one sample, so that an epoch has no small batch at its end, which would be noisy and disturb batch normalisation.
     """
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
-        """The batches of this rank in an epoch: for each optimizer step a list of ``accumulate`` batches, each with
-        the indices of its samples, its weight in the mean over ranks, and a seed.
+        """Batches of this rank in an epoch: a list of ``accumulate`` batches for each optimizer step, each with the
+        indices of its samples, its weight in the mean over ranks, and a seed.
 
         Args:
-            samples (int): in the training set.
-            epoch (int): from 0.
-            seed (int): of the run.
-            rank (int): this one.
-            ranks (int): their number.
+            samples (int): number of samples of the training set.
+            epoch (int): number of the epoch, from 0.
+            seed (int): seed of the run.
+            rank (int): this rank.
+            ranks (int): number of ranks.
             batch_size (int): samples per rank and backward pass.
             accumulate (int): backward passes per step.
 
@@ -69,6 +67,7 @@ class Disjoint:
             ValueError: there are too few samples for the ranks.
         """
         steps = _even_steps(samples, ranks, batch_size, accumulate)
+        # A generator of its own gives the same permutation on all ranks, whatever they have drawn before.
         generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
         order = torch.randperm(samples, generator=generator)
         planned = []
@@ -90,18 +89,20 @@ class Disjoint:
 
 @dataclass(frozen=True, kw_only=True)
 class InTurn:
-    """As ``Disjoint``, of a stream: the indices are those of this rank's own samples, in order. It has those that come
-    to it where samples go to the ranks in turn; of a stream that is sharded, as many of its own.
+    """Same as ``Disjoint`` for a stream: indices count this rank's own samples, in order.
+
+    A rank's own samples are those that it gets if samples go to the ranks in turn; with a sharded stream, the same
+    number of its own stream.
     """
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
-        """As ``Disjoint.epoch``."""
+        """Same as ``Disjoint.epoch``."""
         planned, taken = [], 0
         for step, of_step in enumerate(_even_steps(samples, ranks, batch_size, accumulate)):
-            # Of the stream's samples in this step those that are this rank's, and no others of its own: at the end
-            # none is left, and none is needed twice.
+            # Exactly the samples of this step that the rank gets in turn, so that at the end of an epoch no sample is
+            # left over or needed twice.
             first = of_step.samples.start
             own = len(range(first + (rank - first) % ranks, of_step.samples.stop, ranks))
             passes = []
@@ -121,7 +122,7 @@ class InTurn:
 
 @dataclass(frozen=True)
 class _Step:
-    """The samples of a step, in ``parts`` that differ by at most one."""
+    """Samples of a step, in ``parts`` that differ by at most one sample."""
 
     samples: range
     parts: int
@@ -135,15 +136,15 @@ class _Step:
 
 
 def _even_steps(samples: int, ranks: int, batch_size: int, accumulate: int) -> list[_Step]:
-    """The steps of an epoch, which differ by at most one sample. ValueError if there are too few."""
+    """Steps of an epoch, which differ by at most one sample; ValueError for fewer samples than batches in a step."""
     parts = ranks * accumulate
     if samples < parts:
         raise ValueError(
             f"{samples} samples for {ranks} ranks with {accumulate} accumulated batches each: every "
             "batch needs a sample. Use fewer ranks, accumulate less or bring more data."
         )
-    # The second number is smaller only for batches of one sample that do not come out even: better two
-    # than none.
+    # The second number is smaller only for batches of a single sample that are not even: some batches then have two
+    # samples, as none may be empty.
     steps = min(-(-samples // (parts * batch_size)), samples // parts)
     return [
         _Step(range(step * samples // steps, (step + 1) * samples // steps), parts) for step in range(steps)
@@ -151,12 +152,12 @@ def _even_steps(samples: int, ranks: int, batch_size: int, accumulate: int) -> l
 
 
 def share(samples: int, *, rank: int, ranks: int) -> range:
-    """This rank's consecutive part of ``samples``, in order; parts differ by at most one sample."""
+    """Consecutive part of ``samples`` samples for this rank; parts differ by at most one sample."""
     return range(rank * samples // ranks, (rank + 1) * samples // ranks)
 
 
 def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
-    """``indices`` cut into batches of ``batch_size``, for evaluation."""
+    """``indices`` in batches of ``batch_size``, for evaluation."""
     return [
         Batch(indices=torch.tensor(indices[i : i + batch_size], device="cpu"), weight=1.0, seed=indices[i])
         for i in range(0, len(indices), batch_size)
@@ -164,8 +165,8 @@ def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
 
 
 def _of_pairs(samples: object) -> bool:
-    """Whether ``samples`` is no tuple or list, or begins with a pair, or is empty."""
-    # Not subclasses, which may give other items than they hold.
+    """Whether ``samples`` may be pairs: a list or tuple that is empty or begins with a pair, or any other object."""
+    # Subclasses of list and tuple are not examined, as they may return other items than they contain.
     if type(samples) is not list and type(samples) is not tuple:
         return True
     first = samples[0] if samples else ((), ())
@@ -173,8 +174,15 @@ def _of_pairs(samples: object) -> bool:
 
 
 def length_of(samples: object, which: str = "") -> int:
-    """The number of samples, of an epoch if they stream. TypeError for what is no data set with a length, ValueError
-    for an empty one, both of which name it as ``which``.
+    """Number of samples of a data set, or of an epoch of a stream.
+
+    Args:
+        samples (object): the data set.
+        which (str; default ""): name of the data set in errors.
+
+    Raises:
+        TypeError: ``samples`` is no data set, or has no length.
+        ValueError: the data set is empty.
     """
     named = f"{which}: {type(samples).__name__}" if which else type(samples).__name__
     if isinstance(samples, DataLoader):

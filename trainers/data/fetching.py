@@ -1,4 +1,4 @@
-"""How a batch is made of a data set's items, in whichever process reads it."""
+"""Fetching of batches from a data set, in the process that reads it."""
 
 from __future__ import annotations
 
@@ -16,54 +16,53 @@ from trainers.randomness import generators_kept, seed_generators
 from trainers.structures import in_kind, mapped
 
 Collate = Callable[[Sequence[object]], object]
-"""The items of a batch to a pair of inputs and targets."""
+"""Function from the items of a batch to a pair of inputs and targets."""
 
 
 @runtime_checkable
 class ReadsBatches(Protocol):
-    """A data set that gives many items faster together than one by one, and stacked; it is asked so.
+    """Data set that reads many items faster together, and returns them stacked.
 
-    One that has torch's ``__getitems__`` is asked for that, and its items are stacked here.
+    The items of a data set with torch's ``__getitems__`` are read together too, and stacked by the trainers.
     """
 
     def read_batch(self, indices: Tensor) -> tuple[object, object]:
-        """Inputs and targets of these items, along a first axis."""
+        """Inputs and targets of the items at ``indices``, stacked along a first axis."""
         ...
 
 
 @runtime_checkable
 class FinishesOnDevice(Protocol):
-    """A data set that leaves work for the device: to read bytes and to make floats of them there moves less, and leaves
-    the CPU to reading.
-    """
+    """Data set that does work on the device, such as converting bytes to floats, so that less data are sent to it."""
 
     def on_device(self, inputs: Any, targets: Any) -> tuple[object, object]:
-        """What the model and the loss get of a batch that has come to the device. The global generators are seeded for
-        each batch.
+        """Inputs and targets for the model and the loss, from a batch on the device.
+
+        The global random generators are seeded for each batch.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Order:
-    """A batch to be fetched, in the epoch of this number, if the data set wants to know it. With ``once`` a stream that
-    is at its end gives no more.
-    """
+    """Order to fetch a batch."""
 
     epoch: int | None
+    """Number of the epoch for the data set's ``set_epoch``; None: it is not called."""
     batch: Batch
     once: bool = False
+    """Whether a stream ends at its end, instead of beginning again."""
 
 
 class Fetched(Dataset[object]):
-    """A data set that is asked for whole batches, each under the batch's own seed.
+    """Data set whose items are whole batches, each fetched with the batch's own seed.
 
     Args:
-        samples (Dataset): of pairs.
-        collate (callable): makes a batch of items; None: torch's way.
-        rank (int): this one; for a stream, as the others.
-        ranks (int): their number.
-        seed (int): of the run.
+        samples (Dataset): data set of pairs.
+        collate (callable): function from items to a batch; None: torch's default.
+        rank (int): this rank, of the ranks that share a stream.
+        ranks (int): number of these ranks.
+        seed (int): seed of the run, for reading a stream.
     """
 
     def __init__(
@@ -73,11 +72,11 @@ class Fetched(Dataset[object]):
         given = samples if stream is None else stream.samples
         whole = _undivided(given)
         self.on_device = whole.on_device if isinstance(whole, FinishesOnDevice) else None
-        """What the data set does on the device, if anything."""
+        """The data set's work on the device; None without any."""
         self._samples: object = given
         self._epoch_setters = [*epoch_setters(given)]
         self._chosen: Tensor | None = None
-        # Not its subclasses, whose items may be others than the tensors'.
+        # Subclasses of TensorDataset may have other items than the tensors'.
         self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
         if collate is None and (self._tensors is not None or isinstance(whole, ReadsBatches)):
             self._samples, self._chosen = whole, _chosen(samples)
@@ -87,24 +86,24 @@ class Fetched(Dataset[object]):
 
     @property
     def name(self) -> str:
-        """Of the data set's kind."""
+        """Class name of the data set."""
         return type(self._samples).__name__
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the data set know the epoch, if it wants to, or those that it is made of: once in each process."""
+        """Call ``set_epoch`` of the data set, or of the data sets in it, once for an epoch in each process."""
         if epoch != self._epoch:
             self._epoch = epoch
             for set_epoch in self._epoch_setters:
                 set_epoch(epoch)
 
     def __getitems__(self, order: Order) -> tuple[object, int, int]:
-        """The batch, its number of samples, and its seed."""
+        """Batch of an order, its number of samples, and its seed."""
         batch = order.batch
         if order.epoch is not None:
             self.set_epoch(order.epoch)
         indices = batch.indices if self._chosen is None else self._chosen[batch.indices]
         if self._tensors is not None:
-            # Where they are on a GPU, the host would wait for it if the indices were not.
+            # Indices are moved to the tensors' GPU, because the host would wait for the GPU otherwise.
             chosen = [tensor[indices.to(tensor.device, non_blocking=True)] for tensor in self._tensors]
             return tuple(chosen), len(indices), batch.seed
         items = None
@@ -113,13 +112,14 @@ class Fetched(Dataset[object]):
             items = self._stream.read(first, count, epoch=order.epoch, again=not order.once)
             if not items:
                 return None, 0, batch.seed
+        # Random augmentation depends on the batch's seed alone, whichever process reads the batch.
         with generators_kept():
             seed_generators(batch.seed)
             if items is None:
                 if isinstance(self._samples, ReadsBatches):
                     return self._samples.read_batch(indices), len(indices), batch.seed
                 items = self._items(indices.tolist())
-            # Not where the user's default device has numbers become tensors: processes that read ahead have no GPU.
+            # On the CPU even if the user's default device is a GPU, which processes that read ahead do not have.
             with torch.device("cpu"):
                 return self._collate(items), len(items), batch.seed
 
@@ -132,7 +132,7 @@ class Fetched(Dataset[object]):
 
 
 class Collated:
-    """A batch of ``samples`` samples, which DataLoader asks to pin itself; ``seed``: for what is drawn to make it."""
+    """Batch of ``samples`` samples that was fetched with ``seed``, with the method by which DataLoader pins memory."""
 
     def __init__(self, parts: object, samples: int, seed: int) -> None:
         self.parts = parts
@@ -141,16 +141,16 @@ class Collated:
 
     @classmethod
     def of(cls, fetched: tuple[object, int, int]) -> Collated:
-        """What ``Fetched`` gave."""
+        """Batch from an item of ``Fetched``."""
         return cls(*fetched)
 
     def pin_memory(self, device: object = None) -> Collated:
-        """The same with its tensors in page-locked memory."""
+        """Same batch with tensors in page-locked memory."""
         return Collated(mapped(self.parts, _pinned), self.samples, self.seed)
 
 
 def check_reading(name: str, samples: object, *, loader_processes: int, collate: object) -> None:
-    """ValueError if the data set ``name`` cannot be read by these processes, or made batches of by ``collate``."""
+    """Raise ValueError if the data set ``name`` cannot be read with so many processes, or with ``collate``."""
     if collate is not None and isinstance(samples, ReadsBatches):
         raise ValueError(
             f"collate: {name} has read_batch(), which makes the batches itself. Do there what is to be done, and leave "
@@ -165,14 +165,14 @@ def check_reading(name: str, samples: object, *, loader_processes: int, collate:
 
 
 def _undivided(samples: object) -> Any:
-    """The data set that ``samples`` is a part of, by torch's Subset, or else itself."""
+    """Data set that ``samples`` is a part of, if it is a torch Subset; otherwise ``samples`` itself."""
     while type(samples) is Subset:
         samples = samples.dataset
     return samples
 
 
 def epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:
-    """``set_epoch`` of ``samples``, or of what torch's Subset and ConcatDataset have made it of."""
+    """Methods ``set_epoch`` of ``samples``, or of the data sets in a torch Subset or ConcatDataset."""
     own = getattr(samples, "set_epoch", None)
     if own is not None:
         yield own
@@ -184,7 +184,7 @@ def epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:
 
 
 def _chosen(samples: object) -> Tensor | None:
-    """Which items of ``_undivided(samples)`` a Subset has; None: all."""
+    """Indices of a Subset's items in ``_undivided(samples)``; None for all items."""
     chosen: Tensor | None = None
     while type(samples) is Subset:
         of_whole = torch.as_tensor(samples.indices, device="cpu")
@@ -198,8 +198,9 @@ def _stacked(items: Sequence[object]) -> object:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """``tensor`` in page-locked memory of its own; one on a GPU cannot be."""
+    """``tensor`` in page-locked memory of its own; a tensor on a GPU stays there."""
     if tensor.device.type != "cpu":
         return tensor
-    # The data set may read the next batch into the same memory while this one is still copied.
+    # A tensor that is pinned already is copied: the data set may read the next batch into the same memory while this
+    # batch is still being copied to the device.
     return (tensor.clone() if tensor.is_pinned() else tensor).pin_memory()

@@ -1,4 +1,4 @@
-"""The way of batches from the data set to the device."""
+"""Loading of batches from the data set to the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainers.structures import moved, tensors_in
 
 
 class _Plan:
-    """The batches that are to be read next; DataLoader iterates over it anew for each epoch."""
+    """Batches to read next, over which DataLoader iterates again in each epoch."""
 
     def __init__(self) -> None:
         self.orders: Iterable[Order] = ()
@@ -29,28 +29,30 @@ class _Plan:
 
 
 class _Copy(NamedTuple):
-    """A batch, whose copy to the device may be under way until the event."""
+    """Batch that is copied to the device."""
 
     inputs: object
     targets: object
     samples: int
+    """Number of samples."""
     copied: torch.cuda.Event | None
+    """Event at the end of the copy; None for a finished copy."""
 
 
 class Loader:
-    """The batches of a data set, epoch after epoch, with the same ``processes`` of each rank reading ahead.
+    """Loads batches of a data set, epoch after epoch, with processes of each rank that read ahead.
 
-    They are started at the first batch and have copies of the data set as it is then; this process reads alone if there
-    are none. To a GPU batches go on a stream of their own, while it computes.
+    The processes start at the first batch, with copies of the data set as it is then, and stay. Without processes, this
+    process reads. Batches are copied to a GPU in a stream of their own while it computes.
 
     Args:
-        samples (Dataset): of pairs, or a stream of them.
-        device (device): where the batches go.
-        processes (int, from 0): that read ahead.
-        collate (callable; default None): makes a batch of items; None: torch's way.
-        rank (int; default 0): this one, of those that share a stream.
-        ranks (int; default 1): their number.
-        seed (int; default 0): for what reading a stream draws.
+        samples (Dataset): data set, or stream, of pairs.
+        device (device): device of the batches.
+        processes (int, from 0): number of processes that read ahead.
+        collate (callable; default None): function from items to a batch; None: torch's default.
+        rank (int; default 0): this rank, of the ranks that share a stream.
+        ranks (int; default 1): number of these ranks.
+        seed (int; default 0): seed of random numbers in reading a stream.
     """
 
     def __init__(
@@ -75,7 +77,11 @@ class Loader:
     def batches(
         self, batches: Sequence[Batch], *, epoch: int | None = None
     ) -> Generator[tuple[object, object]]:
-        """(inputs, targets) of each batch, on the device. ``epoch``: for the data set's ``set_epoch``.
+        """Inputs and targets of each batch, on the device.
+
+        Args:
+            batches (sequence of Batch): batches to load, in order.
+            epoch (int; default None): number of the epoch for the data set's ``set_epoch``; None: it is not called.
 
         Raises:
             TypeError: the data set's items are not pairs.
@@ -86,12 +92,12 @@ class Loader:
         return self._pairs(self._arrived(self._copies(self._read())))
 
     def to_the_end(self, batch_size: int) -> Generator[tuple[object, object, int]]:
-        """(inputs, targets, number of samples) of each batch of this rank's samples of a stream, once, on the device.
+        """Inputs, targets and number of samples of all batches of this rank's samples of a stream, on the device.
 
         Raises:
             TypeError: the data set's items are not pairs.
         """
-        # Generated as it is read: nobody knows how many there will be.
+        # A generator, because the number of batches is not known before the end of the stream.
         self._plan.orders = (
             Order(
                 None,
@@ -109,7 +115,7 @@ class Loader:
                 yield copy.inputs, copy.targets, copy.samples
 
     def close(self) -> None:
-        """End the processes. Frames of an error may hold on to this object; not to them."""
+        """End the processes, even if frames of an error still refer to this object."""
         self._loader = None
 
     def __enter__(self) -> Loader:
@@ -136,10 +142,10 @@ class Loader:
                 num_workers=self._processes,
                 persistent_workers=True,
                 pin_memory=self._device.type == "cuda",
-                # A generator of its own: iterating would otherwise draw from the global one.
+                # A generator of its own, because iterating would otherwise draw from the global generator.
                 generator=torch.Generator(),
             )
-        # It draws a number, on the default device with a generator of the CPU.
+        # DataLoader draws a number on the default device with a generator of the CPU, so both must be the same.
         with torch.device("cpu"):
             fetched_batches = iter(self._loader)
         for collated in fetched_batches:
@@ -175,29 +181,30 @@ class Loader:
                 yield _Copy(inputs, targets, collated.samples, self._copying.record_event())
 
     def _copy_after(self, made: Sequence[Tensor]) -> None:
-        """Have copies wait for what this process has had the GPU do until now: the data set may have ``made`` tensors
-        of a batch there, or keep some for ``on_device``.
+        """Let copies wait for the GPU's operations so far.
+
+        The data set may have ``made`` tensors of a batch on the GPU, or may keep tensors there for ``on_device``.
         """
         if self._copying is None:
             return
         self._copying.wait_stream(torch.cuda.current_stream(self._device))
-        # Or their memory might be used anew while it is still read.
+        # Without this, the tensors' memory might be used again while the copy still reads it.
         for tensor in made:
             tensor.record_stream(self._copying)
 
     def _on_device(self, inputs: object, targets: object, seed: int) -> tuple[object, object]:
-        """Both there, as the model and the loss get them, maybe only when the current stream has come so far."""
+        """Inputs and targets on the device, for the model and the loss, once the current stream has reached this."""
         inputs, targets = moved(inputs, self._device), moved(targets, self._device)
         finish = self._fetched.on_device
         if finish is None:
             return inputs, targets
-        # The batch's own seed: how far ahead of the step this is depends on where batches are read.
+        # The batch's own seed, because it depends on the reading processes how far ahead of the step this happens.
         with generators_kept():
             seed_generators(derive(seed, "device"))
             return finish(inputs, targets)
 
     def _arrived(self, copies: Generator[_Copy]) -> Generator[_Copy]:
-        # What other processes have read is there already: its copy begins while the batch before it is computed.
+        # Batches of other processes are read already, so the copy of a batch begins while the batch before is computed.
         waiting = 1 if self._processes and self._copying is not None else 0
         under_way: deque[_Copy] = deque()
         with closing(copies):
@@ -212,7 +219,7 @@ class Loader:
         if copy.copied is not None:
             computing = torch.cuda.current_stream(self._device)
             computing.wait_event(copy.copied)
-            # Or their memory might be given to the next copy while they are still read.
+            # Without this, the tensors' memory might be used for the next copy while it is still read.
             for tensor in tensors_in((copy.inputs, copy.targets)):
                 if tensor.is_cuda:
                     tensor.record_stream(computing)

@@ -1,4 +1,4 @@
-"""Random generators that a data set holds for itself, beside the global generators, which the loop seeds."""
+"""Random generators of a data set's own, other than the global generators, which the loop seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _DEPTH, _OBJECTS, _ENTRIES = 8, 2000, 32
-"""Bounds of the search."""
+"""Most levels, objects and entries of a container that the search visits."""
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LEAVES = (str, bytes, int, float, complex, Tensor, np.ndarray, ModuleType, type, type(None))
 _LIBRARIES = {"torch", "torchvision", "numpy", "trainers"} | (sys.stdlib_module_names - {"__main__"})
@@ -23,8 +23,9 @@ _LIBRARIES = {"torch", "torchvision", "numpy", "trainers"} | (sys.stdlib_module_
 
 
 class OwnGenerators:
-    """The generators in the attributes of a data set, its class and its transforms, and in the global variables that
-    their methods use, found by a bounded search.
+    """Random generators of a data set, found by a bounded search.
+
+    It visits the attributes of the data set, its class and its transforms, and global variables that their methods use.
     """
 
     def __init__(self, samples: object) -> None:
@@ -44,7 +45,7 @@ class OwnGenerators:
         return [_state(one) for one in self.generators]
 
     def restore(self, states: list[Any]) -> None:
-        """Put the generators back into ``states``."""
+        """Restore the generators' ``states``."""
         for generator, state in zip(self.generators, states, strict=True):
             if isinstance(generator, torch.Generator):
                 generator.set_state(state)
@@ -57,7 +58,7 @@ class OwnGenerators:
 
 
 def comparable(state: object) -> str:
-    """``state`` as text that is the same for the same state."""
+    """``state`` as text that is equal for equal states."""
     if isinstance(state, (Tensor, np.ndarray)):
         return np.asarray(state).tobytes().hex()
     if isinstance(state, Mapping):
@@ -76,7 +77,7 @@ def _state(generator: Any) -> Any:
 
 
 def _held(value: object) -> Iterator[object]:
-    """``value`` and the objects in it, the nearest first."""
+    """``value`` and the objects in it, breadth first."""
     waiting, seen = deque([(value, 0)]), {id(value)}
     while waiting and len(seen) < _OBJECTS:
         one, depth = waiting.popleft()
@@ -85,7 +86,7 @@ def _held(value: object) -> Iterator[object]:
             continue
         try:
             parts = _parts(one)
-        except Exception:  # the user's object, a lazy proxy say
+        except Exception:  # raised by the user's object, such as a lazy proxy
             continue
         for part in parts:
             if id(part) not in seen:
@@ -94,7 +95,7 @@ def _held(value: object) -> Iterator[object]:
 
 
 def _parts(value: Any) -> list[object]:
-    # Not isinstance: it may run code of the object, in its ``__class__``.
+    # Not isinstance, which may run code of the object in its ``__class__``.
     kind = type(value)
     if issubclass(kind, Mapping):
         return [one for one, _ in zip(value.values(), range(_ENTRIES))] if kind is dict else []

@@ -1,7 +1,7 @@
-"""A look at a few samples of a data set before the run, which leaves the data set as it was.
+"""Reading of a few samples of a data set before the run, which leaves the data set unchanged.
 
-Where processes are to read ahead, one of them takes the look: what a data set opens or makes at its first sample, a
-file or a generator of each process say, must not be in this process when others are forked from it.
+If processes are to read ahead, another process reads the samples: objects that a data set makes at its first sample,
+such as an open file or a generator for each process, must not exist in this process when others are forked from it.
 """
 
 from __future__ import annotations
@@ -27,43 +27,45 @@ from trainers.randomness import generators_kept
 from trainers.structures import parts_of
 
 Part = list[Any]
-"""Tensor, number or text in a sample: its shape, up to 16 means of consecutive parts, and their size."""
+"""Summary of a tensor, number or text in a sample: shape, up to 16 means of consecutive pieces, root mean square."""
 _RANDOM: Part = ["random", [], 0.0]
-"""Part that differs from one reading to the next."""
+"""Stands for a part that differs between two readings."""
 Samples = list[list[Any]]
-"""Number and parts of each sample; lists, as files hold them."""
+"""Number and parts of each sample, in lists as in files."""
 
 _SAMPLES = 4
+"""Number of samples that are read."""
 _MEANS = 16
+"""Most means of a part."""
 _LIMIT_S = 2.0
-"""Seconds after which nothing further is read."""
+"""Seconds after which no further sample is read."""
 _LONGEST_PATH = 4096
 _TIMEOUT_S = 60.0
+# Decoders and devices differ in roundings.
 _SAME = 0.01
-"""Share of a part's size up to which means are the same: decoders and devices differ in roundings."""
+"""Largest difference of equal means, relative to the size of the part."""
 _REPEATED = 1e-6
-"""The same for a sample that is read twice by one process."""
+"""The same for a sample that a process reads twice."""
 
 
 @dataclass(frozen=True)
 class Probed:
-    """Attributes:
-    samples (list): a summary of some samples; empty where they stream, or could not be read.
-    drawn_from (int): a number for the state of the data set's own generators where reading draws from them, else 0.
-    """
+    """Result of reading a few samples."""
 
     samples: Samples
+    """Summaries of the samples; empty for a stream, or if they could not be read."""
     drawn_from: int = 0
+    """Hash of the state of the data set's own generators if reading uses them, otherwise 0."""
 
 
 def probed(samples: Dataset[object], *, processes: int, collate: Collate | None, epoch: int | None) -> Probed:
-    """Summary of samples of a data set that is read by number. Reading one that raises is left to the training.
+    """Read a few samples of a data set that is read by number; errors in reading are left to the training.
 
     Args:
-        samples (Dataset): of pairs.
-        processes (int, from 0): that are to read ahead.
-        collate (callable): as ``train``'s.
-        epoch (int): for the data set's ``set_epoch``; None: it is not called.
+        samples (Dataset): data set of pairs.
+        processes (int, from 0): number of processes that are to read ahead.
+        collate (callable): function that makes batches, the same as for ``train``.
+        epoch (int): number of the epoch for the data set's ``set_epoch``; None: it is not called.
     """
     if stream_of(samples) is not None:
         return Probed([])
@@ -71,7 +73,7 @@ def probed(samples: Dataset[object], *, processes: int, collate: Collate | None,
     try:
         if not processes:
             return probe.taken()
-        # Its iterator draws a number, on the default device with a generator of the CPU.
+        # DataLoader draws a number on the default device with a generator of the CPU, so both must be the same.
         with torch.device("cpu"):
             taken: list[Probed] = [
                 *DataLoader(
@@ -83,13 +85,14 @@ def probed(samples: Dataset[object], *, processes: int, collate: Collate | None,
                 )
             ]
         return taken[0]
-    except Exception:  # the user's data set; where it cannot be read the training says so
+    except Exception:  # raised by the user's data set; the training will raise it again
         return Probed([])
 
 
 def other_samples(was: object, now: Samples) -> bool:
-    """Whether ``now`` is of another data set than ``was``, from a checkpoint: every sample that both have differs in
-    what is not random.
+    """Whether ``now`` is of another data set than ``was``, which a checkpoint has.
+
+    That is so if all samples in both differ in parts that are not random.
     """
     before = {one[0]: one[1] for one in was if len(one) == 2} if isinstance(was, list) else {}
     common = [(before[number], parts) for number, parts in now if number in before]
@@ -97,7 +100,7 @@ def other_samples(was: object, now: Samples) -> bool:
 
 
 class _Probe(Dataset[Probed]):
-    """A data set of one item, what there is to see of another."""
+    """Data set with a single item, the result of reading a few samples of another data set."""
 
     def __init__(self, samples: Dataset[object], collate: Collate | None, epoch: int | None) -> None:
         self._samples, self._collate, self._epoch = samples, collate, epoch
@@ -117,7 +120,7 @@ class _Probe(Dataset[Probed]):
             drawn = [comparable(one) for one in own.states()] != [comparable(one) for one in states]
         finally:
             own.restore(states)
-        # A generator that was made at the first sample draws, too.
+        # A generator that was made at the first sample is used for it, too.
         made = len(OwnGenerators(self._samples).generators) != len(states)
         number = 0
         if drawn:
@@ -126,7 +129,7 @@ class _Probe(Dataset[Probed]):
         return Probed([] if drawn or made else summaries, number)
 
     def _read_twice(self) -> Samples:
-        """Summaries of samples, without those parts that differ from one reading to the next in any of them."""
+        """Summaries of samples, with _RANDOM for parts that differ between two readings of any sample."""
         fetched = Fetched(self._samples, collate=self._collate, rank=0, ranks=1, seed=0)
         found: Samples = []
         random: set[int] = set()
@@ -163,7 +166,7 @@ def _summaries(value: object) -> Iterator[Part]:
         yield [str(tuple(tensor.shape)), means if len(numbers) else [], size if len(numbers) else 0.0]
     elif isinstance(value, (str, bytes)):
         content = value.encode() if isinstance(value, str) else value
-        # A job may have its files in a directory of its own.
+        # Paths differ between jobs that have their files in directories of their own.
         path = len(content) <= _LONGEST_PATH and os.sep.encode() in content
         yield ["path" if path else f"text {zlib.crc32(content)}", [], 0.0]
     else:
@@ -172,7 +175,7 @@ def _summaries(value: object) -> Iterator[Part]:
 
 
 def _differ(one: Sequence[Part], other: Sequence[Part], share: float) -> bool:
-    """Whether two samples differ in a part that is random in neither of them."""
+    """Whether two samples differ in a part that is random in neither sample."""
     if len(one) != len(other):
         return True
     for part, of_other in zip(one, other, strict=True):

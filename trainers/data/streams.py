@@ -1,4 +1,4 @@
-"""Data sets that are read from their beginning, not by number, and how ranks share them."""
+"""Streams: data sets that are read from their beginning and not by number, and that ranks share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from trainers.randomness import derive, generators, generators_kept, seed_genera
 
 @dataclass(frozen=True, eq=False)
 class Stream(IterableDataset[object]):
-    """A data set that is read from its beginning, with its length. ``train`` takes a torch IterableDataset that has a
-    ``__len__`` without it, too.
+    """Data set that is read from its beginning, with its length.
 
-    Of n ranks rank r keeps samples r, r + n, r + 2n, …: each reads all, and their data sets have to give the same
-    samples in the same order. The global generators are in the same state on all ranks for that. With ``sharded`` each
-    rank takes all that its own data set gives, and nothing is read in vain.
+    ``train`` also accepts a torch IterableDataset with a ``__len__`` directly.
 
-    In training each epoch begins anew, after ``set_epoch(epoch)`` where there is such a method, and all ranks take the
-    steps that ``length`` makes: a rank whose samples end before begins again, and what lies beyond is left out. A run
-    that goes on from a checkpoint reads up to where it was, without using it. An evaluation takes all samples once,
-    and metrics get them rank by rank.
+    Each of n ranks reads all samples, and rank r uses samples r, r + n, r + 2n, …, so the data sets of all ranks must
+    give the same samples in the same order. The global random generators are in the same state on all ranks for that.
+    With ``sharded``, each rank uses all samples of its own data set, and reads no samples in vain.
+
+    In training, each epoch starts at the beginning, after a call of the method ``set_epoch(epoch)`` if there is one.
+    All ranks take the number of steps given by ``length``: a rank whose samples end earlier begins again, and further
+    samples are left out. A run that is resumed from a checkpoint reads the samples up to its position without using
+    them. An evaluation uses all samples once, and metrics get them rank by rank.
 
     Args:
-        samples (iterable): of pairs of inputs and target, from the first on in each ``iter``.
-        length (int, from 1; default None): samples of an epoch, of all ranks together; for training. None:
-            ``len(samples)``, if it has that and is not ``sharded``.
+        samples (iterable): pairs of inputs and target, from the first pair on in each ``iter``.
+        length (int, from 1; default None): samples of an epoch of all ranks together, for training; None:
+            ``len(samples)``, if it has a length and is not ``sharded``.
         sharded (bool; default False): whether ``samples`` are this rank's own.
     """
 
@@ -43,7 +44,7 @@ class Stream(IterableDataset[object]):
             how = "once only" if isinstance(self.samples, Iterator) else "by number only, if at all"
             raise ValueError(
                 f"Stream: an object of type {type(self.samples).__name__} can be read {how}, and each epoch reads from "
-                "the beginning. Give an object whose __iter__ begins anew."
+                "the beginning. Give an object whose __iter__ starts at the beginning each time."
             )
         if isinstance(self.samples, DataLoader):
             raise ValueError(
@@ -62,7 +63,7 @@ class Stream(IterableDataset[object]):
 
     @property
     def known_length(self) -> int | None:
-        """Samples of an epoch, of all ranks together; None if they were not said."""
+        """Samples of an epoch of all ranks together; None if they are not known."""
         if self.length is not None or self.sharded or not isinstance(self.samples, Sized):
             return self.length
         return len(self.samples)
@@ -72,16 +73,16 @@ class Stream(IterableDataset[object]):
 
 
 def gives_by_number(samples: object) -> bool:
-    """Whether ``samples`` can be asked for one of them."""
+    """Whether a sample can be read by its number."""
     own = getattr(type(samples), "__getitem__", None)
-    # Dataset's raises NotImplementedError, and an IterableDataset has none but that.
+    # The method that Dataset defines, and IterableDataset inherits, only raises NotImplementedError.
     return own not in (None, Dataset.__getitem__) or any(
         hasattr(samples, name) for name in ("__getitems__", "read_batch")
     )
 
 
 def stream_of(samples: object) -> Stream | None:
-    """``samples`` as a stream if they are to be read as one."""
+    """``samples`` as a stream; None for a data set that is read by number."""
     if isinstance(samples, Stream):
         return samples
     if isinstance(samples, IterableDataset) and not gives_by_number(samples):
@@ -90,14 +91,14 @@ def stream_of(samples: object) -> Stream | None:
 
 
 class StreamReader:
-    """Reads this rank's samples of a stream, epoch by epoch, in one process.
+    """Reads this rank's samples of a stream, epoch by epoch, in a single process.
 
     Args:
         stream (Stream): the data set.
-        rank (int): this one.
-        ranks (int): their number.
-        seed (int): of the run: reading draws from global generators that are seeded with it, and the same on all ranks
-            unless the stream is sharded.
+        rank (int): this rank.
+        ranks (int): number of ranks.
+        seed (int): seed of the run, from which the global random generators are seeded for reading, equally on all
+            ranks unless the stream is sharded.
     """
 
     def __init__(self, stream: Stream, *, rank: int, ranks: int, seed: int) -> None:
@@ -107,16 +108,23 @@ class StreamReader:
         self._seed = seed
         self._epoch: int | None = None
         self._next = 0
-        """Of this rank's samples in this epoch the number of the one to be read."""
+        """Number of the next sample to read, of this rank's samples in the epoch."""
         self._iterator: Iterator[object] = iter(())
         self._ended = False
         self._generators = generators()
 
     def read(self, first: int, count: int, *, epoch: int | None, again: bool) -> list[object]:
-        """That number of this rank's samples, from the ``first`` of this ``epoch`` on.
+        """Read ``count`` of this rank's samples, fewer at the end of the stream.
 
-        Fewer if the stream ends; with ``again`` it begins anew then. What lies before ``first`` is read, and thrown
-        away, if it was not read just before. ValueError if there are none for this rank at all.
+        Args:
+            first (int): number of the first sample to return. Samples before it are read and dropped, unless they were
+                read by the call before.
+            count (int): number of samples.
+            epoch (int): number of the epoch; None for an evaluation.
+            again (bool): whether to begin again at the end of the stream.
+
+        Raises:
+            ValueError: there is no sample for this rank.
         """
         with generators_kept():
             if first == 0 or epoch != self._epoch or (first != self._next and not self._ended):

@@ -1,4 +1,4 @@
-"""Scores of a model on a whole data set, its samples shared by the ranks."""
+"""Evaluation of a model on a whole data set, whose samples the ranks share."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ def evaluate(
     step: Step | None = None,
     collate: Collate | None = None,
 ) -> dict[str, float]:
-    """Metrics of ``model`` on ``samples``, by name; the same on every rank of the initialised group, or alone.
+    """Metrics of ``model`` on ``samples`` by name, equal on all ranks of the initialised group, or on a single process.
 
-    The ranks' models must be the same. Each module is left in the mode, training or evaluation, that it was in.
+    The ranks' models must be equal. Modules stay in the mode, training or evaluation, that they are in.
 
     Args:
-        model (Module): on the device where it is to be evaluated.
-        samples (Dataset): pairs of inputs and target, as for ``train``.
-        metrics (dict): by name, as for ``train``.
+        model (Module): model, on the device that evaluates it.
+        samples (Dataset): pairs of inputs and targets, the same as for ``train``.
+        metrics (dict): metrics by name, the same as for ``train``.
         batch_size (int, from 1): samples per rank and forward pass.
-        precision (str; default "fp32"): "fp32", "tf32" or "bf16", as for ``train``.
+        precision (str; default "fp32"): "fp32", "tf32" or "bf16", the same as for ``train``.
         loader_processes (int, from 0; default 0): processes per rank that read ahead.
-        timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
-        group (ProcessGroup; default None): the ranks that evaluate; None: all.
-        step (callable; default None): as for ``train``; None: outputs are what the model returns.
-        collate (callable; default None): as for ``train``.
+        timeout (timedelta; default timedelta(minutes=10)): longest time that ranks wait for each other.
+        group (ProcessGroup; default None): ranks that evaluate; None: all.
+        step (callable; default None): the user's own step, the same as for ``train``; None: the model's return values
+            are the outputs.
+        collate (callable; default None): function that makes batches, the same as for ``train``.
 
     Raises:
         ValueError: a setting is not allowed.
-        TypeError: as for ``train``.
+        TypeError: the same as for ``train``.
         CommunicationError: a rank is lost or hangs.
     """
     if not is_whole(batch_size, 1):
@@ -92,7 +93,7 @@ def evaluate(
             communicator.close()
 
 
-# Not inference_mode: what a model keeps from a forward pass, a mask say, could not be trained with later.
+# Not inference_mode: tensors that a model keeps from a forward pass, such as masks, could not be used in training.
 @torch.no_grad()
 def scores(
     model: nn.Module,
@@ -105,14 +106,13 @@ def scores(
     precision: str,
     channel: Channel,
 ) -> dict[str, float]:
-    """As ``evaluate``, with the ranks of ``channel`` and the ``loader`` of ``samples``; a metric that is a
-    ``MeanLoss`` is given the losses of the ``forward``'s step.
+    """Same as ``evaluate``, with the ranks of ``channel`` and an open loader. Collective: see ``Scores.values``.
 
-    Collective: as ``Scores.values``.
+    A metric of the class ``MeanLoss`` gets the losses of the step of ``forward``.
     """
     device = device_of(model)
     stream = stream_of(samples)
-    # A rank without samples would have nothing to say: then each takes them all.
+    # Each rank evaluates all samples if there are fewer samples than ranks: a rank without any has no metrics.
     shared = stream is not None or length_of(samples) >= channel.size
     computed = Scores(metrics, channel=channel, device=device)
     losses = [metric for metric in metrics.values() if isinstance(metric, MeanLoss)]
@@ -123,7 +123,8 @@ def scores(
         with closing(_batches(samples, loader, batch_size=batch_size, channel=channel)) as batches:
             computing: tuple[object, object, int] | None = None
             for inputs, targets, count in batches:
-                # Only now that this batch is on its way: what metrics take of the one before, the host waits for.
+                # Metrics get the previous batch only now that this batch is on its way to the GPU, because the host
+                # waits for the GPU when metrics read their inputs.
                 if computing is not None:
                     computed.update(*computing)
                     computing = None
@@ -149,7 +150,7 @@ def scores(
 def _batches(
     samples: Dataset[object], loader: Loader, *, batch_size: int, channel: Channel
 ) -> Generator[tuple[object, object, int]]:
-    """Inputs, targets and number of samples of this rank's batches."""
+    """Inputs, targets and numbers of samples of this rank's batches."""
     if stream_of(samples) is not None:
         yield from loader.to_the_end(batch_size)
         return
@@ -162,7 +163,7 @@ def _batches(
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's parameters; ValueError if there are several or no parameters."""
+    """Device of the model's parameters; ValueError for several devices, or without parameters."""
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices))) or "none, as it has no parameters"
@@ -174,9 +175,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def current(device: torch.device) -> Iterator[None]:
-    """Inside, ``device`` is the current one if it is a GPU: what libraries allocate without naming a device would else
-    lie on the first, which every rank of the node would have a context on.
-    """
+    """Context in which ``device`` is torch's current device if it is a GPU."""
+    # Libraries that allocate memory without naming a device use the current device. By default, that is the first GPU
+    # of the node, which would get a context of every rank.
     if device.type != "cuda":
         yield
         return

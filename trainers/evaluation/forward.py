@@ -1,4 +1,4 @@
-"""One pass of a batch through the model, by the user's loss or by a step of the user's own."""
+"""Forward pass of a batch through the model, with the user's loss or the user's own step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from torch import Tensor, nn
 from trainers.optim.label_smoothing import smoothed
 
 Loss = Callable[..., Tensor]
-"""(outputs, targets) to a tensor without dimensions, the mean over the samples."""
+"""Function from (outputs, targets) to a tensor without dimensions, the mean over the samples."""
 Step = Callable[[nn.Module, tuple[object, object]], Mapping[str, object]]
-"""(model, (inputs, targets)) to {"loss": a tensor without dimensions, "outputs": …}."""
+"""Function from (model, (inputs, targets)) to {"loss": a tensor without dimensions, "outputs": …}."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """What is done with a batch: the user's ``loss`` of the model's outputs, or the user's ``step``."""
+    """Computation of a batch's loss and outputs."""
 
     loss: Loss | None = None
+    """Loss of the model's outputs; None with a step."""
     step: Step | None = None
+    """The user's own forward pass and loss; None with a loss."""
     label_smoothing: float = 0.0
+    """Probability that is spread evenly over all classes of the targets, with a loss."""
 
     def training_loss(self, model: nn.Module, inputs: object, targets: object) -> Tensor:
-        """The mean loss of the batch, which gradients can be had of. TypeError if it is none."""
+        """Mean loss of the batch, with gradients; TypeError for any other value of the user's function."""
         if self.step is not None:
             return _one_loss(self._stepped(model, inputs, targets)["loss"], "step")
         assert self.loss is not None
@@ -39,6 +42,7 @@ class Forward:
         try:
             value = self.loss(outputs, targets)
         except (TypeError, AttributeError) as error:
+            # A loss that gets a structure in place of a tensor raises such an error, which does not name the cause.
             if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
                 raise
             raise TypeError(
@@ -51,9 +55,7 @@ class Forward:
     def evaluated(
         self, model: nn.Module, inputs: object, targets: object, *, outputs: bool
     ) -> tuple[Tensor | None, object]:
-        """The step's loss, None without a step, and the outputs. TypeError if ``outputs`` are needed, and there are
-        none.
-        """
+        """Loss of the user's step, None without a step, and outputs; TypeError if needed ``outputs`` are missing."""
         if self.step is None:
             return None, outputs_of(model, inputs)
         found = self._stepped(model, inputs, targets)
@@ -77,7 +79,7 @@ class Forward:
 
 
 def outputs_of(model: nn.Module, inputs: object) -> object:
-    """The model's output; a list, a tuple or a dictionary of inputs becomes its arguments."""
+    """Output of the model, whose arguments are the items of a list, tuple or dictionary of inputs."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, (list, tuple)):
@@ -86,7 +88,7 @@ def outputs_of(model: nn.Module, inputs: object) -> object:
 
 
 def _one_loss(value: object, whose: str) -> Tensor:
-    """``value``, what ``loss`` or ``step`` returned. TypeError if it is not one number that can be derived."""
+    """``value``, returned by ``loss`` or ``step``; TypeError unless it is a single number with a gradient."""
     loss = _one_number(value, whose)
     if not loss.requires_grad:
         raise _no_loss("a tensor that depends on no trained parameter, so that there is no gradient", whose)

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: functions of all outputs and targets, and objects that take one batch after the other."""
+"""Metrics of an evaluation: functions of all outputs and targets, and objects that get a batch at a time."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from trainers.evaluation.torchmetrics_states import alone, joined_over
 from trainers.structures import joined, mapped, moved
 
 _TEXT_BYTES = 400
-"""Of what rank 0 says about a metric that failed, on the others."""
+"""Length of rank 0's error about a metric on the other ranks."""
 
 _Batch = tuple[int, object, object]
-"""Samples, outputs and targets."""
+"""Number of samples, outputs and targets."""
 
 
 @runtime_checkable
 class StreamingMetric(Protocol):
-    """A metric that is given a batch at a time, so that no outputs need to be kept. Those of torchmetrics are such.
+    """Metric that gets a batch at a time, so that outputs need not be kept, such as those of torchmetrics.
 
-    One of your own also has ``sums()``, which returns the tensors of its state, such as counts of samples and of hits.
-    The ranks sum them, in place, before ``compute``. Those of torchmetrics, which have ``sync_on_compute``, join their
-    states themselves in ``compute``, here over the ranks of the evaluation.
+    A metric of your own also needs ``sums()``, which returns the tensors of its state, such as counts of samples and of
+    hits; the ranks sum them, in place, before ``compute``. Metrics of torchmetrics, which have ``sync_on_compute``,
+    combine their states in ``compute`` themselves, here over the ranks of the evaluation.
     """
 
     def reset(self) -> object:
-        """Begin anew: before each evaluation."""
+        """Clear the state, before each evaluation."""
         ...
 
     def update(self, outputs: Any, targets: Any, /) -> object:
-        """Take one batch of this rank, on its device and in the structure that the model and the data set give."""
+        """Add a batch of this rank, on its device and in the structures of the model and the data set."""
         ...
 
     def compute(self) -> Tensor | float:
-        """The value over all that was taken. Called on every rank, of which rank 0's counts; on rank 0 alone where
-        there are fewer samples than ranks.
+        """Value over all batches. Called on all ranks, of which rank 0's value counts; on rank 0 alone if there are
+        fewer samples than ranks.
         """
         ...
 
 
 Metric = Callable[..., "Tensor | float"] | StreamingMetric
-"""(outputs, targets) of all samples, in the order of the set, to one number; or an object that takes batches."""
+"""Function from (outputs, targets) of all samples, in the order of the set, to a number; or a StreamingMetric."""
 
 
 def is_streaming(metric: object) -> bool:
-    """Whether ``metric`` is an object that takes batches."""
+    """Whether ``metric`` is a StreamingMetric."""
     return isinstance(metric, StreamingMetric) and not isinstance(metric, type)
 
 
 def check_metrics(metrics: Mapping[str, object]) -> None:
-    """ValueError if one of ``metrics`` is neither a function nor an object that ranks can share."""
+    """Raise ValueError if a metric is neither a function nor an object whose state ranks can combine."""
     for name, metric in metrics.items():
         if isinstance(metric, type) and hasattr(metric, "update"):
             raise ValueError(
@@ -75,12 +75,12 @@ def check_metrics(metrics: Mapping[str, object]) -> None:
 
 
 class Scores:
-    """The metrics of one evaluation, on one rank: given batches by ``update``, then asked for ``values``.
+    """Metrics of an evaluation on a rank: ``update`` adds batches, ``values`` then computes all metrics.
 
     Args:
-        metrics (dict): by name, functions and objects.
-        channel (Channel): the ranks.
-        device (device): of the model.
+        metrics (dict): functions and StreamingMetrics by name.
+        channel (Channel): ranks of the evaluation.
+        device (device): device of the model.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], *, channel: Channel, device: torch.device) -> None:
@@ -100,25 +100,26 @@ class Scores:
         self._kept: list[_Batch] = []
 
     def update(self, outputs: object, targets: object, samples: int) -> None:
-        """Take a batch of ``samples`` samples. What functions will need of it goes to the CPU's memory."""
+        """Add a batch of ``samples`` samples."""
         outputs = mapped(outputs, _full)
+        # Functions need all batches at the end: they are kept in the CPU's memory, as a GPU may not have the room.
         for metric in self._streaming.values():
             metric.update(outputs, targets)
         if self._functions:
             self._kept.append((samples, mapped(outputs, Tensor.cpu), mapped(targets, Tensor.cpu)))
 
     def values(self, *, shared: bool) -> dict[str, float]:
-        """By name, the same on all ranks to the last bit, as they decide by them: rank 0's.
+        """Values of rank 0 by name, equal on all ranks to the last bit, because ranks make decisions by them.
 
-        Collective: a broadcast; before it, if ``shared``, with functions two gathers, of each object's state an
-        all-reduce, of torchmetrics' two gathers.
+        Collective: a broadcast; before that, if ``shared``, two gathers for functions, an all-reduce for each tensor of
+        an object's state, two gathers for each state of torchmetrics.
 
         Args:
-            shared (bool): each rank was given samples of its own; else rank 0 was given all.
+            shared (bool): whether each rank had samples of its own; otherwise rank 0 had all.
 
         Raises:
-            TypeError: a metric returned something else than one number, or what batches hold cannot be joined.
-            RuntimeError: on other ranks, where that or something else went wrong on rank 0.
+            TypeError: a metric returned something else than a single number, or batches cannot be joined.
+            RuntimeError: on other ranks, after an error on rank 0.
         """
         together = self._gathered(shared)
         found: dict[str, float] = {}
@@ -130,7 +131,7 @@ class Scores:
 
         def compute() -> list[float]:
             if not shared:
-                # The other ranks' have taken nothing, of which many a quotient cannot be.
+                # On rank 0 alone: without a batch, many metrics of the other ranks would divide by zero.
                 for name, metric in self._streaming.items():
                     with alone(metric):
                         found[name] = one_number(name, metric.compute())
@@ -149,11 +150,11 @@ class Scores:
         return dict(zip(self._names, self._of_first_rank(compute), strict=True))
 
     def _gathered(self, shared: bool) -> list[_Batch]:
-        """The batches of all ranks, in their order, on rank 0; not joined, as what cannot be is to fail there."""
+        """Batches of all ranks in order of rank on rank 0, not joined yet; no batches on other ranks."""
         if not self._functions:
             return []
         mine, self._kept = self._kept, []
-        # Where rank 0 has no batch, those of others come as tuples, lists and dictionaries.
+        # Without a batch on rank 0, those of other ranks become tuples, lists and dictionaries.
         of_ranks = gathered(mine, self._channel, self._device) if shared else [mine]
         return [batch for batches in of_ranks or () for batch in cast(list[_Batch], batches)]
 
@@ -165,11 +166,11 @@ class Scores:
         except RuntimeError as error:
             if self._device.type == "cpu" or "same device" not in str(error):
                 raise
-        # It holds tensors of the GPU, weights of classes say.
+        # The function has tensors on the GPU itself, such as weights of classes.
         return function(moved(outputs, self._device), moved(targets, self._device))
 
     def _sum(self, name: str, metric: StreamingMetric) -> None:
-        # torchmetrics join their states themselves; one of these may have the name.
+        # Metrics of torchmetrics combine their states themselves, and may have an attribute of this name.
         own: Callable[[], Iterable[Tensor]] | None = getattr(metric, "sums", None)
         if own is None or hasattr(metric, "sync_on_compute") or self._channel.size == 1:
             return
@@ -179,7 +180,7 @@ class Scores:
                     f"metrics: sums() of {name!r} returned {type(tensor).__name__} in its list, and must return "
                     "tensors, which the ranks sum in place."
                 )
-            # In the host's memory, where a rank that hangs is an error after the time-out.
+            # Sent from the host's memory, where a rank that hangs is an error after the time-out.
             sent = tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
             tensor.copy_(self._channel.all_reduce(sent).wait())
 
@@ -188,7 +189,9 @@ class Scores:
         if self._channel.rank == 0:
             try:
                 values = compute()
-            except Exception as error:  # the user's own function; the other ranks wait for its outcome
+            except (
+                Exception
+            ) as error:  # any exception of the user's function; the other ranks wait for its outcome
                 if self._channel.size == 1:
                     raise
                 failed = error
@@ -203,40 +206,40 @@ class Scores:
 
 
 class MeanLoss:
-    """The validation loss of a step of the user's own: the mean over samples of its losses of batches."""
+    """Validation loss with the user's own step: the mean over samples of the step's losses of batches."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Clear the sums."""
         self._sums.zero_()
 
     def add(self, loss: Tensor, samples: int) -> None:
-        """``loss`` is the mean over ``samples`` samples."""
+        """Add ``loss``, the mean over ``samples`` samples."""
         self._sums[0] += loss.detach().double() * samples
         self._sums[1] += samples
 
     def update(self, outputs: object, targets: object, /) -> None:
-        """Takes nothing of what is for the metrics."""
+        """Do nothing, as ``add`` gets the losses."""
 
     def sums(self) -> list[Tensor]:
-        """The sum of losses, and the number of samples."""
+        """Sum of losses and number of samples, in a tensor."""
         return [self._sums]
 
     def compute(self) -> Tensor:
-        """Their quotient. ValueError where no rank has been given a sample."""
+        """Mean loss; ValueError if no rank had a sample."""
         if not self._sums[1]:
             raise ValueError("validation_set: it gave no rank a sample. Bring data.")
         return self._sums[0] / self._sums[1]
 
 
 def one_number(name: str, value: object) -> float:
-    """``value``, which the metric ``name`` returned. TypeError if it is not one number."""
+    """``value``, returned by the metric ``name``, as a float; TypeError unless it is a single number."""
     shape = ""
     if isinstance(value, Tensor):
         if value.numel() == 1 and not value.is_complex():
-            # An error here is a GPU's, of whatever it was about just before.
+            # Not in the try below: an error here comes from an earlier operation of the GPU, and is raised unchanged.
             return float(value.item())
         shape = f" of shape {tuple(value.shape)} and {value.dtype}"
     else:
@@ -252,5 +255,5 @@ def one_number(name: str, value: object) -> float:
 
 
 def _full(tensor: Tensor) -> Tensor:
-    """In single precision where it has the eight bits of bf16."""
+    """``tensor`` in single precision if it is in bf16, whose eight bits are too few for metrics."""
     return tensor.float() if tensor.dtype is torch.bfloat16 else tensor

@@ -1,5 +1,7 @@
-"""torchmetrics' metrics over the ranks of a run. By default their ``compute`` joins states over all ranks that torch
-has, and waits without our time-out; here, over the channel's ranks, within it.
+"""Metrics of torchmetrics over the ranks of a run.
+
+By default, their ``compute`` combines states over all ranks of torch, without the run's time-out; here it combines them
+over the ranks of a channel, within the time-out.
 """
 
 from __future__ import annotations
@@ -21,22 +23,23 @@ _TYPES = (
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 _DIMENSIONS = 64
-"""The most that torch has."""
+"""Most dimensions of a tensor in torch."""
 _OF_MASKS = "_gather_tuple_list"
-"""The method by which MeanAveragePrecision joins masks, which are no tensors, over all ranks that torch has."""
+"""Method by which MeanAveragePrecision combines masks, which are no tensors, over all ranks of torch."""
 _ABSENT = -1
-"""In the place of a type: there is no tensor."""
+"""Number in place of a type where there is no tensor."""
 
 
 class _Absent(Tensor):
-    """In the list of a rank that has fewer tensors than others."""
+    """Stand-in in the list of a rank that has fewer tensors than others."""
 
 
 @contextmanager
 def joined_over(metric: object, channel: Channel) -> Iterator[None]:
-    """Inside, ``metric.compute()`` is of what the ranks of ``channel`` were given, and so are those of metrics in it.
-    What has a ``process_group`` or a ``dist_sync_fn`` from its user is left as it is. Other objects than torchmetrics'
-    are, too. Collective.
+    """Context in which ``metric.compute()`` combines the states of the ranks of ``channel``. Collective.
+
+    That holds for metrics inside of ``metric`` too. Metrics to which the user gave a ``process_group`` or a
+    ``dist_sync_fn``, and objects that are not of torchmetrics, are left unchanged.
     """
     parts = [
         part
@@ -54,6 +57,7 @@ def joined_over(metric: object, channel: Channel) -> Iterator[None]:
     finally:
         for part, available, lists in before:
             part.dist_sync_fn, part.distributed_available_fn = None, available
+            # The class's own method is found again without the instance's attribute.
             vars(part).pop(_OF_MASKS, None)
             for name, own in lists.items():
                 setattr(part, name, own)
@@ -61,8 +65,9 @@ def joined_over(metric: object, channel: Channel) -> Iterator[None]:
 
 @contextmanager
 def alone(metric: object) -> Iterator[None]:
-    """Inside, ``metric.compute()`` is of what this rank was given, whatever its user has set, and so are those of
-    metrics in it: no other rank calls it. Other objects than torchmetrics' are left as they are.
+    """Context in which ``metric.compute()`` uses the state of this rank only, whatever the user has set.
+
+    That holds for metrics inside of ``metric`` too. Objects that are not of torchmetrics are left unchanged.
     """
     parts = _parts(metric)
     before = [(part, part.distributed_available_fn) for part in parts]
@@ -76,21 +81,22 @@ def alone(metric: object) -> Iterator[None]:
 
 
 def _parts(metric: object) -> list[Any]:
-    """Of torchmetrics' ``metric`` itself and the metrics in it; of another object none."""
+    """A metric of torchmetrics and all metrics inside of it; () for another object."""
     modules = metric.modules() if isinstance(metric, nn.Module) else ()
     return [part for part in modules if hasattr(part, "sync_on_compute")]
 
 
 def _made_equally_long(part: Any, channel: Channel) -> dict[str, list[Tensor]]:
-    """Bring the lists of tensors that ``part`` does not concatenate before it sends them, of a tensor a batch or a
-    sample, to the length of the longest of all ranks. Returns by name the lists as they were.
+    """Make each list of tensors in the state of ``part`` as long as the longest of all ranks; returns the lists before.
+
+    Lists that the metric concatenates before it sends them are left out. Collective.
     """
     kept = {}
     for name, joins in getattr(part, "_reductions", {}).items():
         own = getattr(part, name)
         if channel.size == 1 or not isinstance(own, list) or getattr(joins, "__name__", "") == "dim_zero_cat":
             continue
-        # Masks, say; a rank without samples does not know.
+        # Entries may be no tensors, such as masks, which a rank without samples cannot know.
         if any(channel.number_of_each(int(not all(isinstance(entry, Tensor) for entry in own)))):
             continue
         kept[name] = own
@@ -100,8 +106,9 @@ def _made_equally_long(part: Any, channel: Channel) -> dict[str, list[Tensor]]:
 
 
 def _tuples_of_all_ranks(channel: Channel, own: list[Any], group: object = None) -> list[Any]:
-    """The entries of the ranks' lists, tuples of numbers, text and bytes, in the order in which torchmetrics has those
-    of other states: of each rank the first, of each the second, and so on.
+    """Entries of the ranks' lists, tuples of numbers, text and bytes, in torchmetrics' order of other states.
+
+    That order has the first entries of all ranks, then the second entries of all ranks, and so on.
     """
     sent = torch.frombuffer(bytearray(json.dumps(own, default=_as_text).encode()), dtype=torch.uint8)
     lists = [json.loads(bytes(part.numpy()), object_hook=_as_bytes) for part in _of_all_ranks(channel, sent)]
@@ -126,10 +133,12 @@ def _tuples(value: Any) -> Any:
 
 
 def _of_all_ranks(channel: Channel, tensor: Tensor, group: object = None) -> list[Tensor]:
-    """The tensors of the ranks that have one, whose shapes may differ, in order of rank, where ``tensor`` is. Of a rank
-    that was given nothing torchmetrics has an empty one of any type: it becomes one that can be joined with the others.
-    They are sent from the host's memory: where they are may differ between ranks.
+    """Tensors of all ranks that have one, of any shapes, in order of rank, on the device of ``tensor``.
+
+    Empty tensors, which torchmetrics has with any type on ranks without samples, become tensors that can be
+    concatenated with the others.
     """
+    # Sent from the host's memory, because the devices may differ between ranks.
     own = tensor.detach().to("cpu").contiguous()
     described = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device="cpu")
     number = _ABSENT if isinstance(tensor, _Absent) else _TYPES.index(own.dtype)

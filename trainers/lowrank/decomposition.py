@@ -1,8 +1,8 @@
 """Singular value decompositions of many matrices, shared by the ranks.
 
-Each matrix is decomposed by one rank, which hands the result to all others: no work is done twice, and all
-hold the same bits. Ranks that decomposed for themselves could differ in the signs of singular vectors, which
-are not determined, or in roundings.
+Each matrix is decomposed by a single rank, which sends the result to all others: no work is done twice, and all ranks
+have the same bits. Otherwise, ranks could differ in the signs of singular vectors, which are not determined, or in
+roundings.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from trainers.communication.buckets import broadcast_everywhere
 from trainers.communication.communicator import Communicator
 from trainers.precision import full_precision
 
+# The Gram matrix is 2.4 times faster, but in single precision loses singular values below 3e-4 of the largest.
 GRAM_CUTOFF = 0.05
-"""From this cutoff on singular vectors come from the Gram matrix: 2.4 times faster, in single precision blind
-for singular values below 3e-4 of the largest."""
+"""Least cutoff for which singular vectors are computed from the Gram matrix in single precision."""
+# On a GPU the Gram matrix is faster, because cuSOLVER's iterations leave most of the GPU idle. Down to this part,
+# double precision makes the singular vectors of the longer side as orthogonal as a decomposition in single precision.
 DOUBLE_GRAM_REACH = 1e-6
-"""Down to this part of the largest, singular vectors of the longer side come from the Gram matrix in double precision
-as orthogonal as a single-precision decomposition gives them; below, they are orthogonalised. On a GPU the Gram matrix
-is the fast way: cuSOLVER's iterations leave most of it idle."""
+"""Part of the largest singular value below which vectors from the Gram matrix are orthogonalised."""
 
 
 @full_precision()
 def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
-    """U (m × k), singular values (k, falling), Vᵀ (k × n) of ``matrix`` (m × n), in its dtype.
+    """U (m × k), singular values (k, falling) and Vᵀ (k × n) of ``matrix`` (m × n), in its dtype.
 
-    k is the largest i with σ_i > ``cutoff`` · σ_1 (Eq. 5.4), at least 1; with ``cutoff`` 0, and for a matrix of
-    zeros, of which nothing is small beside the rest, all are kept. Of a matrix that is not finite all is NaN:
-    the run has diverged, and its loss shall say so, on every rank.
+    k is the largest i with σ_i > ``cutoff`` · σ_1 (dissertation, Eq. 5.4), at least 1; all singular values are kept
+    with ``cutoff`` 0, and for a matrix of zeros. For a matrix that is not finite all results are NaN with k = 1: the
+    run has diverged, and its loss has to show that on every rank.
     """
-    # Half-precision types have no decompositions.
+    # There are no decompositions for types of half precision.
     work = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
     largest = work.abs().amax()
     if not bool(torch.isfinite(largest)):
         return (matrix[:, :1] * torch.nan, matrix[0, :1] * torch.nan, matrix[:1] * torch.nan)
-    # Zeros have every basis; the Gram matrix would give none that is orthogonal on both sides.
+    # Any basis fits a matrix of zeros, but the Gram matrix would not give orthogonal vectors on both sides.
     zeros = not bool(largest)
     found = None
     if not zeros:
-        # Squares of very large or small entries would leave the range of the type.
+        # Scaled, because squares of very large or small entries would leave the range of the type.
         scaled = work / largest
         if work.is_cuda and work.dtype is torch.float32:
             found = _by_double_gram(scaled, cutoff)
@@ -57,7 +57,7 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
     k = len(values) if zeros else _kept(values, cutoff)
     u, vt = u[:, :k], vt[:k]
     if by_gram:
-        # Those of small singular values are orthogonal to 1e-4 only.
+        # Vectors of small singular values are orthogonal only to 1e-4.
         if matrix.shape[0] < matrix.shape[1]:
             vt = _straightened(vt.T).T
         else:
@@ -66,19 +66,19 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _kept(values: Tensor, cutoff: float) -> int:
-    """How many of the singular ``values``, falling, ``cutoff`` leaves."""
+    """Number of the falling singular ``values`` that are above ``cutoff`` times the largest, at least 1."""
     return len(values) if cutoff == 0 else max(1, int((values > cutoff * values[0]).sum()))
 
 
 def _straightened(basis: Tensor) -> Tensor:
-    """``basis``, whose columns are nearly orthonormal, with the square of its error (Newton-Schulz)."""
+    """``basis``, with nearly orthonormal columns, after a Newton-Schulz step, which squares its error."""
     return 1.5 * basis - 0.5 * basis @ (basis.T @ basis)
 
 
 def _by_double_gram(matrix: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """As ``torch.linalg.svd``, from the Gram matrix in double precision; None where its decomposition fails.
+    """Same as ``torch.linalg.svd``, from the Gram matrix in double precision; None where that decomposition fails.
 
-    Also of a rank-deficient matrix, as one is that was multiplied out of low-rank factors.
+    It works for rank-deficient matrices too, such as products of low-rank factors.
     """
     if matrix.shape[0] < matrix.shape[1]:
         found = _by_double_gram(matrix.T, cutoff)
@@ -87,19 +87,20 @@ def _by_double_gram(matrix: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tens
         u, values, vt = _by_gram(matrix.double())
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return None
-    # Those of roundings alone come in any order.
+    # Singular values that are only roundings have no order.
     values, order = values.sort(descending=True)
     u, vt = u[:, order], vt[order]
     if bool(values[_kept(values, cutoff) - 1] <= DOUBLE_GRAM_REACH * values[0]):
-        # Householder's Q is orthogonal whatever the columns are, also zeros; large ones change by roundings.
+        # Householder's Q is orthogonal for any columns, zeros included, and changes large columns by roundings only.
         q, r = torch.linalg.qr(u * values)
         u = torch.where(r.diagonal() < 0, -q, q)
     return u.to(matrix.dtype), values.to(matrix.dtype), vt.to(matrix.dtype)
 
 
 def _by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``torch.linalg.svd``, for singular values that are not small beside the largest. The vectors of the
-    longer side come from the others and are as orthogonal as the singular values are large.
+    """Same as ``torch.linalg.svd``, for singular values that are not small compared to the largest.
+
+    Vectors of the longer side are images of the others, and the less orthogonal the smaller their singular values.
     """
     if matrix.shape[0] < matrix.shape[1]:
         v, values, ut = _by_gram(matrix.T)
@@ -107,28 +108,36 @@ def _by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _, vectors = torch.linalg.eigh(matrix.T @ matrix)
     v = vectors.flip(1)
     images = matrix @ v
-    # Of the image the length is the singular value, more exactly than the eigenvalue's root is.
+    # The length of the image is the singular value, with a smaller error than the square root of the eigenvalue.
     lengths = images.norm(dim=0)
     u = images / lengths.clamp(min=torch.finfo(matrix.dtype).tiny)
     return u, lengths, v.T
 
 
 class SharedWork:
-    """Deals tasks to ranks, the dearest first, and spreads what each brought. Collective."""
+    """Divides tasks among the ranks by their costs, and sends the results to all ranks. Collective."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self.own_s = 0.0
-        """Seconds that this rank has worked."""
-        # Makes the groups now: a resumed run goes on counting what groups send that are there.
+        """Seconds that this rank has spent on tasks."""
+        # Makes the channels now, because a resumed run restores the counters of existing channels only.
         broadcast_everywhere(communicator, [], source=0)
 
     @torch.no_grad()
     def run(
         self, costs: Sequence[float], work: Callable[[int], Sequence[Tensor]], dtypes: Sequence[torch.dtype]
     ) -> list[list[Tensor]]:
-        """For every task what ``work(task)``, called on one rank, returned: tensors of ``dtypes[task]``, as
-        many for each task, of up to two dimensions.
+        """Results of all tasks on all ranks.
+
+        Args:
+            costs (sequence of float): cost of each task, in any unit.
+            work (callable): function of a task's number, called on a single rank; returns tensors of up to two
+                dimensions, equally many for each task.
+            dtypes (sequence of dtype): type of each task's tensors.
+
+        Raises:
+            RuntimeError: the work of another rank failed.
         """
         communicator = self._communicator
         if not costs:
@@ -142,6 +151,7 @@ class SharedWork:
                 if owner == communicator.rank:
                     own[task] = [tensor.contiguous() for tensor in work(task)]
         except Exception as error:
+            # Raised after the exchange, so that the other ranks do not wait for this rank's results.
             failure = error
         self.own_s += self._now() - begin
         if communicator.size > 1:
@@ -164,7 +174,7 @@ class SharedWork:
         return results
 
     def _agree_that_all_worked(self, failure: Exception | None) -> None:
-        """RuntimeError on the ranks that did their part where another has failed: it shares nothing with them."""
+        """Raise RuntimeError on ranks without a failure if another rank has failed, whose results would not come."""
         communicator = self._communicator
         flag = torch.tensor([failure is not None], dtype=torch.int64, device="cpu")
         failed = [rank for rank, one in enumerate(communicator.service.all_gather(flag)) if one.item()]
@@ -175,17 +185,17 @@ class SharedWork:
             )
 
     def _now(self) -> float:
-        """Seconds, when all that was started on the device is done: at decompositions only, which are rare."""
+        """Time in seconds after all operations on the device have ended; called only around the rare decompositions."""
         if self._communicator.device.type == "cuda":
             torch.cuda.synchronize(self._communicator.device)
         return time.perf_counter()
 
     def _shapes(self, own: dict[int, list[Tensor]], tasks: int) -> list[list[tuple[int, ...]]]:
-        """The shapes of each task's tensors, known to the owners only so far."""
+        """Shapes of the tensors of all tasks, from the ranks that have them."""
         communicator = self._communicator
         counts = torch.tensor([max((len(tensors) for tensors in own.values()), default=0)], device="cpu")
         per_task = max(int(count.item()) for count in communicator.service.all_gather(counts))
-        # Dimensions one higher than they are, so that 0 means that there is none.
+        # Lengths plus 1, so that 0 means that the tensor does not have the dimension.
         table = torch.zeros(tasks, per_task, 2, dtype=torch.int64, device="cpu")
         for task, tensors in own.items():
             for index, tensor in enumerate(tensors):
@@ -196,7 +206,8 @@ class SharedWork:
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[int]:
-    """The rank of each task, such that no rank has much more than the others: longest first (LPT)."""
+    """Rank of each task, with similar total costs for all ranks (LPT scheduling)."""
+    # The most expensive task first, always to the rank with the least costs so far.
     loads, owners = [0.0] * ranks, [0] * len(costs)
     for task in sorted(range(len(costs)), key=lambda task: -costs[task]):
         rank = min(range(ranks), key=loads.__getitem__)
@@ -206,6 +217,6 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 def svd_cost(rows: int, columns: int) -> float:
-    """Operations, up to a constant, that the decomposition of such a matrix takes."""
+    """Number of operations, up to a constant, of the decomposition of a matrix of ``rows`` × ``columns``."""
     short, long = sorted((rows, columns))
     return float(long * short * short + 4 * short**3)

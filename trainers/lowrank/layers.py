@@ -1,8 +1,7 @@
-"""Layers whose weight is a product of factors: which can be, how they come to be, and how they compute.
+"""Layers whose weight is a product of factors: their selection, conversion and forward pass.
 
-A layer keeps its place, name, hooks and bias; only its weight is exchanged. ``layer.weight`` still reads as
-the whole matrix, so that code which looks there (``nn.MultiheadAttention`` at its output projection) goes on
-working, with gradients.
+A layer keeps its place, name, hooks and bias; only its weight is replaced. ``layer.weight`` still is the whole matrix,
+with gradients, so that code which uses it continues to work (``nn.MultiheadAttention`` for its output projection).
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from trainers.names import format_of, plain_name
 from trainers.precision import full_precision
 
 SMALLEST_SIDE = 16
-"""Weights with a smaller side stay whole: there is nothing to gain."""
+"""Least rows and columns of a weight that is factored; for smaller weights, factors save nothing."""
+# "tensors of disadvantageous shapes" (dissertation, 4.3)
 LARGEST_ASPECT = 64
-"""Weights with sides further apart stay whole: "tensors of disadvantageous shapes" (dissertation, 4.3)."""
+"""Largest ratio of the sides of a weight that is factored."""
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
 _OTHER_LAYERS = (
@@ -41,19 +41,23 @@ _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MatrixWeight:
-    """The weight of a layer, taken as a matrix of ``rows`` outputs and ``columns`` of everything else."""
+    """Weight of a layer as a matrix, of ``rows`` outputs and ``columns`` with all other dimensions."""
 
     name: str
-    """As in the state of the model before it was factored: "blocks.0.attention.in_proj_weight"."""
+    """Name in the state of the unfactored model, such as "blocks.0.attention.in_proj_weight"."""
     module: nn.Module
+    """Layer that has the weight."""
     attribute: str
+    """Name of the weight in the layer."""
     shape: torch.Size
+    """Shape of the unfactored weight."""
 
     @property
     def layer(self) -> str:
-        """The layer's name, for metrics, compiled or not: "blocks.0.attention.in_proj"; "weight" if it is all."""
+        """Name of the layer for metrics, also of a compiled model: "blocks.0.attention.in_proj"; "weight" for a model
+        that is a single layer."""
         name = plain_name(self.name)
-        # Of one suffix only: a layer may be called "gate_weight", beside "gate".
+        # A single suffix is removed, because a layer may be called "gate_weight", beside a layer "gate".
         return name.removesuffix(".weight" if self.attribute == "weight" else "_weight")
 
     @property
@@ -66,18 +70,18 @@ class MatrixWeight:
 
     @property
     def whole(self) -> nn.Parameter:
-        """The parameter, while the weight is one. KeyError while it is factored."""
+        """Parameter of an unfactored weight; KeyError for a factored weight."""
         return cast(nn.Parameter, self.module._parameters[self.attribute])
 
     @property
     def factors(self) -> dict[str, nn.Parameter]:
-        """By name, in the order of their product; empty while the weight is whole."""
+        """Factors by name, in the order of their product; empty for an unfactored weight."""
         names = getattr(self.module, "_factors", {}).get(self.attribute, ())
         held = cast(dict[str, nn.Parameter], self.module._parameters)
         return {name: held[f"{self.attribute}_{name}"] for name in names}
 
     def matrix(self) -> Tensor:
-        """The weight as a matrix, factored or not; a product in full precision."""
+        """Weight as a matrix, multiplied out in full precision if it is factored."""
         with full_precision():
             return cast(Tensor, getattr(self.module, self.attribute)).reshape(self.rows, self.columns)
 
@@ -85,12 +89,16 @@ class MatrixWeight:
 def matrix_weights(
     model: nn.Module, *, first: bool = True, last: bool = True, factored: bool = True
 ) -> list[MatrixWeight]:
-    """The weights of ``model`` that may be factored, in the order in which it defines its layers.
+    """Weights of ``model`` that may be factored, in the order in which it defines its layers.
 
-    These are the weights of Linear, Conv1d, Conv2d and MultiheadAttention whose sides allow it, which are
-    trained, which no other layer shares, and whose numbers are real. ``first`` and ``last``: whether those of
-    the model's first and last layer with a weight (of any kind, embeddings included) may be among them.
-    ``factored``: whether those that are factored already may.
+    These are weights of Linear, Conv1d, Conv2d and MultiheadAttention of suitable shapes, which are trained, real, and
+    not shared with another layer.
+
+    Args:
+        model (Module): the model.
+        first (bool): whether to include weights of the first layer with a weight, embeddings included.
+        last (bool): whether to include weights of the last layer with a weight.
+        factored (bool): whether to include weights that are factored already.
     """
     layers = list(_layers(model))
     owners: dict[int, int] = {}
@@ -119,12 +127,12 @@ def matrix_weights(
 
 
 def _may_be(whole: nn.Parameter) -> bool:
-    # Of complex numbers the decompositions, and the moments in their coordinates, would be others.
+    # Complex weights would need other decompositions, and another projection of the optimizer's moments.
     return whole.requires_grad and not whole.is_complex()
 
 
 def refuse_untrained(owner: str, weights: Iterable[MatrixWeight], optimizer: Optimizer) -> None:
-    """ValueError if ``optimizer`` leaves out one of ``weights``, which are whole."""
+    """Raise ValueError if ``optimizer`` does not train one of ``weights``, which must be unfactored."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for weight in weights:
         if id(weight.whole) not in trained:
@@ -135,7 +143,7 @@ def refuse_untrained(owner: str, weights: Iterable[MatrixWeight], optimizer: Opt
 
 
 def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None:
-    """Replace the weight, whole or factored, by the product of ``factors``, matrices given in its order."""
+    """Replace the weight, factored or not, by the product of the matrices ``factors``, in their order."""
     module, attribute = weight.module, weight.attribute
     first, *_, last = factors.values()
     formats: dict[str, torch.memory_format] = {**getattr(module, "_whole_formats", {})}
@@ -150,7 +158,7 @@ def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None
 
 
 def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Parameter:
-    """Let the weight be one trained parameter again, with the value ``matrix`` or its factors' product."""
+    """Replace the factors by a single trained parameter with the value ``matrix``, or the product of the factors."""
     if matrix is None:
         with torch.no_grad():
             matrix = weight.matrix().clone()
@@ -166,10 +174,10 @@ def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Paramet
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """Multiply all factors of low-rank weights out, in place; returns the model, which is then an ordinary one.
+    """Multiply out all factors of low-rank weights, in place; returns the model, which then has ordinary layers.
 
     Args:
-        model (Module): as OIALR leaves it, or any other.
+        model (Module): a model trained by OIALR, or any other model, which stays unchanged.
     """
     for weight in matrix_weights(model):
         if weight.factors:
@@ -178,7 +186,7 @@ def merged(model: nn.Module) -> nn.Module:
 
 
 def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
-    """The matrix that ``factors`` make, multiplied from its narrower side."""
+    """Product of ``factors``, of ``rows`` × ``columns``, multiplied from its narrower side."""
     if columns < rows:
         result = factors[-1]
         for factor in reversed(factors[:-1]):
@@ -191,39 +199,41 @@ def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
 
 
 def cheapest(factors: tuple[Tensor, ...], rows: int) -> list[tuple[Tensor, ...]]:
-    """``factors`` in their order, in groups of which each is best multiplied into one matrix before ``rows`` inputs
-    go through: what takes the fewest multiplications, those of the backward pass counted where there is one.
+    """Groups of ``factors`` to multiply out before they are applied, with the fewest multiplications in total.
+
+    Multiplications of the backward pass count if there is one. For U Σ Vᵀ, the groups are the three factors apart with
+    a small k; then U and Σ Vᵀ (or U Σ and Vᵀ for a tall W, as the gradient of Σ then needs a product less); then, with
+    many rows, W. With few rows, making a matrix takes more multiplications than it saves.
 
     Args:
-        factors (tuple of matrices): of one weight, in the order of their product.
-        rows (int): inputs, those of all samples together.
-
-    Of U Σ Vᵀ these are the three apart for a small k, then U and Σ Vᵀ (or U Σ and Vᵀ, where W is tall: Σ's gradient
-    needs a product the less), then, of many rows, W. Of few rows making a matrix takes more than it saves.
+        factors (tuple of matrices): factors of a weight, in the order of their product.
+        rows (int): number of inputs, of all samples together.
     """
     gradients = torch.is_grad_enabled()
     forms = tuple((one.shape[0], one.shape[1], gradients and one.requires_grad) for one in factors)
-    # A compiler traces the search once, and warns of caches.
+    # Without the cache when compiling: the compiler traces the search a single time, and warns of caches.
     search = _cheapest_borders.__wrapped__ if torch.compiler.is_compiling() else _cheapest_borders
     return _divided(factors, search(forms, rows, gradients))
 
 
 _Form = tuple[int, int, bool]
-"""Rows and columns of a factor, and whether a gradient of it is asked for."""
+"""Rows and columns of a factor, and whether its gradient is needed."""
 
 
 @lru_cache(maxsize=4096)
 def _cheapest_borders(forms: tuple[_Form, ...], rows: int, gradients: bool) -> int:
-    """The borders, as ``_divided`` takes them, that ``cheapest`` is about; the same at every step of a run."""
+    """Borders, for ``_divided``, of the groups with the fewest multiplications; cached, as each step of a run needs
+    the same."""
     least, chosen = math.inf, 0
     for borders in range(1 << (len(forms) - 1)):
         cost = 0
         for group in _divided(forms, borders):
-            # A gradient for the input; one for the matrix, if anything of it is trained; and from it for each such.
+            # The backward pass has a product for the input's gradient, another for the matrix's if any of its factors
+            # is trained, and further products for each trained factor.
             trained = sum(wanted for _, _, wanted in group)
             height, width = group[0][0], group[-1][1]
             cost += rows * height * width * (1 + gradients + (trained > 0))
-            # What ``product`` takes, from the narrower side.
+            # Multiplications of ``product``, which begins at the narrower side.
             inner = group[:-1] if width < height else group[1:]
             cost += min(height, width) * sum(one[0] * one[1] for one in inner) * (1 + trained)
         if cost < least:
@@ -235,7 +245,7 @@ _Item = TypeVar("_Item")
 
 
 def _divided(factors: tuple[_Item, ...], borders: int) -> list[tuple[_Item, ...]]:
-    """With a border after factor i where bit i of ``borders`` is set."""
+    """Groups of ``factors``, with a border after factor i if bit i of ``borders`` is set."""
     groups: list[tuple[_Item, ...]] = []
     begin = 0
     for end in range(1, len(factors) + 1):
@@ -245,16 +255,20 @@ def _divided(factors: tuple[_Item, ...], borders: int) -> list[tuple[_Item, ...]
     return groups
 
 
-# What a factored layer is. A mixin before the layer's own class: whatever that adds stays.
+# Factored layers have a class made of a mixin and the layer's own class, so that all methods of the layer's class stay.
 
 
 class Factored(nn.Module):
-    """A layer with factored weights. Its class is made by ``factorise`` and has a property for each."""
+    """Mixin of layers with factored weights; ``factorise`` makes the layer's class, with a property for each weight."""
 
     _plain_class: ClassVar[type[nn.Module]]
+    """Class of the unfactored layer."""
     _factors: dict[str, tuple[str, ...]]
+    """Names of the factors by name of the weight."""
     _whole_shapes: dict[str, torch.Size]
+    """Shapes of the unfactored weights."""
     _whole_formats: dict[str, torch.memory_format]
+    """Memory formats of the unfactored weights."""
 
     def _factors_of(self, attribute: str) -> tuple[Tensor, ...]:
         return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
@@ -264,11 +278,11 @@ class Factored(nn.Module):
         return product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
-        # Its class has no name in any module to be found by.
+        # Pickle finds classes by their names in modules, and this class is in none.
         return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), self.__getstate__()  # type: ignore[no-untyped-call]
 
     def _matrices(self, rows: int) -> list[Tensor]:
-        """What ``rows`` inputs of ``weight`` go through, one after the other."""
+        """Matrices to apply to ``rows`` inputs, one after the other, in place of ``weight``."""
         groups = cheapest(self._factors_of("weight"), rows)
         return [product(group, group[0].shape[0], group[-1].shape[1]) for group in reversed(groups)]
 
@@ -287,9 +301,10 @@ class _FactoredAttention(Factored):
 
 
 class _OnePass:
-    """A layer for one pass, in which what it multiplies out is kept: attention reads a weight three times and more.
+    """A layer during a forward pass, which keeps multiplied weights, as attention reads a weight at least three times.
 
-    Not in the layer, which other threads may go through meanwhile."""
+    The weights are not kept in the layer, because other threads may use it at the same time.
+    """
 
     def __init__(self, layer: Factored) -> None:
         self._layer = layer
@@ -304,7 +319,7 @@ class _OnePass:
 class _FactoredConv(Factored):
     def forward(self, input: Tensor) -> Tensor:
         layer = cast(Any, self)
-        # With groups the rows of one group see other channels than those of the next: no common first factor.
+        # Each group of a grouped convolution has other input channels, so that there is no common first factor.
         if layer.groups > 1:
             return cast(Tensor, layer._conv_forward(input, layer.weight, layer.bias))
         first, *others = self._matrices(_positions(layer, input))
@@ -321,7 +336,7 @@ class _FactoredConv(Factored):
 
 
 def _positions(layer: Any, input: Tensor) -> int:
-    """Of the output of a convolution, of all samples."""
+    """Number of output positions of a convolution, of all samples together."""
     sides = len(layer.kernel_size)
     padding = (0,) * sides if layer.padding == "valid" else layer.padding
     positions = input.shape[0] if input.dim() == sides + 2 else 1
@@ -336,7 +351,8 @@ def _positions(layer: Any, input: Tensor) -> int:
 
 @cache
 def _factored_class(plain: type[nn.Module], attributes: tuple[str, ...]) -> type[nn.Module]:
-    """``plain`` with ``attributes`` read from factors; its own forward only where that is the ordinary one."""
+    """Subclass of ``plain`` whose weights ``attributes`` are products of factors."""
+    # A forward pass by factors only in place of torch's own: a subclass with another forward reads ``weight``.
     base: type[Factored] = Factored
     if plain.forward is nn.Linear.forward:
         base = _FactoredLinear
@@ -354,7 +370,7 @@ def _factored_class(plain: type[nn.Module], attributes: tuple[str, ...]) -> type
 
 
 def _restored(plain: type[nn.Module], attributes: tuple[str, ...]) -> nn.Module:
-    """An empty layer for a copy or a pickle to fill."""
+    """Layer without a state, which ``copy`` or ``pickle`` then sets."""
     made = _factored_class(cast(Any, plain), attributes)
     return made.__new__(made)
 
@@ -365,7 +381,7 @@ def _become(
     shapes: dict[str, torch.Size],
     formats: dict[str, torch.memory_format],
 ) -> None:
-    """Give ``module`` the class for the factored weights that it holds."""
+    """Set the class of ``module`` to that for its factored weights ``held``, or to its plain class without any."""
     plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
     if held:
         module.__class__ = _factored_class(cast(Any, plain), tuple(sorted(held)))
@@ -377,9 +393,9 @@ def _become(
 
 
 def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:
-    """Put ``new`` in the place of the weight's parameters: buckets follow the order, and roundings follow
-    buckets, so that a resumed run needs the order that it would have had.
-    """
+    """Put the parameters ``new`` in the place of the weight's parameters."""
+    # The order of parameters must not depend on when a weight was factored: it decides the buckets, and these the
+    # roundings, which have to be the same in a resumed run.
     parameters = weight.module._parameters
     old = [f"{weight.attribute}_{name}" for name in weight.factors] or [weight.attribute]
     ordered: dict[str, nn.Parameter | None] = {}
@@ -393,7 +409,7 @@ def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules with a weight matrix, or several; the parts of one follow it."""
+    """Names and modules of layers with weight matrices; submodules of a layer come after it."""
     for name, module in model.named_modules():
         if isinstance(module, _LAYERS + _OTHER_LAYERS):
             yield name, module

@@ -1,13 +1,14 @@
-"""Projects an optimizer's state of a parameter when that is exchanged for one in other coordinates.
+"""Projection of an optimizer's state when a parameter is replaced by another in other coordinates.
 
-Adam's moments and SGD's momentum are gradients averaged over time. Gradients in the new coordinates are a
-linear map of those in the old ones, so a first moment goes through that map. A second moment, a mean of
-squares, goes through the map with its coefficients squared, which is exact where entries of the gradient are
-uncorrelated. Where inputs of a layer have a direction in common it is too small for the largest singular values: of
-a layer of 512 x 512 single entries of the first steps were 16 times the rate, their root mean square the usual, and
-losses not worse than without. Raising it to the squares of the first gradients made these entries ordinary, and
-models that turn their bases often worse (digits' ViT by 0.5 points): luck adds up. Setting moments to zero and
-keeping the count of steps would make the next update several times too large.
+Adam's moments and SGD's momentum are averages of gradients over time. Gradients in the new coordinates are a linear map
+of gradients in the old coordinates, so the same map is applied to a first moment. To a second moment, a mean of
+squares, the map with squared coefficients is applied, which is exact for uncorrelated entries of the gradient. Setting
+moments to zero and keeping the count of steps would make the next update several times too large.
+
+Where a layer's inputs have a common direction, projected second moments are too small for the largest singular values:
+with a layer of 512 x 512, single entries of the first steps were 16 times the rate, at the usual root mean square, and
+losses were not worse. Raising second moments to the squares of the first gradients made these entries ordinary, but
+made models worse whose bases turn often (the ViT on digits by 0.5 points), as random large gradients accumulate.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ from trainers.precision import full_precision
 _FIRST_MOMENTS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 _SECOND_MOMENTS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"})
 _COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
-"""What follows from the number of steps alone; of NAdam and ASGD the latter three."""
+"""Entries that depend on the number of steps alone; the last three belong to NAdam and ASGD."""
 _MEAN_OF = {"square_avg": "grad_avg"}
-"""The first moment whose square an optimizer takes off the second: what is left must not be negative."""
+"""First moment whose square an optimizer subtracts from a second moment; the difference must not be negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """How gradients G of the old parameter become those of the new one: ``left`` @ G @ ``right``.
+    """Map from gradients G of the old parameter to those of the new parameter: ``left`` @ G @ ``right``.
 
-    None is the identity. The old parameter is taken as a matrix of (first dimension, all the others).
+    The old parameter is a matrix of its first dimension × all others.
     """
 
     left: Tensor | None = None
+    """Left factor; None: the identity."""
     right: Tensor | None = None
+    """Right factor; None: the identity."""
 
     def first(self, moment: Tensor) -> Tensor:
         return self._apply(moment, lambda factor: factor)
@@ -62,10 +65,17 @@ class Projection:
 def exchange(
     optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter, projection: Projection | None = None
 ) -> None:
-    """Let ``optimizer`` train ``new`` in the place of ``old``, with its settings; it may be the same one.
+    """Let ``optimizer`` train ``new`` in the place of ``old``, with the same settings and a projected state.
 
-    Without a ``projection``, or for an optimizer whose state is of other kinds than moments and counts, the
-    state starts anew, the count of steps with it. ValueError if the optimizer does not train ``old``.
+    Args:
+        optimizer (Optimizer): the optimizer.
+        old (Parameter): parameter that it trains.
+        new (Parameter): parameter to train; may be ``old`` itself.
+        projection (Projection): map of gradients; None, or an optimizer whose state has other entries than moments and
+            counts, begins with an empty state, including the count of steps.
+
+    Raises:
+        ValueError: the optimizer does not train ``old``.
     """
     optimizer = part_of(optimizer, old)
     params, index = _place(optimizer, old)
@@ -73,13 +83,13 @@ def exchange(
     state = optimizer.state.pop(old, {})
     old.grad = None
     if isinstance(optimizer, Ftrl):
-        # Its other tensor follows from the weights and this one.
+        # Ftrl computes the other tensor of its state from the weights and this sum.
         accumulated = state.get("sum") if projection is not None else None
         if projection is not None and accumulated is not None:
             accumulated = projection.second(accumulated).reshape(new.shape)
         optimizer.settle(new, accumulated)
         return
-    # torch keeps the squares of a complex gradient's two parts, which no map mixes as it mixes the gradient's.
+    # For complex gradients, torch keeps the squares of real and imaginary part apart, which a complex map would mix.
     if projection is None or old.is_complex() or not _understood(state, old):
         _begin(optimizer, new)
         return
@@ -97,7 +107,8 @@ def exchange(
 
 
 def _second(value: Tensor, mean: object, projection: Projection) -> Tensor:
-    """A second moment in the new coordinates; beside a ``mean`` the variance as such, and the mean's square."""
+    """Second moment in the new coordinates; with a ``mean``, the projected variance plus the square of the projected
+    mean, so that their difference is not negative."""
     if not isinstance(mean, Tensor):
         return projection.second(value)
     variance = (value - mean.square()).clamp_min(0)
@@ -105,16 +116,16 @@ def _second(value: Tensor, mean: object, projection: Projection) -> Tensor:
 
 
 def moments_of(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[Tensor], list[Tensor]]:
-    """What ``optimizer`` keeps of ``parameter`` in tensors that have a mean, but for counts of steps: its moments, and
-    what it has in single numbers, as NovoGrad has a moment for the whole of a layer. Those may be counts, if of names
-    of their own.
+    """Moments of ``parameter`` in ``optimizer``, and state tensors with a single number, without known counts of steps.
+
+    Single numbers may be moments, such as NovoGrad's for a whole layer, or counts with unknown names.
     """
     moments: list[Tensor] = []
     numbers: list[Tensor] = []
     for name, value in sorted(optimizer.state.get(parameter, {}).items()):
         if not isinstance(value, Tensor) or not _has_mean(value):
             continue
-        # A parameter without dimensions has moments without them.
+        # Moments of a parameter without dimensions have none either.
         if value.dim() > 0 or (parameter.dim() == 0 and name not in _COUNTS):
             moments.append(value)
         elif name not in _COUNTS and not value.is_complex():
@@ -123,9 +134,8 @@ def moments_of(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[Tens
 
 
 def holds_others(state: Mapping[str, object]) -> bool:
-    """Whether ``state``, an optimizer's of a parameter, has more than tensors that have a mean and single values: lists
-    of tensors, say, or codes of eight bits.
-    """
+    """Whether an optimizer's ``state`` of a parameter has entries other than averageable tensors and single values,
+    such as lists of tensors or quantised tensors."""
     return not all(
         value.dim() == 0 or _has_mean(value)
         if isinstance(value, Tensor)
@@ -139,7 +149,7 @@ def _has_mean(value: Tensor) -> bool:
 
 
 def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> None:
-    """Let ``optimizer`` train ``new`` as well, after ``beside`` and with its settings."""
+    """Let ``optimizer`` train ``new`` too, next to ``beside`` and with the same settings."""
     optimizer = part_of(optimizer, beside)
     params, index = _place(optimizer, beside)
     params.insert(index + 1, new)
@@ -147,7 +157,7 @@ def insert(optimizer: Optimizer, beside: nn.Parameter, new: nn.Parameter) -> Non
 
 
 def remove(optimizer: Optimizer, old: nn.Parameter) -> None:
-    """Let ``optimizer`` train ``old`` no more, and forget its state."""
+    """Remove ``old`` and its state from ``optimizer``."""
     params, index = _place(optimizer, old)
     del params[index]
     optimizer.state.pop(old, None)
@@ -165,9 +175,8 @@ def _place(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[nn.Param
 
 
 def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
-    """Give ``new`` the state that Adagrad makes when it is itself made, and Ftrl must have to begin where ``new``
-    is; others make theirs at their next step.
-    """
+    """Initialise the state of ``new`` for optimizers that do not do so at their next step."""
+    # Adagrad makes states in its constructor; Ftrl's must be made for the present value of the weight.
     if isinstance(optimizer, torch.optim.Adagrad):
         start = optimizer.defaults["initial_accumulator_value"]
         device = new.device if optimizer.defaults["fused"] else None
@@ -180,7 +189,7 @@ def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
 
 
 def _understood(state: dict[str, object], parameter: nn.Parameter) -> bool:
-    """Whether all that is no single number is a moment of the parameter's shape."""
+    """Whether all entries of ``state`` other than single numbers are known moments of the parameter's shape."""
     known = _FIRST_MOMENTS | _SECOND_MOMENTS
     return not holds_others(state) and all(
         name in known and value.shape == parameter.shape

@@ -1,8 +1,8 @@
-"""AB training: groups of ranks train one of two factors of each weight, apart from one another.
+"""AB training: groups of ranks independently train one of two factors of each weight.
 
-Dissertation, 5.2 and Algorithm 2. After a warm-up phases alternate. In a *group phase* each weight is W = A B
-(Eq. 5.3), half of the groups train A, half B, and nothing crosses between groups. At its end the factors are
-merged (Eq. 5.8), and the whole W is trained by all ranks in common, the *rebound*.
+Dissertation, 5.2 and Algorithm 2. After a warm-up, two kinds of phase alternate. In a *group phase* each weight is
+W = A B (Eq. 5.3), half of the groups train A, the other half B, and groups exchange nothing. At its end the factors are
+merged (Eq. 5.8). In the *rebound* phase, all ranks together train the whole W.
 """
 
 from __future__ import annotations
@@ -45,42 +45,46 @@ from trainers.methods.strategy import (
 
 @dataclass(frozen=True, kw_only=True)
 class AB:
-    """AB training: after a warm-up of full rank, phases in which groups of ranks train one of two factors of each
-    weight alternate with phases of full rank in common, the *rebound*.
+    """AB training: after a warm-up of full rank, group phases alternate with *rebound* phases of full rank.
 
-    The default phases are those of the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps) after a warm-up of
-    0.3 of the run, where the table has 9300 steps of them, 0.207: in runs of some 600 steps closer to DDP than its
-    guidelines, 5.3.3 (0.2, 0.0333, a quarter and a half), and with fewer bytes (trainers/README.md). What groups
-    train besides factors (biases, norms, whole layers) merges to its (weighted) mean. Closer to DDP than the source's
-    merge, at about as many bytes, is ``AB(warmup_steps=0.7, merge_gain=1.0, compression="bf16")``.
+    In a group phase, each group of ranks trains one of two factors of each weight; in a rebound phase, all ranks train
+    the whole weights together. Other parameters (biases, norms, whole layers) are trained in all phases, and merged to
+    their (weighted) means.
 
-    A compiled model is compiled anew at each decomposition whose ranks are others, and apart from that for the
-    evaluation, which has no gradients and in a group phase a merged model. torch does so 8 times and then runs that
-    part uncompiled, which takes less than half of a run of 20 epochs: raise ``torch._dynamo.config.recompile_limit``
-    (torch 2.6: ``cache_size_limit``) before the run.
+    The default lengths of phases are those of the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps), but
+    with a warm-up of 0.3 of the run in place of 0.207 (9300 steps). In runs of about 600 steps, that is closer to DDP
+    than the guidelines in 5.3.3 (0.2, 0.0333, a quarter and a half), and sends fewer bytes (trainers/README.md). Closer
+    to DDP than the source's merge, with about the same number of bytes, is ``AB(warmup_steps=0.7, merge_gain=1.0,
+    compression="bf16")``.
+
+    A compiled model is compiled again at each decomposition that changes ranks, and separately for the evaluation,
+    which has no gradients, and in a group phase a merged model. torch compiles 8 times and then runs that part
+    uncompiled, within less than half of a run of 20 epochs: raise ``torch._dynamo.config.recompile_limit`` (torch 2.6:
+    ``cache_size_limit``) before the run.
 
     Args:
-        warmup_steps (int steps or float fraction of the run; default 0.3): all ranks train whole weights.
-        ab_steps (int steps or float fraction of the run; default 0.0667): of a phase in groups; at least 1 step.
-        rebound_steps (int steps or float fraction of the run; default None): of full rank in common after each phase
-            in groups; None: a tenth of ``ab_steps``, which is no step where they are fewer than six.
-        lr_rebound_steps (int steps or float fraction of the run; default None): over which the learning rate rises
+        warmup_steps (int steps or float fraction of the run; default 0.3): length of the warm-up, in which all ranks
+            train whole weights.
+        ab_steps (int steps or float fraction of the run; default 0.0667): length of a group phase, at least 1 step.
+        rebound_steps (int steps or float fraction of the run; default None): length of a rebound phase; None: a tenth
+            of ``ab_steps``, which is no step if these are fewer than six.
+        lr_rebound_steps (int steps or float fraction of the run; default None): steps in which the learning rate rises
             from near zero to the schedule after each change of shape; None: a quarter of ``ab_steps``.
-        sigma_cutoff (float, between 0 and 1; default 0.15): singular values up to this share of the largest are
-            dropped (Eq. 5.4).
-        group_size (int, ranks; default None): ranks of a group, node after node. None: a node's, or half of all ranks
-            on one node.
-        groups (bool; default True): False lets all ranks train B in common; A is as the decomposition made it, and
-            the merge is W = A B.
-        merge (str; default "factors"): with Δ̄ the mean, over the groups that trained a factor, of what they added to
-            it, and γ = ``merge_gain``: "factors" is W = (A + γΔ̄A)(B + γΔ̄B), Eq. 5.8 for γ = ½. "products" is the
-            mean over all groups of their products, Eq. 5.7; it has no gain. "loss-weighted" is "factors" with
-            weighted means, where group i with mean training loss L_i in this phase has the weight exp(−L_i) / Σ_j
-            exp(−L_j), j over the groups of the same mean.
-        merge_gain (float, above 0 to 1; default 0.5): γ. It has no effect where groups=False.
-        compression (str; default None): "bf16" for gradients that are averaged over all ranks; None: as they are.
-        full_rank_first_layer (bool; default True): the model's first layer with a weight stays whole.
-        full_rank_last_layer (bool; default True): the model's last layer with a weight stays whole.
+        sigma_cutoff (float, between 0 and 1; default 0.15): share of the largest singular value up to which singular
+            values are dropped (Eq. 5.4).
+        group_size (int, ranks; default None): ranks of a group, node after node; None: the ranks of a node, or half of
+            all ranks on a single node.
+        groups (bool; default True): whether groups train apart; False: all ranks together train B, A stays as the
+            decomposition made it, and the merge is W = A B.
+        merge (str; default "factors"): rule of the merge. With Δ̄ the mean change of a factor over the groups that
+            trained it, and γ = ``merge_gain``, "factors" is W = (A + γΔ̄A)(B + γΔ̄B), which is Eq. 5.8 for γ = ½.
+            "products" is the mean of the products of all groups, Eq. 5.7, without a gain. "loss-weighted" is "factors"
+            with weighted means: the weight of group i is exp(−L_i) / Σ_j exp(−L_j), with L_i its mean training loss in
+            the phase, and j over all groups of the same mean.
+        merge_gain (float, above 0 to 1; default 0.5): γ, without effect if groups=False.
+        compression (str; default None): "bf16" for gradients that are averaged over all ranks; None: their own type.
+        full_rank_first_layer (bool; default True): whether the model's first layer with a weight stays whole.
+        full_rank_last_layer (bool; default True): whether the model's last layer with a weight stays whole.
 
     Raises:
         ValueError: a setting is not allowed; in the run: no weight can be factorised, or no steps are left for group
@@ -130,13 +134,13 @@ class AB:
                 raise ValueError(f"AB({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it.")
 
     def strategy(self, setup: Setup) -> Strategy:
-        """The strategy for one run; called by ``train``.
+        """Strategy of a run; called by ``train``.
 
         Args:
             setup (Setup): the run's model, optimizer and ranks.
 
         Raises:
-            ValueError: the method cannot work with this setup; says what to do.
+            ValueError: the method cannot work with this setup; the text says what to do.
         """
         return _ABTraining(self, setup)
 
@@ -157,17 +161,19 @@ class _ABState(TypedDict):
 
 
 class _ABTraining(Strategy):
-    """In a group phase it keeps, besides the factors, a copy of the trained one as it was at the start: as
-    large as what is trained. W itself is gone then.
+    """AB training of a run.
 
-    All ranks compute the merged W each for itself, from the same bits in the same order: the same W on devices
-    that round products alike, while on a mixture of kinds it may differ in its last bits. After a merge:
+    A group phase keeps, besides both factors, a copy of the trained factor at the phase's start, which is as large as
+    the trained parameters; W itself is not kept.
 
-    - Of W, the optimizer's state starts anew, its count of steps too: half of the groups know the gradients
-      of A, half those of B, and neither gives W's. At a decomposition the moments of W, the same on all
-      ranks, go over into those of the trained factor.
-    - Other parameters were trained in each group with moments of its own. These merge to their mean as the
-      parameters do: ranks go on alike, and nothing is lost. State that has no mean, lists say, starts anew.
+    Each rank computes the merged W itself, from the same bits in the same order. W is the same on devices with the same
+    roundings, and may differ in its last bits between kinds of devices. After a merge:
+
+    - The optimizer's state of W is empty, its count of steps included: half of the groups know the gradients of A, the
+      others those of B, and neither gives gradients of W. At a decomposition, the moments of W, which are the same on
+      all ranks, are projected to those of the trained factor.
+    - Other parameters have different moments in each group. These are merged to their means like the parameters, so
+      that all ranks have the same state. State without a mean, such as lists, becomes empty.
     """
 
     def __init__(self, method: AB, setup: Setup) -> None:
@@ -205,7 +211,7 @@ class _ABTraining(Strategy):
             )
         nodes = self._communicator.nodes
         if len(nodes) > 1 and len({len(ranks) for ranks in nodes}) == 1:
-            # Decompositions travel on these. Made now, they are there when a checkpoint's counters come back.
+            # The channels of decompositions. Made now, because the counters of a checkpoint need existing channels.
             _ = self._communicator.node, self._communicator.across
         self._trains = self._exchange.trains if self._exchange is not None else "b"
         parameters = list(setup.model.parameters())
@@ -216,7 +222,7 @@ class _ABTraining(Strategy):
         self._whole_for_evaluation = False
         self._ranks = {weight.name: min(weight.rows, weight.columns) for weight in self._weights}
         self._starts: dict[str, Tensor] = {}
-        # Far enough back that no ramp is under way.
+        # Long enough ago that the learning rate is not reduced.
         self._changed_at = -self._lr_rebound - 1
         self._next_step = 0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._communicator.device)
@@ -244,7 +250,7 @@ class _ABTraining(Strategy):
         return self._factored and self._exchange is not None
 
     def learning_rate(self, step: int, scheduled: float) -> float:
-        # The decomposition comes with the first pass, after this.
+        # Asked before the first pass of the step, in which the decomposition happens.
         changed_at = step if self._to_decompose(step) else self._changed_at
         return min(scheduled, scheduled * (step - changed_at + 1) / (self._lr_rebound + 1))
 
@@ -259,8 +265,8 @@ class _ABTraining(Strategy):
         if self._averager is not None:
             self._averager.finish()
         elif self._communicator.size > 1:
-            # As the averager has it: where one rank has no gradient and another has, optimizer states would
-            # not be of the same kind.
+            # Without an averager, missing gradients become zeros as with one. Otherwise, optimizer states could
+            # differ in kind between ranks, and could not be merged.
             for parameter in self._setup.model.parameters():
                 if parameter.requires_grad:
                     gradient_of(parameter)
@@ -275,7 +281,7 @@ class _ABTraining(Strategy):
             self._merge()
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
-        # Between groups nothing goes, not even this; the evaluation's merge brings buffers together, too.
+        # Groups exchange nothing, so buffers are averaged inside of them; the evaluation's merge combines all.
         reconcile_buffers(self._channel, self._setup.model)
 
     @contextmanager
@@ -283,6 +289,7 @@ class _ABTraining(Strategy):
         if not self._factored:
             yield
             return
+        # Kept and restored, because the merge replaces shared parameters and buffers by their means.
         touched: list[Tensor] = []
         if self._exchange is not None:
             touched = [*self._shared_parameters(), *self._setup.model.buffers()]
@@ -311,7 +318,7 @@ class _ABTraining(Strategy):
             self._merge()
 
     def parameters_thawed(self) -> None:
-        # They stay whole, and in a group phase merge as all that is no factor.
+        # Thawed weights stay whole, and are merged like all parameters that are no factors.
         self._average()
 
     def metrics(self) -> dict[str, float]:
@@ -327,12 +334,12 @@ class _ABTraining(Strategy):
             trained, stored = (of_a * a + (groups - of_a) * b) / groups, a + b
         fullest = sum(min(weight.rows, weight.columns) for weight in self._weights)
         return {
-            # Of now, groups on the average; the evaluation's merged model, where there is one, is whole.
+            # The first two are of the present phase, as means over groups; the merged model of an evaluation is whole.
             "trainable_fraction": (self._full_trainable - whole + trained) / self._full_trainable,
             "compression_ratio": self._full_parameters / (self._full_parameters - whole + stored),
             "decomposition_s": max(worked_s),
             "synchronisations": float(self._merges),
-            # Of the last decomposition, whatever is trained now.
+            # The last decomposition's, whatever the present phase is.
             "factored_compression_ratio": self._full_parameters / (self._full_parameters - whole + a + b),
             "mean_rank_fraction": sum(self._ranks[weight.name] for weight in self._weights) / max(1, fullest),
             **{f"rank/{weight.layer}": float(self._ranks[weight.name]) for weight in self._weights},
@@ -380,7 +387,7 @@ class _ABTraining(Strategy):
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         if not same_steps:
-            return None  # its phases begin and end after steps
+            return None  # phases begin and end at numbers of steps
         saved = [cast(_ABState, state) for state in states]
         merged: _ABState = {
             **saved[0],
@@ -394,7 +401,7 @@ class _ABTraining(Strategy):
             self._averager.close()
             self._averager = None
         if self._factored:
-            # Interrupted or failed: the model is an ordinary one again, of this rank alone.
+            # After an interruption or a failure: the model gets ordinary layers, with this rank's factors alone.
             for weight in self._weights:
                 make_whole(weight)
             self._factored = False
@@ -402,7 +409,7 @@ class _ABTraining(Strategy):
     # Shapes
 
     def _place(self, step: int) -> int:
-        """Steps since the cycle of group phase and rebound began; negative in the warm-up."""
+        """Steps since the beginning of the cycle of a group phase and a rebound phase; negative in the warm-up."""
         since = step - self._warmup
         return since % (self._ab + self._rebound) if since >= 0 else since
 
@@ -439,7 +446,7 @@ class _ABTraining(Strategy):
                     "b": nn.Parameter(b, requires_grad=self._trains == "b"),
                 },
             )
-            # With W = A B the gradient of A is G Bᵀ, that of B is Aᵀ G.
+            # For W = A B, the gradient of A is G Bᵀ and that of B is Aᵀ G, with G the gradient of W.
             projection = Projection(right=b.T) if self._trains == "a" else Projection(left=a.T)
             exchange(self._optimizer, old, weight.factors[self._trains], projection)
         self._factored = True
@@ -461,7 +468,7 @@ class _ABTraining(Strategy):
         self._average()
 
     def _average(self) -> None:
-        """Have gradients averaged over the ranks of this phase."""
+        """Average gradients over the ranks of the present phase from now on."""
         if self._averager is not None:
             self._averager.close()
             self._averager = None
@@ -472,13 +479,13 @@ class _ABTraining(Strategy):
                 trained,
                 channel,
                 wire_dtype=torch.bfloat16 if narrow else None,
-                # Groups merge what optimizers keep, and so all of them must keep the same.
+                # Optimizer states are merged over groups, so all groups must have states of the same parameters.
                 keep_none=not self._method.groups,
             )
 
     @property
     def _channel(self) -> Channel:
-        """The ranks that train in common now."""
+        """Channel of the ranks that train together in the present phase."""
         apart = self._exchange if self._factored else None
         return apart.inside if apart is not None else self._communicator.world
 
@@ -486,8 +493,10 @@ class _ABTraining(Strategy):
 
     @torch.no_grad()
     def _merged_matrices(self, *, moments: bool) -> list[Tensor]:
-        """Each W as the groups together have it. What they share otherwise, buffers included, becomes its
-        mean in place, with ``moments`` the optimizer's state of it, too.
+        """Merged W of each weight.
+
+        Other parameters and buffers are replaced by their means over the groups, and with ``moments`` the optimizer's
+        state of these parameters too.
         """
         if self._exchange is None:
             return [weight.matrix().clone() for weight in self._weights]
@@ -506,35 +515,35 @@ class _ABTraining(Strategy):
         )
 
     def _shared_parameters(self) -> list[nn.Parameter]:
-        """The parameters that are, or were, trained and are no factors."""
+        """Parameters that are, or were, trained and are no factors."""
         factors = {id(factor) for weight in self._weights for factor in weight.factors.values()}
         return [parameter for parameter in self._setup.trained.ever() if id(parameter) not in factors]
 
     def _shared_moments(self) -> list[Tensor]:
-        """What the optimizer keeps of them, but for counts of steps, which are the same everywhere, and for single
-        numbers, which become their mean here.
+        """Moments of the shared parameters in the optimizer, without counts of steps, which are equal on all ranks.
+
+        State tensors with a single number are replaced by their means.
         """
         moments: list[Tensor] = []
         numbers: list[Tensor] = []
         for parameter in self._shared_parameters():
             if holds_others(self._optimizer.state.get(parameter, {})):
-                # Lists and the like have no mean: groups would go on apart.
+                # State such as lists has no mean, and groups would continue with different states.
                 exchange(self._optimizer, parameter, parameter)
             own_moments, own_numbers = moments_of(self._optimizer, parameter)
             moments += own_moments
             numbers += own_numbers
-        # Optimizers keep numbers on the CPU, where NCCL sends nothing.
+        # Optimizers keep numbers on the CPU, from which NCCL cannot send.
         sent = [number.to(self._communicator.device) for number in numbers]
-        # What is the same on all ranks stays: a sum of equal shares of a count may be a rounding less.
+        # average_tensors keeps numbers that are equal on all ranks, such as counts, to the last bit.
         average_tensors(self._communicator.world, sent)
         for number, mean in zip(numbers, sent, strict=True):
             number.copy_(mean)
         return moments
 
     def _average_settings(self) -> None:
-        """Make numbers among the settings of the optimizer's groups their mean, which optimizers like Prodigy find for
-        themselves; what is the same on all ranks stays.
-        """
+        """Replace numbers among the settings of the optimizer's groups by their means, unless all ranks agree."""
+        # Optimizers such as Prodigy change their settings by the gradients, which differ between groups.
         device = self._communicator.device
         places = [
             (group, name)
@@ -545,7 +554,7 @@ class _ABTraining(Strategy):
         found = [torch.as_tensor(group[name], dtype=torch.float64, device=device) for group, name in places]
         means = [value.clone() for value in found]
         average_tensors(self._communicator.service, means)
-        # At once: each comparison has the host wait for a GPU.
+        # All comparisons at once, because the host waits for the GPU at each reading.
         changed = (
             torch.stack([(a != b).any() for a, b in zip(found, means, strict=True)]).tolist() if found else []
         )

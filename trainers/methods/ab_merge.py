@@ -1,4 +1,4 @@
-"""The merge of AB training: which ranks form groups, what crosses between them, how factors become W again."""
+"""Merge of AB training: groups of ranks, the exchange between them, and the product of their factors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ Nodes = tuple[Ranks, ...]
 
 
 def groups_of(nodes: Nodes, group_size: int | None) -> tuple[Ranks, ...]:
-    """The ranks of each group: ``size`` each, node after node; None: a node's, or half of all on one node.
+    """Ranks of each group.
 
-    ValueError if that makes no groups of one size, or only one.
+    Args:
+        nodes (tuple of ranks): ranks of each node.
+        group_size (int): ranks of a group, node after node; None: the ranks of a node, or half of all ranks on a single
+            node.
+
+    Raises:
+        ValueError: there are no groups of equal size, or only a single group.
     """
     ordered = [rank for ranks in nodes for rank in ranks]
     size = len(ordered)
@@ -54,9 +60,7 @@ def groups_of(nodes: Nodes, group_size: int | None) -> tuple[Ranks, ...]:
 
 
 def shares_by_loss(losses: Sequence[float]) -> list[float]:
-    """exp(−L_i) / Σ_j exp(−L_j): the weight of each group whose mean loss was L_i. NaN makes all of them
-    NaN.
-    """
+    """Weight exp(−L_i) / Σ_j exp(−L_j) of each group i with mean loss L_i; NaN for all if a loss is NaN."""
     return torch.softmax(-torch.tensor(losses, dtype=torch.float64, device="cpu"), dim=0).tolist()
 
 
@@ -64,11 +68,17 @@ def shares_by_loss(losses: Sequence[float]) -> list[float]:
 def merged_matrix(
     a: Tensor, b: Tensor, delta_a: Tensor, delta_b: Tensor, *, gain: tuple[float, float], mixed: bool
 ) -> Tensor:
-    """W from the factors before the group phase and the mean of what the groups added to each.
+    """Merged W from the factors before the group phase and their mean changes over the groups.
 
-    ``mixed``: (A + γ_A ΔA)(B + γ_B ΔB), which is Eq. 5.8 for γ = ½, its mixed states included; otherwise only
-    products of which one factor is old, A B + γ_A ΔA B + γ_B A ΔB, which is Eq. 5.7 for γ_A = n_A / n and
-    γ_B = n_B / n, where n_A of n groups trained A. a: m × k, b: k × n.
+    Args:
+        a (tensor): factor A (m × k).
+        b (tensor): factor B (k × n).
+        delta_a (tensor): mean change of A.
+        delta_b (tensor): mean change of B.
+        gain (tuple of float): γ_A and γ_B.
+        mixed (bool): whether W is (A + γ_A ΔA)(B + γ_B ΔB), which is Eq. 5.8 for γ = ½ with its mixed states.
+            Otherwise, W is A B + γ_A ΔA B + γ_B A ΔB, which is Eq. 5.7 for γ_A = n_A / n and γ_B = n_B / n, with n_A of
+            n groups training A.
     """
     step_a, step_b = gain[0] * delta_a, gain[1] * delta_b
     if mixed:
@@ -77,16 +87,15 @@ def merged_matrix(
 
 
 class GroupExchange:
-    """What groups exchange when they merge. All methods are collective.
+    """Exchange between groups at a merge. All methods are collective.
 
-    Members of a group are identical. So the member at each place carries one slice of what its group
-    sends, to and from the members at the same place of the other groups, and inside the group slices are put
-    together again. The first half of the groups trains A, the second B; with an odd number the second has
-    one more.
+    All ranks of a group have the same state. So each rank exchanges a slice of it with the ranks at the same place in
+    the other groups, and slices are then gathered inside the group. The first half of the groups trains A, the second
+    half B; with an odd number of groups, the second half has one more.
 
-    With halves of one size, a group first sums with its half, and then exchanges the sum with its partner in
-    the other half: each factor crosses from one half to the other only once. Otherwise all groups sum, with
-    zeros for the factor that they did not train.
+    With halves of equal size, a group first sums with its half, and then exchanges the sum with its partner in the
+    other half, so that each factor is sent from one half to the other only once. Otherwise all groups sum together,
+    with zeros for the factor that they did not train.
     """
 
     def __init__(self, communicator: Communicator, groups: tuple[Ranks, ...]) -> None:
@@ -115,7 +124,7 @@ class GroupExchange:
 
     @property
     def trains(self) -> str:
-        """The factor that this rank's group trains: "a" or "b"."""
+        """Factor that this rank's group trains: "a" or "b"."""
         return "a" if self.index < self.first_of_b else "b"
 
     @torch.no_grad()
@@ -129,15 +138,18 @@ class GroupExchange:
         gain: float,
         loss: Tensor,
     ) -> list[Tensor]:
-        """The matrix of each of ``weights`` as the groups together have it, the same bits on all ranks;
-        ``shared`` becomes its mean over the groups, in place.
+        """Merged matrix of each weight, from the same bits on all ranks.
 
-        ``starts``: of each weight the factor that this group trains, as it was when the phase began; the
-        other factor is still that of the beginning. ``merge``, ``gain``: as in ``AB``. ``loss``: this rank's
-        mean in this phase, without dimensions.
+        Args:
+            weights (sequence of MatrixWeight): factored weights.
+            starts (dict): the factor that this group trains at the beginning of the phase, by name of the weight.
+            shared (sequence of tensors): other tensors, which are replaced by their means over the groups.
+            merge (str): rule, the same as in ``AB``.
+            gain (float): gain, the same as in ``AB``.
+            loss (tensor): this rank's mean training loss in the phase, without dimensions.
         """
         share_of_factor, share_of_all = self._shares(loss if merge == "loss-weighted" else None)
-        # Changes travel, not values: where nothing was learned they are zero, and W is A B to the last bit.
+        # Changes are exchanged, not values: without any change, W is A B to the last bit.
         changes: dict[str, list[Tensor]] = {"a": [], "b": []}
         for weight in weights:
             for name, factor in weight.factors.items():
@@ -160,8 +172,9 @@ class GroupExchange:
         return matrices
 
     def _shares(self, loss: Tensor | None) -> tuple[float, float]:
-        """The weight of this group in means over those that train the same factor, and over all; the same
-        for each without a ``loss``.
+        """Weights of this group in the means over groups of the same factor, and over all groups.
+
+        All groups have the same weight without a ``loss``.
         """
         count = len(self.groups)
         same = range(self.first_of_b) if self.trains == "a" else range(self.first_of_b, count)
@@ -175,10 +188,10 @@ class GroupExchange:
         )
 
     def _sum(self, a: list[Tensor], b: list[Tensor], both: list[Tensor]) -> None:
-        """Overwrite ``a`` with its sum over the groups that train A, ``b`` with that over those that train B,
-        and ``both`` with that over all groups.
+        """Replace ``a`` by its sum over groups that train A, ``b`` by that over groups that train B, and ``both`` by
+        that over all groups.
 
-        Of the factor that this group does not train, only shapes and types count.
+        The values of the factor that this group does not train are ignored; its shapes and types must be right.
         """
         for dtype in sorted({tensor.dtype for tensor in (*a, *b, *both)}, key=str):
             of_type = [[tensor for tensor in part if tensor.dtype == dtype] for part in (a, b, both)]
@@ -204,7 +217,7 @@ class GroupExchange:
             of_both.copy_(joined[len(own) :])
             under_way = [self._pair.broadcast(of_a, source=0), self._pair.broadcast(of_b, source=1)]
             if both:
-                # The order of two summands does not matter: all pairs get the same bits.
+                # The sum of two numbers does not depend on their order: all pairs get the same bits.
                 under_way.append(self._pair.all_reduce(of_both))
             for pending in under_way:
                 pending.wait()
@@ -213,9 +226,7 @@ class GroupExchange:
                 self._put_together(part.contiguous(), tensors)
 
     def _slice(self, tensors: list[Tensor], dtype: torch.dtype, *, empty: bool = False) -> Tensor:
-        """This member's part of ``tensors``, flat and filled up to a size that all members share; zeros if
-        ``empty``.
-        """
+        """This rank's slice of ``tensors``, flat and filled up to equal sizes in the group; zeros if ``empty``."""
         members, place = self.inside.size, self.inside.rank
         length = -(-sum(tensor.numel() for tensor in tensors) // members)
         part = torch.zeros(length, dtype=dtype, device=self._device)

@@ -1,5 +1,5 @@
-"""DASO: gradients averaged inside the node at each step, parameters between the nodes now and then and while
-the training goes on (Coquelin et al. 2022; dissertation, section 3.2).
+"""DASO: gradients are averaged inside nodes at each step, parameters between nodes at some steps, while training
+continues (Coquelin et al. 2022; dissertation, section 3.2).
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 class DASO:
     """Distributed, asynchronous and selective optimization.
 
-    After each backward pass gradients are averaged inside the node. Every ``sync_every`` steps (B) one rank of each
-    node, in turn, sends the parameters to its counterparts on the other nodes (on NCCL each rank sends a share of them,
-    so that all network cards work) and trains on; ``sync_delay`` steps
-    later (S, at most B) their sum goes to all ranks of the node and is merged by Eq. 3.2, w ← (2S w + Σ_p w_p,sent) /
-    (2S + P_g), with P_g the number of nodes. w are the parameters when S optimizer steps have been taken since the
-    sending, the S-th included: the step that is printed as t+S is the first to start from the result. S = 0 waits for
-    the result at once. With B > 1, S = B took about as much time as smaller S and often lost less accuracy (Table
-    3.1).
+    After each backward pass, gradients are averaged inside the node. Every ``sync_every`` steps (B), one rank of each
+    node, in turn, sends the parameters to its counterparts on the other nodes (with NCCL, each rank sends a share of
+    them, so that all network cards are used), and training continues. ``sync_delay`` steps later (S, at most B), all
+    ranks of the node get the sum and merge it by Eq. 3.2, w ← (2S w + Σ_p w_p,sent) / (2S + P_g), with P_g the number
+    of nodes. Here, w are the parameters after S further optimizer steps, so that step t+S is the first to start from
+    the merged parameters. S = 0 waits for the sum at once. With B > 1, S = B took about as much time as smaller S, and
+    often lost less accuracy (Table 3.1).
 
-    The messages are differences to the last common average. Parameters stay as precise as they are, and the average
-    costs a copy of them, in float32 at least. The last synchronisation of an epoch waits, so that all ranks evaluate
-    the same parameters. On one node this is plain averaging of gradients.
+    Messages are differences to the last common average, so that parameters keep their precision; the average needs a
+    copy of them, in float32 at least. The last synchronisation of an epoch waits for its result, so that all ranks
+    evaluate the same parameters. On a single node, DASO is plain averaging of gradients.
 
     Args:
-        sync_every (int, from 1; default 4): B, steps.
-        sync_delay (int, from 0; default 1): S, steps.
-        warmup_epochs (int epochs or float fraction of the run; default 0.25): at the run's start nodes synchronise at
-            each step and wait for it (B = 1, S = 0). The published implementation has 4 epochs of its 90 on ImageNet;
-            in runs of some hundred steps that little warm-up costs accuracy (tests/benchmarks/accuracy.py).
-        cooldown_epochs (int epochs or float fraction of the run; default 0.05): the same at the run's end. Between
-            them the run is *cycling*.
-        adaptive (bool; default True): halve B and S, to no less than 1 (S = 0 stays), when the training loss stalls;
-            where B is 1 already, both return to their maximum. The count starts anew then.
-        wire_dtype (str; default "bf16"): "bf16", "fp32", or None, the parameters' own.
-        plateau_patience (int, from 1; default 2): the loss stalls if this many cycling epochs in a row have not
-            fallen below its best by more than ``plateau_threshold``. Defaults are the published implementation's.
-        plateau_threshold (float, 0 to below 1; default 0.05): a fraction of the loss.
-        bucket_bytes (int, bytes on the wire; default None): size of a message. Of several, one crosses between nodes
-            while the one before goes round inside them and the one before that is merged. None: 2 MiB, or 25 MiB on
+        sync_every (int, from 1; default 4): B, steps between synchronisations.
+        sync_delay (int, from 0; default 1): S, steps from sending to merging.
+        warmup_epochs (int epochs or float fraction of the run; default 0.25): length of the warm-up at the run's start,
+            in which nodes synchronise at each step and wait (B = 1, S = 0). The published implementation has 4 of 90
+            epochs on ImageNet; in runs of some hundred steps, so short a warm-up costs accuracy
+            (tests/benchmarks/accuracy.py).
+        cooldown_epochs (int epochs or float fraction of the run; default 0.05): length of the cool-down at the run's
+            end, which is the same as the warm-up. Between both, the run is *cycling*.
+        adaptive (bool; default True): whether to halve B and S, to no less than 1 (S = 0 stays), when the training loss
+            stalls; if B is 1 already, both return to their settings. The count of epochs then starts at 0.
+        wire_dtype (str; default "bf16"): type of numbers in messages: "bf16", "fp32", or None, the parameters' own.
+        plateau_patience (int, from 1; default 2): cycling epochs in a row without a loss below the best by more than
+            ``plateau_threshold`` after which the loss has stalled, by default as in the published implementation.
+        plateau_threshold (float, 0 to below 1; default 0.05): fraction of the best loss, by default as in the published
+            implementation.
+        bucket_bytes (int, bytes on the wire; default None): size of a message. While a message is sent between nodes,
+            the message before is sent inside them, and the message before that is merged. None: 2 MiB, or 25 MiB with
             NCCL.
 
     Raises:
@@ -117,28 +118,32 @@ class DASO:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
-        """The strategy for one run; called by ``train``.
+        """Strategy of a run; called by ``train``.
 
         Args:
             setup (Setup): the run's model, optimizer and ranks.
 
         Raises:
-            ValueError: the method cannot work with this setup; says what to do.
+            ValueError: the method cannot work with this setup; the text says what to do.
         """
         return _DASOStrategy(self, setup)
 
 
 @dataclass(kw_only=True)
 class _Periods:
-    """The current B and S, and what the training loss made of them so far."""
+    """Current B and S, and their adaptation to the training loss."""
 
     sync_every: int
+    """Current B."""
     sync_delay: int
+    """Current S."""
     best: float | None = None
+    """Best training loss of a cycling epoch."""
     bad_epochs: int = 0
+    """Epochs in a row without a better loss."""
 
     def adapt(self, train_loss: float, method: DASO) -> None:
-        """A cycling epoch is over with ``train_loss``."""
+        """Adapt B and S after a cycling epoch with ``train_loss``."""
         if self.best is None or train_loss < self.best - method.plateau_threshold * abs(self.best):
             self.best, self.bad_epochs = train_loss, 0
             return
@@ -146,6 +151,7 @@ class _Periods:
         if self.bad_epochs < method.plateau_patience:
             return
         self.bad_epochs = 0
+        # B cannot be halved any further: the cycle begins again with the largest periods.
         if self.sync_every == 1:
             self.sync_every, self.sync_delay = method.sync_every, method.sync_delay
         else:
@@ -155,15 +161,15 @@ class _Periods:
 
 @dataclass(kw_only=True)
 class _Sent:
-    """A synchronisation under way."""
+    """Synchronisation that is not merged yet."""
 
     turn: int
-    """How many were sent before, by which the ranks of a node take turns."""
+    """Number of earlier synchronisations, which determines the rank of each node that sends."""
     steps: int = 0
-    """Optimizer steps since the sending."""
+    """Optimizer steps since the parameters were sent."""
 
 
-class _Saved(TypedDict):
+class _DASOState(TypedDict):
     base: list[Tensor]
     agreed: bool
     since_sync: int
@@ -185,7 +191,7 @@ class _DASOStrategy(Strategy):
                 f"DASO(warmup_epochs={method.warmup_epochs!r}, cooldown_epochs={method.cooldown_epochs!r}): they "
                 f"leave none of the run's {setup.epochs} epochs for cycling. Lower one, or use DDP."
             )
-        # Before groups are made: a rank that is refused ends, and others may not have connected to it yet.
+        # Checked before groups are made: a rank with an error ends, and others could still be connecting to it.
         if len(setup.communicator.nodes) > 1:
             refuse_synchronised_norms("DASO", setup.model)
         self._node = setup.communicator.node
@@ -206,7 +212,7 @@ class _DASOStrategy(Strategy):
 
     @property
     def replicated(self) -> bool:
-        # Between nodes the optimizer's moments differ even where parameters agree.
+        # The optimizer's moments differ between nodes even when parameters are equal.
         return self._across.size == 1
 
     @property
@@ -215,6 +221,7 @@ class _DASOStrategy(Strategy):
 
     def parameters_changed(self) -> None:
         """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
+        # Sums under way must arrive before the exchange with their buffers is replaced.
         if self._sent is not None:
             self._exchange.receive()
         self._sent, self._agreed, self._since_sync = None, True, 0
@@ -240,7 +247,7 @@ class _DASOStrategy(Strategy):
     def reduce_gradients(self, step: int) -> None:
         if self._averager is not None:
             self._averager.finish()
-        # The optimizer steps next, and one may synchronise before ``after_step``.
+        # Not in after_step: the optimizer steps next, and ``synchronise`` may be called before ``after_step``.
         self._agreed = self._across.size == 1
 
     def after_step(self, step: int, loss: Tensor) -> None:
@@ -257,7 +264,7 @@ class _DASOStrategy(Strategy):
             return
         if self._sent is not None and self._sent.steps >= delay:
             self._merge()
-        # The epoch's last synchronisation is that of its end.
+        # At the last step of an epoch, ``end_epoch`` synchronises.
         if self._since_sync >= every and (step + 1) % self._setup.steps_per_epoch:
             self._send()
             if delay == 0:
@@ -291,7 +298,7 @@ class _DASOStrategy(Strategy):
 
     def state(self) -> State:
         sent, periods = self._sent, self._periods
-        saved: _Saved = {
+        saved: _DASOState = {
             "base": self._exchange.base(),
             "agreed": self._agreed,
             "since_sync": self._since_sync,
@@ -308,7 +315,7 @@ class _DASOStrategy(Strategy):
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        saved = cast(_Saved, state)
+        saved = cast(_DASOState, state)
         sent = saved["sent"]
         self._sent = None if sent is None else _Sent(turn=sent["member"], steps=sent["steps"])
         fits = self._exchange.load_base(saved["base"])
@@ -326,7 +333,7 @@ class _DASOStrategy(Strategy):
             setattr(self._periods, name, value)
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
-        # Of one node, as these ranks are: nothing is sent between nodes.
+        # All ranks are on a single node, before and now, where nothing is sent between nodes.
         return states[0]
 
     def close(self) -> None:
@@ -348,13 +355,14 @@ class _DASOStrategy(Strategy):
         self._since_sync = 0
 
     def _sums(self) -> list[Tensor]:
-        """Those under way that this rank asked for, once they are there."""
+        """Sums that this rank has started and that are not merged yet, after waiting for them."""
         return [] if self._sent is None else self._exchange.sums(self._sent.turn)
 
     @torch.no_grad()
     def _merge(self) -> None:
-        """Merge what was sent by Eq. 3.2. All ranks then have the same base, and a node's the same
-        parameters.
+        """Merge the parameters that were sent by Eq. 3.2.
+
+        All ranks then have the same base, and the ranks of a node the same parameters.
         """
         assert self._sent is not None
         sent, nodes, exchange = self._sent, self._across.size, self._exchange
@@ -363,7 +371,7 @@ class _DASOStrategy(Strategy):
         inside: Pending | None = None
         for index in range(len(exchange)):
             following = exchange.share_within_node(index, sent.turn)
-            # While that is under way, and the next bucket between the nodes, the one before is merged.
+            # Merges the bucket before, while this bucket is sent inside the node and the next between nodes.
             if inside is not None:
                 exchange.merge(index - 1, inside, weight)
             inside = following

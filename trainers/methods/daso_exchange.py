@@ -1,4 +1,4 @@
-"""What DASO's nodes exchange, and who of a node sends it."""
+"""Exchange of parameters between nodes in DASO."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trainers.communication.links import Link
 class NodeExchange:
     """Sums over all nodes of the parameters' differences to the *base*, their last average over all nodes.
 
-    One rank of each node, in turn, sends them to its counterparts on the other nodes, and its node gets the sums from
-    it. Or, *sharded*, each rank sends a share, in each bucket its equal part, and gets those of its node's other ranks:
-    as many bytes between nodes, on as many network cards as there are. A node's ranks have the same parameters, and
-    all ranks the same base, to the last bit. The base of bfloat16 or float16 parameters is in float32: in their own
-    precision an average could not hold what one node's small step adds to it.
+    One rank of each node, in turn, exchanges the differences with its counterparts on the other nodes, and sends the
+    sums to its node. Or, *sharded*, each rank exchanges an equal part of each bucket, and gets the parts of its node's
+    other ranks: the same bytes between nodes, on all network cards. The ranks of a node have the same parameters, and
+    all ranks have the same base, to the last bit. The base of bfloat16 or float16 parameters is in float32, as in their
+    own precision an average would lose small steps of a single node.
 
     Args:
-        parameters (sequence of Parameter): those that are trained.
-        communicator (Communicator): the ranks; each node has as many.
-        link (Link): how the messages go.
-        wire_dtype (dtype): of floating-point numbers in messages; None: their own.
+        parameters (sequence of Parameter): trained parameters.
+        communicator (Communicator): ranks of the run, equally many on each node.
+        link (Link): size and distribution of messages.
+        wire_dtype (dtype): type of floating-point numbers in messages; None: their own.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class NodeExchange:
         self._own = [
             bucket.flat.chunk(shares)[self._node.rank if self._sharded else 0] for bucket in self._wire
         ]
-        """Of each bucket what this rank sends, when it does."""
+        """Part of each bucket that this rank sends."""
         self._base = [Bucket(bucket.tensors, _base_dtype(bucket.tensors[0].dtype)) for bucket in self._wire]
         self._pending: list[Pending] = []
-        """One a bucket where this rank has sent and not received."""
+        """Messages of all buckets that this rank has sent and not waited for."""
         for base in self._base:
             base.pack(base.tensors)
 
     def __len__(self) -> int:
-        """The number of buckets."""
+        """Number of buckets."""
         return len(self._wire)
 
     def send(self, turn: int) -> None:
-        """Start the sum over all nodes of the differences to the base. ``turn`` counts the synchronisations."""
+        """Start the sum over all nodes of the differences to the base. ``turn``: number of the synchronisation."""
         if not self._sends(turn):
             return
         for bucket, base, own in zip(self._wire, self._base, self._own, strict=True):
@@ -66,14 +66,15 @@ class NodeExchange:
             self._pending.append(self._across.all_reduce(own))
 
     def receive(self) -> None:
-        """Wait for the sums that this rank asked for."""
+        """Wait for the sums that this rank has started."""
         for pending in self._pending:
             pending.wait()
         self._pending = []
 
     def share_within_node(self, index: int, turn: int) -> Pending:
-        """Start to give all ranks of the node the sums in this bucket, once this rank's are there. Buckets come in
-        order, and ``receive`` after the last.
+        """Wait for this rank's sums in a bucket, and start to send them to all ranks of the node.
+
+        Called for the buckets in order; ``receive`` must follow after the last.
         """
         if self._pending:
             self._pending[index].wait()
@@ -83,34 +84,35 @@ class NodeExchange:
         return self._node.broadcast(flat, source=turn % self._node.size)
 
     def merge(self, index: int, inside: Pending, weight: float) -> None:
-        """Wait for the sums in this bucket, make the base the average over all nodes as it was when it was sent, and
-        move the parameters by ``weight`` of the way to it.
+        """Wait for the sums in a bucket, and move its parameters by the fraction ``weight`` towards the average.
+
+        The base becomes the average over all nodes of the parameters that were sent.
         """
         bucket, base = self._wire[index], self._base[index]
         inside.wait()
         sums = bucket.flat[: len(base.flat)]
-        # Cast as a whole: adding another type to it takes twice as long on the CPU.
+        # Converted as a whole, because adding a tensor of another type takes twice as long on the CPU.
         base.flat.add_(sums.to(base.flat.dtype), alpha=1 / self._across.size)
         if base.wire_dtype is bucket.tensors[0].dtype:
             torch._foreach_lerp_(bucket.tensors, base.views, weight)
             return
-        # In the base's precision, and rounded once.
+        # Computed in the base's precision, and rounded only once.
         precise = [tensor.to(base.wire_dtype) for tensor in bucket.tensors]
         torch._foreach_lerp_(precise, base.views, weight)
         torch._foreach_copy_(bucket.tensors, precise)
 
     def base(self) -> list[Tensor]:
-        """The base itself, flat, in any number of parts; the next merge changes it."""
+        """Base, flat, in any number of parts, without a copy: the next merge changes it."""
         return [base.flat for base in self._base]
 
     def load_base(self, parts: Sequence[Tensor]) -> bool:
-        """Take up what ``base`` gave; whether that is of the same parameters."""
-        # In earlier versions it had the parameters' own precision. They may lie on any device.
+        """Restore a saved ``base``; returns whether it fits the parameters."""
+        # Bases saved by earlier versions are in the parameters' own precision. Tensors may be on any device.
         parts = [part.to("cpu", _base_dtype(part.dtype)) for part in parts]
         types = {base.wire_dtype for base in self._base} | {part.dtype for part in parts}
         for dtype in types:
             own = [base.flat for base in self._base if base.wire_dtype is dtype]
-            # Parameters of a type come in order, in messages of whatever size.
+            # Parameters of a type are in the same order, whatever the size of messages was.
             saved = torch.cat(
                 [torch.empty(0, dtype=dtype, device="cpu"), *(p for p in parts if p.dtype is dtype)]
             )
@@ -121,12 +123,12 @@ class NodeExchange:
         return True
 
     def sums(self, turn: int) -> list[Tensor]:
-        """A copy of the sums that this rank asked for in this ``turn``, once they are there."""
+        """Copies of the sums that this rank has started in this ``turn``, after waiting for them."""
         self.receive()
         return [own.clone() for own in self._own] if self._sends(turn) else []
 
     def load_sums(self, turn: int, sums: Sequence[Tensor]) -> bool:
-        """Take up what ``sums`` gave; whether that is of as many messages of the same sizes."""
+        """Restore saved ``sums``; returns whether they have the same number of messages with the same sizes."""
         own = self._own if self._sends(turn) else []
         if [flat.shape for flat in own] != [flat.shape for flat in sums]:
             return False
@@ -139,5 +141,5 @@ class NodeExchange:
 
 
 def _base_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the base of parameters of ``dtype``."""
+    """Type of the base of parameters of type ``dtype``."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Synchronous data parallelism, the baseline: gradients are averaged over all ranks at every step."""
+"""Synchronous data parallelism, the baseline: gradients are averaged over all ranks at each step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainers.methods.strategy import Setup, State, Strategy
 class DDP:
     """Synchronous data parallelism: gradients are averaged over all ranks at each step.
 
-    A parameter that no rank has a gradient of at a step has none afterwards, as on one rank, so that its optimizer
-    skips it; only a matrix that PowerSGD sends as factors then has zeros.
+    A parameter without a gradient on any rank at a step has none afterwards, so that the optimizer skips it as on a
+    single rank; only matrices that PowerSGD sends as factors get zeros.
 
     Args:
-        compression (str; default None): of gradients on the wire: None, "bf16" (half the bytes) or "powersgd" (Vogels
-            et al. 2019), which sends two factors of each matrix and adds what they miss to the next step's gradient; on
-            one rank nothing is sent.
+        compression (str; default None): compression of gradients in messages: None, "bf16" (half the bytes) or
+            "powersgd" (Vogels et al. 2019), which sends two factors of each matrix and adds their error to the next
+            step's gradient. A single rank sends nothing.
         powersgd_rank (int, from 1; default 4): columns of PowerSGD's factors.
 
     Raises:
@@ -52,13 +52,13 @@ class DDP:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
-        """The strategy for one run; called by ``train``.
+        """Strategy of a run; called by ``train``.
 
         Args:
             setup (Setup): the run's model, optimizer and ranks.
 
         Raises:
-            ValueError: the method cannot work with this setup; says what to do.
+            ValueError: the method cannot work with this setup; the text says what to do.
         """
         return _Averaging(self, setup)
 

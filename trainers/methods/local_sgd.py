@@ -1,7 +1,7 @@
-"""Local SGD: ranks train on their own and average parameters now and then; in households and neighbourhoods.
+"""Local SGD: ranks train independently and average parameters at some steps, in households and neighbourhoods.
 
-Sources: Stich 2019 (local SGD), Lin et al. 2020 (post-local and hierarchical local SGD), Wang and Joshi 2018,
-arXiv 1810.08313 (AdaComm), and for households and neighbourhoods the study of data assignment, section 4.2.
+Sources: Stich 2019 (local SGD), Lin et al. 2020 (post-local and hierarchical local SGD), Wang and Joshi 2018, arXiv
+1810.08313 (AdaComm), and the study of data assignment, section 4.2 (households and neighbourhoods).
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ Partition = tuple[Ranks, ...]
 
 
 def effective_batch_size(*, batch_size: int, ranks: int, households: int, world_every: int) -> float:
-    """Mean number of samples that one synchronisation joins, as one rank sees it: B_l M (H + L_W − 1) / (H L_W),
-    equation A.2 of the study of data assignment.
+    """Mean number of samples in a synchronisation, from the view of a rank: B_l M (H + L_W − 1) / (H L_W).
+
+    This is equation A.2 of the study of data assignment.
 
     Args:
         batch_size (int): B_l, samples per rank and step.
-        ranks (int): M.
-        households (int): H, the number of households of equal size, which synchronise at each step.
-        world_every (int, steps): L_W, the period of the average over all ranks.
+        ranks (int): M, number of ranks.
+        households (int): H, number of households of equal size, which synchronise at each step.
+        world_every (int, steps): L_W, period of the average over all ranks.
     """
     return batch_size * ranks * (households + world_every - 1) / (households * world_every)
 
@@ -52,8 +53,8 @@ def effective_batch_size(*, batch_size: int, ranks: int, households: int, world_
 def adapted_period(*, period: int, first_loss: float, loss: float) -> int:
     """AdaComm's period ⌈√(loss / first_loss) · period⌉ (Wang and Joshi 2018), from 1 to ``period``.
 
-    It never exceeds ``period``, which the user has set, nor does it change where ``first_loss`` is not
-    above 0: the rule is made for losses whose lower bound is 0.
+    It never exceeds the user's ``period``, and stays at it if ``first_loss`` is not above 0, as the rule assumes losses
+    with a lower bound of 0.
     """
     if first_loss <= 0 or not loss < first_loss:
         return period
@@ -62,31 +63,33 @@ def adapted_period(*, period: int, first_loss: float, loss: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD:
-    """Ranks train alone and average parameters now and then: inside a household every ``household_every`` steps,
-    inside a neighbourhood every ``neighbourhood_every``, over all ranks every ``world_every`` (L_H < L_N < L_W), and
-    at each epoch's end unless ``average_at_epoch_end`` is False.
+    """Local SGD: ranks train independently and average parameters at some steps.
 
-    Steps count from the last average over all ranks. With ``household_every=1`` households average gradients instead
-    of parameters: for SGD, with momentum or not, that is the same; AdamW gains from it, since the ranks of a
-    household then share the second moments of their joint gradient. An average goes from level to level: one rank of
-    each household, and where nodes fit between, of each node, exchanges and hands on, so that the slow links carry
-    each parameter as few times as possible.
+    Parameters are averaged inside a household every ``household_every`` steps, inside a neighbourhood every
+    ``neighbourhood_every`` steps, over all ranks every ``world_every`` steps (L_H < L_N < L_W), and at each epoch's end
+    unless ``average_at_epoch_end`` is False. Steps count from the last average over all ranks.
+
+    With ``household_every=1``, households average gradients instead of parameters. For SGD, with or without momentum,
+    that is the same; with AdamW it is better, as the ranks of a household then share the second moments of their joint
+    gradient. Averages go from level to level: one rank of each household, and of each node where nodes consist of whole
+    households, exchanges parameters and sends them on, so that slow links send each parameter as few times as possible.
 
     Args:
-        household_every (int, steps; default 1): L_H.
-        neighbourhood_every (int, steps; default None): L_N; goes with ``neighbourhoods``. None: no neighbourhoods.
-        world_every (int, steps; default 8): L_W.
-        households (int, ranks; default None): size of a household, of consecutive ranks. None: a node's ranks, so
-            that on one node all ranks are one household and this is DDP. 1 is plain local SGD.
+        household_every (int, steps; default 1): L_H, period of the average inside a household.
+        neighbourhood_every (int, steps; default None): L_N, period of the average inside a neighbourhood; needs
+            ``neighbourhoods``. None: no neighbourhoods.
+        world_every (int, steps; default 8): L_W, period of the average over all ranks.
+        households (int, ranks; default None): size of a household, of consecutive ranks; None: the ranks of a node, so
+            that on a single node all ranks are one household, which is DDP. 1 is plain local SGD.
         neighbourhoods (int, ranks; default None): size of a neighbourhood, a multiple of a household's.
-        start (int steps or float fraction of the run; default 0): before it gradients are averaged over all ranks
-            (post-local SGD).
-        adaptive (bool; default False): with each epoch after ``start``, ``world_every`` shrinks as the training loss
-            falls from that of the first (AdaComm, Wang and Joshi 2018). Inner periods stay; those that are no longer
-            shorter have no effect.
-        average_at_epoch_end (bool; default True): average over all ranks at each epoch's end, too. False: periods go on
-            over epochs, as in the study of data assignment; what is evaluated at an epoch's end is the mean of the
-            ranks' parameters, made for the evaluation alone.
+        start (int steps or float fraction of the run; default 0): beginning of local training; gradients are averaged
+            over all ranks before it (post-local SGD).
+        adaptive (bool; default False): whether ``world_every`` shrinks with each epoch after ``start`` as the training
+            loss falls from that of the first (AdaComm, Wang and Joshi 2018). Inner periods stay, and have no effect
+            when they are no longer shorter.
+        average_at_epoch_end (bool; default True): whether to average over all ranks at each epoch's end too. False:
+            periods continue over epochs, as in the study of data assignment, and the mean of the ranks' parameters is
+            made at an epoch's end for the evaluation alone.
 
     Raises:
         ValueError: a setting is not allowed; in the run: ``start`` is the whole run.
@@ -141,29 +144,30 @@ class LocalSGD:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
-        """The strategy for one run; called by ``train``.
+        """Strategy of a run; called by ``train``.
 
         Args:
             setup (Setup): the run's model, optimizer and ranks.
 
         Raises:
-            ValueError: the method cannot work with this setup; says what to do.
+            ValueError: the method cannot work with this setup; the text says what to do.
         """
         return _LocalSGDStrategy(self, setup)
 
 
 @dataclass(kw_only=True)
 class _Level:
-    """Parts of the ranks that average among themselves once the parts of the level below have done so."""
+    """Partition of the ranks into parts that average parameters, after the parts of the level below have done so."""
 
     ranks: Partition
+    """Ranks of each part."""
     leaders: Channel
-    """The first ranks of the lower level's parts that make up mine; on other ranks only themselves."""
+    """Channel of the first ranks of the lower level's parts in this rank's part; other ranks have one by themselves."""
     share: float
-    """Of my part of the level below in mine, by the number of ranks."""
+    """Fraction of this part's ranks that belong to this rank's part of the level below."""
 
 
-class _Saved(TypedDict):
+class _LocalSGDState(TypedDict):
     period: int
     first_loss: float | None
     since_world: int
@@ -201,19 +205,19 @@ class _LocalSGDStrategy(Strategy):
         self._household_count = len(households)
         self._even_households = len({len(ranks) for ranks in households}) == 1
         self._period = method.world_every
-        """L_W as it is now."""
+        """Current L_W."""
         self._used = 1
-        """L_W of the last step; 1 before the start."""
+        """L_W of the last step; 1 before the start of local training."""
         self._first_loss: float | None = None
         self._since_world = 0
         """Local steps since the last average over all ranks."""
         self._local_steps = 0
         self._synchronisations = 0
         self._agreed = self._top
-        """The highest level in whose parts all ranks have the same parameters."""
+        """Highest level whose parts have equal parameters on all their ranks."""
         self._averager: GradientAverager | None = None
         self._averaged: int | None = None
-        """The level whose parts average gradients now."""
+        """Level whose parts average gradients now."""
         setup.trained.exchanged()
 
     @property
@@ -226,7 +230,7 @@ class _LocalSGDStrategy(Strategy):
 
     @property
     def replica(self) -> Ranks | None:
-        # One that averages parameters only has an optimizer state of its own.
+        # A rank that averages only parameters has an optimizer state of its own.
         return self._household_channel.ranks if self._method.household_every == 1 else None
 
     def parameters_changed(self) -> None:
@@ -235,10 +239,11 @@ class _LocalSGDStrategy(Strategy):
         self._agreed, self._since_world = self._top, 0
 
     def parameters_thawed(self) -> None:
-        self.close()  # the next pass has it anew, and averages of parameters are of what is trained then
+        self.close()  # the next pass makes an averager of the parameters that are trained then
 
     def before_pass(self, step: int, *, last: bool) -> None:
         level = self._gradients_over(step)
+        # The ranks that average gradients change at the beginning of local training.
         if self._averaged != level:
             self.close()
             of_all = level == self._top
@@ -253,7 +258,7 @@ class _LocalSGDStrategy(Strategy):
     def reduce_gradients(self, step: int) -> None:
         if self._averager is not None:
             self._averager.finish()
-        # The optimizer steps next, and one may synchronise before ``after_step``.
+        # Not in after_step: the optimizer steps next, and ``synchronise`` may be called before ``after_step``.
         self._agreed = min(self._agreed, self._gradients_over(step))
 
     def after_step(self, step: int, loss: Tensor) -> None:
@@ -302,6 +307,7 @@ class _LocalSGDStrategy(Strategy):
     def metrics(self) -> dict[str, float]:
         found = {"world_every": float(self._used), "synchronisations": float(self._synchronisations)}
         method = self._method
+        # The equation holds for households of equal size that synchronise at each step.
         if method.household_every == 1 and method.neighbourhood_every is None and self._even_households:
             found["effective_batch_size"] = effective_batch_size(
                 batch_size=self._setup.batch_size,
@@ -312,7 +318,7 @@ class _LocalSGDStrategy(Strategy):
         return found
 
     def state(self) -> State:
-        saved: _Saved = {
+        saved: _LocalSGDState = {
             "period": self._period,
             "first_loss": self._first_loss,
             "since_world": self._since_world,
@@ -324,14 +330,14 @@ class _LocalSGDStrategy(Strategy):
         return cast(State, saved)
 
     def load(self, state: State) -> None:
-        saved = cast(_Saved, state)
+        saved = cast(_LocalSGDState, state)
         self._period, self._first_loss = saved["period"], saved["first_loss"]
         self._since_world, self._agreed = saved["since_world"], saved["agreed"]
         self._local_steps, self._synchronisations = saved["local_steps"], saved["synchronisations"]
         self._used = saved["world_every"]
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
-        # Levels are numbered by the nodes.
+        # The number of a level depends on the nodes, which may be others now.
         return {**states[0], "agreed": self._top, "since_world": 0}
 
     def close(self) -> None:
@@ -344,7 +350,7 @@ class _LocalSGDStrategy(Strategy):
         return next(i for i, level in enumerate(self._levels) if set(level.ranks) == set(partition))
 
     def _gradients_over(self, step: int) -> int:
-        """The level whose parts average gradients at ``step``; the lowest one's are single ranks."""
+        """Level whose parts average gradients at ``step``; 0, whose parts are single ranks, for none."""
         if step < self._start:
             return self._top
         return self._household if self._method.household_every == 1 else 0
@@ -359,7 +365,7 @@ class _LocalSGDStrategy(Strategy):
             flat = bucket.pack(bucket.tensors)
             for upper in crossed:
                 level = self._levels[upper]
-                # Leaders of unequal parts count by their ranks.
+                # Parts of different sizes count by their numbers of ranks.
                 flat.mul_(level.share)
                 level.leaders.all_reduce(flat).wait()
             for lower in range(target - 1, 0, -1):
@@ -370,7 +376,7 @@ class _LocalSGDStrategy(Strategy):
 
 
 def _parts(communicator: Communicator, ranks: int | None, name: str) -> Partition | None:
-    """Parts of ``size`` consecutive ranks each. ValueError if the ranks are no multiple."""
+    """Parts of ``ranks`` consecutive ranks each; ValueError if the number of ranks is no multiple."""
     if ranks is None:
         return None
     if communicator.size % ranks:
@@ -382,14 +388,17 @@ def _parts(communicator: Communicator, ranks: int | None, name: str) -> Partitio
 
 
 def _refines(inner: Partition, outer: Partition) -> bool:
-    """Whether each part of ``inner`` lies in one part of ``outer``."""
+    """Whether each part of ``inner`` is inside of a part of ``outer``."""
     return all(any(set(small) <= set(large) for large in outer) for small in inner)
 
 
 def _levels(
     communicator: Communicator, households: Partition, neighbourhoods: Partition | None
 ) -> list[_Level]:
-    """Single ranks, households, neighbourhoods, all ranks, without repetition, and nodes where they fit in."""
+    """Levels of single ranks, households, neighbourhoods and all ranks, and of nodes if these fit between two levels.
+
+    Levels with the same parts are not repeated.
+    """
     everyone = communicator.world.ranks
     singles: Partition = tuple((rank,) for rank in everyone)
     named: list[tuple[str, Partition]] = [
@@ -424,7 +433,7 @@ def _levels(
 
 
 def _channel(communicator: Communicator, name: str, parts: Partition) -> Channel:
-    """The channel of these parts; one that the communicator has already where they are all ranks or nodes."""
+    """Channel of this rank's part; the communicator's own channels for all ranks and for nodes."""
     if set(parts) == {communicator.world.ranks}:
         return communicator.world
     if set(parts) == set(communicator.nodes):

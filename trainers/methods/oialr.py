@@ -1,5 +1,5 @@
-"""OIALR: after a while of ordinary training only the singular-value matrices are trained, on orthogonal bases
-that stay as they are and lose rank now and then (dissertation, section 4.3, Algorithm 1).
+"""OIALR: after some training at full rank, only matrices of singular values are trained, in orthogonal bases that are
+frozen and lose rank at some steps (dissertation, section 4.3, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -46,42 +46,42 @@ from trainers.precision import full_precision
 class OIALR:
     """Orthogonality-informed adaptive low-rank training.
 
-    After ``delay`` steps each eligible weight becomes U Σ Vᵀ by a compact singular value decomposition; U and Vᵀ are
-    frozen, the square matrix Σ is trained. Every ``update_every`` steps from then on Σ = P S Qᵀ is decomposed, U
-    becomes U P, Vᵀ becomes Qᵀ Vᵀ and Σ becomes S (Eq. 4.13), without singular values of at most ``sigma_cutoff``
-    times the largest. Of L eligible weights the u-th update takes the last L · ``layer_step`` · u, at least one:
-    those near the output are stable first. Everything else, biases of these layers included, is trained as before;
-    moments of the optimizer follow into the new coordinates.
+    After ``delay`` steps, each eligible weight becomes U Σ Vᵀ by a compact singular value decomposition; U and Vᵀ are
+    frozen, and the square matrix Σ is trained. Every ``update_every`` steps from then on, Σ = P S Qᵀ is decomposed, U
+    becomes U P, Vᵀ becomes Qᵀ Vᵀ and Σ becomes S (Eq. 4.13), without singular values of at most ``sigma_cutoff`` times
+    the largest. The u-th update includes the last L · ``layer_step`` · u of L eligible weights, at least one, because
+    weights near the output become stable first. All other parameters, biases of these layers included, are trained as
+    before; moments of the optimizer are projected to the new coordinates.
 
-    Eligible are trained weights of Linear, Conv1d, Conv2d and MultiheadAttention that no other layer shares and whose
-    shape allows it (``trainers.lowrank.layers``); what is thawed in mid-run stays whole.
+    Eligible are trained weights of Linear, Conv1d, Conv2d and MultiheadAttention of suitable shapes that no other layer
+    shares (``trainers.lowrank.layers``); weights thawed during a run stay whole.
 
-    The model is left in its low-rank form; ``trainers.merged`` makes it an ordinary one. A run that finds a model in
-    this form starts by making it whole. A compiled model is compiled anew where ranks fall, and apart from that for
-    the evaluation, which has no gradients. torch does so 8 times and then runs that part uncompiled: raise
-    ``torch._dynamo.config.recompile_limit`` (torch 2.6: ``cache_size_limit``) before the run. Metrics: rank/LAYER from
-    the decomposition on, stability/LAYER of the latest update (Eq. 4.6 over the number of basis vectors; 1 for a basis
-    that did not turn), ``decomposition_s`` of the busiest rank.
+    At the end, the model is in its low-rank form; ``trainers.merged`` gives it ordinary layers again. A run of a model
+    in low-rank form first makes it whole. A compiled model is compiled again where ranks fall, and separately for the
+    evaluation, which has no gradients. torch compiles 8 times and then runs that part uncompiled: raise
+    ``torch._dynamo.config.recompile_limit`` (torch 2.6: ``cache_size_limit``) before the run. Metrics are rank/LAYER
+    from the decomposition on, stability/LAYER of the latest update (Eq. 4.6 divided by the number of basis vectors; 1
+    for a basis that did not turn), and ``decomposition_s`` of the busiest rank.
 
     Args:
         delay (int steps or float fraction of the run; default 1 / 3): steps of full rank; a third of all "yields
             favorable results" (4.3). Table A.1 has 25 000 of about 156 000.
-        update_every (int steps or float fraction of the run; default 0.02): at least 1 step. 0.02 is Table A.4's 400
-            of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's 1000 is 0.0064 of its steps. All
-            weights take part after 1 / ``layer_step`` updates, with the defaults at 0.53 of the run.
-        sigma_cutoff (float, between 0 and 1; default 0.1): a share of the largest singular value. Table A.2 has 0.2,
-            A.4 0.4.
-        layer_step (float, above 0 to 1; default 0.1): see above.
-        full_rank_first_layer (bool; default False): the model's first layer is not decomposed.
-        full_rank_last_layer (bool; default True): the model's last layer is not decomposed.
-        full_rank_warmup (bool; default True): False decomposes before the first step, as Table A.4 has it against
-            rapid overfitting (4.4.5); ``delay`` then only says from when on updates are counted.
-        synchronisation (DDP, DASO or LocalSGD; default None): how ranks train together, before and after; None:
-            ``DDP()``. Where it lets ranks differ, they are synchronised, waiting, before each decomposition.
+        update_every (int steps or float fraction of the run; default 0.02): steps between updates, at least 1. 0.02 is
+            Table A.4's 400 of about 21 500 steps (20 epochs of ETTm2 in batches of 32); A.1's 1000 is 0.0064 of its
+            steps. All weights are included after 1 / ``layer_step`` updates, with the defaults at 0.53 of the run.
+        sigma_cutoff (float, between 0 and 1; default 0.1): share of the largest singular value up to which singular
+            values are dropped. Table A.2 has 0.2, A.4 0.4.
+        layer_step (float, above 0 to 1; default 0.1): share of the weights that each update adds.
+        full_rank_first_layer (bool; default False): whether the model's first layer stays whole.
+        full_rank_last_layer (bool; default True): whether the model's last layer stays whole.
+        full_rank_warmup (bool; default True): whether the first ``delay`` steps have full rank. False decomposes before
+            the first step, as in Table A.4 against rapid overfitting (4.4.5); updates still count from ``delay`` on.
+        synchronisation (DDP, DASO or LocalSGD; default None): method by which ranks train together; None: ``DDP()``.
+            If it lets ranks differ, they are synchronised before each decomposition, and wait for that.
 
     Raises:
-        ValueError: a setting is not allowed; in the run: it ends before the first update, except for fractions, which
-            a run of a step or two does not divide into.
+        ValueError: a setting is not allowed; in the run: it ends before the first update, except with fractions in
+            runs of a step or two.
     """
 
     delay: Steps = 1 / 3
@@ -116,18 +116,18 @@ class OIALR:
             )
 
     def strategy(self, setup: Setup) -> Strategy:
-        """The strategy for one run; called by ``train``.
+        """Strategy of a run; called by ``train``.
 
         Args:
             setup (Setup): the run's model, optimizer and ranks.
 
         Raises:
-            ValueError: the method cannot work with this setup; says what to do.
+            ValueError: the method cannot work with this setup; the text says what to do.
         """
         return _LowRank(self, setup)
 
 
-class _Saved(TypedDict):
+class _OIALRState(TypedDict):
     updates: int
     ranks: dict[str, int]
     stability: dict[str, float]
@@ -148,20 +148,20 @@ class _LowRank(Strategy):
                 "train low-rank. Lower the delay, or use the method of its synchronisation alone."
             )
         given, first = (method.delay, method.update_every), self._delay + self._every
-        # Fractions suit a run of some length, and may be tried in one of a step or two.
+        # Fractions are meant for longer runs, but are accepted in a trial of a step or two.
         if first >= setup.total_steps and (any(map(is_integer, given)) or sum(given) >= 1):
             raise ValueError(
                 f"OIALR(delay={method.delay!r}, update_every={method.update_every!r}): the first update would come "
                 f"after {first} steps, and the run has {setup.total_steps}. Lower one of them."
             )
-        # A run before may have left the model in factors, this very one when it was interrupted.
+        # The model may have factors from an earlier run, or from this run before it was interrupted.
         _start_whole(setup)
         parameters = list(setup.model.parameters())
         self._full_parameters = sum(p.numel() for p in parameters)
         self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
         self._weights = _eligible(method, setup)
         self._ranks: dict[str, int] = {}
-        """By weight; empty while the model has full rank."""
+        """Ranks by name of the weight; empty while the model has full rank."""
         self._stability: dict[str, float] = {}
         self._updates = 0
         self._work = SharedWork(setup.communicator)
@@ -174,6 +174,7 @@ class _LowRank(Strategy):
     @property
     def plans_ahead(self) -> bool:
         method = self._method
+        # Only fractions depend on the length of the run.
         return not (is_integer(method.delay) and is_integer(method.update_every)) or self._under.plans_ahead
 
     @property
@@ -192,7 +193,7 @@ class _LowRank(Strategy):
         return {"decomposition_s": self._work.own_s, "under": dict(self._under.own_state())}
 
     def before_pass(self, step: int, *, last: bool) -> None:
-        # Here and not after a step: so a run never ends with a truncation that nothing was trained after.
+        # Not after a step, so that a run never ends with a truncation without training after it.
         if not self._ranks and step >= (self._delay if self._method.full_rank_warmup else 0):
             self._decompose()
         if self._updates < (step - self._delay) // self._every:
@@ -233,7 +234,7 @@ class _LowRank(Strategy):
         layers = {weight.name: weight.layer for weight in self._weights}
         own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device="cpu")
         return {
-            # Of the whole model, in whatever form the run found it.
+            # Relative to the model at full rank, in whatever form the run got it.
             "trainable_fraction": trained / self._full_trainable,
             "compression_ratio": self._full_parameters / sum(p.numel() for p in parameters),
             **{f"rank/{layers[name]}": float(rank) for name, rank in self._ranks.items()},
@@ -243,7 +244,7 @@ class _LowRank(Strategy):
         }
 
     def state(self) -> State:
-        saved: _Saved = {
+        saved: _OIALRState = {
             "updates": self._updates,
             "ranks": dict(self._ranks),
             "stability": dict(self._stability),
@@ -253,7 +254,7 @@ class _LowRank(Strategy):
         return cast(State, saved)
 
     def load(self, state: State) -> None:
-        saved = cast(_Saved, state)
+        saved = cast(_OIALRState, state)
         self._updates, self._work.own_s = saved["updates"], saved["decomposition_s"]
         self._stability = dict(saved["stability"])
         self.load_shapes(state)
@@ -263,21 +264,21 @@ class _LowRank(Strategy):
         return {"ranks": dict(self._ranks)}
 
     def load_shapes(self, saved: State) -> None:
-        self._ranks = dict(cast(_Saved, saved)["ranks"])
+        self._ranks = dict(cast(_OIALRState, saved)["ranks"])
         changed = [self._reshape(weight, self._ranks.get(weight.name)) for weight in self._weights]
         if any(changed):
             self._under.parameters_changed()
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
-        saved = [cast(_Saved, state) for state in states]
+        saved = [cast(_OIALRState, state) for state in states]
         under = self._under.state_on_other_ranks(
             [state["under"] for state in saved], step=step, same_steps=same_steps
         )
         if under is None:
             return None
-        merged: _Saved = {
+        merged: _OIALRState = {
             **saved[0],
-            # As many as these ranks would have made, not one a step until there are.
+            # The number that these ranks would have made; otherwise each step would make an update until it is reached.
             "updates": saved[0]["updates"] if same_steps else max(0, (step - 1 - self._delay) // self._every),
             "decomposition_s": max(state["decomposition_s"] for state in saved),
             "under": under,
@@ -290,7 +291,7 @@ class _LowRank(Strategy):
     @torch.no_grad()
     @full_precision()
     def _decompose(self) -> None:
-        """Make every eligible weight U Σ Vᵀ, of rank min(m, n): at first nothing is dropped."""
+        """Decompose each eligible weight to U Σ Vᵀ of rank min(m, n), without dropping singular values yet."""
         weights = self._weights
         self._under.synchronise()
         found = self._work.run(
@@ -309,9 +310,9 @@ class _LowRank(Strategy):
     @torch.no_grad()
     @full_precision()
     def _update(self) -> None:
-        """Turn the bases of the last weights into those of their Σ, and drop what is small (Eq. 4.13)."""
+        """Rotate the bases of the last weights to those of their Σ, and drop small singular values (Eq. 4.13)."""
         self._updates += 1
-        # So that 30 · 0.1 · u, with what rounding adds or takes, is 3 u.
+        # 1e-9 makes up for roundings: 30 weights · 0.1 · u has to be 3 u.
         count = math.floor(len(self._weights) * self._method.layer_step * self._updates + 1e-9)
         weights = self._weights[-max(1, min(count, len(self._weights))) :]
         self._under.synchronise()
@@ -322,14 +323,14 @@ class _LowRank(Strategy):
         )
         for weight, (p, values, qt) in zip(weights, found, strict=True):
             self._rotate(weight, p, values, qt)
-        # Also where all shapes stayed: what is averaged now has other coordinates.
+        # Needed even if all shapes stayed, because the parameters to average have other coordinates.
         self._under.parameters_changed()
 
     def _rotations(self, weight: MatrixWeight) -> Sequence[Tensor]:
-        """P, S and Qᵀ. They are sent, and each rank turns its bases with them: they are smaller than these, and
-        the optimizer's moments, which each rank has for itself, need them too. On devices that round products
-        alike ranks go on with the same bits; on a mixture of kinds bases may differ in their last ones.
-        """
+        """P, S and Qᵀ of a weight's Σ."""
+        # These are sent to all ranks, which rotate their bases themselves: they are smaller than the bases, and are
+        # needed for each rank's own moments too. On devices with the same roundings, ranks get the same bits; between
+        # kinds of devices, bases may differ in the last bits.
         u, sigma, vt = (factor.to(_precise(factor.dtype)) for factor in weight.factors.values())
         p, values, qt = svd(sigma, cutoff=self._method.sigma_cutoff)
         return _keeping_orthogonal(u, p), values, _keeping_orthogonal(vt.T, qt.T).T
@@ -337,7 +338,7 @@ class _LowRank(Strategy):
     def _rotate(self, weight: MatrixWeight, p: Tensor, values: Tensor, qt: Tensor) -> None:
         u, sigma, vt = weight.factors.values()
         dtype, rank = sigma.dtype, len(values)
-        # tr(U Vᵀ V' U'ᵀ) with U' = U P and V' = V Q is tr(Pᵀ Q); of a diverged run there is none.
+        # tr(U Vᵀ V' U'ᵀ) with U' = U P and V' = V Q is tr(Pᵀ Q); it is not finite after a run has diverged.
         stability = (p * qt.T).sum().item() / rank
         if math.isfinite(stability):
             self._stability[weight.name] = stability
@@ -345,7 +346,7 @@ class _LowRank(Strategy):
         new_sigma = torch.diag(values).to(dtype)
         projection = Projection(left=p.T, right=qt.T)
         if rank == len(sigma):
-            # The same parameters: a compiled model need not be compiled again.
+            # The parameters stay the same objects, so that a compiled model is not compiled again.
             for parameter, value in ((u, new_u), (sigma, new_sigma), (vt, new_vt)):
                 parameter.copy_(value)
             exchange(self._optimizer, sigma, sigma, projection)
@@ -357,7 +358,7 @@ class _LowRank(Strategy):
 
     @torch.no_grad()
     def _reshape(self, weight: MatrixWeight, rank: int | None) -> bool:
-        """Give the weight this rank, or make it whole (None), with any values; whether it was not so yet."""
+        """Give the weight this rank, or None to make it whole, with any values; returns whether its shape changed."""
         factors = weight.factors
         old = factors["sigma"] if factors else weight.whole
         if (len(old) if factors else None) == rank:
@@ -374,7 +375,7 @@ class _LowRank(Strategy):
 
 @torch.no_grad()
 def _start_whole(setup: Setup) -> None:
-    """Make the weights whole whose factors the optimizer was given, and let it train these instead."""
+    """Make weights whole whose factors the optimizer trains, and let it train the whole weights instead."""
     held = {id(parameter) for group in setup.optimizer.param_groups for parameter in group["params"]}
     made = []
     for weight in matrix_weights(setup.model):
@@ -384,12 +385,12 @@ def _start_whole(setup: Setup) -> None:
             exchange(setup.optimizer, trained[0], made[-1])
             for other in trained[1:]:
                 remove(setup.optimizer, other)
-    # Products of one and the same factors may differ in roundings where devices do.
+    # Products of the same factors may differ in roundings between kinds of devices.
     broadcast_tensors(setup.communicator.service, made)
 
 
 def _eligible(method: OIALR, setup: Setup) -> list[MatrixWeight]:
-    """ValueError if there is none, or one that the optimizer does not train."""
+    """Weights to decompose; ValueError without any, or if the optimizer does not train one of them."""
     weights = matrix_weights(
         setup.model,
         first=not method.full_rank_first_layer,
@@ -414,9 +415,8 @@ def _eligible(method: OIALR, setup: Setup) -> list[MatrixWeight]:
 
 
 def _keeping_orthogonal(basis: Tensor, rotation: Tensor) -> Tensor:
-    """``rotation``, corrected such that ``basis @ rotation`` is orthonormal although ``basis`` is so to a
-    rounding only: over hundreds of updates roundings would add up.
-    """
+    """``rotation``, corrected so that ``basis @ rotation`` is orthonormal despite roundings in ``basis``."""
+    # Roundings would otherwise add up over hundreds of updates.
     turned = basis @ rotation
     return 1.5 * rotation - 0.5 * rotation @ (turned.T @ turned)
 
@@ -426,5 +426,6 @@ def _frozen(value: Tensor) -> nn.Parameter:
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
-    """Rotations in half precision would leave bases orthogonal to a hundredth only."""
+    """Type for rotations of factors of type ``dtype``."""
+    # Rotations in half precision would leave bases orthogonal only to a hundredth.
     return dtype if dtype == torch.float64 else torch.float32

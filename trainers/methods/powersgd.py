@@ -1,5 +1,5 @@
-"""PowerSGD: gradients averaged as low-rank factors (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727,
-algorithms 1, 2).
+"""PowerSGD: average of gradients as low-rank factors (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727, algorithms
+1 and 2).
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from trainers.randomness import derive
 
 
 class PowerSGDAverager:
-    """Averages matrices through factors P (m × r) and Q (n × r), and all else as it is.
+    """Averages gradients of matrices through factors P (m × r) and Q (n × r), and other gradients directly.
 
-    A gradient of more than two dimensions is taken as (first, all the others). It is worth factors only where
-    (m + n) r < m n. Each rank keeps what its factors missed and adds it to its next gradient. Where gradients overflow,
-    those that come out are not finite either, and all that is kept stays as it was: the step can be left out.
+    A gradient of more than two dimensions is a matrix of its first dimension × all others. Factors are used only if
+    (m + n) r < m n. Each rank adds the error of its factors to its next gradient. If gradients overflow, the averages
+    are not finite either, and errors and factors stay unchanged, so that the step can be skipped.
+
+    Args:
+        parameters (iterable): parameters whose gradients are averaged.
+        channel (Channel): ranks to average over.
+        rank (int): r, columns of the factors.
+        seed (int): seed of the first factors.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], channel: Channel, *, rank: int, seed: int) -> None:
@@ -34,7 +40,7 @@ class PowerSGDAverager:
             (self._matrices if (m + n) * rank < m * n else others).append(parameter)
         self._others = GradientAverager(others, channel, keep_none=True)
         self._errors = [torch.zeros(_shape(p), dtype=p.dtype, device=p.device) for p in self._matrices]
-        # The same on all ranks, since P = M Q is averaged with a common Q.
+        # Equal on all ranks, because the mean of P = M Q needs a common Q.
         generator = torch.Generator().manual_seed(derive(seed, "powersgd"))
         self._qs = [
             torch.randn(_shape(p)[1], rank, generator=generator, device="cpu").to(
@@ -54,8 +60,8 @@ class PowerSGDAverager:
         ps = self._averaged([m @ q for m, q in zip(corrected, self._qs, strict=True)])
         ps = _orthonormal(ps)
         qs = self._averaged([m.mH @ p for m, p in zip(corrected, ps, strict=True)])
-        # Of the means, into which what one rank has of infinities goes, too: all ranks decide alike. The host does not
-        # read it, as it would have to wait for a GPU.
+        # Checked on the means, which are not finite if any rank's gradients are not, so that all ranks decide alike.
+        # The host does not read the result, for which it would have to wait for the GPU.
         finite = torch.cat([q.flatten() for q in qs]).isfinite().all() if qs else torch.tensor(True)
         for i, gradient in enumerate(gradients):
             approximation = ps[i] @ qs[i].mH
@@ -72,7 +78,7 @@ class PowerSGDAverager:
         return {"errors": self._errors, "qs": self._qs}
 
     def load(self, state: State) -> None:
-        if not state:  # of one rank, which sent nothing
+        if not state:  # saved by a single rank, which sends nothing
             return
         errors, qs = state["errors"], state["qs"]
         if not isinstance(errors, list) or not isinstance(qs, list) or len(errors) != len(self._matrices):
@@ -90,9 +96,8 @@ class PowerSGDAverager:
 
 
 def merged_states(states: Sequence[State]) -> State:
-    """What any number of ranks goes on with after those of ``states``: each with the mean of what their factors missed.
-    The factors that are sent depend on the sum over ranks only, and that stays, but for one rank, which sends none.
-    """
+    """State for any number of ranks from the ``states`` of other ranks: each rank gets the mean of their errors."""
+    # The averages of gradients depend only on the mean of the ranks' errors, which stays.
     if not states[0]:
         return {}
     errors = [cast("list[Tensor]", state["errors"]) for state in states]
@@ -103,10 +108,8 @@ def merged_states(states: Sequence[State]) -> State:
 
 
 def _orthonormal(ps: list[Tensor]) -> list[Tensor]:
-    """Of each matrix a basis of its columns, which no library finds in half precision.
-
-    Matrices of one shape, type and device are decomposed in one call, as models repeat their layers.
-    """
+    """Orthonormal basis of the columns of each matrix, computed in single precision at least."""
+    # Matrices of the same shape, type and device are decomposed in a single call, as models repeat their layers.
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for place, p in enumerate(ps):
         alike.setdefault((p.shape, p.dtype, p.device), []).append(place)
@@ -121,6 +124,7 @@ def _orthonormal(ps: list[Tensor]) -> list[Tensor]:
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:
+    # As a matrix of a single column, a vector is never worth factors.
     if parameter.dim() < 2 or parameter.numel() == 0:
         return parameter.numel(), 1
     return parameter.shape[0], parameter.numel() // parameter.shape[0]

@@ -1,17 +1,17 @@
-"""The interface between the loop and the training methods: what a method implements.
+"""Interface between the training loop and the training methods.
 
-A method is a frozen record of settings; at the start of a run it makes its strategy, which holds the run's
-state. The loop calls, at each optimizer step and on every rank:
+A method is a frozen record of settings; at the start of a run it makes its strategy, which has the run's state. The
+loop calls, at each optimizer step and on all ranks:
 
     learning_rate
     before_pass(last=False), forward, backward     for each accumulated batch but the last
     before_pass(last=True), forward, backward
     reduce_gradients, [clip], optimizer step, after_step
 
-and, when an epoch is over, ``end_epoch``, then the evaluation, if there is one, inside ``evaluating``;
-``finalise`` after the last step. An evaluation within an epoch comes inside ``evaluating``, too, where the loop
-averages what still differs between ranks, and gives each rank its own back afterwards. ``state`` may be asked
-for before any step, ``load`` comes before the first. Every hook may communicate.
+At the end of an epoch it calls ``end_epoch``, and then evaluates, if there is something to evaluate, inside
+``evaluating``; after the last step it calls ``finalise``. An evaluation within an epoch is inside ``evaluating`` too,
+where the loop averages parameters that still differ between ranks, and restores each rank's own afterwards. ``state``
+may be called before any step, and ``load`` is called before the first step. All hooks may communicate.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from trainers.communication.topology import Ranks
 from trainers.methods.trained_parameters import TrainedParameters
 
 State = Mapping[str, object]
-"""Tensors, numbers, strings and lists and dictionaries of them."""
+"""Structure of tensors, numbers and strings in lists and dictionaries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a strategy works with. Parameters are the same on all ranks when it is made.
+    """Model, optimizer and ranks of a run, whose parameters are equal on all ranks when a strategy is made.
 
     Attributes:
-        model (Module): in training.
-        optimizer (Optimizer): of its trained parameters.
-        communicator (Communicator): the ranks, all and of this node.
-        epochs (int): of the run.
-        steps_per_epoch (int): optimizer steps.
-        batch_size (int): samples that a rank takes at a step, in all passes together.
-        seed (int): of the run.
-        steps (int; default None): of the run; None: those of its epochs. Fewer where the last epoch is cut short.
+        model (Module): model to train.
+        optimizer (Optimizer): optimizer of the model's trained parameters.
+        communicator (Communicator): channels between the ranks.
+        epochs (int): epochs of the run.
+        steps_per_epoch (int): optimizer steps of an epoch.
+        batch_size (int): samples of a rank in a step, in all passes together.
+        seed (int): seed of the run.
+        steps (int; default None): optimizer steps of the run, fewer than those of its epochs if the last is shortened;
+            None: those of its epochs.
     """
 
     model: nn.Module
@@ -57,7 +58,7 @@ class Setup:
     seed: int
     steps: int | None = None
     trained: TrainedParameters = field(init=False, repr=False, compare=False)
-    """Trained parameters of the model, which a strategy asks for those that it has to exchange."""
+    """Trained parameters of the model, from which a strategy gets those to exchange."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trained", TrainedParameters(self.model))
@@ -69,149 +70,152 @@ class Setup:
 
 
 class Strategy:
-    """One method at work in one run. A hook that a method does not need it inherits: here they do nothing.
+    """A training method in a run; the hooks of this base class, which a method may inherit, do nothing.
 
-    A strategy that exchanges parameters (decompositions) does so in the model and in the optimizer, each
-    trained parameter in the latter exactly once, and then calls ``parameters_changed`` of a strategy that it
-    has under it.
+    A strategy that replaces parameters (decompositions) does so in the model and in the optimizer, in which each
+    trained parameter must be exactly once, and then calls ``parameters_changed`` of the strategy that it uses, if any.
     """
 
     @property
     def replicated(self) -> bool:
-        """Whether, between steps, parameters and optimizer state are the same on all ranks: saved once then."""
+        """Whether parameters and optimizer state are equal on all ranks between steps, so that they are saved once."""
         return False
 
     @property
     def replica(self) -> Ranks | None:
-        """Where not all ranks are, the ones, with this one, that are the same in this way, and in what ``state`` has
-        beyond ``own_state``: saved once then. None: this rank alone.
+        """Ranks, this rank included, whose parameters, optimizer state and ``state`` without ``own_state`` are equal,
+        so that they are saved once, where not all ranks are; None: this rank alone.
         """
         return None
 
     @property
     def reparametrises(self) -> bool:
-        """Whether it replaces parameters, or their coordinates, during a run, so that they have no average of steps."""
+        """Whether the strategy replaces parameters or their coordinates in a run, so that steps have no average."""
         return False
 
     @property
     def evaluates_alike(self) -> bool:
-        """Whether inside ``evaluating`` all ranks have the same model between any two steps; else the loop averages
-        within an epoch what differs.
+        """Whether all ranks have the same model inside ``evaluating`` between any two steps; otherwise, the loop
+        averages parameters that differ within an epoch.
         """
         return False
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether what it does at a step depends on how many steps the run has, or its end leaves another state than
-        the same step within a longer run: then no run is made longer by it.
+        """Whether steps depend on the length of the run, or its end leaves another state than the same step of a longer
+        run, so that a finished run cannot be continued to be longer.
         """
         return True
 
     @property
     def changes_rate(self) -> bool:
-        """Whether ``learning_rate`` may give another rate than the scheduled one. In a loop of the user's own it is
-        asked for only then: reading a rate that is a tensor on a GPU would have the host wait for it.
-        """
+        """Whether ``learning_rate`` may give another rate than the schedule."""
+        # A loop of the user's own calls it only in that case, because reading a rate that is a tensor on a GPU would
+        # make the host wait.
         return type(self).learning_rate is not Strategy.learning_rate
 
     def before_pass(self, step: int, *, last: bool) -> None:
-        """A forward and backward pass follows; with ``last`` it completes the gradients of ``step``. In a loop of the
-        user's own it comes with ``last`` between forward and backward, after one without before the forward pass.
+        """Prepare for a forward and backward pass, which with ``last`` completes the gradients of ``step``.
+
+        A loop of the user's own calls it without ``last`` before the forward pass, and then with ``last`` between the
+        forward and the backward pass.
         """
 
     def reduce_gradients(self, step: int) -> None:
-        """Turn this rank's gradients, of step ``step``, into those that the optimizer shall use."""
+        """Replace this rank's gradients of ``step`` by those that the optimizer has to use."""
 
     def learning_rate(self, step: int, scheduled: float) -> float:
-        """The rate to use at ``step`` where the schedule says ``scheduled``."""
+        """Learning rate at ``step``, for which the schedule gives ``scheduled``."""
         return scheduled
 
     def after_step(self, step: int, loss: Tensor) -> None:
-        """The optimizer has taken ``step``; ``loss`` is this rank's, detached, without dimensions."""
+        """Continue after the optimizer's ``step``. ``loss``: this rank's loss, detached, without dimensions."""
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
-        """``epoch`` is over; ``train_loss`` is its mean loss over all ranks. Buffers must agree on all ranks
-        afterwards, or inside ``evaluating`` at the latest.
+        """Finish ``epoch``. ``train_loss``: its mean loss over all ranks.
+
+        Buffers must be equal on all ranks afterwards, or at the latest inside ``evaluating``.
         """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Inside, the model is what the evaluation shall see, the same on all ranks, and ``state`` holds its
-        shapes. Entered only where there is something to evaluate or to keep; what it sends should count as
+        """Context in which the model is the model to evaluate, equal on all ranks, and ``state`` has its shapes.
+
+        It is used only if there is something to evaluate or to save; its messages should count as those of
         ``Communicator.service``.
         """
         return nullcontext()
 
     def finalise(self) -> None:
-        """No step follows: leave the model in its final state, the same on all ranks."""
+        """Leave the model in its final state, equal on all ranks, after the last step."""
 
     def synchronise(self) -> None:
-        """Make the trained parameters the same on all ranks, now; nothing is left under way."""
+        """Make the trained parameters equal on all ranks, and wait for that."""
 
     def parameters_changed(self) -> None:
-        """The set of trained parameters, or the shape of one, is not what it was."""
+        """Adapt to a change of the set of trained parameters, or of the shape of a trained parameter."""
 
     def parameters_thawed(self) -> None:
-        """The user has thawed parameters, which are the same on all ranks, or given the optimizer more; called before a
-        step, on all ranks.
+        """Adapt to parameters that the user has thawed or added to the optimizer, and which are equal on all ranks.
+
+        Called before a step, on all ranks.
         """
         self.synchronise()
         self.parameters_changed()
 
     def metrics(self) -> dict[str, float]:
-        """Further numbers to record with each epoch, the same on all ranks."""
+        """Further numbers to record with each epoch, equal on all ranks."""
         return {}
 
     def state(self) -> State:
-        """This rank's state, for ``load`` to go on from bit for bit."""
+        """State of this rank, from which ``load`` continues bit for bit."""
         return {}
 
     def own_state(self) -> State:
-        """Of ``state`` the entries, also in dictionaries in it, that are not the same on all ranks of ``replica``."""
+        """Entries of ``state``, and of dictionaries in it, that differ between the ranks of ``replica``."""
         return self.state()
 
     def load(self, state: State) -> None:
-        """Take up ``state``. Gives model and optimizer the shapes of then, for the loop to fill them next."""
+        """Restore ``state``, and give model and optimizer the shapes that they had, for the loop to fill."""
 
     def shapes(self) -> State:
-        """What ``load_shapes`` needs for the shapes that the model has now, which are the same on all ranks; nothing
-        where a run never changes them. Rank 0's is what all take up.
+        """Description of the model's present shapes for ``load_shapes``, equal on all ranks, of which rank 0's is used;
+        empty if a run never changes them.
         """
         return self.state() if self.reparametrises else {}
 
     def load_shapes(self, saved: State) -> None:
-        """Give the model the shapes of when ``shapes`` gave ``saved``, for the loop to fill them next. After the last
-        step.
-        """
+        """Give the model the shapes described by ``saved``, for the loop to fill, after the last step."""
         if self.reparametrises:
             self.load(saved)
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
-        """What ``load`` shall take up on each of these ranks to go on at ``step`` where ranks of another number, or on
-        other nodes, had ``states``, in order of rank, and all the same parameters and optimizer state (``replicated``,
-        as it is here before the first step). None, as here, if the method cannot.
+        """State for ``load`` on each of these ranks, from the states of another number of ranks, or on other nodes.
+
+        The other ranks had equal parameters and optimizer state (``replicated``, as before the first step). None, as
+        here, if the method cannot continue on other ranks.
 
         Args:
-            states (sequence of dict): of ``state``, one a rank.
-            step (int): of the run as these ranks count.
-            same_steps (bool): whether they count as those did; else a step has another number of samples.
+            states (sequence of dict): results of ``state``, in order of rank.
+            step (int): step to continue at, in the count of these ranks.
+            same_steps (bool): whether a step has the same number of samples as before.
         """
         return None
 
     def close(self) -> None:
-        """Take everything off the model that was put there: hooks, wrappers."""
+        """Remove hooks and wrappers from the model."""
 
 
 Steps = int | float
-"""A number of optimizer steps if an int, a fraction of all steps of the run if a float."""
+"""Number of optimizer steps as an int, or fraction of all steps of the run as a float."""
 
 
 def steps_of(value: Steps, total: int) -> int:
-    """``value`` as a number of steps of a run of ``total``."""
+    """``value`` as a number of steps in a run of ``total`` steps."""
     return int(value) if is_integer(value) else round(float(value) * total)
 
 
 def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
-    """ValueError unless ``value`` is a whole number of at least ``least``, or a fraction from 0 to 1."""
+    """Raise ValueError unless ``value`` is a whole number of at least ``least``, or a fraction from 0 to 1."""
     if not is_number(value):
         allowed = False
     elif is_integer(value):
@@ -226,14 +230,14 @@ def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
 
 
 def check_method(said: str, method: object) -> None:
-    """ValueError, beginning with what was ``said``, unless ``method`` is a method's settings."""
+    """Raise ValueError, whose text begins with ``said``, unless ``method`` is the settings of a training method."""
     if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
         name = method.__name__ if isinstance(method, type) else "DDP"
         raise ValueError(f"{said}: must be a method's settings. Pass {name}(), say.")
 
 
 def refuse_synchronised_norms(owner: str, model: nn.Module) -> None:
-    """ValueError if layers of ``model`` exchange statistics in each pass, over ranks that train apart."""
+    """Raise ValueError if layers of ``model`` exchange statistics in each pass, as ranks train independently."""
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise ValueError(
@@ -243,8 +247,8 @@ def refuse_synchronised_norms(owner: str, model: nn.Module) -> None:
 
 
 class Method(Protocol):
-    """The settings of a training method."""
+    """Settings of a training method."""
 
     def strategy(self, setup: Setup) -> Strategy:
-        """The strategy for one run. ValueError, with what to do, if it cannot work with this setup."""
+        """Strategy of a run; ValueError, with what to do, if the method cannot work with this setup."""
         ...

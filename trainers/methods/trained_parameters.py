@@ -1,4 +1,4 @@
-"""Trained parameters of a run: the user may thaw or freeze some, or give the optimizer more, in mid-run."""
+"""Trained parameters of a run, which the user may change during the run by thawing, freezing or adding parameters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import nn
 
 
 class TrainedParameters:
-    """Trained parameters of ``model``, and those among them whose gradients or values a strategy exchanges.
+    """Trained parameters of ``model``, and those whose gradients or values a strategy exchanges.
 
-    A strategy asks for ``exchanged`` whenever it makes what averages them, also where one rank has nothing to average.
+    A strategy calls ``exchanged`` whenever it makes an averager of parameters, on a single rank too.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._exchanged: dict[int, nn.Parameter] = {}
-        # Weak: what a decomposition has replaced would else stay in memory to the run's end.
+        # Weak references, because parameters that a decomposition has replaced would stay in memory otherwise.
         self._ever: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
         self.asked = False
-        """Whether a strategy has asked for ``exchanged``."""
+        """Whether a strategy has called ``exchanged``."""
 
     def exchanged(self) -> list[nn.Parameter]:
-        """Parameters that require a gradient now, in the model's order; the caller exchanges these from now on."""
+        """Parameters that require a gradient now, in the model's order, which the caller exchanges from now on."""
         self.asked = True
         found = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._exchanged = {id(parameter): parameter for parameter in found}
@@ -32,15 +32,16 @@ class TrainedParameters:
         return found
 
     def ever(self) -> list[nn.Parameter]:
-        """Parameters that are trained, or were and are frozen since: ranks that train apart may differ in either."""
+        """Parameters that are trained, or were trained before they were frozen."""
+        # Ranks that train independently may differ in both.
         return [p for p in self._model.parameters() if p.requires_grad or self._ever.get(id(p)) is p]
 
     def frozen(self) -> list[nn.Parameter]:
-        """Parameters that are exchanged and that the user has frozen since, in the model's order."""
+        """Exchanged parameters that the user has frozen since, in the model's order."""
         return [parameter for parameter in self._exchanged.values() if not parameter.requires_grad]
 
     def beside(self, groups: Iterable[Mapping[str, Any]]) -> list[nn.Parameter]:
-        """Parameters in ``groups``, an optimizer's, that are not exchanged."""
+        """Parameters in an optimizer's ``groups`` that are not exchanged."""
         known = self._exchanged
         return [parameter for group in groups for parameter in group["params"] if id(parameter) not in known]
 

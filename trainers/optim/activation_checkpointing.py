@@ -1,5 +1,5 @@
-"""Activation checkpointing: blocks of a model that keep nothing for the backward pass but their inputs, and compute the
-rest again there (Chen et al. 2016, arXiv 1604.06174).
+"""Activation checkpointing: blocks of a model keep only their inputs for the backward pass, and compute everything else
+again there (Chen et al. 2016, arXiv 1604.06174).
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from trainers.names import plain_name
 
 
 class ActivationCheckpointing:
-    """Of the modules of ``model`` whose names match one of ``patterns``, until it is closed. A ``*`` stands for one
-    part of a name between dots, or for some of its letters.
+    """Activation checkpointing of some modules of a model, until ``close`` is called.
+
+    Args:
+        model (Module): the model.
+        patterns (sequence of str): names of modules; ``*`` stands for a part of a name between dots, or for some of its
+            letters.
 
     Raises:
         ValueError: a pattern matches no module, or a module has running statistics, which the second forward pass
@@ -59,10 +63,10 @@ class ActivationCheckpointing:
 
 
 def _checkpointed(module: nn.Module, own: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The forward of ``module``, its ``own`` where it has one that is not its class's."""
+    """Checkpointed forward of ``module``. ``own``: a forward set on the module itself; None: that of its class."""
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        # Looked up in each pass: a layer that a method factors becomes one of another class.
+        # Looked up in each pass, because the class of a layer changes when a training method factors its weight.
         return (
             type(module).forward(module, *arguments, **keywords)
             if own is None
@@ -77,7 +81,8 @@ def _checkpointed(module: nn.Module, own: Callable[..., Any] | None) -> Callable
         def of_all(*values: Any) -> Any:
             return forward(*values[:places], **dict(zip(names, values[places:], strict=True)))
 
-        # All by place: only where it finds tensors of a GPU there, checkpoint draws that GPU's random numbers again.
+        # Keywords are passed by position: checkpoint restores a GPU's random numbers only if it finds tensors of that
+        # GPU among the positional arguments.
         return checkpoint(of_all, *arguments, *keywords.values(), use_reentrant=False)
 
     return recomputed

@@ -1,4 +1,4 @@
-"""Several optimizers as one, each of some of the parameters: Muon of matrices and AdamW of the others, say."""
+"""Composition of several optimizers with different parameters, such as Muon for matrices and AdamW for the others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from torch.optim import Optimizer
 
 
 class Composite(Optimizer):
-    """Steps ``parts`` in turn. Its parameter groups and its state are theirs: what is exchanged in the one, or loaded
-    into it, is in the others, too.
+    """Optimizer that steps its parts in turn, and shares its parameter groups and state with them.
 
     Args:
-        parts (sequence of Optimizer): of different parameters.
+        parts (sequence of Optimizer): optimizers of different parameters.
 
     Raises:
         ValueError: two parts have the same parameter.
@@ -25,8 +24,10 @@ class Composite(Optimizer):
         groups = [group for part in parts for group in part.param_groups]
         numbers = iter(range(len(groups)))
         self._indices = [[next(numbers) for _ in part.param_groups] for part in parts]
-        """Places of each part's groups among those of all; not the groups, which are others after a state is loaded."""
+        """Indices of each part's groups in ``param_groups``."""
+        # Indices in place of the groups themselves, because loading a state replaces the groups.
         _refuse_shared(groups)
+        # The parts' own dictionaries become the composite's groups, so that a schedule changes both at once.
         super().__init__(groups, {})
         for part in parts:
             self.defaults.update(part.defaults)
@@ -34,12 +35,12 @@ class Composite(Optimizer):
 
     @property
     def kind(self) -> str:
-        """The names of the parts."""
+        """Class names of the parts."""
         return " and ".join(type(part).__name__ for part in self._parts)
 
     @property
     def parts(self) -> list[Optimizer]:
-        """The parts, with these groups and this state."""
+        """Parts, with the composite's present groups and state."""
         self.adopt()
         for part, indices in zip(self._parts, self._indices, strict=True):
             part.param_groups = [self.param_groups[index] for index in indices]
@@ -76,7 +77,7 @@ class Composite(Optimizer):
         self.adopt()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all parts, also of groups that were just added to a part."""
+        """State of all parts, including groups that were just added to a part."""
         self.adopt()
         return super().state_dict()
 
@@ -94,7 +95,7 @@ def _refuse_shared(groups: Sequence[dict[str, Any]]) -> None:
 
 
 def part_of(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
-    """``optimizer``, or of a ``Composite`` the part that trains ``parameter``; the whole where none does."""
+    """Part of a ``Composite`` that trains ``parameter``; ``optimizer`` itself if there is no such part."""
     if isinstance(optimizer, Composite):
         for part in optimizer.parts:
             if any(parameter is one for group in part.param_groups for one in group["params"]):
@@ -103,5 +104,5 @@ def part_of(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """Name of its class, or of its parts."""
+    """Class name of ``optimizer``, or of the parts of a ``Composite``."""
     return optimizer.kind if isinstance(optimizer, Composite) else type(optimizer).__name__

@@ -1,4 +1,4 @@
-"""Early stopping of a run that no longer improves: a pure function of its history."""
+"""Early stopping of a run that no longer improves, as a pure function of its history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from trainers.arguments import check_kinds
 
 
 def is_better(value: float, best: float | None, direction: str, min_delta: float) -> bool:
-    """Whether ``value`` beats ``best`` (None: nothing yet) by more than ``min_delta``. NaN beats nothing."""
+    """Whether ``value`` is better than ``best`` by more than ``min_delta``; any number is better than None."""
+    # NaN compares as False in both directions, but would be the first best value.
     if math.isnan(value):
         return False
     if best is None:
@@ -20,7 +21,7 @@ def is_better(value: float, best: float | None, direction: str, min_delta: float
 
 
 def recorded(entry: Mapping[str, float], metric: str, asked_by: str) -> float:
-    """``entry[metric]``; ValueError with the names that there are."""
+    """Value of ``metric`` in ``entry``; ValueError with the recorded names if it is missing."""
     if metric not in entry:
         raise ValueError(
             f"{asked_by}(metric={metric!r}): this run records {', '.join(entry)}. Name one of them."
@@ -30,16 +31,15 @@ def recorded(entry: Mapping[str, float], metric: str, asked_by: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """Stop after ``patience`` evaluations, by default of each epoch, in which ``metric`` did not beat its best by more
-    than ``min_delta``.
+    """Stops a run whose metric has not improved in the last evaluations, by default those after each epoch.
 
     Args:
         metric (str; default "validation_loss"): a metric that the run records.
         direction (str; default "minimize"): "minimize" or "maximize".
-        patience (int, evaluations, from 1; default 10): see above.
-        min_delta (float, from 0; default 0.0): see above.
-        restore_best (bool; default False): leave the model, and the metrics of the result, as they were at the best
-            evaluation.
+        patience (int, evaluations, from 1; default 10): evaluations without an improvement before the run stops.
+        min_delta (float, from 0; default 0.0): difference that an improvement must exceed.
+        restore_best (bool; default False): whether the model, and the metrics of the result, are those of the best
+            evaluation at the end.
 
     Raises:
         ValueError: a setting is not allowed; in the run: it does not record ``metric``.
@@ -64,9 +64,7 @@ class EarlyStopping:
                 )
 
     def best_epoch(self, history: Sequence[Mapping[str, float]]) -> int | None:
-        """Index of the best evaluation so far; None if there is none. ValueError if the run does not record
-        ``metric``.
-        """
+        """Index of the best evaluation so far; None if there is none, ValueError if ``metric`` is not recorded."""
         best: int | None = None
         for index, entry in enumerate(history):
             value = recorded(entry, self.metric, type(self).__name__)
@@ -77,6 +75,6 @@ class EarlyStopping:
         return best
 
     def should_stop(self, history: Sequence[Mapping[str, float]]) -> bool:
-        """Whether the last ``patience`` evaluations brought nothing better."""
+        """Whether the last ``patience`` evaluations had no improvement."""
         best = self.best_epoch(history)
         return len(history) - (0 if best is None else best + 1) >= self.patience

@@ -1,4 +1,4 @@
-"""FTRL-Proximal, which torch lacks: for parameters that should become sparse, and as a peer of Adagrad."""
+"""FTRL-Proximal optimizer, which torch does not have, for parameters that should become sparse."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 
 class Ftrl(Optimizer):
-    """FTRL-Proximal: follow the regularised leader, per coordinate (McMahan et al. 2013, algorithm 1), with
-    TensorFlow's settings.
+    """FTRL-Proximal: follow the regularised leader for each coordinate (McMahan et al. 2013, algorithm 1).
+
+    Settings are those of TensorFlow.
 
     With n the sum of squared gradients, which begins at ``initial_accumulator``, and p = ``lr_power``::
 
@@ -20,21 +21,21 @@ class Ftrl(Optimizer):
         n' = n + g²;  σ = 1/rate(n') - 1/rate(n);  z' = z + g - σ w
         w' = 0 if |z'| ≤ l1, else -(z' - sign(z') l1) / (1/rate(n') + 2 l2)
 
-    The paper's λ₁ is ``l1``, its λ₂ is 2 ``l2``, as in TensorFlow, whose penalty is l2 w². Where a schedule changes
-    lr, 1/rate(n) is that of the step before, so that the σ sum up to 1/rate as the paper wants it; TensorFlow's do
-    not, and its weights shrink with the rate. A rate of 0 takes no step.
+    The paper's λ₁ is ``l1``, and its λ₂ is 2 ``l2``, as in TensorFlow, whose penalty is l2 w². If a schedule changes
+    lr, 1/rate(n) is that of the step before, so that the σ sum up to 1/rate as in the paper; in TensorFlow they do not,
+    and weights shrink with the rate. A step with a rate of 0 does nothing.
 
-    The leader is followed from 0: the first step forgets most of a weight whose gradient is large against the root of
-    ``initial_accumulator``. ``settle`` begins at a weight instead.
+    The leader begins at 0: the first step removes most of a weight whose gradient is large compared to the square root
+    of ``initial_accumulator``. With ``settle``, the leader begins at the weight's value.
 
     Args:
-        params (iterable): parameters or groups of them, as for every torch optimizer.
+        params (iterable): parameters or groups of parameters, as for all torch optimizers.
         lr (float, from 0; default 1e-3): learning rate.
-        lr_power (float, to 0; default -0.5): p.
+        lr_power (float, to 0; default -0.5): exponent p.
         initial_accumulator (float, from 0; default 0.1): n at the start.
-        l1 (float, from 0; default 0.0): makes weights exactly 0.
-        l2 (float, from 0; default 0.0): shrinks weights.
-        beta (float, from 0; default 0.0): see above.
+        l1 (float, from 0; default 0.0): strength of the penalty that makes weights exactly 0.
+        l2 (float, from 0; default 0.0): strength of the penalty that shrinks weights.
+        beta (float, from 0; default 0.0): summand in the denominator of the rate.
 
     Raises:
         ValueError: a setting is out of range.
@@ -68,7 +69,7 @@ class Ftrl(Optimizer):
             "l1": l1,
             "l2": l2,
             "beta": beta,
-            # Of the last step; None before the first.
+            # The rate of the last step; in the settings, so that torch saves it with the state.
             "last_lr": None,
         }
         super().__init__(params, defaults)
@@ -100,9 +101,9 @@ class Ftrl(Optimizer):
 
     @torch.no_grad()
     def settle(self, parameter: nn.Parameter, accumulated: Tensor | None = None) -> None:
-        """Begin, or begin anew, with ``parameter`` at its present value, as if the steps so far had led to it.
+        """Set the state of ``parameter`` as if earlier steps had led to its present value.
 
-        ``accumulated``: the sum of its squared gradients until now (None: ``initial_accumulator``).
+        ``accumulated``: sum of its squared gradients so far; None: ``initial_accumulator``.
         """
         group = next(g for g in self.param_groups if any(one is parameter for one in g["params"]))
         state = self._start(parameter, group)
@@ -141,12 +142,13 @@ class Ftrl(Optimizer):
         for weight, linear, quadratic in zip(weights, linears, inverse, strict=True):
             # (clip(z, -l1, l1) - z) is 0 where |z| ≤ l1.
             shrunk = linear.clamp(-group["l1"], group["l1"]) - linear
-            # With initial_accumulator = 0 and no gradient yet, 0 / 0: such a weight stays.
+            # Before the first gradient, initial_accumulator = 0 gives 0 / 0: such a weight stays.
             weight.copy_(torch.where(quadratic > 0, shrunk / quadratic, weight))
 
 
 def _powers(group: dict[str, Any], sums: list[Tensor]) -> list[Tensor]:
-    """n^-p of each; new tensors."""
+    """n^-p for each n in ``sums``, as new tensors."""
+    # A square root is faster than a general power.
     if group["lr_power"] == -0.5:
         return list(torch._foreach_sqrt(sums))
     return list(torch._foreach_pow(sums, -group["lr_power"]))

@@ -1,4 +1,4 @@
-"""Label smoothing outside of the loss, so that any loss has it."""
+"""Label smoothing outside of the loss, so that any loss can have it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from torch import Tensor
 
 
 def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
-    """Class indices, of shape (N, ...), as probabilities in the shape of ``outputs``, (N, classes, ...), in
-    single precision at least.
+    """Smoothed class probabilities in the shape of ``outputs``, in single precision at least.
 
-    TypeError if targets are no class indices, ValueError if one is of no class; on a GPU, which is not waited for,
-    a failed assertion there.
+    Args:
+        targets (tensor): class indices, of shape (N, ...).
+        outputs (tensor): outputs of the model, of shape (N, classes, ...).
+        amount (float): probability that is spread evenly over all classes.
+
+    Raises:
+        TypeError: targets are no class indices.
+        ValueError: a target is of no class. On a GPU, this is a failed assertion of the device.
     """
     if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
         raise TypeError(
@@ -22,7 +27,7 @@ def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
     wrong = (targets < 0) | (targets >= classes)
     remedy = "Correct the data, or, where a loss ignores some targets, set it to 0, and smooth in the loss."
     if targets.is_cuda:
-        # To look at one here would wait for the whole forward pass, and the GPU then for the backward pass.
+        # Reading a target here would wait for the whole forward pass, and leave the GPU idle before the backward pass.
         torch._assert_async(
             ~wrong.any(), f"label_smoothing: a target is of no class of 0 to {classes - 1}. {remedy}"
         )
@@ -31,7 +36,7 @@ def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
             f"label_smoothing: a target is {targets[wrong][0].item()}, with outputs for classes 0 to {classes - 1}. "
             f"{remedy}"
         )
-    # In the eight bits of bf16 a row would not sum to 1.
+    # Single precision at least, because a row of bf16 numbers with eight bits would not sum to 1.
     dtype = torch.promote_types(outputs.dtype, torch.float32)
     probabilities = torch.full_like(outputs, amount / classes, dtype=dtype, requires_grad=False)
     peak = torch.full_like(targets, 1 - amount, dtype=dtype)

@@ -1,6 +1,6 @@
-"""Helpers for large batches: learning rates scaled with the batch, and optimizers that scale them by layer.
+"""Large batches: learning rates scaled with the batch, and optimizers that scale the rate of each layer.
 
-Use them with a warm-up, as their papers do::
+They need a warm-up, as in their papers::
 
     lr = trainers.linear_scaling(0.1, batch_size=128 * ranks)
     trainers.train(..., optimizer=lambda p: trainers.lars(p, lr=lr, weight_decay=1e-4),
@@ -16,15 +16,15 @@ from torch.optim import Optimizer
 
 
 def linear_scaling(lr: float, *, batch_size: int, reference: int = 256) -> float:
-    """The learning rate for a larger joint batch.
+    """Learning rate for a larger joint batch.
 
     "When the minibatch size is multiplied by k, multiply the learning rate by k" (Goyal et al. 2017, arXiv
     1706.02677, section 2.1). For local SGD take ``trainers.effective_batch_size``.
 
     Args:
-        lr (float): right for ``reference`` samples.
-        batch_size (int, from 1): samples of all ranks together at a step.
-        reference (int, from 1; default 256): samples.
+        lr (float): learning rate for ``reference`` samples.
+        batch_size (int, from 1): samples of all ranks together in a step.
+        reference (int, from 1; default 256): samples in a step for which ``lr`` is right.
     """
     if batch_size < 1 or reference < 1:
         raise ValueError(
@@ -41,20 +41,19 @@ def lars(
     weight_decay: float = 0.0,
     trust_coefficient: float = 1e-3,
 ) -> Optimizer:
-    """An optimizer with layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm
-    1).
+    """Optimizer with layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1).
 
     A layer's rate is lr · trust_coefficient · |w| / (|∇| + weight_decay · |w|); biases and norms, of one dimension,
     get plain momentum SGD without decay.
 
     Args:
-        parameters (iterable): of the model.
+        parameters (iterable): parameters of the model.
         lr (float): learning rate.
-        momentum (float; default 0.9): of SGD.
-        weight_decay (float; default 0.0): see above.
-        trust_coefficient (float; default 1e-3): see above.
+        momentum (float; default 0.9): momentum of SGD.
+        weight_decay (float; default 0.0): weight decay in the rule above.
+        trust_coefficient (float; default 1e-3): factor of all layers' rates.
     """
-    # Not at the top: it has hundreds of optimizers, of which most runs use none.
+    # Imported when it is used, as the package has hundreds of optimizers and most runs need none of them.
     from pytorch_optimizer import LARS
 
     return LARS(
@@ -74,16 +73,16 @@ def lamb(
     weight_decay: float = 0.0,
     eps: float = 1e-6,
 ) -> Optimizer:
-    """An optimizer with layer-wise adaptive Adam (You et al. 2020, arXiv 1904.00962, algorithm 2).
+    """Optimizer with layer-wise adaptive Adam (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
-    Without the bias correction, as in the paper's third version: warm up instead. |w| is bounded by 10.
+    There is no bias correction, as in the paper's third version, so it needs a warm-up. |w| is bounded by 10.
 
     Args:
-        parameters (iterable): of the model.
+        parameters (iterable): parameters of the model.
         lr (float): learning rate.
         betas (two floats; default (0.9, 0.999)): decay of the first and the second moment.
-        weight_decay (float; default 0.0): part of the update whose norm is bounded.
-        eps (float; default 1e-6): added to the root of the second moment.
+        weight_decay (float; default 0.0): weight decay, added to the update before its norm is taken.
+        eps (float; default 1e-6): summand beside the square root of the second moment.
     """
     from pytorch_optimizer import Lamb
 
@@ -92,9 +91,9 @@ def lamb(
         lr=lr,
         betas=betas,
         weight_decay=weight_decay,
-        # Part of the update whose norm the trust ratio is of, as in the paper; the library's default is not.
+        # The decay is part of the update in the trust ratio, as in the paper but not by the library's default.
         weight_decouple=False,
-        # Its default divides the rate by 1 - beta_1^t: ten times the rate at the first step.
+        # The library's default divides the rate by 1 - beta_1^t, which is ten times the rate at the first step.
         adam_debias=True,
         eps=eps,
     )

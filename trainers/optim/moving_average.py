@@ -1,5 +1,5 @@
-"""An exponential moving average of a model's weights, kept beside the training (Polyak and Juditsky 1992; with a fixed
-decay as in Tarvainen and Valpola 2017, arXiv 1703.01780).
+"""Exponential moving average of a model's weights during the training (Polyak and Juditsky 1992; with a fixed decay as
+in Tarvainen and Valpola 2017, arXiv 1703.01780).
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ from trainers.names import plain_name
 from trainers.running_statistics import running_statistics
 
 _MOST_CAST_BYTES = 1 << 26
+"""Most bytes of weights that are converted to the average's precision at the same time."""
 
 
 class MovingAverage:
-    """average ← decay · average + (1 - decay) · weights after each step, of trained parameters and of running
-    statistics; after the first step it is the weights. All else is the model's own. The model's parameters stay the
-    same objects.
+    """Exponential moving average of trained parameters and running statistics of a model.
 
-    It is kept in single precision at least: in bfloat16, steps of a thousandth of a difference would be lost.
+    After each step: average ← decay · average + (1 - decay) · weights. It begins with the weights after the first step.
+
+    Args:
+        model (Module): model whose weights are averaged; its parameters stay the same objects.
+        decay (float): share of the average that a step keeps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        # Averages are in single precision at least: in bfloat16, a thousandth of a difference would be rounded away.
         self._parameters = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
         self._places = running_statistics(model)
         self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average: dict[str, Tensor] = {}
 
     def include(self, model: nn.Module) -> None:
-        """Average from now on what ``model`` trains in addition; until now it was as it is."""
+        """Add parameters that ``model`` trains in addition now; their averages begin with their present values."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and self._parameters.get(plain_name(name)) is not parameter:
                 self._parameters[plain_name(name)] = parameter
@@ -49,7 +53,7 @@ class MovingAverage:
         return found
 
     def update(self) -> None:
-        """A step has been taken."""
+        """Update the average after a step."""
         weights = self._weights()
         if self._average:
             self._move(weights)
@@ -59,7 +63,8 @@ class MovingAverage:
             }
 
     def _move(self, weights: Mapping[str, Tensor]) -> None:
-        """By parts: those of another precision are cast, and a large model has no room for a second one of all."""
+        """Move the average towards ``weights``."""
+        # Part by part, because weights of another precision are converted, and a copy of a large model may not fit.
         averages: list[Tensor] = []
         values: list[Tensor] = []
         cast = 0
@@ -76,14 +81,14 @@ class MovingAverage:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Leave the average, if there is one, in the model."""
+        """Overwrite the model's weights with the average, if there is one."""
         for name, value in self._weights().items():
             if name in self._average:
                 value.copy_(self._average[name])
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside, the model has the average; afterwards the weights of before."""
+        """Context in which the model has the average; afterwards, it has its own weights again."""
         kept = {name: value.clone() for name, value in self._weights().items()}
         self.fill()
         try:
@@ -95,17 +100,17 @@ class MovingAverage:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The average of the parameters, by plain names; nothing before the first step."""
+        """Average of the parameters by plain name; empty before the first step."""
         return {name: value for name, value in self._average.items() if name in self._parameters}
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The average of the running statistics, by plain names."""
+        """Average of the running statistics by plain name; empty before the first step."""
         return {name: value for name, value in self._average.items() if name in self._places}
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Go on from ``saved``, parameters and buffers together."""
-        # In earlier versions it had the weights' own precision, and other buffers, too.
+        """Continue from ``saved``, parameters and buffers together."""
+        # Averages saved by earlier versions have the weights' own precision, and other buffers as well.
         self._average = {
             name: saved[name].to(value.device, _dtype_of_average(value.dtype), copy=True)
             for name, value in self._weights().items()

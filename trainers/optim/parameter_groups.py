@@ -1,4 +1,4 @@
-"""Groups of parameters with settings of their own, chosen by name."""
+"""Groups of parameters with different settings, chosen by name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from trainers.names import plain_name
 from trainers.optim.composite import kind_of
 
 GroupSettings = Callable[[str, nn.Parameter], Mapping[str, object]]
-"""(name, parameter) to the optimizer's settings for it, by name; those that are not there are the optimizer's own."""
+"""Function from (name, parameter) to settings for that parameter by name; others are the optimizer's own."""
 
 
 def grouped(model: nn.Module, settings_of: GroupSettings) -> list[dict[str, object]]:
-    """The trained parameters of ``model`` as torch's optimizers take groups: one for each of the settings that
-    ``settings_of`` finds, in the order in which the model has them.
+    """Trained parameters of ``model`` in groups for torch's optimizers, with a group for each different settings.
+
+    Args:
+        model (Module): the model, whose order of parameters the groups keep.
+        settings_of (callable): settings of a parameter, by its name and itself.
 
     Raises:
         ValueError: ``settings_of`` returned something else than a dictionary.
@@ -32,6 +35,7 @@ def grouped(model: nn.Module, settings_of: GroupSettings) -> list[dict[str, obje
                 f"parameter_groups: returned {settings!r} for {plain_name(name)}, and must return a dictionary of the "
                 "optimizer's settings for it: {\"weight_decay\": 0.0}, say, or {} for the optimizer's own. Correct it."
             )
+        # Compared as text, because settings may be lists or tensors, which are not hashable or not comparable.
         key = repr(sorted(settings.items()))
         groups.setdefault(key, dict(settings))
         members.setdefault(key, []).append(parameter)
@@ -39,7 +43,8 @@ def grouped(model: nn.Module, settings_of: GroupSettings) -> list[dict[str, obje
 
 
 def refuse_unknown_settings(optimizer: Optimizer, groups: list[dict[str, object]]) -> None:
-    """ValueError if ``groups`` set something that ``optimizer`` does not have, as torch would not say."""
+    """Raise ValueError if ``groups`` have a setting that ``optimizer`` does not have."""
+    # torch accepts and ignores unknown settings.
     for group in groups:
         for name in group.keys() - {"params"}:
             if name not in optimizer.defaults:

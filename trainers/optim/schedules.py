@@ -1,8 +1,7 @@
-"""Learning-rate schedules: pure functions of the position in the run and of its history, so that none needs
-to be saved.
+"""Learning-rate schedules: pure functions of the position in the run and of its history, without a state to save.
 
-``epoch`` is a real number: optimizer steps taken, over steps an epoch. Every schedule may start with a linear
-warm-up; its own course begins, at the full rate, where the warm-up ends, and is over when the run is.
+``epoch`` is a real number: optimizer steps so far, divided by steps in an epoch. All schedules may start with a linear
+warm-up; the schedule proper begins, at the full rate, at the end of the warm-up, and ends with the run.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ from trainers.arguments import check_kinds, is_number
 from trainers.optim.early_stopping import is_better, recorded
 
 History = Sequence[Mapping[str, float]]
-"""The metrics of each evaluation, in order; their "epoch" is where in the run it was, by default 1, 2, 3 and so on."""
+"""Metrics of each evaluation in order; "epoch" is the evaluation's position in the run, by default 1, 2, 3, …"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
-    """A learning rate as a function of the position in the run: a linear warm-up from ``warmup_lr`` to the
-    optimizer's own rate, then ``decayed``, which ends with the run. Derive from it for a schedule of your own.
+    """Base of all learning-rate schedules, and of your own: a linear warm-up to the optimizer's rate, then ``decayed``.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -42,13 +40,13 @@ class Schedule(ABC):
         self._refuse_unless(self.warmup_lr >= 0, "warmup_lr", "at least 0")
 
     def rate(self, lr: float, *, epoch: float, epochs: float, history: History = ()) -> float:
-        """The learning rate at a position of the run.
+        """Learning rate at a position of the run.
 
         Args:
-            lr (float): the parameter group's own rate.
-            epoch (float): position: optimizer steps taken, over steps an epoch.
-            epochs (float): of the run.
-            history (sequence of dict; default ()): the metrics of each evaluation, after each epoch by default.
+            lr (float): rate of the parameter group.
+            epoch (float): position in the run: optimizer steps so far, divided by steps in an epoch.
+            epochs (float): length of the run.
+            history (sequence of dict; default ()): metrics of each evaluation, after each epoch by default.
         """
         if epoch < self.warmup_epochs:
             return self.warmup_lr + (lr - self.warmup_lr) * epoch / self.warmup_epochs
@@ -58,9 +56,8 @@ class Schedule(ABC):
 
     @abstractmethod
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
-        """As ``rate``, with ``epoch`` and ``epochs`` counted from the end of the warm-up; ``history`` is
-        whole.
-        """
+        """Learning rate after the warm-up, from whose end ``epoch`` and ``epochs`` count; ``history`` is that of the
+        whole run."""
 
     def _refuse_unless(self, allowed: bool, name: str, rule: str) -> None:
         if not allowed:
@@ -71,11 +68,11 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """The optimizer's own rate throughout.
+    """Constant rate, that of the optimizer.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -90,11 +87,11 @@ class Cosine(Schedule):
     """Half a cosine from lr to ``min_lr``: min_lr + (lr - min_lr) (1 + cos(π (t/T)^k)) / 2.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
-        min_lr (float; default 0.0): the last rate. A group whose own is below it rises to it, as timm's and torch's do.
-        k_decay (float, above 0; default 1.0): the k of Zhang and Li (arXiv 2004.05909): above 1 the rate stays high
-            longer, below 1 it falls earlier.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        min_lr (float; default 0.0): last rate. A group with a lower rate rises to it, as in timm and torch.
+        k_decay (float, above 0; default 1.0): exponent k of Zhang and Li (arXiv 2004.05909): above 1, the rate stays
+            high longer, below 1, it falls earlier.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -109,19 +106,20 @@ class Cosine(Schedule):
         self._refuse_unless(self.k_decay > 0, "k_decay", "above 0")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
+        # A run of the warm-up alone has no epochs left for the schedule.
         passed = min(epoch / epochs, 1.0) ** self.k_decay if epochs > 0 else 1.0
         return self.min_lr + (lr - self.min_lr) * (1.0 + math.cos(math.pi * passed)) / 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Schedule):
-    """lr · ``rate_factor`` ** (epoch / ``every_epochs``), continuously.
+    """Exponential decay: lr · ``rate_factor`` ** (epoch / ``every_epochs``), continuously.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
-        rate_factor (float, above 0 to 1): what is left of the rate after ``every_epochs``.
-        every_epochs (float, epochs; default 1.0): see there.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        rate_factor (float, above 0 to 1): factor of the rate after ``every_epochs``.
+        every_epochs (float, epochs; default 1.0): epochs in which the rate falls by ``rate_factor``.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -141,13 +139,13 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class InverseTime(Schedule):
-    """lr / (1 + ``decay`` · epoch / ``every_epochs``).
+    """Inverse-time decay: lr / (1 + ``decay`` · epoch / ``every_epochs``).
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
-        decay (float, from 0): see above.
-        every_epochs (float, epochs; default 1.0): see above.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        decay (float, from 0): strength of the decay.
+        every_epochs (float, epochs; default 1.0): unit of time of the decay.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -167,13 +165,13 @@ class InverseTime(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial(Schedule):
-    """min_lr + (lr - min_lr) (1 - t/T) ** ``power``.
+    """Polynomial decay: min_lr + (lr - min_lr) (1 - t/T) ** ``power``.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
-        power (float, above 0; default 1.0): 1 is a straight line.
-        min_lr (float; default 0.0): the smallest rate; of a group whose own is below it, that one.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        power (float, above 0; default 1.0): exponent; 1 is a straight line.
+        min_lr (float; default 0.0): smallest rate; a group with a lower rate keeps its own.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -195,14 +193,15 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Drops(Schedule):
-    """lr times ``factor`` once for each fraction in ``at`` that has passed: at 50 % and at 75 %, say, as
-    for ResNets on CIFAR (He et al. 2015, section 4.2).
+    """Drops of the rate at some points of the run, such as 50 % and 75 % for ResNets on CIFAR (He et al. 2015, section
+    4.2).
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
-        at (tuple of float, between 0 and 1; default (0.5, 0.75)): fractions of what follows the warm-up.
-        factor (float, between 0 and 1; default 0.1): what is left of the rate after each.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        at (tuple of float, between 0 and 1; default (0.5, 0.75)): points of the drops, as fractions of the run after
+            the warm-up.
+        factor (float, between 0 and 1; default 0.1): factor of the rate at each drop.
 
     Raises:
         ValueError: a setting is not allowed.
@@ -224,18 +223,19 @@ class Drops(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceOnPlateau(Schedule):
-    """Multiply the rate by ``factor`` each time ``metric`` has not improved for more than ``patience`` evaluations. The
-    count starts anew after a reduction, and with the first evaluation whose steps were all after the warm-up.
+    """Reductions of the rate when a metric has not improved for more than ``patience`` evaluations.
+
+    The count starts at 0 after a reduction, and with the first evaluation whose steps were all after the warm-up.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): the rate at which the warm-up starts.
+        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
+        warmup_lr (float; default 0.0): rate at the start of the warm-up.
         metric (str; default "train_loss"): a metric that the run records.
         direction (str; default "minimize"): "minimize" or "maximize".
-        factor (float, between 0 and 1; default 0.5): what is left of the rate after each reduction.
-        patience (int, evaluations, epochs by default; default 5): see above.
-        min_delta (float; default 0.0): an improvement is larger than this.
-        min_lr (float; default 0.0): the smallest rate; of a group whose own is below it, that one.
+        factor (float, between 0 and 1; default 0.5): factor of the rate at each reduction.
+        patience (int, evaluations, epochs by default; default 5): evaluations without an improvement that are allowed.
+        min_delta (float; default 0.0): difference that an improvement must exceed.
+        min_lr (float; default 0.0): smallest rate; a group with a lower rate keeps its own.
 
     Raises:
         ValueError: a setting is not allowed; in the run: it does not record ``metric``.
@@ -262,15 +262,15 @@ class ReduceOnPlateau(Schedule):
         return max(lr * self.factor ** self._reductions(history), min(self.min_lr, lr))
 
     def _reductions(self, history: History) -> int:
-        """How many there have been. Each step asks, for each group: counted once for the same entries, which stay as
-        they are.
-        """
+        """Number of reductions so far."""
+        # Asked at each step for each group, so the number is kept for the entries that it was counted from.
         known: tuple[History, int] = vars(self).get("_counted", ((), 0))
-        # To see that all entries are those of then takes a small part of the time of counting.
+        # Comparing the entries by identity takes a small part of the time of counting; entries never change.
         if len(known[0]) == len(history) and all(map(operator.is_, known[0], history)):
             return known[1]
         best: float | None = None
         without = reductions = 0
+        # Evaluations may be anywhere in an epoch; each covers the steps since the evaluation before.
         begins = [0.0, *(entry.get("epoch", float(index)) for index, entry in enumerate(history, 1))]
         for begin, entry in zip(begins, history, strict=False):
             if begin < self.warmup_epochs:
@@ -282,6 +282,6 @@ class ReduceOnPlateau(Schedule):
                 without += 1
             if without > self.patience:
                 reductions, without = reductions + 1, 0
-        # No field: of settings it is none, and equal ones stay equal.
+        # Set past the frozen dataclass and not as a field: it is no setting, and must not make equal schedules differ.
         object.__setattr__(self, "_counted", (tuple(history), reductions))
         return reductions

@@ -1,4 +1,4 @@
-"""Where an individual comes from: its parents, theirs, and what each of them changed."""
+"""Ancestry of an individual: its parents and their parents, and the parameters that each changed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ _ABSENT = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Ancestor:
-    """One member of a family. ``generation``: 0 for the individual that was asked for, 1 for its parents;
-    ``parents``: those of them that are in the family, the nearest first; ``direct``: whether it is in the line of
-    nearest parents; ``unseen``: how many of its parents on record are not in the family."""
+    """Member of a family."""
 
     individual: Individual
     generation: int
+    """Generations before the individual whose family it is: 0 for itself, 1 for its parents."""
     parents: tuple[str, ...]
+    """Ids of its parents in the family, nearest first."""
     direct: bool
+    """Whether it is in the line of nearest parents."""
     unseen: int
+    """Number of its recorded parents that are not in the family."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """``members``: parents before children, the individual that was asked for last; ``generations``: in the whole
-    line of nearest parents, from it to its founder, of which the family may have only the latest."""
+    """Latest ancestors of an individual."""
 
     members: tuple[Ancestor, ...]
+    """The individual and its ancestors, parents before children."""
     generations: int
+    """Generations in the whole line of nearest parents, of which the family may have only the latest."""
 
     @property
     def last(self) -> Ancestor:
@@ -42,23 +45,29 @@ class Family:
 
 
 def family(record: CampaignRecord, identity: str, *, generations: int = 10) -> Family:
-    """The latest ``generations`` ancestors of an individual in the line of nearest parents, and each one's other
-    parents.
+    """Latest ancestors of an individual in the line of nearest parents, with the other parents of each.
 
-    The nearest parent is the one whose configuration differs in the fewest parameters; of equal ones the first on
-    record. Parents that no journal has are left out, and so is what an edited journal has of circles.
+    The nearest parent has the configuration that differs in the fewest parameters, and is the first recorded of several
+    such parents. Parents without a record are left out, as are circles, which only an edited journal can have.
+
+    Args:
+        record (CampaignRecord): record of the campaign.
+        identity (str): id of the individual.
+        generations (int; default 10): most generations before the individual.
 
     Raises:
         KeyError: there is no such individual.
     """
     by_id = {one.id: one for one in (*record.known, *record.individuals)}
     line, seen = [by_id[identity]], {identity}
+    # A parent that was met already ends the line, which otherwise would go round in a circle forever.
     while nearest := next((one for one in _parents(line[-1], by_id) if one.id not in seen), None):
         line.append(nearest)
         seen.add(nearest.id)
     shown = line[: generations + 1]
     levels = {one.id: level for level, one in enumerate(shown)}
     direct = set(levels)
+    # A parent of several members has the generation of the first of them, closest to the individual.
     for level, one in enumerate(shown[:generations]):
         for parent in _parents(one, by_id):
             levels.setdefault(parent.id, level + 1)
@@ -73,7 +82,7 @@ def family(record: CampaignRecord, identity: str, *, generations: int = 10) -> F
         for name, level in levels.items()
         for parents in [_parents(by_id[name], by_id)]
     ]
-    # A parent has ended before its child starts; the generation decides where times are not on record.
+    # Sorted by start, as a parent has ended before its child starts; by generation where times are not recorded.
     members.sort(
         key=lambda one: (
             one.generation == 0,
@@ -86,7 +95,7 @@ def family(record: CampaignRecord, identity: str, *, generations: int = 10) -> F
 
 
 def _parents(one: Individual, by_id: Mapping[str, Individual]) -> list[Individual]:
-    """Those on record, the nearest first."""
+    """Recorded parents of an individual, nearest first."""
     found = [by_id[name] for name in dict.fromkeys(one.parents) if name in by_id and name != one.id]
     return sorted(found, key=lambda parent: len(changes(parent.params, one.params)))
 
@@ -94,7 +103,7 @@ def _parents(one: Individual, by_id: Mapping[str, Individual]) -> list[Individua
 def changes(
     before: Mapping[str, Scalar], after: Mapping[str, Scalar]
 ) -> dict[str, tuple[Scalar | None, Scalar | None]]:
-    """The parameters that differ, each with its value before and after; None where it does not exist."""
+    """Values before and after of each parameter that differs; None where the parameter is inactive."""
     names = dict.fromkeys([*after, *before])
     return {
         name: (before.get(name), after.get(name))
@@ -104,5 +113,5 @@ def changes(
 
 
 def _differ(before: object, after: object) -> bool:
-    # True == 1, and both may be choices.
+    # True == 1 in Python, but both may be choices of a parameter.
     return before != after or isinstance(before, bool) is not isinstance(after, bool)

@@ -1,4 +1,4 @@
-"""What intermediate values say about final ones: whether early stopping stops what would have become good."""
+"""Relation of intermediate to final values: whether early stopping would stop individuals that become good."""
 
 from __future__ import annotations
 
@@ -16,38 +16,45 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
 FEWEST = 8
-"""Completed individuals with a curve: a rank correlation of fewer says nothing."""
+"""Fewest completed individuals with a curve for which a rank correlation is shown."""
 _MOST_STEPS = 60
 _QUANTILE_95 = 1.959964
+"""Quantile of the normal distribution for two-sided intervals of 95 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Losses over steps. ``steps``: (S), ascending; ``losses``: (N, S), the last report at or before each step, NaN
-    beyond an individual's last report and before its first; ``final``: (N), the loss in the end, NaN for those that
-    did not complete."""
+    """Losses of N individuals over S steps."""
 
     ids: list[str]
+    """Ids of the individuals (N)."""
     steps: list[int]
+    """Steps in ascending order (S)."""
     losses: Array
+    """Last report at or before each step (N × S); NaN before an individual's first report and after its last."""
     final: Array
+    """Final losses (N); NaN for individuals that did not complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correlation:
-    """Spearman's rank correlation at one step with its 95 % confidence interval, from ``count`` individuals."""
+    """Spearman's rank correlation between losses at a step and final losses."""
 
     step: int
     value: float
+    """The correlation, from -1 to 1."""
     low: float
+    """Lower end of the 95 % confidence interval."""
     high: float
+    """Upper end of the 95 % confidence interval."""
     count: int
+    """Number of individuals."""
 
 
 def progress(record: CampaignRecord, curves: pandas.DataFrame) -> Progress:
-    """The campaign's curves on one grid of at most 60 steps, which are closer at the beginning.
+    """Curves of a campaign on a grid of at most 60 steps, which are denser at the beginning.
 
-    With one objective ``final`` is its value; with several, the last report, as only that is comparable.
+    With a single objective, ``final`` is its value; with several, the last report, which alone is comparable.
     """
     import numpy
 
@@ -56,6 +63,7 @@ def progress(record: CampaignRecord, curves: pandas.DataFrame) -> Progress:
     ways = list(record.objectives.values())
     sign = -1.0 if ways[0] == "maximize" else 1.0
     table = curves[["id", "step", "value"]].dropna()
+    # A step may be reported again after a restart; its last value counts.
     table = table.drop_duplicates(["id", "step"], keep="last").sort_values(["id", "step"])
     steps = numpy.unique(table["step"].to_numpy())
     grid = steps[_spread(len(steps))]
@@ -64,11 +72,11 @@ def progress(record: CampaignRecord, curves: pandas.DataFrame) -> Progress:
     reported, values = table["step"].to_numpy(), sign * table["value"].to_numpy(dtype=float)
     losses = numpy.full((len(ids), len(grid)), numpy.nan)
     final = numpy.full(len(ids), numpy.nan)
-    # One after the other: a table of all steps would be as large as their number times that of the curves.
+    # Curve by curve, because a table of all curves at all steps could be too large.
     bounds = numpy.searchsorted(rows, numpy.arange(len(ids) + 1))
     for row, (first, end) in enumerate(pairwise(bounds.tolist())):
         own, curve = reported[first:end], values[first:end]
-        # Filled forward up to the last report: some reports are dropped, not all tasks report at the same steps.
+        # Filled forward up to the last report: reports are thinned out, and individuals may report at other steps.
         before = numpy.searchsorted(own, grid, side="right") - 1
         finite = own[numpy.isfinite(curve)]
         there = (before >= 0) & (grid <= (finite[-1] if len(finite) else -numpy.inf))
@@ -80,7 +88,7 @@ def progress(record: CampaignRecord, curves: pandas.DataFrame) -> Progress:
 
 
 def _spread(count: int) -> list[int]:
-    """Places of at most ``_MOST_STEPS`` of ``count`` steps: half evenly spread, half by their logarithm."""
+    """Places of at most ``_MOST_STEPS`` of ``count`` steps: half evenly spread, half on a logarithmic scale."""
     import numpy
 
     if count <= _MOST_STEPS:
@@ -92,9 +100,11 @@ def _spread(count: int) -> list[int]:
 
 
 def correlations(found: Progress) -> list[Correlation]:
-    """Between the losses at each step and the final ones, over individuals that completed; steps that fewer than
-    ``FEWEST`` of them have reported at are left out. The interval is that of Bonett and Wright 2000
-    (doi:10.1007/BF02294183)."""
+    """Correlations between losses at each step and final losses, over completed individuals.
+
+    Steps with fewer than ``FEWEST`` individuals are left out. The interval is that of Bonett and Wright 2000
+    (doi:10.1007/BF02294183).
+    """
     import numpy
     from scipy.stats import rankdata
 
@@ -106,9 +116,11 @@ def correlations(found: Progress) -> list[Correlation]:
         if count < FEWEST:
             continue
         first, second = rankdata(here[both]), rankdata(found.final[both])
+        # Constant values have no correlation.
         if first.std() == 0 or second.std() == 0:
             continue
         value = float(numpy.clip(numpy.corrcoef(first, second)[0, 1], -1.0, 1.0))
+        # Fisher's transformation; its variance for rank correlations is that of Bonett and Wright.
         middle = math.atanh(max(-0.999999, min(0.999999, value)))
         width = _QUANTILE_95 * math.sqrt((1 + value**2 / 2) / (count - 3))
         result.append(
@@ -126,12 +138,21 @@ def correlations(found: Progress) -> list[Correlation]:
 def kept(
     found: Progress, *, min_steps: int, reduction: int = 3, patience: int = 0, share: float = 0.1
 ) -> float | None:
-    """Of the individuals that are the best ``share`` in the end (at least five), the part that successive halving with
-    these settings would not have stopped, had it known all curves. None where none of them could be stopped, because
-    no rung lies before the last step. ``min_steps``: at least 1.
+    """Part of the finally best individuals that successive halving would not have stopped, knowing all curves.
 
-    Rungs are at ``min_steps · reduction^k`` steps; of n that got there the best ⌊n / reduction⌋ go on, and one that
-    fails at more than ``patience`` rungs in a row is stopped."""
+    Rungs are at ``min_steps · reduction^k`` steps. The best ⌊n / reduction⌋ of the n individuals at a rung pass, and an
+    individual that fails at more than ``patience`` rungs in a row is stopped.
+
+    Args:
+        found (Progress): losses of the individuals.
+        min_steps (int, from 1): steps of the first rung.
+        reduction (int; default 3): reduction factor.
+        patience (int; default 0): failures in a row that do not stop an individual.
+        share (float; default 0.1): share of the completed individuals that count as best, at least five.
+
+    Returns:
+        The part, from 0 to 1; None if there is no rung before the last step.
+    """
     import numpy
 
     ended = numpy.flatnonzero(numpy.isfinite(found.final))
@@ -146,6 +167,7 @@ def kept(
     strikes = numpy.zeros(len(found.ids), dtype=int)
     stopped = numpy.zeros(len(found.ids), dtype=bool)
     for rung in rungs:
+        # The grid may lack the rung's own step: the last step before it is used.
         place = max((i for i, one in enumerate(found.steps) if one <= rung), default=None)
         if place is None:
             continue
@@ -154,6 +176,7 @@ def kept(
         order = numpy.argsort(numpy.where(there, here, numpy.inf), kind="stable")
         passing = numpy.zeros(len(found.ids), dtype=bool)
         passing[order[: max(1, int(there.sum()) // reduction)]] = True
+        # Passing a rung resets the failures in a row; individuals that did not reach it keep theirs.
         strikes = numpy.where(there & ~passing, strikes + 1, numpy.where(there, 0, strikes))
         stopped |= strikes > patience
     return float(1 - stopped[top].mean())

@@ -1,9 +1,9 @@
-"""How much each parameter matters over a campaign: the functional analysis of variance of a forest.
+"""Importance of parameters over a campaign: the functional analysis of variance of a forest.
 
-After Hutter, Hoos and Leyton-Brown 2014 (fANOVA, proceedings.mlr.press/v32/hutter14): a forest learns the result from
-the configuration, and its variance over the whole space is shared out to the parameters. Here by Jansen's estimators
-(1999, doi:10.1016/S0010-4655(98)00154-4) on pairs of uniform draws, which need no boxes of trees: so a parameter that
-exists only sometimes matters only where it does. Constraints are not asked."""
+As in fANOVA (Hutter, Hoos and Leyton-Brown 2014, proceedings.mlr.press/v32/hutter14), a forest predicts the result of a
+configuration, and its variance over the whole space is divided among the parameters. The shares are computed by
+Jansen's estimators (1999, doi:10.1016/S0010-4655(98)00154-4) on pairs of uniform draws, so that a conditional parameter
+counts only where it is active. Constraints are ignored."""
 
 from __future__ import annotations
 
@@ -22,62 +22,67 @@ if TYPE_CHECKING:
     from hpo.results.record import CampaignRecord
 
 FEWEST = 20
-"""Completed evaluations, and twice as many as there are parameters: fewer show nothing."""
+"""Fewest completed evaluations; there must also be at least twice as many as parameters."""
 MOST = 1000
-"""The forests learn from at most this many evaluations, evenly spread over the campaign."""
+"""Most evaluations that forests are fitted on, evenly spread over the campaign."""
 _FORESTS = 8
 _TREES = 16
 _LEAST_LEAF = 2
 _PAIRS = 512
+"""Most pairs of draws."""
 _SHOWN = 8
+"""Most parameters in the text."""
 _ROWS = 8192
-"""Configurations to be judged, about; with many parameters there are fewer pairs."""
+"""Approximate number of predictions of a forest, which limits the pairs with many parameters."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """``total``: of the variance over the space, the part that would be gone if this parameter were fixed, interactions
-    included (those count for each that takes part); ``alone``: the part without interactions; ``spread``: the standard
-    deviation of ``total`` between forests."""
+class VarianceShare:
+    """Share of a parameter in the variance over the space."""
 
     total: float
+    """Part that would vanish with the parameter fixed; interactions count for each of their parameters."""
     alone: float
+    """Part without interactions."""
     spread: float
+    """Standard deviation of ``total`` between forests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """Shares by parameter, the largest first. ``evaluations``: how many were learnt from, of all ``completed`` or
-    known; ``explained``: the part of the variance of what a forest had not seen that it explains (out-of-bag R²), at
-    most 1, and at most 0 where it explains nothing."""
+    """Importance of all parameters for an objective."""
 
     objective: str
     evaluations: int
+    """Number of evaluations that forests were fitted on."""
     completed: int
+    """Number of completed evaluations and known points."""
     explained: float
-    shares: dict[str, Share] = field(default_factory=dict)
+    """Out-of-bag R²: part of the variance of unseen results that forests explain, at most 1; 0 or less: none."""
+    shares: dict[str, VarianceShare] = field(default_factory=dict)
+    """Shares by parameter, largest first."""
 
     @property
     def explains(self) -> bool:
-        """Whether a forest foretells unseen results better than their mean does; else its shares are of noise."""
+        """Whether forests predict unseen results better than the mean does; otherwise the shares are noise."""
         return self.explained > 0
 
     def nothing_explained(self) -> str:
-        """Why the shares are not shown: a sentence without a capital letter, which follows a colon."""
+        """Reason why shares are not shown: a sentence to follow a colon."""
         return (
             f"from {self.evaluations} evaluations a forest explains nothing of {one_line(self.objective)} "
             f"(out-of-bag R² {self.explained:.2f}), so its shares would be those of noise. More evaluations may help."
         )
 
     def dataframe(self) -> pandas.DataFrame:
-        """A row a parameter: ``parameter``, ``total``, ``alone``, ``spread``."""
+        """Table with a row for each parameter: ``parameter``, ``total``, ``alone``, ``spread``."""
         import pandas
 
         rows = [(name, one.total, one.alone, one.spread) for name, one in self.shares.items()]
         return pandas.DataFrame(rows, columns=["parameter", "total", "alone", "spread"])
 
     def to_json(self) -> dict[str, object]:
-        """The entry of ``hpo best --json``; no parameters where a forest explains nothing."""
+        """Entry of ``hpo best --json``, without parameters if forests explain nothing."""
         return {
             "evaluations": self.evaluations,
             "completed": self.completed,
@@ -115,8 +120,14 @@ class Importance:
 
 
 def importance(record: CampaignRecord, objective: str | None = None) -> Importance:
-    """Of each parameter for ``objective`` (default: the first). Results count by rank, so that scale and outliers do
-    not matter; failed and pruned evaluations are left out; known points count. The same journals give the same shares.
+    """Importance of each parameter for an objective.
+
+    Results count by rank, so that their scale and outliers have no influence. Failed and pruned evaluations are left
+    out; known points count. The same journals give the same shares.
+
+    Args:
+        record (CampaignRecord): record of the campaign.
+        objective (str; default None): name of the objective; None: the first.
 
     Raises:
         UsageError: there is no such objective.
@@ -159,10 +170,12 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         ) from None
     rows = sampler.rows(numpy.array(genomes, dtype=float))
     rows, goals = rows.astype(numpy.float32), normal_scores(losses)
+    # A constant seed, so that the same journals always give the same shares.
     generator = numpy.random.default_rng(0)
     pairs = max(32, min(_PAIRS, _ROWS // (len(space) + 2)))
     first, second = sampler.drawn(pairs, generator), sampler.drawn(pairs, generator)
     drawn = [first, second]
+    # Jansen's estimators compare draws that differ in a single parameter, or are equal in a single parameter.
     for place in range(len(space)):
         mixed = first.copy()
         mixed[:, place] = second[:, place]
@@ -171,6 +184,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     totals, alone = numpy.zeros((_FORESTS, len(space))), numpy.zeros((_FORESTS, len(space)))
     foretold, votes = numpy.zeros(len(goals)), numpy.zeros(len(goals))
     for forest in range(_FORESTS):
+        # A bootstrap sample; evaluations outside of it measure how much the forest explains.
         sample = generator.integers(len(goals), size=len(goals))
         unseen = numpy.setdiff1d(numpy.arange(len(goals)), sample)
         trees = _grown(rows[sample], goals[sample], forest)
@@ -183,11 +197,11 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
             alone[forest] = [1 - ((other - changed) ** 2).mean() / (2 * variance) for changed in mixed]
     heard = votes > 0
     errors = (goals[heard] - foretold[heard] / votes[heard]) ** 2
-    # What is alone is part of the total, and that of the whole; estimates need not know that.
+    # The part alone is at most the total, and that at most 1, but estimates may be larger.
     total, spread = numpy.minimum(totals.mean(axis=0), 1.0), totals.std(axis=0)
     alone = numpy.clip(alone.mean(axis=0), 0.0, total)
     shares = {
-        name: Share(float(total[place]), float(alone[place]), float(spread[place]))
+        name: VarianceShare(float(total[place]), float(alone[place]), float(spread[place]))
         for place, name in enumerate(space.names)
     }
     return Importance(
@@ -206,7 +220,7 @@ def _grown(rows: Any, goals: Any, seed: int) -> list[Any]:
     from sklearn.tree import ExtraTreeRegressor
 
     state = numpy.random.RandomState(seed)
-    # Checking a tree's parameters costs twice what growing it does.
+    # scikit-learn's check of a tree's parameters takes twice as long as growing the tree.
     with sklearn.config_context(skip_parameter_validation=True):
         return [
             ExtraTreeRegressor(min_samples_leaf=_LEAST_LEAF, max_features=1.0, random_state=state)

@@ -1,4 +1,4 @@
-"""What the islands of a campaign contribute: which operators find good configurations there, and what they exchange."""
+"""Contributions of the islands of a campaign: success of their operators, and migrations between them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from hpo.results.record import CampaignRecord
 
 SHARE = 0.1
-"""What counts as good: the best tenth of all that completed."""
+"""Share of completed evaluations that count as good."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Success:
-    """Of ``ended`` evaluations, failures among them, how many are ``good``."""
+    """Success of an operator on an island."""
 
     ended: int
+    """Evaluations that have ended, including failures."""
     good: int
+    """Good evaluations."""
 
     @property
     def rate(self) -> float:
@@ -29,8 +31,10 @@ class Success:
 
 
 def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
-    """Ids of the best ``share`` of the campaign's completed evaluations, at least one; with several objectives by
-    how many fronts lie before theirs, all of a front or none unless it is the first."""
+    """Ids of the best ``share`` of the campaign's completed evaluations, at least a single id.
+
+    With several objectives, these are the first fronts that fit into the share as a whole; the first front always.
+    """
     import numpy
     from moocore import pareto_rank
 
@@ -44,6 +48,7 @@ def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
     if losses.shape[1] == 1:
         chosen = numpy.argsort(losses[:, 0], kind="stable")[:most]
     else:
+        # Members of a front cannot be ranked, so whole fronts are taken as long as they fit.
         ranks = pareto_rank(losses)
         counts = numpy.cumsum(numpy.bincount(ranks))
         last = max(0, int(numpy.searchsorted(counts, most, side="right")) - 1)
@@ -52,7 +57,7 @@ def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
 
 
 def success(record: CampaignRecord, share: float = SHARE) -> dict[tuple[str, int], Success]:
-    """By operator and island; most used operators first."""
+    """Success by operator and island, most used operators first."""
     best = good(record, share)
     ended: Counter[tuple[str, int]] = Counter()
     hits: Counter[tuple[str, int]] = Counter()
@@ -71,5 +76,5 @@ def success(record: CampaignRecord, share: float = SHARE) -> dict[tuple[str, int
 
 
 def migrations(record: CampaignRecord) -> Counter[tuple[int, int]]:
-    """How many individuals moved, by source and target island."""
+    """Numbers of migrated individuals by source and target island."""
     return Counter(move for one in record.individuals for move in one.migrations)

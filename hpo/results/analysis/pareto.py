@@ -1,4 +1,4 @@
-"""Several objectives: which individuals no other dominates, and the volume that they dominate."""
+"""Best individuals, Pareto fronts of several objectives, and the hypervolumes that they dominate."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ if TYPE_CHECKING:
     from hpo.results.record import CampaignRecord
 
 Losses = tuple[float, ...]
-"""One number an objective, all to be minimised."""
+"""A number for each objective, all to be minimised."""
 
 
 def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> list[Individual]:
-    """The ``top`` best completed individuals, best first; with several objectives, of the :func:`front` (None: all
-    of it), so that the best is the best in the first objective. Of equal individuals the first is that of
-    :attr:`hpo.islands.coordinator.tally.Best.order`, which is what a running campaign names. Known points are among
-    them, unless only the campaign's ``own`` evaluations are asked for.
+    """Best completed individuals, best first.
 
-    Where configurations were evaluated more than once on purpose, one individual a configuration, by what is
-    believed of its mean (``hpo.results.analysis.repeated``)."""
+    With several objectives, these are members of the :func:`front`, sorted by the first objective. If configurations
+    were repeated on purpose, there is an individual for each configuration, sorted by the estimate of its mean
+    (``hpo.results.analysis.repeated``).
+
+    Args:
+        record (CampaignRecord): record of the campaign.
+        top (int; default 1): most individuals; None: the whole front, or the single best without a front.
+        own (bool; default False): whether to leave out known points.
+    """
+    # Equal individuals are in the order of hpo.islands.coordinator.tally.Best.order, as in a running campaign.
     if len(record.objectives) > 1:
         return front(record, own=own)[:top]
     most = 1 if top is None else top
@@ -43,25 +48,26 @@ def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> l
 
 
 def repeated(record: CampaignRecord, *, own: bool = False) -> list[Repeated]:
-    """Where configurations were evaluated more than once on purpose, what all are worth, best first; else nothing."""
+    """All configurations with estimates of their means, best first, if some were repeated on purpose; otherwise []."""
     again = [one for one in record.individuals if one.operator == REEVALUATION]
     pairs = with_losses(record, own) if again and len(record.objectives) == 1 else []
     return repeats.ranked(pairs, [one for one in again if one.status in FAULTS]) if pairs else []
 
 
 def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:
-    """The completed individuals that no other dominates, those best in the first objective first; known points
-    among them, unless only ``own`` evaluations are asked for.
+    """Completed individuals that no other dominates, sorted by the first objective, best first.
 
-    One dominates another if it is better in one objective and worse in none; equals all stay.
+    An individual dominates another if it is better in an objective and worse in none; equal individuals all stay.
+    ``own`` leaves out known points.
     """
     return [one for _, one in _not_dominated(with_losses(record, own))]
 
 
 def most_telling(record: CampaignRecord, count: int) -> list[Individual]:
-    """With several objectives the ``count`` individuals of the campaign that say most about its front: the knee, the
-    best in each objective, then those that are most alone (crowding distance). Where the front is shorter, those of the
-    front that there would be without it follow, and so on.
+    """The ``count`` individuals that represent the campaign's front best, with several objectives.
+
+    These are the knee, the best individual in each objective, and then the individuals with the largest crowding
+    distances. After a front with fewer individuals come those of the next front, and so on.
     """
     chosen: list[Individual] = []
     left = with_losses(record, own=True)
@@ -87,7 +93,7 @@ def _most_telling_first(
 
 
 def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tuple[Losses, Individual]]:
-    """Those that no other dominates, in ascending order of their losses."""
+    """Candidates that no other dominates, in ascending order of their losses."""
     import numpy
 
     if not candidates:
@@ -95,7 +101,8 @@ def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tupl
     losses = numpy.array([loss for loss, _ in candidates])
     rows = numpy.lexsort(losses.T[::-1])
     losses = losses[rows]
-    # Each survivor in turn removes all that it dominates: the cost is the front's length times what is left.
+    # Each survivor in turn removes all candidates that it dominates, so the cost is the length of the front times the
+    # number of remaining candidates.
     turn = 0
     while turn < len(rows):
         kept = (losses < losses[turn]).any(axis=1) | (losses == losses[turn]).all(axis=1)
@@ -105,8 +112,8 @@ def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tupl
 
 
 def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses, Individual]]:
-    """The completed individuals, each with its losses; the campaign's own, in the order in which they started, come
-    before known points."""
+    """Completed individuals with their losses: the campaign's own in order of their start, then known points unless
+    ``own``."""
     return [
         (losses_of(one.objectives, record.objectives), one)
         for one in (record.individuals if own else [*record.individuals, *record.known])
@@ -115,12 +122,15 @@ def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses,
 
 
 def knee(individuals: Sequence[Individual], objectives: Mapping[str, str]) -> Individual | None:
-    """Of a front the one nearest to its ideal point, which has the best of each objective, where each objective runs
-    from 0 at its best on the front to 1 at its worst; None for an empty one."""
+    """Front member closest to the ideal point, with each objective scaled to 0 (best on the front) … 1 (worst).
+
+    The ideal point has the best value of each objective. None for an empty front.
+    """
     if not individuals:
         return None
     losses = [losses_of(one.objectives or {}, objectives) for one in individuals]
     ideal = [min(column) for column in zip(*losses)]
+    # An objective that is equal on the whole front is 0 everywhere, with any width.
     widths = [max(column) - low or 1.0 for column, low in zip(zip(*losses), ideal)]
 
     def distance(index: int) -> float:
@@ -134,29 +144,31 @@ def knee(individuals: Sequence[Individual], objectives: Mapping[str, str]) -> In
 
 @dataclass(frozen=True, kw_only=True)
 class Hypervolume:
-    """The volume that the front dominates up to the ``reference``, after each finished evaluation of the campaign.
-
-    ``evaluations``: how many had finished, 0 for what was known before; ``finished``: Unix seconds, None for that.
-    ``given``: whether the reference was given; else it is the worst of each objective."""
+    """Hypervolume of the campaign's front after each finished evaluation."""
 
     reference: dict[str, float]
+    """Reference point: value by objective, beyond which individuals do not count."""
     given: bool
+    """Whether the user gave the reference; otherwise it is the worst value of each objective."""
     evaluations: list[int] = field(default_factory=list)
+    """Numbers of finished evaluations; 0 for known points."""
     finished: list[float | None] = field(default_factory=list)
+    """Times of the evaluations' ends, in Unix seconds; None for known points."""
     values: list[float] = field(default_factory=list)
+    """Hypervolumes after these evaluations."""
 
     @property
     def last(self) -> float:
-        """The volume now."""
+        """Hypervolume after all evaluations."""
         return self.values[-1] if self.values else 0.0
 
     def after(self, evaluations: int) -> float:
-        """The volume after the first ``count`` evaluations."""
+        """Hypervolume after the first ``evaluations`` evaluations."""
         known = [value for count, value in zip(self.evaluations, self.values) if count <= evaluations]
         return known[-1] if known else 0.0
 
     def dataframe(self) -> pandas.DataFrame:
-        """Columns ``evaluations``, ``finished`` and ``hypervolume``."""
+        """Table with the columns ``evaluations``, ``finished`` and ``hypervolume``."""
         import pandas
 
         columns = {"evaluations": self.evaluations, "finished": self.finished, "hypervolume": self.values}
@@ -164,13 +176,15 @@ class Hypervolume:
 
 
 def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = None) -> Hypervolume:
-    """The hypervolume over the campaign's time (moocore; Guerreiro et al. 2021, doi:10.1145/3453474).
+    """Hypervolume over the evaluations of a campaign (moocore; Guerreiro et al. 2021, doi:10.1145/3453474).
 
-    ``reference``: a value an objective, what is worse than it does not count; by default the campaign's own, else the
-    worst value of each objective that has been seen.
+    Args:
+        record (CampaignRecord): record of the campaign.
+        reference (dict; default None): value by objective beyond which individuals do not count; None: the campaign's
+            own reference, or without any the worst value of each objective.
 
     Raises:
-        UsageError: there is one objective, or the reference does not fit them.
+        UsageError: there is a single objective, or the reference does not have the campaign's objectives.
     """
     import numpy
     from moocore import hypervolume as volume
@@ -193,7 +207,7 @@ def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = 
     found = Hypervolume(
         reference={name: sign * value for (name, sign), value in zip(signs.items(), corner)}, given=bool(own)
     )
-    if not all(map(isfinite, corner)):  # a damaged journal's
+    if not all(map(isfinite, corner)):  # possible only in a damaged journal
         return found
     edge = numpy.array(corner)
     points = numpy.empty((0, len(corner)))
@@ -203,10 +217,11 @@ def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = 
     for count, one in [*((0, one) for one in record.known), *enumerate(ended, start=1)]:
         if one.status == COMPLETED and one.objectives is not None:
             loss = numpy.array(losses_of(one.objectives, objectives))
+            # Only points that no other point dominates change the volume, and only these are kept.
             if numpy.isfinite(loss).all() and (loss < edge).all() and not (points <= loss).all(axis=1).any():
                 points = numpy.vstack([points[(points < loss).any(axis=1)], loss])
                 value = float(volume(points, ref=edge))
-        if count == 0 and found.values:  # all that was known before is one step
+        if count == 0 and found.values:  # all known points together are a single step
             found.values[-1] = value
             continue
         found.evaluations.append(count)

@@ -1,6 +1,4 @@
-"""Configurations that were evaluated more than once, as ``[search] reevaluate`` asks for: which is the best, and how
-good it is in the mean.
-"""
+"""Estimates of the mean results of configurations that were repeated because of ``[search] reevaluate``."""
 
 from __future__ import annotations
 
@@ -18,27 +16,28 @@ if TYPE_CHECKING:
     from hpo.individual import Individual
 
 Pair = tuple[tuple[float, ...], "Individual"]
-"""An individual with its losses, of one objective."""
+"""Losses, of a single objective, and their individual."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """One configuration. ``individuals``: its completed evaluations, that which looks best first; ``failed``: how many
-    of its repetitions failed; ``estimate``: of its mean loss.
-    """
+    """A configuration with all its evaluations."""
 
     individuals: tuple[Individual, ...]
+    """Completed evaluations, best result first."""
     failed: int
+    """Number of failed repetitions."""
     estimate: Estimate
+    """Estimate of the mean loss."""
 
     @property
     def individual(self) -> Individual:
-        """That of the evaluations which looks best."""
+        """The repeat with the best result."""
         return self.individuals[0]
 
     @property
     def values(self) -> tuple[float, ...]:
-        """What the evaluations brought, the best first."""
+        """Results of the evaluations, best first."""
         return tuple(one.value for one in self.individuals if one.value is not None)
 
     @property
@@ -47,17 +46,20 @@ class Repeated:
 
     @property
     def error(self) -> float | None:
-        """The standard error of the mean; None for a single evaluation."""
+        """Standard error of the mean; None for a single evaluation."""
         count, mean = len(self.values), self.mean
         if count < 2:
             return None
-        # Multiplied, as a power that is too large is an error.
+        # A product, because ``** 2`` raises OverflowError where a product is infinite.
         return math.sqrt(mean_of([(one - mean) * (one - mean) for one in self.values]) / (count - 1))
 
 
 def ranked(pairs: Sequence[Pair], failures: Iterable[Individual]) -> list[Repeated]:
-    """The configurations, that of the lowest estimate first; of equal ones the first. ``failures``: repetitions that
-    failed, each of which counts as if it had been as good as the median configuration.
+    """Configurations sorted by their estimates, best first.
+
+    Args:
+        pairs (sequence of Pair): completed evaluations.
+        failures (iterable of Individual): failed repetitions, which count with the loss of the median configuration.
     """
     groups: dict[bytes, list[Pair]] = {}
     for pair in pairs:
@@ -83,7 +85,7 @@ def _key(one: Individual) -> bytes:
 
 
 def in_words(repeated: Repeated) -> str:
-    """How often a configuration was evaluated, and what that brought in the mean."""
+    """Text with the number of a configuration's evaluations and the mean of their results."""
     failed = f", {repeated.failed} more failed" if repeated.failed else ""
     if repeated.error is None:
         return f"evaluated once{failed}"

@@ -1,4 +1,4 @@
-"""Random search, and steady-state evolution with operators that know what a parameter is."""
+"""Random search, and steady-state evolution with operators for each kind of parameter."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hpo.space.parameters import Categorical, Ordinal
 from hpo.space.space import SearchSpace
 
 _INITIAL = 10
-"""Random individuals before the default kind breeds, an island."""
+"""Fewest random individuals of an island before it breeds."""
 _DEFAULTS = SearchSettings()
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
-    """Random search or evolution, by the kind."""
+    """Breeder of the kinds "random" and "evolution"."""
     return RandomBreeder(space) if settings.kind == "random" else EvolutionBreeder(space, settings)
 
 
 class RandomBreeder(Breeder):
-    """Uniform over the space."""
+    """Draws configurations uniformly from the space."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -33,8 +33,8 @@ class RandomBreeder(Breeder):
 
 
 def reflect(value: float) -> float:
-    """``value`` folded into [0, 1] at the borders; non-finite ones (a covariance gone wrong) become the
-    middle."""
+    """``value`` reflected at the borders of [0, 1]; 0.5 for a value that is not finite."""
+    # Not finite after a degenerate covariance of CMA-ES; the individual is as good as a random one.
     if not math.isfinite(value):
         return 0.5
     value = math.fmod(abs(value), 2.0)
@@ -42,13 +42,14 @@ def reflect(value: float) -> float:
 
 
 class EvolutionBreeder(RandomBreeder):
-    """Steady-state evolution with operators that know what a parameter is.
+    """Steady-state evolution with operators for each kind of parameter.
 
-    Parents by binary tournament among the best fifth; uniform crossover; about 1.2 parameters mutated:
-    numbers by a normal step whose width is drawn log-uniformly between 1/100 and 1/3 of the (log-scaled)
-    range, ordered choices to a neighbour, unordered ones to any other. Only parameters that exist in the
-    child's configuration are mutated. A child that lies nearer to a configuration that failed, or to the worse half
-    of the pruned ones, than to any that completed is drawn again, a few times."""
+    Parents are chosen by binary tournament among the best fifth and combined by uniform crossover. About 1.2 of the
+    active parameters are mutated: numbers by a normal step whose width is drawn log-uniformly between 1/100 and 1/3 of
+    the (log-scaled) range, ordered choices to a neighbour, other choices to any other choice. A child is drawn again,
+    up to three times, where it is closer to a failed configuration, or to one of the worse half of pruned
+    configurations, than to any completed configuration.
+    """
 
     def __init__(self, space: SearchSpace, settings: SearchSettings = _DEFAULTS) -> None:
         super().__init__(space)
@@ -65,7 +66,7 @@ class EvolutionBreeder(RandomBreeder):
         ]
 
         self.initial = max(_INITIAL, min(2 * len(self._names), 2 * _INITIAL))
-        """Random individuals of the island before the first are bred."""
+        """Random individuals of the island before it breeds."""
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         few = population.judged < self.initial or len(population.best) < 2
@@ -79,12 +80,13 @@ class EvolutionBreeder(RandomBreeder):
         return offspring
 
     def _fittest(self, population: Population) -> list[Member]:
-        # Pruned ones are worse than those that completed, of which the best fifth of all may be the greater part.
+        # ``judged`` counts pruned individuals too, which are worse than all completed: with many of them, the best
+        # fifth of all individuals may be most of the completed.
         size = self._pool or max(5, population.judged // 5)
         return population.best[: max(2, size)]
 
     def _child(self, pool: Sequence[Member], rng: random.Random) -> Offspring:
-        """``pool``: possible parents, best first."""
+        """Child of parents from ``pool``, which has the best first."""
         first, second = self._tournament(pool, rng), self._tournament(pool, rng)
         parents: tuple[str, ...] = (first.id,)
         genes = list(first.genome)
@@ -103,7 +105,7 @@ class EvolutionBreeder(RandomBreeder):
 
     @staticmethod
     def _tournament(pool: Sequence[Member], rng: random.Random) -> Member:
-        # The pool is sorted, best first.
+        # The smaller of two random places is the winner, as the pool is sorted with the best first.
         return pool[min(rng.randrange(len(pool)), rng.randrange(len(pool)))]
 
     def _mutate(self, index: int, gene: float, rng: random.Random) -> float:
@@ -136,7 +138,6 @@ class EvolutionBreeder(RandomBreeder):
 
 
 def _promise(pruned: Member) -> tuple[int, float]:
-    """Of a pruned one, how promising it was, the least promising first: how far it came, then its loss there (the
-    order of Optuna's TPE)."""
+    """Sort key of a pruned individual, least promising first: last step, then loss there, as in Optuna's TPE."""
     step, loss = pruned.progress or (0, math.inf)
     return step, -loss

@@ -13,7 +13,7 @@ from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
 _LARGEST_GRID = 100_000
-"""Listing this many takes about a second."""
+"""Most configurations of a grid; listing this many takes about a second."""
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
@@ -21,14 +21,17 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
 
 
 class GridBreeder(Breeder):
-    """All configurations of a grid, in random order: ``grid_points`` values of each Float, and of each Int that has
-    more (equally spaced, on a logarithmic range by ratio; both ends, and the values that conditions name, are among
-    them), all choices of the others.
+    """Proposes all configurations of a grid in random order.
 
-    What others have evaluated is refused to it, so that workers and islands share one grid. When it is used up, the
-    campaign ends where that was the whole space, and else goes on at random.
+    The grid has ``grid_points`` values of each Float, and of each Int with more values, and all values of the other
+    parameters. Values are equally spaced, on a logarithmic range by ratio, and include both ends and the values that
+    conditions name. Configurations that others have evaluated are refused by the campaign, so that all workers and
+    islands share a single grid. When it is used up, the campaign ends if the grid was the whole space, and otherwise
+    continues with random search.
 
-    Raises UsageError for a grid of more than 100 000."""
+    Raises:
+        UsageError: the grid has more than 100 000 configurations.
+    """
 
     def __init__(self, space: SearchSpace, grid_points: int) -> None:
         self._space = space
@@ -53,7 +56,7 @@ class GridBreeder(Breeder):
         self._places: dict[Genome, int] = {}
 
     def further_attempts(self, attempts: int) -> int:
-        # What it holds and others have taken comes back refused, one by one.
+        # Configurations of this grid that others have taken come back refused, and each costs an attempt.
         return attempts + len(self._remaining())
 
     def learn(self, member: Member) -> None:
@@ -91,7 +94,7 @@ class GridBreeder(Breeder):
 
 
 def _listed(parameter: Parameter, points: int, named: set[object]) -> Parameter:
-    """``parameter`` with the grid's values only."""
+    """``parameter`` restricted to the values of the grid."""
     if isinstance(parameter, Categorical):
         return parameter
     count = parameter.count
@@ -99,7 +102,8 @@ def _listed(parameter: Parameter, points: int, named: set[object]) -> Parameter:
         values = list(parameter.values())
     else:
         decode = parameter.decoder()
-        # Those that conditions name are asked for one by one: a range may hold 2**50 whole numbers.
+        # Values that conditions name are added to the grid's; testing each value of a range is impossible, as it may
+        # have 2**50 whole numbers.
         values = sorted(
             {decode(index / (points - 1)) for index in range(points)}
             | {parameter.canonical(value) for value in named},

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from hpo.config.settings import Initial
 
 _FIRST = 10
+"""Points of a design beyond a point for each worker."""
 _FEWEST = 16
+"""Fewest points of a design."""
 
 
 class InitialDesign(WrappingBreeder):
-    """``breeder``, but for the first individuals of an island: those are points of one Sobol sequence (scrambled) or
-    one Latin hypercube, each worker taking every ``workers``-th.
+    """Takes the first individuals of an island from a space-filling design, and later individuals from ``breeder``.
 
-    A point follows from (seed, island, worker, sequence) alone, so that a resumed campaign goes on with the next. There
-    are as many points as workers and ten more, at least 16."""
+    The design is a scrambled Sobol sequence or a Latin hypercube, with ten more points than workers and at least 16;
+    each worker takes every ``workers``-th point. A point depends on (seed, island, worker, sequence) alone, so that a
+    resumed campaign continues with the next point.
+    """
 
     def __init__(self, breeder: Breeder, space: SearchSpace, kind: Initial, *, workers: int) -> None:
         super().__init__(breeder)
@@ -40,7 +43,7 @@ class InitialDesign(WrappingBreeder):
         return point or super().propose_first(identity, seed, population, rng)
 
     def _point(self, seed: int, island: int, worker: int, sequence: int) -> Offspring | None:
-        """The point of an individual; None where it comes after those of the design."""
+        """Point of the design for an individual; None after the end of the design."""
         place = sequence * self._workers + worker
         if worker >= self._workers or place >= self._size:
             return None
@@ -58,7 +61,8 @@ class InitialDesign(WrappingBreeder):
 
             generator = numpy.random.default_rng(random.Random(f"design/{seed}").getrandbits(64))
             if self._kind == "sobol":
-                # Balanced in powers of two only: draw the next one, of which the first are used.
+                # A Sobol sequence is balanced for powers of two only: the next power is drawn, and its first points
+                # are used.
                 sampler = qmc.Sobol(len(self._counts), seed=generator)
                 points = sampler.random_base2((self._size - 1).bit_length())
             else:

@@ -1,6 +1,7 @@
-"""Optuna's samplers as breeders: asked through a study of their own, given all that the island knows.
+"""Optuna's samplers as breeders: each leader has a study in memory with the island's individuals.
 
-Imports Optuna when the first individual is bred, for that takes half a second (``gp``: torch too, 200 MB a rank)."""
+Optuna is imported when the first individual is bred, because that takes half a second (with ``gp`` also torch, 200 MB
+for each rank)."""
 
 from __future__ import annotations
 
@@ -25,43 +26,53 @@ if TYPE_CHECKING:
     import optuna
 
 _MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
-"""Observations that a study holds, the best and the latest: fitting a Gaussian process anew for each proposal stays
-under 200 ms with this many."""
+"""Most observations in a study, the best and the latest, by kind.
+
+The Gaussian process is fitted for each proposal, which takes less than 200 ms with this many."""
 _LATEST = 0.5
+"""Share of the latest among the observations of a study."""
 _INITIAL = 10
+"""Random individuals of the island before the sampler is used."""
 _SLACK = 1.2
+"""Ratio of the observations at which a study is reduced to its most observations."""
 _WIDEST_INT = 100_000
-"""Values of an Int for the Gaussian process, in whose search a list of them is made."""
+"""Most values of an Int for ``gp``, whose sampler lists them all."""
 _MOST_PENDING = 64
 _MOST_USED = 20_000
 _TRIES = 3
+"""Draws from the sampler, and then mutations, to find a configuration that was not used before."""
 _LARGEST = 1e100
-"""Samplers square the losses that they get."""
+"""Largest loss in a study; samplers square losses."""
 _GENERATION = "cma:generation"
+"""Attribute of a trial in which CMA-ES keeps its generation."""
 
 
 def missing(kind: str) -> list[str]:
-    """The packages that ``kind`` needs and that are not installed."""
+    """Packages that ``kind`` needs and that are not installed."""
     needed = {"tpe": ("optuna",), "gp": ("optuna", "torch"), "optuna-cmaes": ("optuna", "cmaes")}[kind]
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
-    """Raises UsageError where Optuna is not installed, or the space does not suit."""
+    """Breeder of a kind of Optuna's; UsageError where Optuna is not installed, or the space does not suit."""
     return OptunaBreeder(space, settings.kind)
 
 
 class OptunaBreeder(EvolutionBreeder):
-    """One of Optuna's samplers: ``tpe`` (multivariate, Watanabe 2023, arXiv:2304.11127), ``gp`` (Matérn 5/2, log
-    expected improvement) or ``optuna-cmaes`` (Hansen's CMA-ES on the numbers that always exist, TPE for the rest).
+    """Proposes individuals from one of Optuna's samplers.
 
-    Every member that a population shows is an observation, wherever it was bred; failed ones count as the worst so far,
-    pruned ones as their last report and as the median at best. What this leader has proposed and not yet heard of is
-    pending in the study, which TPE and GP keep away from. The sampler is made anew for each proposal, from ``rng``:
-    what it proposes depends on its observations and on nothing else. What was evaluated or proposed before is varied
-    a little. With several objectives it is the typed evolution.
+    These are ``tpe`` (multivariate, Watanabe 2023, arXiv:2304.11127), ``gp`` (Matérn 5/2, log expected improvement) and
+    ``optuna-cmaes`` (Hansen's CMA-ES for numbers without conditions, TPE for the other parameters).
 
-    Raises UsageError where a package lacks, or the space has too few numbers for CMA-ES."""
+    Every member of the population is an observation, wherever it was bred. Failed members count as the worst loss so
+    far; pruned members as their last report, but no better than the median. Proposals of this leader without a result
+    are pending trials of the study, which TPE and GP avoid. A new sampler is made from ``rng`` for each proposal, so
+    that a proposal depends on the observations and the random numbers only. Configurations that were evaluated or
+    proposed before are mutated. With several objectives, it proposes as ``EvolutionBreeder`` does.
+
+    Raises:
+        UsageError: a package is missing, or the space does not suit the kind.
+    """
 
     def __init__(self, space: SearchSpace, kind: str) -> None:
         super().__init__(space)
@@ -87,11 +98,14 @@ class OptunaBreeder(EvolutionBreeder):
         self._most = _MOST_TOLD[kind]
         self._distributions: dict[str, Any] = {}
         self._study: Any = None
-        # By id in order of arrival: the trial and the loss.
         self._told: dict[str, tuple[Any, float]] = {}
+        """Trial and loss of each observation by id, in order of arrival."""
         self._seen: dict[str, None] = {}
+        """Ids and statuses of observed members; the oldest are forgotten."""
         self._pending: dict[Genome, Any] = {}
+        """Trials of proposals without a result."""
         self._used: dict[Genome, None] = {}
+        """Genomes that were proposed or observed; the oldest are forgotten."""
         self._generation = 0
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
@@ -113,7 +127,7 @@ class OptunaBreeder(EvolutionBreeder):
         self._use(genome)
         return Offspring(genome, operator=self.operator)
 
-    # --- what the study is given -----------------------------------------------------------------------------
+    # --- observations ---------------------------------------------------------------------------------------
 
     def _observe(self, population: Population) -> None:
         shown: dict[str, Member] = {}
@@ -123,16 +137,16 @@ class OptunaBreeder(EvolutionBreeder):
         if self._study is None:
             self._study = self._new_study()
         if self.operator == "optuna-cmaes" and not self._told:
-            # Of what was known before CMA-ES makes its first generation of the first that it gets.
+            # CMA-ES makes its first generation from the first observations: these should be the best.
             fresh.sort(key=lambda one: one.rank)
-        # The losses come first: failed ones count as the worst of them.
+        # Members with losses come first, because failed members count as the worst loss.
         for member in sorted(fresh, key=lambda one: one.losses is None):
             self._tell(member)
         if len(self._told) > _SLACK * self._most:
             self._begin_anew()
 
     def _news(self, member: Member) -> bool:
-        # A pruned one may have gone on meanwhile.
+        # The status is included, as a pruned individual may have been resumed since it was observed.
         return f"{member.id} {member.status}" not in self._seen
 
     def _tell(self, member: Member) -> None:
@@ -149,7 +163,8 @@ class OptunaBreeder(EvolutionBreeder):
         attributes: dict[str, Any] = {}
         asked = self._pending.pop(genome, None)
         if asked is not None:
-            # Added as a trial of its own like all others, but with the state that CMA-ES leaves in it.
+            # The result becomes a trial of its own, as for all members, with the state that CMA-ES keeps in the
+            # attributes of the trial that it proposed.
             attributes = dict(self._study._storage.get_trial(asked._trial_id).system_attrs)
             self._study.tell(asked, state=TrialState.FAIL)
         if self.operator == "optuna-cmaes":
@@ -174,12 +189,12 @@ class OptunaBreeder(EvolutionBreeder):
         return max(losses)
 
     def _begin_anew(self) -> None:
-        """A study of the best and the latest observations."""
+        """Replace the study by another with the best and the latest observations."""
         entries = list(self._told.items())
         latest = int(_LATEST * self._most)
         rest = sorted(entries[:-latest], key=lambda entry: entry[1][1])[: self._most - latest]
         kept = {identity for identity, _ in rest + entries[-latest:]}
-        # CMA-ES goes on from the state in the last trial that carries one.
+        # CMA-ES continues from the state in the last trial that has it.
         carriers = [one for one, (trial, _) in entries if "cma:optimizer:0" in trial.system_attrs]
         kept.update(carriers[-1:])
         self._told = {identity: entry for identity, entry in entries if identity in kept}
@@ -196,7 +211,7 @@ class OptunaBreeder(EvolutionBreeder):
                 self._distributions[name] = _distribution(parameter)
         return optuna.create_study()
 
-    # --- what it is asked -----------------------------------------------------------------------------------
+    # --- proposals ------------------------------------------------------------------------------------------
 
     def _asked(self, rng: random.Random) -> Genome:
         from optuna.trial import TrialState
@@ -262,7 +277,7 @@ class OptunaBreeder(EvolutionBreeder):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What Optuna announces, calls experimental or will change is none of the user's business here."""
+    """Suppress Optuna's log lines and warnings about experimental and deprecated features."""
     import optuna
 
     verbosity = optuna.logging.get_verbosity()
@@ -281,7 +296,7 @@ def _distribution(parameter: object) -> Any:
     if isinstance(parameter, Ordinal):
         return IntDistribution(0, parameter.count - 1)
     if isinstance(parameter, Categorical):
-        # By index: Optuna's choices need not differ as ours do, and None is one of them.
+        # Indices of choices, because Optuna compares choices by other rules than this package.
         return CategoricalDistribution(tuple(range(parameter.count)))
     if isinstance(parameter, Float):
         return FloatDistribution(parameter.low, parameter.high, log=parameter.log)

@@ -1,7 +1,7 @@
 """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846) on an asynchronous island.
 
-An individual is one interval of training: it goes on from the checkpoint of the one that it inherits, and its fitness
-is what it has reached at the interval's end. A worker goes on with its own lineage, unless that has fallen behind."""
+An individual is an interval of training: it continues from the checkpoint of the individual that it inherits, and its
+fitness is the result at the interval's end. A worker continues its own lineages, unless they have fallen behind."""
 
 from __future__ import annotations
 
@@ -18,29 +18,41 @@ from hpo.space.space import SearchSpace
 from hpo.spelling import suggestion
 
 _LINEAGES = 10
-"""Lineages of an island where ``pool`` does not say how many."""
+"""Lineages of an island without the setting ``pool``."""
+# Truncation selection and perturbation as in section 4.1 of the paper.
 _TRUNCATED = 5
-"""The worst fifth exploits the best fifth (truncation selection, section 4.1 there)."""
+"""Reciprocal of the share of lineages that are worst, and exploit the same share of best lineages."""
 _RESAMPLED = 0.25
+"""Probability that a parameter gets a random value."""
 _FACTORS = (0.8, 1.2)
+"""Factors of a perturbed number."""
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
-    """Raises UsageError where the space has nothing to perturb."""
+    """Breeder of the kind "pbt"; UsageError where the space has nothing to perturb."""
     return PbtBreeder(space, pool=settings.pool, perturb=settings.perturb, workers=context.workers)
 
 
 class PbtBreeder(Breeder):
     """Proposes the next interval of a lineage.
 
-    The first ``pool`` individuals of an island are random. Then the lineage of this leader that has waited longest
-    goes on as it is, or, when its last individual failed or is among the worst fifth of the latest ``pool`` of the
-    island, with the checkpoint and the parameters of one of the best fifth. Of these ``perturb`` change (None: all
-    numbers): each is drawn anew with probability 1/4, else a number is multiplied by 0.8 or 1.2, in a range below zero
-    moved by a tenth of it, and an ordered choice goes to a neighbour. Everything else stays what it was, for what is
-    in the checkpoint may depend on it. Individuals of other islands are no parents: their checkpoints may be gone.
+    The first ``pool`` individuals of an island are random. Then this leader's lineage that has waited longest continues
+    unchanged; or, where its last individual failed or is among the worst fifth of the island's latest ``pool``
+    individuals, with the checkpoint and the parameters of an individual of the best fifth. Of these parameters, those
+    in ``perturb`` change (None: all numbers): each gets a random value with probability 1/4; otherwise a number is
+    multiplied by 0.8 or 1.2, or moved by a tenth of its range where that begins below zero, and an ordered choice moves
+    to a neighbour. All other parameters stay, because the checkpoint may depend on them. Individuals of other islands
+    are never parents, as their checkpoints may be removed.
 
-    Raises UsageError where ``perturb`` names what the space has not, or there is nothing to perturb."""
+    Args:
+        space (SearchSpace): the parameters.
+        pool (int): number of lineages of the island; None: 10.
+        perturb (sequence of str): names of parameters that may change; None: all Float and Int.
+        workers (int): number of workers of the island.
+
+    Raises:
+        UsageError: ``perturb`` names a parameter that the space does not have, or there is nothing to perturb.
+    """
 
     def __init__(
         self,
@@ -52,8 +64,8 @@ class PbtBreeder(Breeder):
     ) -> None:
         self._space = space
         self._pool = pool or _LINEAGES
-        # Twice its worker's share of those that may be chosen, and more, since others may choose a little later than
-        # it knows.
+        # Twice this worker's share of the checkpoints that may be chosen, and two more: other leaders may choose from
+        # a slightly older state of the island.
         self.checkpoints_for_others = 2 + -(-4 * self._pool // max(1, workers))
         for name in perturb or ():
             if name not in space.parameters:
@@ -75,15 +87,15 @@ class PbtBreeder(Breeder):
 
     @property
     def may_breed_ahead(self) -> bool:
-        # From where a lineage goes on is known when its last individual has finished.
+        # The checkpoint that a lineage continues from exists only when its last individual has finished.
         return False
 
     def learn(self, member: Member) -> None:
-        # Its lineage waits to go on.
+        # The individual's lineage waits to continue.
         self._leaves.append(member)
 
     def evaluation_started(self, parents: Sequence[str]) -> None:
-        # The lineage of the last parent goes on, and waits no longer.
+        # The lineage of the last parent has continued, and waits no longer.
         waiting = [one for one in self._leaves if one.id not in parents[-1:]]
         self._leaves = deque(waiting, self._pool)
 
@@ -96,7 +108,7 @@ class PbtBreeder(Breeder):
             return Offspring(self._space.sample(rng), operator="random")
         part = max(1, len(latest) // _TRUNCATED)
         leaf = self._leaves[0] if self._leaves else None
-        self._leaves.rotate(-1)  # if this proposal comes to nothing, the next one is another's
+        self._leaves.rotate(-1)  # where this proposal is not evaluated, the next is for another lineage
         if leaf is not None and leaf.losses is not None:
             worst = latest[-part]
             behind = len(latest) > 1 and (leaf.rank, leaf.age) >= (worst.rank, worst.age)
@@ -123,7 +135,7 @@ class PbtBreeder(Breeder):
             elif isinstance(parameter, (Float, Int)):
                 genes[index] = _moved(parameter, genes[index], rng)
             elif isinstance(parameter, Categorical):
-                continue  # no choice is near another: it changes where it is drawn anew
+                continue  # without an order there is no neighbour: such a choice changes by random values only
         return tuple(genes)
 
 

@@ -1,4 +1,4 @@
-"""Several breeders in one, of which those whose children are good get more of the budget."""
+"""Portfolio of breeders: those whose individuals are better get a larger share of the evaluations."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from hpo.space.parameters import Categorical
 from hpo.space.space import SearchSpace
 
 _WINDOW = 60
+"""Latest individuals that count for the credit."""
 _DECAY = 0.9
+"""Ratio of the worths of two successive ranks."""
 _LEAST = 0.03
+"""Least probability of a breeder."""
 _DOUBT = 12.0
-"""The prior of a breeder's worth counts as much as this many of its individuals."""
+"""Weight of the prior of a breeder's credit, in individuals."""
 _BELIEF = 8.0
-"""How many times as much as of the others is believed of the first, until they have shown more."""
+"""Ratio of the prior credit of the first breeder to that of the others."""
 _CONTRAST = 3.0
+"""Power of the credit that probabilities are proportional to."""
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
-    """The surrogate and evolution; CMA-ES where all parameters are numbers that always exist and Propulate is
-    installed; TPE where Optuna is."""
+    """Portfolio of surrogate and evolution; with CMA-ES and TPE where these are possible.
+
+    CMA-ES needs Propulate, and a space of numbers without conditions; TPE needs Optuna.
+    """
     breeders: dict[str, Breeder] = {
         "surrogate": SurrogateBreeder(space, settings, allows=context.allows),
         "evolution": EvolutionBreeder(space, settings),
@@ -44,25 +50,31 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
 
 
 class PortfolioBreeder(Breeder):
-    """Draws the breeder of each individual with a probability that grows with the area under its curve of ranks, the
-    comparison-based credit of Fialho et al. 2010 (doi:10.1145/1830483.1830574): of the latest 60 individuals, sorted
-    by loss, the one in place r is worth 0.9^r, a breeder's credit is what its own are worth in the mean, and its
-    probability is in proportion to the cube of that, and 3 % at least. Only ranks count, and as the window moves, a
-    breeder that has stopped to find anything loses its share.
+    """Draws the breeder of each individual with a probability that grows with the credit of the breeder's individuals.
 
-    ``breeders``: by the name of the operator that individuals carry. The first is the incumbent, which is believed to
-    be worth as much as the window's individuals in the mean, and the others an eighth of that, with the weight of
-    twelve individuals: one that was lucky once gets 4 to 20 % while that is among the latest 60, and one that has
-    found the best three of 60 the larger part of the budget. The first proposes as long as nothing is known of
-    any other, from the same random numbers as if it were alone, and in place of one that would draw at random. All of
-    them see all observations, also those of peers and migrants, and the credit comes from the same: the operator of
-    each member. So nothing has to be stored, and a resumed campaign goes on with it."""
+    The credit is the comparison-based area under the curve of ranks (Fialho et al. 2010, doi:10.1145/1830483.1830574):
+    of the latest 60 individuals, sorted by loss, the individual at place r is worth 0.9^r. A breeder's credit is the
+    mean worth of its individuals, and its probability is proportional to the cube of the credit, at least 3 %. Only
+    ranks count, and as the window moves, a breeder without further improvements loses its share.
+
+    The prior of a breeder's credit has the weight of twelve individuals: for the first breeder, the incumbent, it is
+    the mean worth of the window, for the others an eighth of that. So a breeder with a single lucky individual gets 4
+    to 20 % while that is in the window, and a breeder that has found the best three of 60 gets the larger share. The
+    first breeder proposes as long as there are no individuals of any other, with the same random numbers as if it were
+    alone, and in place of a breeder that would draw at random. All breeders see all observations, also those of peers
+    and migrants, and the credit is computed from the same members by their operators: a resumed campaign needs no other
+    state.
+
+    Args:
+        breeders (dict): breeders by the name of the operator that their individuals carry; the first is the incumbent.
+    """
 
     def __init__(self, breeders: Mapping[str, Breeder]) -> None:
         self._breeders = dict(breeders)
-        # Of the latest by id the operator and the loss, and the age from which on members are new.
         self._known: dict[str, tuple[str, float]] = {}
+        """Operators and losses of the latest individuals, by id."""
         self._next = 0
+        """Age from which on members of a population are new."""
 
     def learn(self, member: Member) -> None:
         for breeder in self._breeders.values():
@@ -76,15 +88,17 @@ class PortfolioBreeder(Breeder):
             shares = self.shares()
             (name,) = rng.choices(list(shares), list(shares.values()))
         child = self._breeders[name].breed(population, rng)
-        if child.operator == "random" and name != first:  # it knows too little yet
+        # A breeder with too few observations draws at random, which the first breeder may do better.
+        if child.operator == "random" and name != first:
             name = first
             child = self._breeders[name].breed(population, rng)
-        if child.operator == "random":  # no breeder's merit
+        # Random individuals keep their operator, so that they count for no breeder.
+        if child.operator == "random":
             return child
         return replace(child, operator=name)
 
     def shares(self) -> dict[str, float]:
-        """With what probability each breeder proposes."""
+        """Probability of each breeder, by name."""
         credit = dict.fromkeys(self._breeders, 0.0)
         uses = dict.fromkeys(credit, 0)
         for place, (operator, _) in enumerate(sorted(self._known.values(), key=lambda one: one[1])):
@@ -93,7 +107,7 @@ class PortfolioBreeder(Breeder):
         total = sum(uses.values())
         mean = sum(credit.values()) / total if total else 1.0
         first = next(iter(credit))
-        # The mean of its own, and of a few more that were worth what it is believed to be.
+        # Mean worth of a breeder's individuals and of _DOUBT more with the worth of its prior.
         quality = {
             name: (credit[name] + _DOUBT * mean / (1.0 if name == first else _BELIEF)) / (uses[name] + _DOUBT)
             for name in credit

@@ -1,10 +1,11 @@
 """Breeders made of Propulate's propagators: genetic, CMA-ES, particle swarm, Nelder-Mead.
 
-The only module that imports Propulate, and late. Its package runs GPy's import at its top (3.3 s and 170 MB a
-process, measured on 1.2.2), which no propagator needs: the submodules are loaded without it (13 ms, 1 MB).
+This is the only module that imports Propulate, when it is first used. Propulate's package imports GPy at its top (3.3 s
+and 170 MB for each process, measured on 1.2.2), which no propagator needs: the submodules are loaded without it (13 ms,
+1 MB).
 
-Propulate is fed numbers in the unit cube and integer indices, never strings (``Individual.__setitem__``
-writes categories that are not the first gene wrongly), never NaN or infinity, and a bounded pool."""
+Propulate gets numbers in the unit cube and integer indices, never strings (``Individual.__setitem__`` writes wrong
+values for categories that are not the first gene), never NaN or infinity, and a bounded pool."""
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ from hpo.space.space import SearchSpace
 
 _GENETIC_POOL = 8
 _PARTICLES = 5
+"""Particles of a worker's swarm."""
 _MOST_PENDING = 256
+"""Most proposals without a result that a breeder remembers."""
 INSTALL_PROPULATE = "pip install --no-deps propulate==1.2.2"
-"""Without its pins, which no propagator needs: numpy is all that they import."""
+"""Command that installs Propulate without its dependencies, as propagators import only numpy."""
 _CMA_GENERATIONS = 2
-"""How many generations' worth of the latest individuals an update of CMA-ES selects from."""
+"""Generations of latest individuals that an update of CMA-ES selects from."""
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
-    """Raises UsageError where Propulate is not installed, or the space does not suit."""
+    """Breeder of a kind of Propulate's; UsageError where Propulate is not installed, or the space does not suit."""
     if not has_propulate():
         others = ", ".join(f'"{name}"' for name, kind in KINDS.items() if not kind.needs_propulate)
         raise UsageError(
@@ -56,7 +59,7 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
 
 @lru_cache(maxsize=1)
 def _propagators() -> Any:
-    """Propulate's ``propagators`` subpackage, without what its package's ``__init__`` would load."""
+    """Propulate's ``propagators`` subpackage, loaded without running the package's ``__init__``."""
     if "propulate" not in sys.modules:
         spec = importlib.util.find_spec("propulate")
         if spec is None or spec.submodule_search_locations is None:
@@ -69,8 +72,7 @@ def _propagators() -> Any:
             importlib.import_module("propulate.propagators")
             importlib.import_module("propulate.population")
         finally:
-            # A task that imports propulate itself must get the whole package; it finds these submodules
-            # loaded.
+            # A task that imports propulate itself must get the whole package, which finds these submodules loaded.
             del sys.modules["propulate"]
     return (
         importlib.import_module("propulate.propagators")
@@ -89,11 +91,19 @@ def _individual(position: Any, limits: Mapping[str, Any]) -> Any:
 
 
 class GeneticBreeder(RandomBreeder):
-    """Propulate's default: of the best ``pool``, two at random; uniform crossover; point and interval
-    mutation; random restarts.
+    """Propulate's default propagator: two random parents of the best ``pool`` individuals, uniform crossover, point and
+    interval mutation, random restarts.
 
-    The composition of ``propulate.utils.get_default_propagator``, composed here because that module needs
-    MPI. Until ``pool`` individuals have completed, offspring are random, as there."""
+    It is composed as in ``propulate.utils.get_default_propagator``, whose module needs MPI. As there, offspring are
+    random until ``pool`` individuals have completed.
+
+    Args:
+        space (SearchSpace): the parameters.
+        pool (int): number of best individuals that may be parents.
+        crossover (float): share of genes from the first parent, from 0 to 1.
+        mutation (float): probability of a point mutation.
+        random_rate (float): probability of a random individual.
+    """
 
     def __init__(
         self,
@@ -119,7 +129,7 @@ class GeneticBreeder(RandomBreeder):
         remember = self._selected
 
         class Select(p.SelectUniform):  # type: ignore[misc, name-defined]
-            """Propulate's selection, which also notes who the parents are."""
+            """Propulate's selection, which also remembers the parents."""
 
             def __call__(self, inds: list[Any]) -> list[Any]:
                 remember[:] = super().__call__(inds)
@@ -128,8 +138,8 @@ class GeneticBreeder(RandomBreeder):
         steps = [
             p.SelectMin(self._pool),
             Select(offspring=2, rng=rng),
-            # As Propulate's default composition does: there it is the share of genes that the first parent gives.
-            # Propulate refuses 0 and 1, which the nearest numbers stand for.
+            # Share of genes from the first parent, as in Propulate's default. Propulate refuses 0 and 1, so the
+            # closest numbers take their place.
             p.CrossoverUniform(min(max(crossover, math.ulp(0.0)), math.nextafter(1.0, 0.0)), rng=rng),
             p.PointMutation(limits, probability=mutation, rng=rng),
         ]
@@ -165,18 +175,22 @@ class GeneticBreeder(RandomBreeder):
 
 
 class _Shared(dict[str, Any]):
-    """What all individuals have in common. Propulate copies an individual with all it holds several times for
-    an offspring; of this nothing is copied, which makes breeding three times as fast."""
+    """Dictionary that deep copies of an individual share.
+
+    Propulate copies individuals deeply, several times for an offspring. Sharing the parts that are equal for all
+    individuals makes breeding three times as fast.
+    """
 
     def __deepcopy__(self, memo: object) -> _Shared:
         return self
 
 
 class _CubeBreeder(RandomBreeder):
-    """What the propagators of continuous spaces share: each gene becomes a coordinate of the unit cube.
+    """Base of the breeders with propagators for continuous spaces: each gene is a coordinate of the unit cube.
 
-    An index i of n choices stands at the middle of its cell, (i + 1/2)/n; coordinates outside are reflected
-    at the border."""
+    Index i of n choices is at the middle of its cell, (i + 1/2)/n; coordinates outside of the cube are reflected at its
+    border.
+    """
 
     operator = ""
 
@@ -200,7 +214,7 @@ class _CubeBreeder(RandomBreeder):
         for value, count in zip(point, self._counts):
             inside = reflect(float(value))
             genome.append(inside if count is None else min(count - 1, int(inside * count)))
-        # Here, not only when it is proposed: what flies is known again by its genome.
+        # Projected here, not only when it is proposed, because results are matched to proposals by their genomes.
         return self._space.project_to_allowed(tuple(genome))
 
     def _member(self, member: Member, generation: int = -1, rank: int = -1) -> Any:
@@ -213,13 +227,13 @@ class _CubeBreeder(RandomBreeder):
 
 
 class CmaesBreeder(_CubeBreeder):
-    """Propulate's CMA-ES (``BasicCMA``), updated once a generation of λ newly arrived individuals, wherever
-    evaluated them.
+    """Propulate's CMA-ES (``BasicCMA``), updated after each generation of λ individuals from any worker.
 
-    Left to itself the propagator updates its distribution at every call from the best of all time, and
-    collapses: on a sphere in four dimensions its best of 400 evaluations had a loss of 0.15 (median of nine
-    seeds), random search 0.05, this one 1e-7. Between updates it is called with no individuals, which makes
-    it only sample."""
+    The propagator by itself updates its distribution at every call from the best individuals of all time, and
+    collapses: on a sphere in four dimensions, its best of 400 evaluations had a loss of 0.15 (median of nine seeds),
+    random search 0.05, this breeder 1e-7. Between updates, the propagator is called without individuals, so that it
+    only samples.
+    """
 
     operator = "cmaes"
 
@@ -237,8 +251,8 @@ class CmaesBreeder(_CubeBreeder):
 
         if self._propagator is None:
             p = _propagators()
-            # Its count of evaluations, by which it would decompose the covariance now and then, stands still
-            # with a bounded pool: so decompose at each update.
+            # The propagator decomposes the covariance after a number of evaluations, which it counts by the size of
+            # its pool; as the pool here is bounded, that count stands still, so it must decompose at each update.
             self._propagator = p.CMAPropagator(
                 p.BasicCMA(),
                 self._cube,
@@ -261,17 +275,17 @@ class CmaesBreeder(_CubeBreeder):
         except (ValueError, numpy.linalg.LinAlgError, AssertionError, RecursionError):
             child = None
         if child is None or not numpy.isfinite(child.position).all():
-            # A distribution gone degenerate, all of a generation in one point: begin again.
+            # The distribution is degenerate, with a whole generation at a single point: begin with another.
             self._propagator = None
             return Offspring(self._space.sample(rng), operator="random")
         return self._offspring(child)
 
 
 class PsoBreeder(_CubeBreeder):
-    """Propulate's particle swarm (``VelocityClampingPSO`` with Clerc's constriction values), a few particles
-    a worker.
+    """Propulate's particle swarm (``VelocityClampingPSO`` with Clerc's constriction values).
 
-    Propulate flies one particle a worker, which on an island of one or two workers is no swarm.
+    Each worker has five particles. Propulate has a single particle for each worker, which is no swarm on an island of
+    one or two workers.
     """
 
     operator = "pso"
@@ -280,10 +294,12 @@ class PsoBreeder(_CubeBreeder):
         super().__init__(space)
         self._propagator: Any = None
         self._turn = 0
-        # Particle and velocity of what is being evaluated; last place and best place of each particle.
         self._flying: dict[Genome, tuple[int, Any]] = {}
+        """Particle and velocity of each proposal without a result."""
         self._last: dict[int, Any] = {}
+        """Last individual of each particle."""
         self._best: dict[int, Any] = {}
+        """Best individual of each particle."""
 
     def learn(self, member: Member) -> None:
         particle, velocity = self._flying.pop(member.genome, (None, None))
@@ -310,8 +326,8 @@ class PsoBreeder(_CubeBreeder):
         best = self._best[particle]
         leader = self._member(population.best[0]) if population.best else best
         self._rng.seed(rng.getrandbits(64))
-        # The propagator takes the one of the highest generation as the particle, the better of its own as its
-        # best.
+        # The propagator takes the individual of the highest generation as the particle, and the better of the
+        # particle's own individuals as its best.
         best.generation, last.generation = 0, 1
         child = self._propagator([last, best, leader])
         offspring = self._offspring(child, last.hpo_id, best.hpo_id)
@@ -325,9 +341,11 @@ class PsoBreeder(_CubeBreeder):
 
 
 class NelderMeadBreeder(_CubeBreeder):
-    """Propulate's parallel Nelder–Mead. It decides between expansion, contraction and shrinking by where this
-    worker's last point came to stand, which it knows by its generation: that is kept here by genome. The first simplex
-    is around the best point that is known."""
+    """Propulate's parallel Nelder–Mead method; the first simplex is around the best known configuration.
+
+    The propagator decides between expansion, contraction and shrinking by the rank of this worker's last point, which
+    it recognizes by its generation. The generations of proposals are kept here, by genome.
+    """
 
     operator = "nelder-mead"
 

@@ -1,4 +1,6 @@
-"""Repeated evaluations of the best configurations, for noisy objectives, where the best of many is the luckiest."""
+"""Repeated evaluations of the best configurations, for noisy objectives.
+
+With noise, the best of many single results is mostly luck; repetitions show which configuration is best."""
 
 from __future__ import annotations
 
@@ -15,14 +17,19 @@ from hpo.search.protocols import Breeder, Genome, Offspring, WrappingBreeder
 from hpo.space.space import SearchSpace
 
 _MOST = 300
+"""Configurations that are remembered."""
 _INITIAL = 10
+"""Individuals of the island before the first repetition."""
 _WHOLE = 50
+"""Individuals of the island from which on the whole share is used."""
 _SELDOM = 0.1
+"""Part of the share that is used where the objective shows no noise."""
 _FORGOTTEN = 500
+"""Individuals after which a repetition without a result is given up."""
 
 
 def check(share: float, kind: str, objectives: Iterable[str]) -> None:
-    """UsageError where ``[search] reevaluate`` does not suit the kind of search or the task."""
+    """Raise UsageError where ``[search] reevaluate`` does not suit the kind of search or the task."""
     if not share:
         return
     if reason := KINDS[kind].no_reevaluation:
@@ -38,29 +45,32 @@ def check(share: float, kind: str, objectives: Iterable[str]) -> None:
 
 
 class ReevaluatingBreeder(WrappingBreeder):
-    """Breeds as ``breeder`` does, but for a ``share`` of the individuals, which are configurations that are known. The
-    share grows over the first 50: nothing is worth repeating while the search still finds better by far.
+    """Repeats known configurations in a ``share`` of the individuals, and otherwise breeds as ``breeder`` does.
 
-    It is the configuration of the lowest confidence bound: mean less k standard deviations of what is believed of its
-    mean loss (``hpo.search.models.estimates``), with k drawn anew each time, so that several workers repeat different
-    ones; a repetition that is under way makes the deviation smaller and leaves the mean. One that failed counts as if
-    it had been as good as the median configuration. Nobody waits for a repetition: each is an individual like any
-    other, with a seed of its own, and the models of ``breeder`` learn from it. Where repetitions brought what was
-    known to the last bit, as far as is known, a tenth of them remains. It remembers 300 configurations, those
-    evaluated more than once before others; those that the island's ``space`` does not have, which came from
-    elsewhere, are not repeated."""
+    The configuration with the lowest confidence bound is repeated: posterior mean of its loss minus k standard
+    deviations (``hpo.search.models.estimates``), with a random k each time, so that several workers repeat different
+    configurations. A running repetition reduces the deviation and leaves the mean; a failed repetition counts as the
+    loss of the median configuration. A repetition is an individual like any other, with a seed of its own: no worker
+    waits for it, and the models of ``breeder`` learn from it.
+
+    The share grows over the first 50 individuals, as long as the search still finds much better configurations. It is
+    reduced to a tenth where repetitions have given exactly the same results. 300 configurations are remembered, those
+    evaluated more than once first. Configurations from other islands that the island's ``space`` does not allow are not
+    repeated.
+    """
 
     def __init__(self, space: SearchSpace, breeder: Breeder, share: float) -> None:
         super().__init__(breeder)
         self._space = space
         self._share = share
-        # By configuration the losses of its evaluations by id.
         self._known: dict[Genome, dict[str, float]] = {}
+        """Losses by id of the evaluation, for each configuration."""
         self._ids: set[str] = set()
+        """Ids of the evaluations that were observed."""
         self._assumed: set[str] = set()
-        """Of these, repetitions that failed: what they count as holds until one is evaluated again."""
-        # By configuration what was proposed and is not known to have completed: by id, how many had been seen then.
+        """Ids of failed repetitions, whose assumed losses hold until the individual is evaluated again."""
         self._begun: dict[Genome, dict[str, int]] = {}
+        """Repetitions without a result by configuration: number of individuals seen at the proposal, by id."""
 
     def propose_first(
         self, identity: str, seed: int, population: Population, rng: random.Random
@@ -70,7 +80,7 @@ class ReevaluatingBreeder(WrappingBreeder):
         )
 
     def _repetition(self, identity: str, population: Population, rng: random.Random) -> Offspring | None:
-        """What the individual ``identity`` repeats, if it does."""
+        """Repetition proposed as the individual ``identity``; None where it is to be bred."""
         self._observe(population)
         share = self._share * min(1.0, population.judged / _WHOLE)
         if rng.random() >= share or population.judged < _INITIAL or not self._known:
@@ -89,8 +99,11 @@ class ReevaluatingBreeder(WrappingBreeder):
         return Offspring(genome, operator=REEVALUATION, parents=(next(iter(self._known[genome])),))
 
     def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
-        """Pairs of loss and id, by what is believed of their configurations; of each configuration one first. One that
-        is not known here any more was bad when it was forgotten."""
+        """Pairs of loss and id, sorted by the estimated losses of their configurations.
+
+        The first repeat of each configuration comes before all second repeats. Pairs of forgotten configurations come
+        last, as only bad configurations are forgotten.
+        """
         self._observe(population)
         believed: dict[str, tuple[float, Genome]] = {}
         losses = [list(each.values()) for each in self._known.values()]
@@ -125,7 +138,7 @@ class ReevaluatingBreeder(WrappingBreeder):
                     self._known[genome][identity] = median_of(
                         list(own.values()) for own in self._known.values()
                     )
-            # One that was given back before it was begun never comes.
+            # A proposal that was given back before its evaluation began never gets a result.
             self._begun[genome] = {
                 name: seen
                 for name, seen in self._begun[genome].items()
@@ -139,5 +152,5 @@ class ReevaluatingBreeder(WrappingBreeder):
             )
             for genome in order[_MOST:]:
                 del self._known[genome]
-            # What is forgotten may come again, from the population's best.
+            # Forgotten configurations may be observed again, among the population's best.
             self._ids = {name for own in self._known.values() for name in own}

@@ -1,4 +1,4 @@
-"""Offspring of the typed evolution, judged by models: of many children the most promising one is proposed."""
+"""Surrogate search: many children are bred by evolution, and models choose the most promising child."""
 
 from __future__ import annotations
 
@@ -21,30 +21,41 @@ from hpo.task.known_point import Allows
 INITIAL = 10
 """Completed individuals of the island before the first model."""
 _DRAWN = 150
+"""Children of the first round."""
 _CHANCE = 4.0
+"""Ratio of the share of random children to the setting ``random``."""
 _COARSE = (0.01, 1 / 3)
+"""Least and largest widths of mutations of numbers in the first round."""
 _FINER = ((0.01, 0.3), (0.003, 0.3), (0.001, 0.1), (0.0003, 0.1))
-"""Least and largest steps of numbers: in the first children, and in each round of the children of their best."""
+"""Least and largest widths in each of the later rounds, whose parents are the best children so far."""
 _REFINED = 75
+"""Children of each later round."""
 _PARENTS = 10
+"""Parents of a later round, without a parameter of unordered choices."""
 _NICHE = 3
+"""Parents of a later round for each choice of an unordered parameter."""
+# A model that has seen a choice only together with badly tuned numbers may never propose that choice again.
 _ELSEWHERE = 0.5
-"""Share of the proposals that take another than the most promising value of one unordered parameter, once the best
-has stalled: a model that has seen a value only beside badly tuned numbers may never propose it again."""
+"""Share of the proposals with another than the most promising choice of an unordered parameter, while the best result
+stalls."""
 _FIRST = 200
-"""Individuals of a campaign that the default kind screens however short evaluations are."""
+"""Individuals of a campaign that the default kind chooses by models, however short evaluations are."""
 _WORKERS_PER_CORE = 2
+"""Most workers for each core with which models are used from the beginning."""
 _SHARE_OF_TIME = 0.05
+"""Largest share of the time that models may take after the first individuals."""
 _IMPORT_S = 1.0
+"""Seconds that the import of scikit-learn counts for."""
+# The import takes several seconds where the files are not in the cache of a cluster's file system.
 _IMPORT_LIMIT_S = 30.0
-"""How long breeding waits for the import, once: with cold files of a cluster it takes several seconds."""
+"""Most seconds that breeding waits for the import, once."""
 
 
 _DEFAULTS = SearchSettings()
 
 
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
-    """Evolution, screened by models: always, or within a budget of time where there is a clock."""
+    """Breeder of the kinds "surrogate" and "default", which uses models within a budget of time if there is a clock."""
     if settings.kind == "surrogate":
         return SurrogateBreeder(space, settings, allows=context.allows)
     if context.clock is None:
@@ -54,25 +65,34 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
         settings,
         allows=context.allows,
         clock=context.clock,
-        # Of several objectives there are no models.
+        # There are models for a single objective only.
         first=first_of_worker(context) if context.objectives == 1 else 0,
-        # Inline, evaluations may import the same libraries at the same time; and a few are all random.
+        # No thread beside inline evaluations, which may import the same libraries at the same time; and none for a
+        # campaign so short that all its individuals are random.
         background=not context.inline
         and (context.evaluations is None or context.evaluations > INITIAL * context.islands),
     )
 
 
 class SurrogateBreeder(EvolutionBreeder):
-    """Draws many children, 40 in a hundred at random and the others as the typed evolution does, breeds from the most
-    promising of them in four rounds, and proposes the one of the lowest confidence bound of all: mean less k standard
-    deviations of a model's prediction (``hpo.search.models.ensemble.ModelEnsemble``), with k drawn anew each time.
+    """Proposes the most promising of many children, by the predictions of models.
 
-    Among the most promising are always some of each value of one unordered parameter, for else children of the
-    leading value crowd out those of others whose own parameters are not tuned yet; and while the best stalls, half of
-    the proposals take another value than the leading one. What was proposed or seen before is not proposed. Nor is
-    what a constraint refuses: models never see anything of it, and where the best lies beside it, expect the best of
-    it. With several objectives it is the typed evolution. The setting ``random`` is a quarter of the share that is
-    drawn at random. ``allows``: the constraints, None where there are none."""
+    40 % of the first children are random and the others bred as by ``EvolutionBreeder``; four further rounds breed from
+    the most promising children. The child with the lowest confidence bound is proposed: predicted mean minus k standard
+    deviations (``hpo.search.models.ensemble.ModelEnsemble``), with a random k for each proposal.
+
+    The most promising children always include some with each choice of an unordered parameter, drawn for each proposal;
+    otherwise children with the leading choice would crowd out those with other choices whose own parameters are not
+    tuned yet. While the best result stalls, half of the proposals take another choice than the leading one of that
+    parameter. Configurations that were proposed or observed before are not proposed, nor are configurations that a
+    constraint refuses: models have no observations of these, and next to a good configuration predict good losses. With
+    several objectives, it proposes as ``EvolutionBreeder`` does.
+
+    Args:
+        space (SearchSpace): the parameters.
+        settings (SearchSettings): ``random`` is a quarter of the share of random children.
+        allows (callable): whether the constraints allow a configuration; None without constraints.
+    """
 
     operator = "surrogate"
 
@@ -96,7 +116,8 @@ class SurrogateBreeder(EvolutionBreeder):
         state = rng.getstate()
         child = self._searched(pool, judge, rng)
         if self._allows is not None and not self._allows(self._space.decode(child.genome)):
-            # Only now: a constraint may have to build a network, and this gives it tens to hundreds of configurations.
+            # Constraints are checked in a second search only, because that calls them for tens to hundreds of
+            # configurations, and a constraint may have to build a network.
             rng.setstate(state)
             child = self._searched(pool, judge, rng, self._allows)
         return child
@@ -108,8 +129,8 @@ class SurrogateBreeder(EvolutionBreeder):
         rng: random.Random,
         allows: Allows | None = None,
     ) -> Offspring:
-        """The lowest bound that is found; with ``allows`` of what that allows, from which is bred as far as there is
-        enough of it."""
+        """Child with the lowest bound; with ``allows``, of allowed children, bred from allowed parents if there are
+        enough of these."""
         import numpy
 
         children, known = self._genomes, self._known
@@ -118,7 +139,7 @@ class SurrogateBreeder(EvolutionBreeder):
         at_random = int(_DRAWN * min(1.0, _CHANCE * self._random_rate))
         bred, picked = children.children(parents, _DRAWN - at_random, generator, self._crossover, _COARSE)
         genomes = numpy.concatenate([bred, children.drawn(at_random, generator)])
-        # Of each child its parents' places in the pool, -1 for none.
+        # Places of each child's parents in the pool, -1 for random children.
         origins = numpy.concatenate([picked, numpy.full((at_random, 2), -1)])
         bounds = self._bounds(genomes, judge)
         looked_at = numpy.zeros(len(genomes), dtype=bool)
@@ -149,8 +170,16 @@ class SurrogateBreeder(EvolutionBreeder):
         looked_at: Any,
         allows: Allows | None,
     ) -> Any:
-        """The places that ``choose(genomes, bounds)`` returns once there is none among them that is not allowed; the
-        bounds of those become infinite. ``looked_at``: of which ``genomes`` that is known."""
+        """Places of allowed genomes that ``choose(genomes, bounds)`` returns.
+
+        Args:
+            choose (callable): places in arrays of genomes and of their bounds.
+            genomes (array): candidates, a row each.
+            bounds (array): bound of each candidate; set to infinity for those that are not allowed.
+            looked_at (array of bool): candidates whose constraints have been checked.
+            allows (callable): whether the constraints allow a configuration; None without constraints.
+        """
+        # Only chosen candidates are checked, and the choice is repeated while it has refused candidates.
         while True:
             chosen = choose(genomes, bounds)
             if allows is None:
@@ -167,7 +196,7 @@ class SurrogateBreeder(EvolutionBreeder):
             bounds[refused] = math.inf
 
     def _bounds(self, genomes: Any, judge: AcquisitionFunction) -> Any:
-        """Infinite for what is not new."""
+        """Bound of each genome; infinite for configurations that were proposed or observed before."""
         import numpy
 
         rows = self._genomes.rows(genomes)
@@ -179,13 +208,13 @@ class SurrogateBreeder(EvolutionBreeder):
 
 
 def _lowest(genomes: Any, bounds: Any) -> Any:
-    """The place of the lowest bound, alone in an array."""
+    """Place of the lowest bound, in an array of length 1."""
     return bounds.argmin(keepdims=True)
 
 
 def _elsewhere(genomes: Any, bounds: Any, *, niche: int, index: int, rng: random.Random) -> Any:
-    """The place of the lowest bound among those with another value in the column ``niche`` than ``index`` has, which is
-    drawn at random, alone in an array."""
+    """Place of the lowest bound with another, random choice in the column ``niche`` than ``index`` has, in an array of
+    length 1."""
     import numpy
 
     fresh = numpy.isfinite(bounds)
@@ -196,7 +225,7 @@ def _elsewhere(genomes: Any, bounds: Any, *, niche: int, index: int, rng: random
 
 
 def _promising(genomes: Any, bounds: Any, niche: int | None) -> Any:
-    """Places of the lowest bounds, lowest first; ``niche``: a column of each of whose values some are taken."""
+    """Places of the lowest bounds, lowest first, with some for each choice in the column ``niche``."""
     import numpy
 
     order = numpy.argsort(bounds, kind="stable")
@@ -211,17 +240,22 @@ def _promising(genomes: Any, bounds: Any, niche: int | None) -> Any:
 
 
 class TimeBudgetedSurrogate(SurrogateBreeder):
-    """Screens the first individuals of the campaign, and later ones as long as that takes no more than a twentieth of
-    the time since the first individual, all of which would else go to evaluations; beyond that, it is the typed
-    evolution.
+    """Surrogate search for the first individuals, and later while models take at most a twentieth of the time.
 
-    So a campaign of a few evaluations finds what models find however short they are, one of evaluations of minutes
-    screens every individual, and one of a hundred thousand that take microseconds hardly any. What the first ones cost
-    does not count for the twentieth; the import of scikit-learn does.
+    Beyond that share of the time since the first individual, it proposes as ``EvolutionBreeder`` does. So models are
+    used throughout a campaign of a few evaluations, however short these are, and throughout a campaign with evaluations
+    of minutes; and rarely in a campaign with a hundred thousand evaluations of microseconds. The time for the first
+    individuals does not count; the import of scikit-learn does.
 
-    ``clock``: seconds; virtual ones in a simulation, so that there the same seeds breed the same. ``first``: how many
-    individuals its worker screens at first. ``background``: import scikit-learn in a thread while
-    the first, random individuals are evaluated; only where evaluations run in other processes."""
+    Args:
+        space (SearchSpace): the parameters.
+        settings (SearchSettings): settings of the search.
+        allows (callable): whether the constraints allow a configuration; None without constraints.
+        clock (callable): time in seconds; a simulation's clock makes proposals reproducible.
+        first (int): number of first individuals of the worker that models choose.
+        background (bool): whether scikit-learn is imported in a thread while the first, random individuals are
+            evaluated; only where evaluations run in other processes.
+    """
 
     def __init__(
         self,
@@ -248,13 +282,13 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
 
     @property
     def may_breed_ahead(self) -> bool:
-        # The later an individual that is screened is bred, the more the models know.
+        # The later an individual is bred that models choose, the more results the models have.
         return not self._screens
 
     @property
     def _screens(self) -> bool:
-        """Whether the next individual is screened whatever that costs."""
-        # In a finite space that is nearly used up, one individual may take many proposals.
+        """Whether models choose the next individual, whatever time that takes."""
+        # Bounded twice: in a finite space that is nearly used up, an individual may take many proposals.
         return self._sequence < self._first and self._screened < 2 * self._first
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
@@ -275,13 +309,13 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
         return offspring
 
     def evaluation_started(self, parents: Sequence[str]) -> None:
-        # Not before: evaluators that start need the cores.
+        # Not earlier, because starting evaluator processes need the cores.
         if self._background and self._screens:
             import_in_background()
 
     def _imported(self, population: Population) -> bool:
-        """Whether models can be grown; waits for the import once they are needed."""
-        if not self._background or population.judged < INITIAL:  # what is random needs no model
+        """Whether models can be used; waits for the import at the first individual that needs them."""
+        if not self._background or population.judged < INITIAL:  # random individuals need no model
             return True
         thread = import_in_background()
         thread.join(self._limit_s)
@@ -290,7 +324,9 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
 
 
 def first_of_worker(context: SearchContext) -> int:
-    """How many individuals the breeder's worker screens however short evaluations are: its share of the campaign's
-    first 200, or none where more than two workers share a core, for each of them has to import scikit-learn."""
+    """Number of first individuals of the worker that models choose, its share of the campaign's first 200.
+
+    It is 0 where more than two workers share a core, because each of them would have to import scikit-learn.
+    """
     crowded = context.local_workers > _WORKERS_PER_CORE * context.cores
     return 0 if crowded else math.ceil(_FIRST / context.all_workers)

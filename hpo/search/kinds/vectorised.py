@@ -1,5 +1,4 @@
-"""Children of typed evolution by the hundred, as arrays: what ``EvolutionBreeder`` does one at a time, for models that
-judge many before one is proposed."""
+"""Evolution on arrays: the operators of ``EvolutionBreeder`` for hundreds of children at once, for models."""
 
 from __future__ import annotations
 
@@ -12,13 +11,17 @@ from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
 _LARGEST_ONE_HOT = 32
+"""Most choices of an unordered parameter that get a column each."""
 _MUTATED = 1.2
-"""Parameters that mutate in a child, in the mean."""
+"""Mean number of parameters that mutate in a child."""
 
 
 class VectorisedGenomes:
-    """Draws genomes and distinguishes them. Arrays of genomes have a row each and a column a parameter; ``generator``
-    is a ``numpy.random.Generator``."""
+    """Draws and breeds arrays of genomes, and converts them to rows of numbers for models.
+
+    Arrays of genomes have a row for each genome and a column for each parameter. Parameters called ``generator`` are
+    of the class ``numpy.random.Generator``.
+    """
 
     def __init__(self, space: SearchSpace) -> None:
         import numpy
@@ -30,7 +33,7 @@ class VectorisedGenomes:
         self._numbers = numpy.array([count is None for count in self._counts])
         self._ordered = numpy.array([isinstance(p, Ordinal) for p in parameters])
         self._open = numpy.array([p.count != 1 for p in parameters])
-        # A step over less than half an integer's cell would mostly lead nowhere.
+        # Steps of less than half an integer's cell would mostly give the same integer.
         self._least_step = numpy.array([0.5 / p.count if isinstance(p, Int) else 0.0 for p in parameters])
         self._fixed = [i for i, p in enumerate(parameters) if isinstance(p, Float) and p.count == 1]
         self._integers = [(i, p) for i, p in enumerate(parameters) if isinstance(p, Int)]
@@ -41,9 +44,9 @@ class VectorisedGenomes:
             for i, p in enumerate(parameters)
             if isinstance(p, Categorical) and p.count > 1 and not isinstance(p, Ordinal)
         ]
-        """Columns of choices without an order."""
+        """Columns of parameters whose choices have no order."""
         self.columns: list[tuple[int, int]] = []
-        """Of each parameter the first column of a row and how many."""
+        """First column and number of columns of each parameter in a row of numbers."""
         start = 0
         for count, ordered in zip(self._counts, self._ordered):
             one_hot = count is not None and not ordered and 2 < count <= _LARGEST_ONE_HOT
@@ -52,8 +55,11 @@ class VectorisedGenomes:
         self.width = start
 
     def _indexed_conditions(self) -> list[tuple[int, list[tuple[int, list[float]]]]]:
-        """Parents first: the column of each conditional parameter, and for each parent its column and the values
-        under which the child exists, as indices of choices or as whole numbers."""
+        """Conditions of parameters by columns, parents first.
+
+        Each entry has the column of a conditional parameter, and the columns of its parents with the allowed values, as
+        indices of choices or as whole numbers.
+        """
         names, found = self._space.names, []
         for name in parents_first(self._space):
             parents = []
@@ -69,7 +75,7 @@ class VectorisedGenomes:
         return found
 
     def drawn(self, count: int, generator: Any) -> Any:
-        """``count`` genomes, uniform over the cube."""
+        """``count`` random genomes, uniform and with allowed choices."""
         import numpy
 
         genomes = generator.random((count, len(self._counts)))
@@ -81,7 +87,7 @@ class VectorisedGenomes:
         return genomes
 
     def active(self, genomes: Any) -> Any:
-        """Which parameters exist in each genome's configuration."""
+        """Whether each parameter is active in each genome's configuration, as an array of the shape of ``genomes``."""
         import numpy
 
         exists = numpy.ones(genomes.shape, dtype=bool)
@@ -96,8 +102,11 @@ class VectorisedGenomes:
         return exists
 
     def rows(self, genomes: Any) -> Any:
-        """Configurations as rows of numbers from -1 to 1: a column a number or ordered choice, a column a choice where
-        there is no order; -1 where the parameter does not exist. The same configuration is the same row."""
+        """Configurations as rows of numbers from 0 to 1, with -1 for inactive parameters, for models.
+
+        Numbers and ordered choices have a column each; unordered parameters have a column for each choice. Equal
+        configurations have equal rows.
+        """
         import numpy
 
         exists = self.active(genomes)
@@ -119,11 +128,18 @@ class VectorisedGenomes:
     def children(
         self, parents: Any, count: int, generator: Any, crossover: float, steps: tuple[float, float]
     ) -> tuple[Any, Any]:
-        """``count`` children of ``parents`` (best first), and the places of both parents of each, count × 2.
+        """Children bred with the operators of ``EvolutionBreeder``.
 
-        Binary tournaments, uniform crossover, about 1.2 of the existing parameters mutated: numbers by a normal step
-        of a width that is drawn log-uniformly between the two ``steps``, ordered choices to a neighbour,
-        unordered ones to any other."""
+        Args:
+            parents (array): genomes of possible parents, best first.
+            count (int): number of children.
+            generator (Generator): source of random numbers.
+            crossover (float): probability of two parents.
+            steps (tuple of float): least and largest width of mutations of numbers.
+
+        Returns:
+            The children's genomes, and the places of both parents of each child, as an array of count × 2.
+        """
         import numpy
 
         picked = generator.integers(len(parents), size=(2, 2, count)).min(axis=0)
@@ -142,7 +158,7 @@ class VectorisedGenomes:
         return self._confined(genomes), picked.T
 
     def _mutated(self, genomes: Any, generator: Any, steps: tuple[float, float]) -> Any:
-        """All genes of all genomes mutated, to choose from."""
+        """``genomes`` with every gene mutated; the caller chooses which genes to use."""
         import numpy
 
         shape = genomes.shape
@@ -165,12 +181,12 @@ class VectorisedGenomes:
         return numpy.where(self._numbers, moved, numpy.where(self._ordered, neighbour, other))
 
     def genome(self, row: Sequence[float]) -> tuple[float, ...]:
-        """A row of an array of genomes as breeders propose it: indices are ints."""
+        """Genome of a row, in the form of breeders, with indices of choices as ints."""
         return tuple(float(gene) if number else int(gene) for gene, number in zip(row, self._numbers))
 
 
 def parents_first(space: SearchSpace) -> list[str]:
-    """All names, each after those that its conditions name."""
+    """All names, each after its parents."""
     placed: dict[str, None] = {}
     while len(placed) < len(space.names):
         for name in space.names:
@@ -180,16 +196,16 @@ def parents_first(space: SearchSpace) -> list[str]:
 
 
 def _confined_choices(space: SearchSpace) -> dict[int, Any]:
-    """By column what stands for each choice, where not all are allowed."""
+    """Allowed choice for each choice of a restricted parameter, by column."""
     import numpy
 
     if not isinstance(space, RestrictedSpace):
         return {}
-    return {column: numpy.array(instead) for column, instead in space.instead.items()}
+    return {column: numpy.array(allowed) for column, allowed in space.replacement_choices.items()}
 
 
 def _integer(parameter: Int, genes: Any) -> Any:
-    """What the parameter's decoder makes of each gene."""
+    """Value of each gene, as the parameter's decoder gives it."""
     import numpy
 
     low, high = parameter.low, parameter.high
@@ -201,7 +217,7 @@ def _integer(parameter: Int, genes: Any) -> Any:
 
 
 def _middle(parameter: Int, values: Any) -> Any:
-    """The gene in the middle of each value's cell."""
+    """Gene at the middle of each value's cell."""
     import numpy
 
     if not parameter.log:

@@ -1,7 +1,7 @@
-"""Models of the loss that rank proposals: a forest and a Gaussian process, weighted by how well they predict.
+"""Models of the loss for choosing proposals: a forest and a Gaussian process, weighted by how well they predict.
 
-Imports scikit-learn when the first forest is grown, or before in a thread, for that takes a second; so do not import
-this module's libraries at its top."""
+Libraries are imported when the first forest is grown, or before in a thread, because scikit-learn takes a second; so do
+not import them at the top of this module."""
 
 from __future__ import annotations
 
@@ -19,27 +19,36 @@ from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 
 _TREES = 40
+# Few columns make the trees differ more, and their spread is the forest's uncertainty.
 _SHARE_OF_COLUMNS = 0.35
-"""Columns tried at each split. Fewer make trees differ more, which is what their spread is read for."""
+"""Share of the columns tried at each split."""
 _REFIT = 100
-"""A model stays while the share of new observations is below one in this many."""
+"""Reciprocal of the share of new observations at which a model is fitted again."""
 _REFIT_SELDOM = 10
-"""The same for what costs more than it gives: lengths of a Gaussian process, and a model that does not judge."""
+"""The same for the lengths of a Gaussian process, and for the model that does not judge this proposal."""
+# The time of a Gaussian process grows with the cube of its observations, its memory with the square, times the number
+# of parameters.
 _MOST_FITTED = 200
-_LATEST = 0.4
+"""Most observations of a Gaussian process, the best and the latest."""
 _MOST_SQUARES = 4_000_000
-"""What a Gaussian process is fitted on, its best and its latest: time grows with the cube of their number, memory
-with its square times the parameters."""
+"""Most numbers in its array of squared differences."""
+_LATEST = 0.4
+"""Share of the latest among its observations."""
 _CAUTION = {"forest": 2.0, "gaussian": 1.0}
+"""Mean number of standard deviations below the mean of a bound, by model."""
 _AVERSION = 4.0
+"""Weight of the probability of failure in a bound."""
 _WINDOW = 60
+"""Latest individuals by whose predictions the models are compared."""
 _FEWEST = 10
+"""Predictions before models are compared."""
 _SHARPNESS = 10.0
+"""Factor of the rank correlation in the exponent of a model's weight."""
 
 _EXIT_LIMIT_S = 10.0
 
 Model = Callable[[Any], tuple[Any, Any]]
-"""From rows to means and standard deviations."""
+"""Function from rows (n × columns) to means and standard deviations (n each)."""
 
 
 @lru_cache(maxsize=1)
@@ -49,10 +58,11 @@ def _sklearn() -> tuple[Any, Any]:
 
 @lru_cache(maxsize=1)
 def import_in_background() -> threading.Thread:
-    """The thread that imports what the models need, started by the first call.
+    """Thread that imports the libraries of the models, started by the first call.
 
-    Only for processes in which no other thread imports scikit-learn meanwhile: of two threads that enter its circular
-    imports at different modules, one may see a module half imported."""
+    No other thread of the process may import scikit-learn at the same time: its modules import each other in circles,
+    and a thread that begins at another module may see a module that is only half imported.
+    """
     thread = threading.Thread(target=_import_libraries, name="hpo-models", daemon=True)
     thread.start()
     # An interpreter that ends in the middle of an import may crash.
@@ -66,13 +76,19 @@ def _import_libraries() -> None:
         for name in ("scipy.linalg", "scipy.optimize", "scipy.special"):
             importlib.import_module(name)
     except ImportError:
-        pass  # The first model raises it again, in the thread that needs it.
+        pass  # raised again by the first model, in the thread that needs it
     except RuntimeError:
-        pass  # The campaign has ended meanwhile: a Python that is ending lets no library register for its end.
+        pass  # the process is ending, and Python refuses the functions that libraries register for its exit
 
 
 class Forest:
-    """Extremely randomised trees (Geurts et al. 2006, doi:10.1007/s10994-006-6226-1), each on all observations."""
+    """Extremely randomised trees (Geurts et al. 2006, doi:10.1007/s10994-006-6226-1), each fitted on all observations.
+
+    Args:
+        rows (array): configurations, n × columns.
+        goals (array): values to predict, n.
+        rng (Random): source of random numbers.
+    """
 
     def __init__(self, rows: Any, goals: Any, rng: random.Random) -> None:
         import numpy
@@ -80,7 +96,7 @@ class Forest:
         sklearn, tree = _sklearn()
         state = numpy.random.RandomState(rng.getrandbits(32))
         rows = numpy.asarray(rows, dtype=numpy.float32)
-        # Checking a tree's parameters costs twice what growing it does.
+        # scikit-learn's check of a tree's parameters takes twice as long as growing the tree.
         with sklearn.config_context(skip_parameter_validation=True):
             self._trees = [
                 tree(max_features=_SHARE_OF_COLUMNS, random_state=state)
@@ -90,7 +106,7 @@ class Forest:
             ]
 
     def __call__(self, rows: Any) -> tuple[Any, Any]:
-        """Mean of what the trees say of each row, and its standard deviation between trees."""
+        """Mean and standard deviation of the trees' predictions for each row."""
         import numpy
 
         rows = rows.astype(numpy.float32)
@@ -99,7 +115,7 @@ class Forest:
 
 
 class _Grown:
-    """A model that is grown anew when enough has come."""
+    """Model that is fitted again when there are enough new observations."""
 
     def __init__(self) -> None:
         self.model: Model | None = None
@@ -122,7 +138,7 @@ class _Losses(_Grown):
 
 
 class _Failures(_Grown):
-    """The probability that a configuration fails."""
+    """Model of the probability that a configuration fails."""
 
     def _grow(self, known: Observations, rng: random.Random) -> Model:
         import numpy
@@ -149,6 +165,7 @@ class _Process(_Grown):
         best = numpy.argsort(losses, kind="stable")[: most - latest]
         chosen = numpy.union1d(best, numpy.arange(len(entries))[-latest:])
         rows = numpy.array([entries[index][0] for index in chosen])
+        # Without a fit of the parameters, those of the last fit are used with the new observations.
         fit = self._parameters is None or (known.arrived - self._fitted) * _REFIT_SELDOM >= len(known)
         if fit:
             self._fitted = known.arrived
@@ -158,10 +175,13 @@ class _Process(_Grown):
 
 
 class AcquisitionFunction:
-    """The bound of each row by one model; what has the lowest is the most promising.
+    """Lower confidence bound of each row by a model; the row with the lowest bound is the most promising.
 
-    ``caution``: in standard deviations below the mean. ``failing``: gives the probability of failure, which
-    counts against a row."""
+    Args:
+        model (Model): model of the loss.
+        caution (float): distance of the bound below the mean, in standard deviations.
+        failing (Model): model of the probability of failure, which raises bounds; None without failures.
+    """
 
     def __init__(self, model: Model, caution: float, failing: Model | None = None) -> None:
         self._model, self._caution, self._failing = model, caution, failing
@@ -173,9 +193,12 @@ class AcquisitionFunction:
 
 
 class ModelEnsemble:
-    """A forest, which knows ranks only and takes jumps and choices as they come, and a Gaussian process, which sees the
-    shape of smooth functions. Each proposal is judged by one of them, drawn by how well it predicted the latest 60 that
-    arrived: by the rank correlation of what it said of them before with what they turned out to be."""
+    """A forest and a Gaussian process, of which each proposal uses one at random, more likely the better predictor.
+
+    The forest uses ranks of losses only, and fits jumps and unordered choices well; the Gaussian process fits the shape
+    of smooth functions. A model's probability grows with the rank correlation of its predictions for the latest 60
+    individuals, made before their results were known, with these results.
+    """
 
     def __init__(self, sampler: VectorisedGenomes) -> None:
         self._models: dict[str, _Grown] = {"forest": _Losses(), "gaussian": _Process(sampler)}
@@ -183,7 +206,7 @@ class ModelEnsemble:
         self._predicted: list[tuple[float, list[float]]] = []
 
     def learn(self, news: Sequence[tuple[Any, float]]) -> None:
-        """Rows and losses of what has completed since the models were grown."""
+        """Compare predictions with ``news``, rows and losses of individuals completed since the models were fitted."""
         import numpy
 
         models = [grown.model for grown in self._models.values() if grown.model is not None]
@@ -195,12 +218,13 @@ class ModelEnsemble:
         del self._predicted[:-_WINDOW]
 
     def shares(self) -> list[float]:
-        """With what probability each model judges."""
+        """Probability of each model."""
         import numpy
 
         if len(self._predicted) < _FEWEST:
             return [1.0 / len(self._models)] * len(self._models)
         losses = normal_scores([loss for loss, _ in self._predicted])
+        # Later predictions weigh more, as they come from models with more observations.
         recency = numpy.linspace(0.3, 1.0, len(losses))
 
         def correlation(said: Sequence[float]) -> float:
@@ -213,7 +237,8 @@ class ModelEnsemble:
         return [weight / sum(weights) for weight in weights]
 
     def judge(self, known: Observations, rng: random.Random) -> AcquisitionFunction:
-        """One model, with a caution that is drawn anew: several workers propose from nearly the same knowledge."""
+        """Acquisition function with a random model and caution."""
+        # The random caution lets workers with nearly the same observations make different proposals.
         (name,) = rng.choices(list(self._models), self.shares())
         grown = {
             one: model(known, rng, _REFIT if one == name else _REFIT_SELDOM)

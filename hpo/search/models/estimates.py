@@ -1,4 +1,4 @@
-"""Estimates of the mean loss of configurations whose evaluations are noisy, with their standard errors."""
+"""Estimates of the mean losses of configurations with noisy evaluations, and of their standard errors."""
 
 from __future__ import annotations
 
@@ -8,49 +8,58 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _FEWEST = 5
+"""Fewest configurations that the prior of the means is estimated from."""
+# Sums of many squares of this number are still finite.
 _LARGEST = 1e100
-"""Its square, and a sum of many, is still a number."""
+"""Largest absolute value of a loss in the estimates."""
 _DOUBT = 2.0
-"""The prior of the noise, half of the variance between configurations, counts as much as this many repetitions."""
+"""Weight, in repetitions, of the prior of the noise, which is half of the variance between configurations."""
 _FAR = 5.0
+"""Distance from the centre, relative to that of the median configuration, at which losses are cut for the noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Mean and standard deviation of what is believed of a configuration's mean loss; ``noise``: the variance of an
-    evaluation."""
+    """Posterior of a configuration's mean loss."""
 
     mean: float
+    """Mean of the posterior."""
     deviation: float
+    """Standard deviation of the posterior."""
     noise: float
+    """Variance of an evaluation around the configuration's mean loss."""
 
     def after(self, more: int) -> float:
-        """What the deviation will be after ``more`` evaluations, whatever they bring."""
+        """Standard deviation of the posterior after ``more`` evaluations; it does not depend on their results."""
         if not more or self.deviation == 0.0 or self.noise == 0.0:
             return self.deviation
         return 1 / math.sqrt(1 / self.deviation**2 + more / self.noise)
 
 
 def estimates(losses: Sequence[Sequence[float]]) -> list[Estimate]:
-    """For each configuration, from the losses of its evaluations, one or more: its posterior.
+    """Posterior of the mean loss of each configuration.
 
-    Evaluations of one configuration are taken as normal around its mean, with a variance that all share and that is
-    pooled from those evaluated more than once; the means of the better configurations as normal around that of the
-    best quarter (empirical Bayes; Efron and Morris 1973, doi:10.1080/01621459.1973.10481350). So what was lucky once
-    moves towards the others by as much as luck explains. What lies further from that centre than five times the median
-    configuration counts as that far in the variance: what diverged does not say how much the good ones vary. Where
-    each was evaluated once, the order stays that of the losses."""
+    Evaluations of a configuration are normal around its mean, with a variance that all configurations share, pooled
+    from the configurations with several evaluations; the means of the better configurations are normal around the mean
+    of the best quarter (empirical Bayes; Efron and Morris 1973, doi:10.1080/01621459.1973.10481350). A configuration
+    that was lucky once so moves towards the others by as much as luck explains. Where each configuration was evaluated
+    once, the order of the losses stays.
+
+    Args:
+        losses (sequence of sequences): losses of the evaluations of each configuration, at least one.
+    """
     means = [mean_of(own) for own in losses]
     ordered = sorted(means)
     better = ordered[: max(_FEWEST, len(means) // 4)]
     centre = statistics.fmean(better)
     between = _squares(better) / len(better)
     far = _FAR * (ordered[len(ordered) // 2] - centre)
+    # Evaluations that diverged say nothing about the noise of good configurations, so they are cut at this limit.
     limit = centre + far if far > 0.0 else _LARGEST
     repeated = [[max(-_LARGEST, min(one, limit)) for one in own] for own in losses if len(own) > 1]
     freedom = sum(len(own) - 1 for own in repeated)
     noise = (sum(map(_squares, repeated)) + _DOUBT * between / 2) / (freedom + _DOUBT)
-    between = between or noise  # the best may be equal, and differ all the same when they are repeated
+    between = between or noise  # equal results of the best configurations may still differ when repeated
     if noise == 0.0:
         return [Estimate(mean, 0.0, 0.0) for mean in means]
     found = []
@@ -62,13 +71,13 @@ def estimates(losses: Sequence[Sequence[float]]) -> list[Estimate]:
 
 
 def median_of(losses: Iterable[Sequence[float]]) -> float:
-    """The mean of the median configuration."""
+    """Mean loss of the median configuration."""
     ordered = sorted(map(mean_of, losses))
     return ordered[len(ordered) // 2]
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """The mean; of values too large for it, one as large as can be worked with."""
+    """Mean of ``values``, each cut to ±_LARGEST so that the estimates stay finite."""
     return statistics.fmean([max(-_LARGEST, min(one, _LARGEST)) for one in values])
 
 
@@ -79,8 +88,10 @@ def _squares(values: Sequence[float]) -> float:
 
 
 def exact(losses: Sequence[Sequence[float]], least: int = 3) -> bool:
-    """Whether evaluations do not differ by chance, as far as is known: ``least`` repetitions or more, of at least two
-    configurations, and each like the one before."""
+    """Whether the objective shows no noise: all repetitions gave exactly the same loss.
+
+    That takes at least two configurations with several evaluations, and ``least`` repetitions in total.
+    """
     repeated = [own for own in losses if len(own) > 1]
     return (
         len(repeated) > 1

@@ -1,4 +1,4 @@
-"""A Gaussian process over rows of numbers, small enough to be fitted between two evaluations."""
+"""Gaussian process over rows of numbers, small enough to be fitted between two evaluations."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+# Each step of the search costs a Cholesky factorization; later fits continue from the parameters of earlier fits.
 _MOST_STEPS = 12
 _ROOT5 = math.sqrt(5.0)
 _LEAST_NOISE, _LARGEST_NOISE = math.log(1e-6), math.log(1.0)
+"""Bounds of the noise's log variance; goals have variance 1."""
 _SHORTEST, _LONGEST = math.log(0.03), math.log(30.0)
+"""Bounds of the log lengths; numbers have range 1."""
 
 
 class Gaussian:
-    """Matérn 5/2 with a length a parameter (Rasmussen and Williams 2006, section 4.2), a constant mean, and lengths,
-    scale and noise at the maximum of their posterior.
+    """Gaussian process with a Matérn 5/2 kernel and a constant mean.
 
-    ``rows``: n × columns; ``goals``: n, about standard normal; ``columns``: first column and number of columns of each
-    parameter; ``start``: where to begin the search for ``parameters``, those of an earlier fit. Lengths have the
-    log-normal prior of Hvarfner et al. 2024 (arXiv:2402.02229), whose mode grows with the root of their number."""
+    The kernel has a length for each parameter (Rasmussen and Williams 2006, section 4.2). Lengths, scale and noise are
+    at the maximum of their posterior; lengths have the log-normal prior of Hvarfner et al. 2024 (arXiv:2402.02229),
+    whose mode grows with the square root of the number of parameters.
+
+    Args:
+        rows (array): configurations, n × columns.
+        goals (array): values to predict, n, about standard normal.
+        columns (sequence of tuples): first column and number of columns of each parameter.
+        start (array): ``parameters`` of an earlier fit, to begin the search with; None: the mode of the prior.
+        fit (bool): whether to search for the parameters; False takes ``start``.
+    """
 
     def __init__(
         self,
@@ -39,6 +49,7 @@ class Gaussian:
         goals = goals - self._mean
         size, count = len(columns), len(rows)
         centre = 0.5 * math.log(size) + math.log(0.5)
+        # Differing choices of a one-hot parameter differ in two columns: the division makes their distance 1.
         squares = numpy.empty((size, count, count))
         for index, (first, width) in enumerate(columns):
             part = rows[:, first : first + width]
@@ -89,6 +100,7 @@ class Gaussian:
         self._scale, noise = math.exp(begin[size]), math.exp(begin[size + 1])
         matrix = self._scale * shape
         matrix[eye, eye] += noise
+        # More noise makes a matrix positive definite that is not for numerical reasons, as with nearly equal rows.
         while True:
             try:
                 self._factor = cho_factor(matrix, lower=True, check_finite=False)
@@ -103,7 +115,7 @@ class Gaussian:
         self._norms = (self._scaled**2).sum(axis=1)
 
     def __call__(self, rows: Any) -> tuple[Any, Any]:
-        """Mean and standard deviation at each row."""
+        """Mean and standard deviation of the prediction for each row."""
         import numpy
         from scipy.linalg import solve_triangular
 

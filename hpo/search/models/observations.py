@@ -10,18 +10,24 @@ from hpo.individual import COMPLETED, PRUNED
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.population import Member, Population
 
+# At least as many of each as a population keeps: a member that it still has, forgotten here, would be new each time.
 _MOST_BEST, _MOST_LATEST, _MOST_FAILED = 300, 120, 80
-"""Those of a population's bounds are among them, or they would come again and again."""
 _SLACK = 50
+"""Observations beyond the most that are kept, before any are forgotten."""
 _MOST_USED = 20_000
 _BEYOND = 3.0
+"""Distance below the median, in that of the best twentieth, from which on scores grow logarithmically."""
 _STALLED = 5
+"""Latest individuals without an improvement after which the search has stalled."""
 _HARDLY = 0.01
+"""Least improvement, relative to the distance of the best loss from the median."""
 
 
 def normal_scores(losses: Sequence[float]) -> Any:
-    """For each loss the quantile of the normal distribution at its rank, ties at their middle rank: neither scale
-    nor outliers matter."""
+    """Quantile of the normal distribution at the rank of each loss, with ties at their middle rank.
+
+    Neither the scale of the losses nor outliers have an influence.
+    """
     import numpy
     from scipy.special import ndtri
 
@@ -33,13 +39,17 @@ def normal_scores(losses: Sequence[float]) -> Any:
 
 
 def value_scores(losses: Sequence[float]) -> Any:
-    """For each loss below the median its distance from it over that of the best twentieth; those above count by rank
-    only, and what lies far below all others by the logarithm. Neither scale nor outliers matter, and the shape of a
-    smooth function near its optimum remains."""
+    """Scores of losses that keep the shape of a smooth function near its optimum.
+
+    Below the median, a score is the distance of the loss from the median, relative to that of the best twentieth, and
+    logarithmic far below all others; above the median, it is the normal score of the rank. Neither the scale of the
+    losses nor outliers have an influence.
+    """
     import numpy
 
     values = numpy.asarray(losses, dtype=float)
-    with numpy.errstate(over="ignore"):  # an outlier, or one over hardly any width
+    # Differences overflow for outliers, and their ratio for a width of nearly 0.
+    with numpy.errstate(over="ignore"):
         middle = float(numpy.median(values))
         width = middle - float(numpy.quantile(values, 0.05))
         if not 0.0 < width < math.inf:
@@ -51,25 +61,26 @@ def value_scores(losses: Sequence[float]) -> Any:
 
 
 class Observations:
-    """Rows and losses of what populations have shown. It remembers more than one of them does: the best 300, the
-    latest 120, the last 80 pruned and the last 80 failed."""
+    """Rows and losses of the members of populations: the best 300, the latest 120, the last 80 pruned and 80 failed."""
 
     def __init__(self, sampler: VectorisedGenomes) -> None:
         self._genomes = sampler
-        # By id, in order of arrival.
+        # All dictionaries are by id and in order of arrival, so that the first entries are the oldest.
         self.completed: dict[str, tuple[Any, float]] = {}
         self._pruned: dict[str, tuple[Any, float]] = {}
         self.failed: dict[str, Any] = {}
         self.arrived = 0
-        """How many have come, whatever became of them."""
+        """Number of observations so far, including forgotten observations."""
         self._used: dict[bytes, None] = {}
+        """Rows that were observed or proposed, as bytes; the oldest are forgotten."""
 
     def __len__(self) -> int:
         return len(self.completed) + len(self._pruned) + len(self.failed)
 
     @property
     def stalled(self) -> bool:
-        """Whether the latest few have improved the best by hardly anything, of the distance from the median to it."""
+        """Whether the latest five individuals have improved the best loss by at most 1 % of its distance from the
+        median."""
         losses = [loss for _, loss in self.completed.values()]
         if len(losses) <= _STALLED:
             return False
@@ -77,8 +88,11 @@ class Observations:
         return min(losses[:-_STALLED]) - best <= _HARDLY * (sorted(losses)[len(losses) // 2] - best)
 
     def with_losses(self) -> list[tuple[Any, float]]:
-        """Rows and losses of all that have one. A pruned one was worse than others at its step, and how good it would
-        have become is unknown: it counts as its last report, and as the median of the completed at best."""
+        """Rows and losses of completed and pruned individuals.
+
+        A pruned individual counts as its last report, but no better than the median of the completed: it was worse than
+        others at the same step, and its final loss is unknown.
+        """
         entries = list(self.completed.values())
         if not self._pruned:
             return entries
@@ -90,7 +104,7 @@ class Observations:
         ] + entries
 
     def observe(self, population: Population) -> list[tuple[Any, float]]:
-        """Take in what is new; returns the completed ones of it."""
+        """Add the new members of a population; returns rows and losses of those that completed."""
         import numpy
 
         shown: dict[str, Member] = {}
@@ -104,9 +118,9 @@ class Observations:
         self.use(rows)
         news = []
         for member, row in zip(fresh, rows):
-            self._pruned.pop(member.id, None)  # it went on
+            self._pruned.pop(member.id, None)  # for a pruned individual that was resumed
             if not _failed(member):
-                self.failed.pop(member.id, None)  # it was evaluated again
+                self.failed.pop(member.id, None)  # for a failed individual that was evaluated again
             if member.status == PRUNED and member.progress is not None:
                 self._pruned[member.id] = (row, member.progress[1])
             elif member.losses is None or member.status != COMPLETED:
@@ -118,7 +132,7 @@ class Observations:
         _forget(self.failed, list(self.failed)[:-_MOST_FAILED])
         _forget(self._pruned, list(self._pruned)[:-_MOST_FAILED])
         if len(self.completed) > _MOST_BEST + _MOST_LATEST + _SLACK:
-            # The sort is stable: of equal ones the older stays, as in a population.
+            # The sort is stable, so that the older of equal losses stays, as in a population.
             old = sorted(list(self.completed)[:-_MOST_LATEST], key=lambda one: self.completed[one][1])
             _forget(self.completed, old[_MOST_BEST:])
         return news
@@ -129,14 +143,15 @@ class Observations:
         return member.id in self.completed or (member.id in self.failed and _failed(member))
 
     def new(self, rows: Any) -> Any:
-        """Which rows were neither seen nor proposed, as an array of bools."""
+        """Whether each row was neither observed nor proposed before, as an array of bools."""
         import numpy
 
+        # Single precision, so that rows that differ by roundings of the map from values to genes are equal.
         keys = rows.astype(numpy.float32)
         return numpy.array([row.tobytes() not in self._used for row in keys], dtype=bool)
 
     def use(self, rows: Any) -> None:
-        """Propose them no more."""
+        """Exclude ``rows`` from further proposals."""
         for row in rows.astype("float32"):
             self._used[row.tobytes()] = None
         while len(self._used) > _MOST_USED:
@@ -144,7 +159,7 @@ class Observations:
 
 
 def _failed(member: Member) -> bool:
-    """Whether it neither completed nor was pruned after a report."""
+    """Whether a member neither completed nor was pruned after a report."""
     if member.status == PRUNED:
         return member.progress is None
     return member.losses is None or member.status != COMPLETED

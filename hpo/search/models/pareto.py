@@ -1,4 +1,4 @@
-"""Several objectives: which losses dominate which others, and how crowded a front is."""
+"""Pareto dominance of losses of several objectives, fronts and crowding distances."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ _Item = TypeVar("_Item")
 
 
 def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None) -> bool:
-    """Whether ``first`` is nowhere worse and somewhere better than ``second`` (all to be minimised)."""
+    """Whether ``first`` is in no loss worse, and in at least one better, than ``second``; None is worse than any."""
     if first is None or second is None:
         return second is None and first is not None
     return all(a <= b for a, b in zip(first, second)) and first != second
 
 
 def crowding(losses: Sequence[Losses]) -> list[float]:
-    """The crowding distance of each (Deb et al. 2002, doi:10.1109/4235.996017, section III-B): the larger, the more
-    alone; infinite for the first and the last in any objective."""
+    """Crowding distance of each member of a front (Deb et al. 2002, doi:10.1109/4235.996017, section III-B).
+
+    The distance is larger the fewer members are close, and infinite for the best and the worst in any objective.
+    """
     distances = [0.0] * len(losses)
     for objective in range(len(losses[0]) if losses else 0):
         order = sorted(range(len(losses)), key=lambda index: losses[index][objective])
         low, high = losses[order[0]][objective], losses[order[-1]][objective]
         distances[order[0]] = distances[order[-1]] = inf
+        # Without a finite range there are no relative distances; the ends alone count in this objective.
         if not isfinite(high - low) or high == low:
             continue
         for before, index, after in zip(order, order[1:], order[2:]):
@@ -37,10 +40,10 @@ def crowding(losses: Sequence[Losses]) -> list[float]:
 
 
 def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, str]) -> Losses | None:
-    """``[search] reference`` as losses; None where there is none.
+    """Losses of ``[search] reference``; None for an empty reference.
 
     Raises:
-        UsageError: it does not have a number for each of several objectives.
+        UsageError: the reference does not have a finite number for each of several objectives.
     """
     if not isinstance(reference, Mapping):
         raise UsageError(f"reference = {excerpt(reference)}: must map each objective to a number.")
@@ -66,8 +69,10 @@ def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, st
 
 
 class Front(Generic[_Item]):
-    """What no other dominates of all that was added; equals stay. Adding costs as much as there are different losses on
-    the front."""
+    """Pareto front of all added items; items with equal losses stay.
+
+    The time to add an item is proportional to the number of different losses on the front.
+    """
 
     def __init__(self) -> None:
         self._items: dict[Losses, list[_Item]] = {}
@@ -82,5 +87,5 @@ class Front(Generic[_Item]):
 
     @property
     def items(self) -> list[_Item]:
-        """Those best in the first objective first, of equals in all the older one."""
+        """Items sorted by the first objective, best first; older items first among equals in all objectives."""
         return [item for losses in sorted(self._items) for item in self._items[losses]]

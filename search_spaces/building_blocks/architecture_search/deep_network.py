@@ -1,7 +1,7 @@
-"""``architecture = "deep"``: a campaign whose network is a ``DeepResNet`` of which every part is searched beside what
-the campaign is about, for a good score of few parameters, or of a short latency.
+"""``architecture = "deep"``: search of all parts of a ``DeepResNet``, in addition to the campaign's own parameters, for
+a good score with few parameters or a short latency.
 
-What would not fit into memory is refused before it is trained. torch is imported by the functions.
+Configurations that would not fit into memory are refused before training. torch is imported by the functions.
 """
 
 from __future__ import annotations
@@ -34,54 +34,56 @@ ORDERS = (
     "activation-only-pre-activation",
     "full-pre-activation",
 )
-"""As ``search_spaces.networks.residual.ORDERS``, which comes with torch."""
+"""Same as ``search_spaces.networks.residual.ORDERS``, whose import would import torch."""
 _FORWARDS = 20
+"""Forward passes of a measured latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deep:
-    """What the data and the size of a campaign decide about its deep network.
-
-    ``inputs``: channels, height and width of a sample; ``classes``: None where the data say it; ``blocks``: by stage
-    how many blocks there may be, and ``default_blocks`` how many there are by default; ``filters``: choices for a space
-    that has neither "filters" nor "width" of its own, the first being the default; ``reduction``: as of ``DeepResNet``.
-    """
+    """Properties of a deep network that depend on the data and the size of a campaign."""
 
     inputs: tuple[int, int, int]
+    """Channels, height and width of a sample."""
     classes: int | None = None
+    """Number of classes; None: from the data."""
     blocks: tuple[tuple[int, ...], ...] = ((1, 2, 3, 4),) * 4
+    """Choices of the number of blocks, by stage."""
     default_blocks: tuple[int, ...] = (1, 1, 1, 1)
+    """Default number of blocks, by stage."""
     filters: tuple[int, ...] = (8, 4, 16, 32, 64)
+    """Choices for a space without "filters" and "width", default first."""
     reduction: int = 1
+    """Factor by which the stem reduces height and width, see ``DeepResNet``."""
 
     @classmethod
     def small(cls, inputs: tuple[int, int, int], classes: int | None = None) -> Deep:
-        """A space of small networks: a random one trains on a few hundred samples in seconds, on one core."""
+        """Small networks, which train on a few hundred samples in seconds on a single core."""
         blocks = ((1, 2),) * 4
         reduction = 4 if inputs[1] > _SIDE_LEFT_AS_IT_IS else 1
         return cls(inputs=inputs, classes=classes, blocks=blocks, filters=(8, 4, 16), reduction=reduction)
 
 
 _SIDE_LEFT_AS_IT_IS = 8
-"""Pixels: an image of as many leaves the last of four stages one pixel without the stem's reduction."""
+"""Largest side of an image, in pixels, without a reduction by the stem; the last of four stages has a single pixel."""
 
 
 _OF_DEEP_NETWORKS = "only deep networks have this option"
 
 
 class ArchitectureOptions(TrainingOptions):
-    """The options of campaigns whose network may be a deep one."""
+    """Options of campaigns that can search a deep network."""
 
     architecture: Literal["source", "deep"] = "source"
-    """source: the network and the space of the source. deep: a residual network whose blocks of each stage, bottleneck
-    ratio, kernel, stem, groups, squeeze-and-excitation, filters, activation and order are searched, too.
+    """source: the network and the space of the source. deep: a residual network; its number of blocks in each stage,
+    bottleneck ratio, kernel, stem, groups, squeeze-and-excitation, filters, activation and order are searched too.
     """
     cost: Literal["parameters", "latency", "none"] = "parameters"
-    """Of a deep network the second objective: the number of parameters, or the milliseconds of a forward pass; none:
-    there is no other than without it.
+    """Second objective of a deep network: its number of parameters, or the milliseconds of a forward pass; none keeps
+    the campaign's own objectives.
     """
     memory: Positive | None = None
-    """GiB that a rank may use: a deep network that needs more is not trained. Left out: what its device has."""
+    """GiB that a rank may use: a deep network that needs more is not trained. Default: the memory of its device."""
 
     def rules(self) -> None:
         super().rules()
@@ -95,16 +97,17 @@ class ArchitectureOptions(TrainingOptions):
     @property
     @abstractmethod
     def deep(self) -> Deep:
-        """Of a deep network what does not belong to the configuration."""
+        """Properties of the deep network that are not searched."""
 
     def finish(self, network: nn.Module) -> None:
-        """What the campaign does with a network that has just been made."""
+        """Change a network that has just been made; by default, do nothing."""
 
     def before_training(self, recipe: Callable[[], Recipe], *, ranks: int, device: str) -> None:
         if self.architecture != "deep":
             return
         import torch
 
+        # Made without memory or data, only to compute its size.
         with torch.device("meta"):
             made = recipe()
         samples = -(-self.samples_a_step // ranks)
@@ -125,18 +128,19 @@ class ArchitectureOptions(TrainingOptions):
         return found
 
     def objectives(self, score: str, direction: str) -> dict[str, str] | None:
-        """By name the directions of a deep network's objectives; None where they are those of the campaign."""
+        """Directions of a deep network's objectives by name; None for the campaign's own objectives."""
         if self.architecture != "deep" or self.cost == "none":
             return None
         return {score: direction, "parameters" if self.cost == "parameters" else "latency_ms": "minimize"}
 
 
 class SmallArchitectureOptions(ArchitectureOptions):
-    """Where the option ``small`` is of deep networks alone: others have options of their own for their size."""
+    """Options with ``small`` for deep networks, for campaigns whose own networks have other options for their size."""
 
     small: bool = False
-    """With architecture = "deep": networks for processors, of one or two blocks a stage. A space without widths of its
-    own has a quarter of the filters, and the stem makes images of more than 8 pixels a side four times smaller.
+    """Deep networks for processors, with one or two blocks in a stage; only with architecture = "deep". A space without
+    widths of its own has a quarter of the filters, and the stem makes images of more than 8 pixels a side four times
+    smaller.
     """
 
     def rules(self) -> None:
@@ -146,14 +150,14 @@ class SmallArchitectureOptions(ArchitectureOptions):
 
 
 def parameters(deep: Deep) -> dict[str, Parameter]:
-    """What is searched of a deep network, for a space that has none of it."""
+    """Architecture parameters of a deep network, for a space that has none of them."""
     stages = {f"blocks{number}": hpo.Ordinal(*choices) for number, choices in enumerate(deep.blocks, start=1)}
     return {
-        "filters": hpo.Ordinal(*sorted(deep.filters)),  # a quarter of those that the first stage gives
+        "filters": hpo.Ordinal(*sorted(deep.filters)),  # a quarter of those of the first stage's output
         "activation": hpo.Categorical(*ACTIVATIONS),
-        "order": hpo.Categorical(*ORDERS),  # where a block normalises and activates, He et al. 2016
+        "order": hpo.Categorical(*ORDERS),  # order of normalisation and activation in a block, He et al. 2016
         **stages,
-        "bottleneck": hpo.Ordinal(1, 2, 4, 8),  # how many times fewer filters a block has inside
+        "bottleneck": hpo.Ordinal(1, 2, 4, 8),  # ratio of a block's output filters to its inner filters
         "kernel": hpo.Ordinal(3, 5, 7),
         "stem": hpo.Categorical("convolution", "deep", "patches"),
         "groups": hpo.Ordinal(1, 2, 4, 8, 16, 32),
@@ -172,7 +176,7 @@ def _default(deep: Deep) -> dict[str, Scalar]:
 
 
 def deepened(searched: Searched, deep: Deep) -> Searched:
-    """With what there is to search of a deep network, as far as the space has it not. What it has holds."""
+    """Adds the architecture parameters that the space does not define yet."""
     own = searched.space.parameters
     left_out = {*own, *(("filters",) if "width" in own else ())}
     added = {name: one for name, one in parameters(deep).items() if name not in left_out}
@@ -186,14 +190,14 @@ def deepened(searched: Searched, deep: Deep) -> Searched:
 
 
 def with_architecture(recipe: MakeRecipe[Any]) -> MakeRecipe[Any]:
-    """``recipe``, whose network is a deep one where the options say so."""
+    """``recipe``, with a deep network in place of its own if the options ask for it."""
 
     def chosen(p: dict[str, Any], options: Any, run: Run) -> Recipe:
         if getattr(options, "architecture", "source") != "deep":
             return recipe(p, options, run)
         import torch
 
-        with torch.device("meta"):  # its network is not used
+        with torch.device("meta"):  # its own network is replaced
             made = recipe(p, options, run)
         network = _network(p, options.deep, run)
         options.finish(network)
@@ -222,7 +226,7 @@ def _network(p: Mapping[str, Any], deep: Deep, run: Run) -> nn.Module:
 
 
 def latency_ms(model: nn.Module, inputs: tuple[int, ...]) -> float:
-    """Milliseconds of a forward pass of one sample, the median of 20, on the device where ``model`` is."""
+    """Milliseconds of a forward pass of a single sample, the median of 20 passes, on the device of ``model``."""
     import torch
 
     device = next(model.parameters()).device
@@ -237,4 +241,4 @@ def latency_ms(model: nn.Module, inputs: tuple[int, ...]) -> float:
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - begun)
     model.train(training)
-    return 1000 * statistics.median(seconds[1:])  # the first chooses algorithms
+    return 1000 * statistics.median(seconds[1:])  # the first pass includes the choice of algorithms

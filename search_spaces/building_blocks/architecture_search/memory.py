@@ -1,5 +1,5 @@
-"""What a training needs of a device's memory, estimated without any: networks on torch's meta device have shapes and no
-data. torch is imported by the functions.
+"""Estimate of the memory that a training needs, without using that memory: tensors on torch's meta device have shapes
+and no data. torch is imported by the functions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes of one rank. ``activations``: what the backward pass needs of the forward pass, and the gradient that goes
-    through the largest layer. What libraries take for themselves is not in it.
-    """
+    """Bytes that a rank needs, without the memory that libraries use for themselves."""
 
     parameters: int
     gradients: int
     optimizer: int
+    """State of the optimizer."""
     activations: int
+    """Tensors of the forward pass that the backward pass needs, and the gradient through the largest layer."""
 
     @property
     def total(self) -> int:
@@ -56,16 +56,19 @@ def training_memory(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
     precision: str = "fp32",
 ) -> TrainingMemory:
-    """What training needs that sends a batch of the shape ``inputs``, of one rank, through ``model``, which is on the
-    meta device.
+    """Memory that a rank needs to train ``model``, which is on the meta device.
 
-    With ``precision`` "bf16", as autocast has it, activations are half as large, and there is a copy of the parameters
-    of that type.
+    Args:
+        model (Module): the model.
+        inputs (sequence of int): shape of a batch of the rank.
+        optimizer (callable): makes the optimizer of the parameters.
+        precision (str): precision, as for ``train``; "bf16" halves activations and copies parameters, like autocast.
     """
     import torch
 
     largest = 0
-    # By storage, of which several saved tensors may be views; kept alive, so that none takes another's place.
+    # Saved tensors by storage, of which several may be views. They are kept alive, as the storage of another tensor
+    # could get the same address otherwise.
     saved: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ def training_memory(
 
 
 def _state_bytes(optimizer: Optimizer) -> int:
-    """Of what ``optimizer`` keeps beside its parameters, which are on the meta device, once it has taken a step."""
+    """Bytes of the state of ``optimizer`` after a step, for parameters on the meta device."""
     import torch
 
     for group in optimizer.param_groups:
@@ -114,9 +117,13 @@ def _state_bytes(optimizer: Optimizer) -> int:
 
 
 def available_bytes(device: str, ranks: int) -> int:
-    """This rank's share of the memory of ``device``, a GPU or else this host or its container. All ranks of a launch
-    on a host share its memory, those of other workers too; ``ranks``: those that train together, which share it where
-    no launcher says how many there are.
+    """This rank's share of the memory of a GPU, or of this host or its container.
+
+    All ranks of a launch on a host share its memory, ranks of other workers included.
+
+    Args:
+        device (str): name of the device.
+        ranks (int): ranks that train together, which share the memory if no launcher states the number of ranks.
     """
     import torch
 
@@ -128,8 +135,8 @@ def available_bytes(device: str, ranks: int) -> int:
 
 
 _RANKS_ON_HOST = "HPO_RANKS_ON_HOST", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"
-"""Environment variables that say how many ranks are on this host: hpo's for its evaluators, Open MPI's and MPICH's for
-ranks that evaluate themselves, and torchrun's. In an evaluator the last counts the ranks of its worker only."""
+"""Environment variables with the number of ranks on this host: hpo's for its evaluators, Open MPI's and MPICH's for
+ranks that evaluate inline, and torchrun's, which in an evaluator counts the ranks of its worker only."""
 
 
 def _ranks(names: Iterable[str], otherwise: int) -> int:
@@ -138,10 +145,10 @@ def _ranks(names: Iterable[str], otherwise: int) -> int:
 
 
 def _limits() -> list[int]:
-    """Bytes that this process's control groups may use, such as those of a container or a Slurm job."""
+    """Limits in bytes of this process's control groups, such as those of a container or a Slurm job."""
     found = []
     try:
-        # "0::/path" of version 2, "4:memory:/path" of version 1.
+        # Lines such as "0::/path" in version 2 of control groups, and "4:memory:/path" in version 1.
         groups = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
     except OSError:
         return []
@@ -154,17 +161,17 @@ def _limits() -> list[int]:
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):
             if folder.is_relative_to(root):
-                with suppress(OSError, ValueError):  # no limit, or a path of outside this container
+                with suppress(OSError, ValueError):  # no limit, or a path that this container does not see
                     found.append(int((folder / name).read_text()))
     return found
 
 
 class DoesNotFit(hpo.HpoError):
-    """A configuration that needs more memory than there is."""
+    """A configuration needs more memory than there is."""
 
 
 def check_fits(needed: TrainingMemory, available: int, *, per_rank: int) -> None:
-    """Raises DoesNotFit where ``needed`` is more than ``available`` bytes. ``per_rank``: samples of a step."""
+    """Raise DoesNotFit if ``needed`` is more than ``available`` bytes. ``per_rank``: samples of a step."""
     if needed.total > available:
         raise DoesNotFit(
             f"not trained, as it would not fit into memory: it needs about {needed} with {per_rank} samples a rank, "

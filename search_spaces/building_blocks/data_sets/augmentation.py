@@ -1,8 +1,8 @@
-"""Random changes to training images, on tensors: crops, flips, rand-augment and random erasing as timm defines them.
+"""Augmentation of training images on tensors: crops, flips, rand-augment and random erasing as defined by timm.
 
-Neither timm nor torchvision is needed. What is drawn depends on the run's seed, the epoch and the sample, and on
-nothing else: a resumed run sees the same images, and so does one on another number of ranks or loader processes.
-Importing this module imports torch.
+Neither timm nor torchvision is needed. Random numbers depend only on the run's seed, the epoch and the sample, so that
+a resumed run, or a run on another number of ranks or loader processes, gets the same images. Importing this module
+imports torch.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from search_spaces.building_blocks.data_sets.image_parts import Images
 from trainers.randomness import derive
 
 _LEVELS = 10.0
-"""Magnitudes go from 0 to this."""
+"""Largest magnitude."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandAugment:
-    """Some of 15 changes, one after the other (Cubuk et al. 2020, arXiv 1909.13719), in timm's form: each of
-    ``layers`` is chosen evenly, is skipped with probability one half, and gets a magnitude from a normal
-    distribution, cut off at 0 and 10. All become stronger as it grows. The defaults are "rand-m9-mstd0.5-inc1".
+    """RandAugment (Cubuk et al. 2020, arXiv 1909.13719) in timm's form, with "rand-m9-mstd0.5-inc1" as the default.
 
-    What turns, shears and shifts interpolates linearly; timm chooses between linear and cubic. What comes into view
-    gets the colour ``fill``.
+    Each layer is one of 15 operations with equal probability, is skipped with probability one half, and has a normally
+    distributed magnitude, clipped to 0 and 10; all operations become stronger with it. Rotations, shears and shifts
+    interpolate linearly, where timm chooses between linear and cubic; new pixels get the colour ``fill``.
     """
 
     magnitude: float = 9.0
+    """Mean of the magnitudes."""
     magnitude_deviation: float = 0.5
+    """Standard deviation of the magnitudes."""
     layers: int = 2
+    """Number of operations, including those skipped."""
 
     def __call__(self, pixels: Tensor, draw: random.Random, fill: Tensor) -> Tensor:
         for _ in range(self.layers):
             operation = draw.choice(_OPERATIONS)
+            # timm applies each operation with probability one half.
             if draw.random() > 0.5:
                 continue
             level = min(max(draw.gauss(self.magnitude, self.magnitude_deviation), 0.0), _LEVELS) / _LEVELS
@@ -51,22 +54,19 @@ class RandAugment:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What happens to an image, in this order.
-
-    - ``padding``: a window of the image's size anywhere in the image with this many black pixels around it.
-    - ``scale``: a window of such a part of the area, with sides in a ratio of 3:4 to 4:3, enlarged to the image's
-      size. Of this and ``padding`` at most one.
-    - ``flip``: left becomes right, one time in two.
-    - ``rand_augment``, then normalisation.
-    - ``erasing``: with this probability a rectangle, 2 to 33 % of the area with sides in a ratio of up to 1:3.3,
-      becomes noise of mean 0 and deviation 1 (Zhong et al. 2020, arXiv 1708.04896; timm's mode "pixel").
-    """
+    """Augmentation of an image, by the following steps in this order; the image is normalised before ``erasing``."""
 
     padding: int = 0
+    """Black pixels around the image, in which a window of the image's size is chosen at random; not with ``scale``."""
     scale: tuple[float, float] | None = None
+    """Least and largest part of the area of a random window, with sides in a ratio of 3:4 to 4:3, that is enlarged to
+    the image's size."""
     flip: bool = False
+    """Whether to mirror the image horizontally with probability one half."""
     rand_augment: RandAugment | None = None
     erasing: float = 0.0
+    """Probability that a rectangle, 2 to 33 % of the area with sides in a ratio of up to 1:3.3, becomes noise of mean 0
+    and deviation 1 (Zhong et al. 2020, arXiv 1708.04896; timm's mode "pixel")."""
 
 
 AUGMENTATIONS = {
@@ -78,13 +78,13 @@ AUGMENTATIONS = {
     # Table A.2 of the dissertation.
     "rand-augment": Augmentation(scale=(0.8, 1.0), flip=True, rand_augment=RandAugment(), erasing=0.25),
 }
-"""By the names that campaigns know them by. "crop" is for images that mean something else when flipped."""
+"""Augmentations by the names that campaigns use. "crop" is for images whose meaning a flip would change."""
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """``images``, changed anew in each epoch and normalised.
+    """Augmented and normalised ``images``, which change in each epoch.
 
-    The training loop calls ``set_epoch``. A sample that several ranks see in one epoch looks the same to them.
+    The training loop calls ``set_epoch``. All ranks get the same image for a sample in an epoch.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         self._augmentation = augmentation
         self._seed = seed
         self._epoch = 0
+        # timm fills new pixels with the mean colour, too.
         self._fill = mean.round().to(torch.uint8)
 
     def __len__(self) -> int:
@@ -118,8 +119,15 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 def changed(
     pixels: Tensor, how: Augmentation, draw: random.Random, *, mean: Tensor, deviation: Tensor, fill: Tensor
 ) -> Tensor:
-    """``pixels`` (3, H, W), bytes, after what ``how`` says comes after cropping: flipped, changed by rand-augment,
-    normalised and partly erased. ``mean`` and ``deviation`` (3, 1, 1), ``fill``: as ``mean``, in bytes.
+    """Image after the steps of an augmentation that follow cropping: flip, rand-augment, normalisation, erasing.
+
+    Args:
+        pixels (tensor): bytes (3, H, W).
+        how (Augmentation): the augmentation.
+        draw (Random): source of random numbers.
+        mean (tensor): mean to subtract (3, 1, 1).
+        deviation (tensor): deviation to divide by (3, 1, 1).
+        fill (tensor): colour of new pixels, in bytes (3, 1, 1).
     """
     if how.flip and draw.random() < 0.5:
         pixels = pixels.flip(2)
@@ -132,7 +140,7 @@ def changed(
 
 
 def padded_crop(pixels: Tensor, padding: int, draw: random.Random) -> Tensor:
-    """A window of the size of ``pixels`` (3, H, W) in what they are with ``padding`` on each side."""
+    """Random window of the size of ``pixels`` (3, H, W) in the image with ``padding`` black pixels on each side."""
     height, width = pixels.shape[1:]
     top, left = draw.randint(0, 2 * padding), draw.randint(0, 2 * padding)
     around = functional.pad(pixels, (padding,) * 4)
@@ -140,8 +148,9 @@ def padded_crop(pixels: Tensor, padding: int, draw: random.Random) -> Tensor:
 
 
 def resized_crop(pixels: Tensor, scale: tuple[float, float], draw: random.Random) -> Tensor:
-    """A window of the area ``scale`` (from, to) of ``pixels``, enlarged to their size; all of them if ten windows in
-    turn do not fit.
+    """Random window of ``pixels``, enlarged to their size; all of ``pixels`` if ten windows in turn do not fit.
+
+    ``scale``: least and largest part of the area.
     """
     height, width = pixels.shape[1:]
     found = drawn_window(height, width, scale, draw)
@@ -155,8 +164,9 @@ def resized_crop(pixels: Tensor, scale: tuple[float, float], draw: random.Random
 def drawn_window(
     height: int, width: int, scale: tuple[float, float], draw: random.Random
 ) -> tuple[int, int, int, int] | None:
-    """Top, left, height and width of a window of an area ``scale`` (from, to), with sides in a ratio of 3:4 to 4:3;
-    None if ten in turn do not fit.
+    """Top, left, height and width of a random window with sides in a ratio of 3:4 to 4:3; None if ten do not fit.
+
+    ``scale``: least and largest part of the area.
     """
     for _ in range(10):
         area = draw.uniform(*scale) * height * width
@@ -168,7 +178,7 @@ def drawn_window(
 
 
 def erase(image: Tensor, draw: random.Random) -> None:
-    """Put noise into a rectangle of ``image`` (3, H, W), in place; into none if ten in turn do not fit."""
+    """Replace a random rectangle of ``image`` (3, H, W) by noise, in place; none if ten in turn do not fit."""
     height, width = image.shape[1:]
     for _ in range(10):
         area = draw.uniform(0.02, 1 / 3) * height * width
@@ -176,20 +186,21 @@ def erase(image: Tensor, draw: random.Random) -> None:
         down, across = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < down < height and 0 < across < width:
             top, left = draw.randint(0, height - down), draw.randint(0, width - across)
+            # torch's noise needs a generator of torch, which gets its seed from the sample's own numbers.
             generator = torch.Generator().manual_seed(draw.getrandbits(63))
             noise = torch.randn(len(image), down, across, generator=generator)
             image[:, top : top + down, left : left + across] = noise
             return
 
 
-# The operations of rand-augment: of pixels (3, H, W) as bytes, a level from 0 to 1, a sign that some take as
-# their direction, and the colour for what comes into view. Values are Pillow's, to a rounding.
+# Operations of rand-augment: functions of pixels (3, H, W) as bytes, a level from 0 to 1, a sign that some use as their
+# direction, and the colour of new pixels. Results are those of Pillow, except for roundings.
 
 Operation = Callable[[Tensor, float, float, Tensor], Tensor]
 
 
 def auto_contrast(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Each colour's values spread over 0 to 255."""
+    """Stretch the values of each colour to 0 to 255."""
     low, high = pixels.float().flatten(1).aminmax(dim=1)
     low, span = low.view(3, 1, 1), (high - low).view(3, 1, 1)
     spread = ((pixels - low) * (255.0 / span.clamp(min=1.0))).floor().to(torch.uint8)
@@ -197,11 +208,12 @@ def auto_contrast(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Te
 
 
 def equalize(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Each colour's values replaced so that they are used about equally often."""
+    """Equalise the histogram of each colour."""
     result = []
     for channel in pixels:
         counts = torch.bincount(channel.flatten(), minlength=256)
         step = (channel.numel() - int(counts[int(channel.max())])) // 255
+        # An image with almost a single value cannot be equalised, as in Pillow.
         if step == 0:
             result.append(channel)
             continue
@@ -212,12 +224,12 @@ def equalize(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
 
 
 def invert(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Dark becomes light."""
+    """Invert all values."""
     return 255 - pixels
 
 
 def rotate(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Turned by up to 30 degrees."""
+    """Rotate by up to 30 degrees."""
     angle = -math.radians(sign * level * 30.0)
     cosine, sine = math.cos(angle), math.sin(angle)
     x, y = pixels.shape[2] / 2, pixels.shape[1] / 2
@@ -229,39 +241,40 @@ def rotate(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
 
 
 def posterize(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Only the highest 4 to 0 bits stay."""
+    """Keep only the highest 4 to 0 bits."""
     return pixels & (255 << (8 - (4 - int(level * 4))) & 255)
 
 
 def solarize(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """What is at least as light as a threshold, 256 falling to 0, is inverted."""
+    """Invert values that are at least a threshold, which falls from 256 to 0."""
     return torch.where(pixels.short() < 256 - int(level * 256), pixels, 255 - pixels)
 
 
 def solarize_add(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """The darker half becomes lighter by up to 110."""
+    """Add up to 110 to values below 128."""
     lighter = (pixels.short() + int(level * 110)).clamp(max=255).to(torch.uint8)
     return torch.where(pixels < 128, lighter, pixels)
 
 
 def color(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Nearer to grey, or further from it."""
+    """Reduce or increase the saturation."""
     return _blended(pixels, _grey(pixels).expand(3, -1, -1), level, sign)
 
 
 def contrast(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Nearer to the mean of grey, or further from it."""
+    """Reduce or increase the contrast to the mean of the grey image."""
     mean = math.floor(_grey(pixels).float().mean().item() + 0.5)
     return _blended(pixels, torch.full_like(pixels, mean), level, sign)
 
 
 def brightness(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Nearer to black, or further from it."""
+    """Reduce or increase the brightness."""
     return _blended(pixels, torch.zeros_like(pixels), level, sign)
 
 
 def sharpness(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Nearer to what a 3×3 filter makes of it, or further from it. Pixels at the border stay."""
+    """Reduce or increase the difference to the image smoothed by a 3×3 filter, except for pixels at the border."""
+    # Pillow's filter SMOOTH.
     kernel = torch.tensor([[1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [1.0, 1.0, 1.0]]) / 13
     smooth = pixels.clone()
     smooth[:, 1:-1, 1:-1] = _bytes(functional.conv2d(pixels[:, None].float(), kernel[None, None])[:, 0])
@@ -269,22 +282,22 @@ def sharpness(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor
 
 
 def shear_x(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Rows shifted by up to 0.3 of their distance from the top."""
+    """Shift rows by up to 0.3 of their distance from the top."""
     return _transformed(pixels, (1.0, sign * level * 0.3, 0.0, 0.0, 1.0, 0.0), fill)
 
 
 def shear_y(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Columns shifted by up to 0.3 of their distance from the left."""
+    """Shift columns by up to 0.3 of their distance from the left."""
     return _transformed(pixels, (1.0, 0.0, 0.0, sign * level * 0.3, 1.0, 0.0), fill)
 
 
 def translate_x(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Shifted by up to 0.45 of the width."""
+    """Shift by up to 0.45 of the width."""
     return _transformed(pixels, (1.0, 0.0, sign * level * 0.45 * pixels.shape[2], 0.0, 1.0, 0.0), fill)
 
 
 def translate_y(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
-    """Shifted by up to 0.45 of the height."""
+    """Shift by up to 0.45 of the height."""
     return _transformed(pixels, (1.0, 0.0, 0.0, 0.0, 1.0, sign * level * 0.45 * pixels.shape[1]), fill)
 
 
@@ -306,7 +319,8 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _blended(pixels: Tensor, other: Tensor, level: float, sign: float) -> Tensor:
-    """``other`` moved towards ``pixels``, and past them, by a factor that is 1 where nothing changes."""
+    """Extrapolation from ``other`` through ``pixels``, by a factor that is 1 at ``pixels``."""
+    # At least 0.1, as in timm.
     factor = max(0.1, 1.0 + sign * level * 0.9)
     start = other.float()
     moved: Tensor = start + factor * (pixels.float() - start)
@@ -316,7 +330,7 @@ def _blended(pixels: Tensor, other: Tensor, level: float, sign: float) -> Tensor
 def _transformed(
     pixels: Tensor, matrix: tuple[float, float, float, float, float, float], fill: Tensor
 ) -> Tensor:
-    """At (x, y) what was at (ax + by + c, dx + ey + f), in pixels from the upper left corner."""
+    """Image with the pixel of (ax + by + c, dx + ey + f) at (x, y), in pixels from the upper left corner."""
     height, width = pixels.shape[1:]
     a, b, c, d, e, f = matrix
     x, y = _centres(height, width)
@@ -332,6 +346,6 @@ def _transformed(
 
 @lru_cache(maxsize=8)
 def _centres(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """x and y of each pixel's centre."""
+    """Coordinates x and y of the centre of each pixel."""
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     return x, y

@@ -1,4 +1,4 @@
-"""Sets of images in CIFAR's form, divided and normalised. Importing this module imports torch."""
+"""Splits of data sets in CIFAR's form, with normalised images. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -16,40 +16,47 @@ from search_spaces.readers.cifar import read_cifar
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Pixels (N, 3, 32, 32), bytes from 0 to 255 in the order red, green, blue; classes (N), int64."""
+    """Images with their classes."""
 
     pixels: Tensor
+    """Bytes from 0 to 255 (N, 3, 32, 32), in the order red, green, blue."""
     classes: Tensor
+    """Classes (N), int64."""
 
     def __len__(self) -> int:
         return len(self.classes)
 
     def at(self, places: Tensor | Sequence[int]) -> Images:
-        """Those at these places."""
+        """Images at the given places."""
         chosen = torch.as_tensor(places)
         return Images(pixels=self.pixels[chosen], classes=self.classes[chosen])
 
     def normalised(self, mean: Tensor, deviation: Tensor) -> TensorDataset:
-        """As numbers, of which ``mean`` is subtracted, in units of ``deviation``; both (3, 1, 1)."""
+        """Images as numbers, minus ``mean`` and divided by ``deviation``, both (3, 1, 1)."""
         return TensorDataset((self.pixels.float() - mean) / deviation, self.classes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A set ready for use. ``train`` holds bytes, which augmentation works on; ``validation`` (None: nothing is set
-    apart) and ``test`` are normalised by ``mean`` and ``deviation`` (3, 1, 1), those of the bytes in ``train``.
-    """
+    """Splits of a data set."""
 
     train: Images
+    """Training images as bytes, for augmentation."""
     validation: TensorDataset | None
+    """Normalised validation images; None without any."""
     test: TensorDataset
+    """Normalised test images."""
     mean: Tensor
+    """Mean of the training images' bytes (3, 1, 1)."""
     deviation: Tensor
+    """Standard deviation of the training images' bytes (3, 1, 1)."""
     classes: int
+    """Number of classes."""
 
     def divided(self, training: Sequence[int], held: Sequence[int]) -> Parts:
-        """Of ``train`` the images of these places to train with, and of those to validate with; all normalised as
-        before.
+        """Splits with the images of ``train`` at the places ``training`` for training, and at ``held`` for validation.
+
+        The normalisation stays the same.
         """
         return replace(
             self,
@@ -62,10 +69,16 @@ class Parts:
 def load_parts(
     source: str, *, validation_part: float | None = 0.1, train_samples: int | None = None
 ) -> Parts:
-    """The set at ``source``, see ``read_cifar``; ``validation_part`` of its training images, always the same
-    ones, are set apart: none if it is None. ``train_samples`` keeps this many of the first of the others.
+    """Splits of the data set at ``source`` (see ``read_cifar``).
 
-    ValueError for numbers that leave a part empty.
+    Args:
+        source (str): path of the data set.
+        validation_part (float; default 0.1): share of the training images for validation, always the same images;
+            None: no validation images.
+        train_samples (int; default None): number of the remaining images that are used; None: all.
+
+    Raises:
+        ValueError: a split would be empty.
     """
     cifar = read_cifar(source)
     held = round((validation_part or 0.0) * len(cifar.train))
@@ -83,9 +96,10 @@ def load_parts(
         pixels=torch.from_numpy(cifar.train.pixels), classes=torch.from_numpy(cifar.train.classes)
     )
     tested = Images(pixels=torch.from_numpy(cifar.test.pixels), classes=torch.from_numpy(cifar.test.classes))
+    # A constant seed, so that all runs validate on the same images.
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(cifar.train)))
     train, validation = images.at(order[held:][:train_samples]), images.at(order[:held])
-    # By counting bytes: as floats the set would take four times its size.
+    # Computed from a histogram of bytes, as the set would need four times the memory as floats.
     counts = torch.stack([torch.bincount(train.pixels[:, c].flatten(), minlength=256) for c in range(3)])
     shares, values = counts.double() / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64)
     mean = (shares * values).sum(1, keepdim=True)

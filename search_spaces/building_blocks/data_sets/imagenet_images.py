@@ -1,4 +1,4 @@
-"""The data set of ImageNet's images: decoded by Pillow, cropped, augmented and normalised.
+"""Data set of ImageNet's images, decoded by Pillow, cropped, augmented and normalised.
 
 Importing this module imports torch.
 """
@@ -28,26 +28,38 @@ from search_spaces.readers.imagenet_files.listing import ImageFiles
 from trainers.randomness import derive
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of red, green and blue from 0 to 1, as in use for ImageNet."""
+"""Usual mean and standard deviation of ImageNet's red, green and blue, in values from 0 to 1."""
 
 AUGMENTATIONS = {
     # Section 5.3.2 of the dissertation, with torchvision's and timm's default scale.
     "resized-crop-flip": Augmentation(scale=(0.08, 1.0), flip=True),
-    # Table A.1. Magnitudes end at 10 in timm, too, where no other end is named.
+    # Table A.1 of the dissertation. timm clips magnitudes at 10 too, unless another end is given.
     "rand-augment": Augmentation(
         scale=(0.08, 1.0), flip=True, rand_augment=RandAugment(magnitude=15.0), erasing=0.25
     ),
 }
-"""By the names that campaigns know them by."""
+"""Augmentations by the names that campaigns use."""
 
 
 class ImageNet(Dataset[tuple[Tensor, Tensor]]):
-    """Items are (float32 (3, side, side), class): those of ``files`` at these ``places``, in this order.
+    """Data set of (float32 (3, side, side), class).
 
-    With ``augmentation`` a window of the size that its ``scale`` says becomes the image, changed anew in each epoch:
-    what is drawn depends on ``seed``, epoch and ``places`` only. Without, the shorter side becomes ``side`` /
-    ``crop_fraction`` pixels long, and the middle is the image. Resized linearly, with ``random_interpolation`` one time
-    in two cubically while augmenting (timm's "random"). ValueError, with its name, for an image that is damaged.
+    With an augmentation, random windows of an image are resized, which differ in each epoch and depend only on the
+    seed, the epoch and the place. Without, the middle of the image is used.
+
+    Args:
+        files (ImageFiles): files of images.
+        places (array): places in ``files`` of the data set's images, in its order.
+        side (int): height and width in pixels.
+        augmentation (Augmentation; default None): augmentation; None: none.
+        crop_fraction (float; default 0.875): ratio of ``side`` to the length of the image's shorter side, without
+            augmentation.
+        random_interpolation (bool; default False): whether half of the augmented images are resized cubically, as with
+            timm's "random"; all others are resized linearly.
+        seed (int; default 0): seed of the run.
+
+    Raises:
+        ValueError: an image is damaged; the text has its name.
     """
 
     def __init__(
@@ -99,18 +111,18 @@ class ImageNet(Dataset[tuple[Tensor, Tensor]]):
 
 
 def decoded(files: ImageFiles, image: int) -> Image.Image:
-    """An image in red, green and blue. ValueError, with its name, if it is damaged."""
+    """Image in red, green and blue; ValueError, with its name, if it is damaged."""
     content = files.read(image)
     try:
         with warnings.catch_warnings():
-            # A few images of ImageNet have such comments, and pixels that are whole.
+            # A few images of ImageNet have damaged comments, but whole pixels.
             warnings.filterwarnings("ignore", message=".*(EXIF|Palette images with Transparency)")
-            # No other decoder gets to see a file from elsewhere (that of EPS starts Ghostscript), nor a picture that
-            # takes half a GB.
+            # Only two decoders are used for downloaded files, as that of EPS would start Ghostscript, and images of
+            # half a GB are refused.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as opened:
                 return opened.convert("RGB")
-    # What Pillow raises for bytes that are no image.
+    # Pillow raises errors of all these classes for bytes that are no image.
     except (
         OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, struct.error, Image.DecompressionBombError,
         Image.DecompressionBombWarning,
@@ -127,8 +139,9 @@ def cropped(
     draw: random.Random,
     interpolation: Image.Resampling,
 ) -> Image.Image:
-    """A window anywhere of the area ``scale`` (from, to), as side × side pixels; if none fits, the middle, with sides
-    that are not more than 3:4 apart.
+    """Random window, resized to side × side pixels; the middle, with sides in a ratio of up to 3:4, if none fits.
+
+    ``scale``: least and largest part of the area.
     """
     width, height = image.size
     window = drawn_window(height, width, scale, draw)
@@ -140,7 +153,7 @@ def cropped(
 
 
 def centred(image: Image.Image, side: int, crop_fraction: float) -> Image.Image:
-    """The middle, side × side pixels, of the image with a shorter side of ``side`` / ``crop_fraction``."""
+    """Middle (side × side pixels) of the image, resized to a shorter side of ``side`` / ``crop_fraction``."""
     shorter = math.floor(side / crop_fraction)
     width, height = image.size
     if width <= height:
@@ -153,5 +166,5 @@ def centred(image: Image.Image, side: int, crop_fraction: float) -> Image.Image:
 
 
 def _bytes(image: Image.Image) -> Tensor:
-    """(3, height, width)."""
+    """Bytes of the image (3, height, width)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""BigEarthNet's patches as images: read as they are stored, 160 kB of uint16 each, and made images on the device.
+"""BigEarthNet's patches as images: read as stored, 160 kB of uint16 each, and converted to images on the device.
 
     train = PatchImages(load_bigearthnet(OUT, "train"))         # 120×120, normalised
     images, targets = train.images([0, 1, 2])
@@ -24,7 +24,18 @@ UPSAMPLING = ("nearest", "bilinear", "bicubic")
 
 
 class Grid:
-    """Bands of different resolutions brought to one grid, and normalised, where their values are."""
+    """Conversion of bands with different resolutions to normalised images on a common grid, on the values' device.
+
+    Args:
+        layout (Layout): layout of the stored values.
+        bands (sequence of str): bands of the images, in order.
+        size (int; default 120): pixels along a side.
+        upsampling (str; default "nearest"): upsampling of coarser bands, the same as for ``PatchImages``.
+        normalise (bool; default True): whether to normalise, the same as for ``PatchImages``.
+
+    Raises:
+        ValueError: ``size`` or ``upsampling`` is not allowed.
+    """
 
     def __init__(
         self,
@@ -35,7 +46,6 @@ class Grid:
         upsampling: str = "nearest",
         normalise: bool = True,
     ) -> None:
-        """``layout``: of the values; ``bands``: of the images, in this order. The others as of ``PatchImages``."""
         if not 1 <= size <= SIDE:
             raise ValueError(f"size = {size}: must be from 1 to {SIDE} pixels. Correct it.")
         if upsampling not in UPSAMPLING:
@@ -47,16 +57,16 @@ class Grid:
         ]
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Images (n, bands, size, size), float32, of the values (n, …), uint16."""
+        """Images (n, bands, size, size), float32, from stored values (n, …), uint16."""
         shape = len(values), len(self._bands), self.size, self.size
         if values.is_cpu:
-            # numpy asks for huge pages: torch's own memory takes longer to get than to fill.
+            # NumPy's memory is used because it asks for huge pages; getting torch's takes longer than filling it.
             images = torch.from_numpy(np.empty(shape, np.float32))
         else:
             images = torch.empty(shape, device=values.device)
         for position, (side, column, (mean, deviation)) in enumerate(self._bands):
             native = values[:, column].to(torch.float32).view(-1, side, side)
-            # Before upsampling, where there are fewest pixels.
+            # Normalised before upsampling, where there are the fewest pixels.
             native.sub_(mean).div_(deviation)
             self._place(native, images[:, position])
         return images
@@ -81,17 +91,20 @@ class Grid:
 
 
 class PatchImages(Dataset[tuple[Tensor, Tensor]]):
-    """A data set for the trainers: ``read_batch`` reads patches as they are stored, ``on_device`` makes them images
-    (n, bands, size, size), float32, and leaves the targets, float32 (n, 19).
+    """Data set of patches for the trainers.
+
+    ``read_batch`` reads patches as they are stored; ``on_device`` converts them to images (n, bands, size, size),
+    float32, with targets (n, 19), float32.
 
     Args:
-        patches (BigEarthNet): as ``load_bigearthnet`` gives them, with the bands of the images.
-        size (int; default 120): pixels along a side; finer bands are averaged, coarser ones upsampled.
+        patches (BigEarthNet): result of ``load_bigearthnet``, with the bands of the images.
+        size (int; default 120): pixels along a side; finer bands are averaged, and coarser bands upsampled.
         upsampling (str; default "nearest"): "nearest", "bilinear" or "bicubic".
-        normalise (bool; default True): to mean 0 and deviation 1 a band, by the version's statistics.
+        normalise (bool; default True): whether to normalise each band to mean 0 and deviation 1, by the statistics of
+            the data set's version.
 
     Raises:
-        ValueError: a value that there is not.
+        ValueError: ``size`` or ``upsampling`` is not allowed.
     """
 
     def __init__(
@@ -106,19 +119,19 @@ class PatchImages(Dataset[tuple[Tensor, Tensor]]):
         return len(self.patches)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """One image and its target."""
+        """Image and target at a place."""
         images, targets = self.images([range(len(self))[index]])
         return images[0], targets[0]
 
     def images(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Images and targets, on the CPU."""
+        """Images and targets at ``indices``, on the CPU."""
         return self.on_device(*self.read_batch(indices))
 
     def read_batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Values as they are stored, uint16, and targets."""
+        """Stored values, uint16, and targets at ``indices``."""
         chosen = np.asarray(indices, dtype=np.int64)
         return torch.from_numpy(self.patches.read(chosen)), torch.from_numpy(self.patches.targets(chosen))
 
     def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Images of the values ``inputs``, where these are."""
+        """Images of the stored values ``inputs``, on their device, with the targets."""
         return self._grid(inputs), targets

@@ -1,4 +1,5 @@
-"""Stretches of a time series to forecast from and to forecast. Importing this module imports torch."""
+"""Windows of a time series, each with points to forecast from and points to forecast. Importing this module imports
+torch."""
 
 from __future__ import annotations
 
@@ -19,16 +20,20 @@ Window = tuple[dict[str, Tensor], Tensor]
 
 
 class Windows(Dataset[Window]):
-    """Every stretch of ``context`` points to forecast from and ``horizon`` points to forecast of a part of a series.
+    """All windows in a part of a series.
 
-    Of ``values`` (points, features) and ``time_features`` (points, features of the time), which are shared and not
-    copied, it takes the points from ``first`` to before ``end``; windows begin ``stride`` points apart. An item is
-    a pair of views: the inputs, by the names that transformers' time-series models have for them, and the target:
+    An item is a pair of views: the inputs ``past_values`` (context, features), ``past_time_features`` (context, …) and
+    ``future_time_features`` (horizon, …), with the names of transformers' time-series models, and the target, values
+    (horizon, features). A ``Series`` has no missing values, so there is no mask.
 
-    - ``past_values`` (context, features), ``past_time_features`` (context, …), ``future_time_features`` (horizon, …);
-    - the values (horizon, features).
-
-    Nothing is missing in a ``Series``, so there is no mask.
+    Args:
+        values (tensor): the series (points, features), which is not copied.
+        time_features (tensor): features of the points' times (points, …), which are not copied.
+        first (int): first point of the part.
+        end (int): point after the last of the part.
+        context (int): points to forecast from.
+        horizon (int): points to forecast.
+        stride (int; default 1): points between the beginnings of successive windows.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class Windows(Dataset[Window]):
         return inputs, self.values[now:end]
 
     def read_batch(self, indices: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The items of ``indices`` along a first axis; faster than one by one."""
+        """Items at ``indices``, stacked along a first axis, which is faster than reading them separately."""
         points = self.first + indices[:, None] * self.stride + torch.arange(self.context + self.horizon)
         past, future = points[:, : self.context], points[:, self.context :]
         inputs = {
@@ -75,29 +80,40 @@ class Windows(Dataset[Window]):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A series ready for use, standardised by ``mean`` and ``deviation`` (features), those of the training part.
-    ``features``: how many values a point has; ``time_features``: how many numbers give its time.
-    """
+    """Splits of a standardised series."""
 
     train: Windows | Subset[Window]
     validation: Windows | Subset[Window]
     test: Windows
     features: int
+    """Number of values of a point."""
     time_features: int
+    """Number of features of a point's time."""
     mean: npt.NDArray[np.float64]
+    """Means of the features in the training part."""
     deviation: npt.NDArray[np.float64]
+    """Standard deviations of the features in the training part."""
 
     def divided(self, training: Sequence[int], held: Sequence[int]) -> Parts:
-        """Of ``train`` the windows of these places to train with, and of those to validate with."""
+        """Splits with the windows of ``train`` at the places ``training`` for training, and at ``held`` for
+        validation."""
         return replace(self, train=Subset(self.train, training), validation=Subset(self.train, held))
 
 
 @lru_cache(maxsize=1)
 def load_parts(source: str, *, context: int = 96, horizon: int = 96, stride: int = 1) -> Parts:
-    """The series at ``source``, see ``readers.ett.read_series``, in three parts (``Series.ends``).
+    """Splits of the series at ``source`` (see ``readers.ett.read_series`` and ``Series.ends``).
 
-    The first forecast of the validation and test part is of its first point: its context lies in the part before.
-    ``stride`` thins out the windows of all parts. ValueError for numbers that leave a part without a window.
+    The first forecasts for validation and test are of their first points, with a context in the part before.
+
+    Args:
+        source (str): path of the series.
+        context (int; default 96): points to forecast from.
+        horizon (int; default 96): points to forecast.
+        stride (int; default 1): points between the beginnings of successive windows, in all parts.
+
+    Raises:
+        ValueError: a number is below 1, or a part would have no window.
     """
     for name, value in (("context", context), ("horizon", horizon), ("stride", stride)):
         if value < 1:
@@ -106,10 +122,11 @@ def load_parts(source: str, *, context: int = 96, horizon: int = 96, stride: int
     ends = series.ends()
     trained = series.values[: ends[0]]
     mean, deviation = trained.mean(axis=0), trained.std(axis=0)
-    # What never changed while it was trained with says nothing, in any unit.
+    # A feature that is constant in the training part has no scale; any divisor other than 0 will do.
     deviation = np.where(deviation > 0, deviation, 1.0)
     values = torch.from_numpy(((series.values - mean) / deviation).astype(np.float32))
     times = torch.from_numpy(time_features(series.times, series.spacing))
+    # The last two parts begin a context earlier, so that their first forecasts are of their first points.
     firsts = (0, ends[0] - context, ends[1] - context)
     parts = []
     for name, first, end in zip(("training", "validation", "test"), firsts, ends):

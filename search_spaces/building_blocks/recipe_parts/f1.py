@@ -1,4 +1,4 @@
-"""F₁ where a sample may have any of several classes, as scikit-learn computes it."""
+"""F₁ scores for samples with any number of classes, the same as scikit-learn's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def f1_metrics(classes: Sequence[str]) -> dict[str, Metric]:
-    """F₁ of (logits, targets), both (n, classes), a class being predicted where its logit is above 0: "micro_f1", over
-    all samples and classes; "macro_f1", the mean over the classes; and "f1/NAME" of each. A class that is neither there
-    nor predicted has 0.
+    """F₁ scores as functions of (logits, targets), both (n, classes): "micro_f1", "macro_f1", and "f1/NAME" by class.
+
+    A class is predicted if its logit is above 0. "micro_f1" counts all samples and classes together, "macro_f1" is the
+    mean over classes. The score of a class that is neither present nor predicted is 0.
     """
 
     def of_class(column: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -28,7 +29,8 @@ def f1_metrics(classes: Sequence[str]) -> dict[str, Metric]:
 
 
 def _f1(logits: Tensor, targets: Tensor) -> Tensor:
-    """Along the first axis, float64."""
+    """F₁ along the first axis, in double precision."""
+    # 2 TP / (2 TP + FP + FN); without any prediction or target, both counts are 0 and so is the score.
     predicted, there = logits > 0, targets > 0
     hits, both = (predicted & there).sum(0), predicted.sum(0) + there.sum(0)
     return 2 * hits.double() / both.clamp(min=1)

@@ -1,8 +1,8 @@
 """Six losses of Keras for targets with any number of classes. Importing this module imports torch.
 
-Outputs are logits (N, classes), targets (N, classes) of zeros and ones; each returns the mean over N. All work
-on y = sigmoid(logits), so that for each of them a class is predicted where its logit is above 0. As in Keras,
-y is clipped to [1e-7, 1 - 1e-7] where its logarithm is taken.
+Outputs are logits (N, classes), targets (N, classes) are zeros and ones; each loss returns the mean over N. All losses
+use y = sigmoid(logits), so that a class is predicted if its logit is above 0. As in Keras, y is clipped to [1e-7,
+1 - 1e-7] where its logarithm is taken.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+# Keras' default of its backend.
 _EPSILON = 1e-7
 
 
 def binary_crossentropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the classes of -t log y - (1 - t) log(1 - y); taken from the logits, without clipping."""
+    """Mean over the classes of -t log y - (1 - t) log(1 - y), computed from the logits without clipping."""
     return torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), targets.float())
 
 
 def categorical_crossentropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """-Σ t log(y / Σ y): Keras makes the outputs a distribution by their sum."""
+    """-Σ t log(y / Σ y), as Keras normalises outputs to a distribution."""
     outputs = _outputs(logits)
     shares = outputs / outputs.sum(dim=1, keepdim=True)
     return -(targets * shares.clamp(_EPSILON, 1 - _EPSILON).log()).sum(dim=1).mean()
@@ -41,7 +42,7 @@ def hinge(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def kl_divergence(logits: Tensor, targets: Tensor) -> Tensor:
-    """Σ t log(t / y), of t clipped like y. The target is no distribution: what is not there costs nothing."""
+    """Σ t log(t / y), with t clipped like y. Targets are no distributions: absent classes add nothing."""
     targets = targets.clamp(_EPSILON, 1)
     return (targets * (targets / _outputs(logits).clamp(_EPSILON, 1)).log()).sum(dim=1).mean()
 
@@ -59,7 +60,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl-divergence": kl_divergence,
     "squared-hinge": squared_hinge,
 }
-"""By name."""
+"""Losses by the names that campaigns use."""
 
 
 def _outputs(logits: Tensor) -> Tensor:

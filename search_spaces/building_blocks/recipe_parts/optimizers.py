@@ -1,10 +1,10 @@
-"""The nine optimizers of Keras as parameters of a search space, and as torch's optimizers.
+"""Nine optimizers of Keras as parameters of a search space, and as torch's optimizers.
 
     space = hpo.SearchSpace(width=…, **optimizers.parameters())
     trainers.train(…, optimizer=lambda weights: optimizers.make(weights, trial.params))
 
-``optimizer`` chooses one; each other parameter exists only where an optimizer that has it was chosen. Of
-``schedules()`` and ``make_schedule`` the same is true.
+``optimizer`` chooses an optimizer; all other parameters but ``lr`` exist only for the optimizers that have them. The
+same holds for ``schedules()`` and ``make_schedule``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpo
 
-# torch is imported by what makes optimizers: the ranks that search read the space, and need no torch.
+# torch is imported where optimizers are made, because the ranks that search read the space and need no torch.
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
@@ -30,9 +30,10 @@ _ADAMS = ("adam", "amsgrad", "adamax", "nadam")
 
 
 def parameters(choices: Sequence[str] = OPTIMIZERS) -> dict[str, Parameter]:
-    """``optimizer``, one of ``choices``, its learning rate ``lr``, and what only some optimizers have.
+    """``optimizer``, with the given ``choices``, its learning rate ``lr``, and parameters of some optimizers only.
 
-    UsageError for an unknown choice.
+    Raises:
+        UsageError: a choice is unknown.
     """
     for choice in choices:
         if choice not in OPTIMIZERS:
@@ -45,7 +46,7 @@ def parameters(choices: Sequence[str] = OPTIMIZERS) -> dict[str, Parameter]:
     }
 
     def only(*owners: str) -> dict[str, tuple[str, ...]] | None:
-        """The condition of a parameter that these have; None where no choice is among them."""
+        """Condition of a parameter of the optimizers ``owners``; None if none of them is a choice."""
         present = tuple(owner for owner in owners if owner in choices)
         return {"optimizer": present} if present else None
 
@@ -73,7 +74,7 @@ def parameters(choices: Sequence[str] = OPTIMIZERS) -> dict[str, Parameter]:
 
 
 def make(weights: Iterable[nn.Parameter], params: Mapping[str, Scalar]) -> Optimizer:
-    """The optimizer that ``params`` chose, with its own parameters."""
+    """Optimizer that ``params`` choose, with its own parameters."""
     from torch import optim
 
     import trainers
@@ -81,7 +82,7 @@ def make(weights: Iterable[nn.Parameter], params: Mapping[str, Scalar]) -> Optim
     p: dict[str, Any] = dict(params)
     kind, lr = p["optimizer"], p["lr"]
     if kind == "sgd":
-        # Nesterov's needs a momentum: without one, both are plain gradient descent.
+        # torch refuses Nesterov's momentum of 0; without momentum, both are plain gradient descent.
         nesterov = p["nesterov"] and p["momentum"] > 0
         return optim.SGD(weights, lr=lr, momentum=p["momentum"], nesterov=nesterov)
     if kind == "ftrl":
@@ -105,14 +106,12 @@ def make(weights: Iterable[nn.Parameter], params: Mapping[str, Scalar]) -> Optim
 
 
 def schedules() -> dict[str, Parameter]:
-    """``schedule``, and what each of the three has: TensorFlow's ExponentialDecay, InverseTimeDecay and
-    PolynomialDecay.
-    """
+    """``schedule``, and the parameters of TensorFlow's ExponentialDecay, InverseTimeDecay and PolynomialDecay."""
     return {
         "schedule": hpo.Categorical(*SCHEDULES),
-        # By what the rate is multiplied over the run; per epoch would mean other things in short and long runs.
+        # Factor of the rate over the whole run; a factor for each epoch would depend on the length of the run.
         "final_fraction": hpo.Float(1e-3, 1.0, log=True, when={"schedule": "exponential"}),
-        # How many times the rate of the end is the first one, less 1.
+        # Ratio of the first rate to the last, minus 1.
         "decay": hpo.Float(1e-1, 1e3, log=True, when={"schedule": "inverse-time"}),
         "power": hpo.Float(0.25, 4.0, log=True, when={"schedule": "polynomial"}),
         "end_fraction": hpo.Float(1e-4, 1.0, log=True, when={"schedule": "polynomial"}),
@@ -120,7 +119,7 @@ def schedules() -> dict[str, Parameter]:
 
 
 def make_schedule(params: Mapping[str, Scalar], *, epochs: int) -> trainers.Schedule:
-    """The schedule that ``params`` chose, over a run of ``epochs``."""
+    """Schedule that ``params`` choose, for a run of ``epochs``."""
     import trainers
 
     p: dict[str, Any] = dict(params)

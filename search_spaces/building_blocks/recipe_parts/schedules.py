@@ -1,4 +1,4 @@
-"""Learning-rate schedules of the sources that the trainers do not have. Importing this module imports torch."""
+"""Learning-rate schedules of publications that the trainers do not have. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from trainers.optim.schedules import History
 
 @dataclass(frozen=True, kw_only=True)
 class TimmCosine(trainers.Cosine):
-    """timm's CosineLRScheduler with its default ``warmup_prefix=False``: t counts from the start, so that the rate
-    falls, or rises, at once when the warm-up ends, to where the cosine is by then. timm sets the rate once an epoch,
-    here it is set in each step.
+    """timm's CosineLRScheduler with its default ``warmup_prefix=False``, in which t counts from the start of the run.
+
+    At the end of the warm-up, the rate jumps to the value of the cosine. timm sets the rate once in an epoch, this
+    schedule in each step.
 
     Args:
-        as of ``trainers.Cosine``.
+        the same as for ``trainers.Cosine``.
     """
 
     def rate(self, lr: float, *, epoch: float, epochs: float, history: History = ()) -> float:
@@ -35,18 +36,20 @@ def cosine(
     min_lr: float = 0.0,
     k_decay: float = 1.0,
 ) -> trainers.Cosine:
-    """The cosine of this form."""
+    """Cosine schedule in the given form, "timm" or that of the trainers."""
     made = TimmCosine if form == "timm" else trainers.Cosine
     return made(warmup_epochs=warmup_epochs, warmup_lr=warmup_lr, min_lr=min_lr, k_decay=k_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalvedEachEpoch(trainers.Schedule):
-    """The schedule "type1" of Autoformer's authors (adjust_learning_rate in github.com/thuml/Autoformer): lr / 2^(e-1)
-    in epoch e, from 0, and lr in the first: they call it with 1 after the first epoch, which halves nothing.
+    """Schedule "type1" of Autoformer's authors (adjust_learning_rate in github.com/thuml/Autoformer).
+
+    The rate is lr / 2^(e-1) in epoch e, counted from 0, and lr in epoch 0: the authors set it after each epoch, with
+    1 after the first epoch, which changes nothing.
 
     Args:
-        as of ``trainers.Constant``.
+        the same as for ``trainers.Constant``.
     """
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
@@ -54,7 +57,6 @@ class HalvedEachEpoch(trainers.Schedule):
 
 
 def at_width(width: int, rates: Mapping[str, float], *, source: int) -> dict[str, float]:
-    """``lr``, ``min_lr`` and ``warmup_lr`` of a search on a network of the width ``source``, for one of another width:
-    Adam's best rate is inversely proportional to it (Yang et al. 2022, arXiv 2203.03466, Table 3).
-    """
+    """``lr``, ``min_lr`` and ``warmup_lr`` for a network of ``width``, from those for a network of width ``source``."""
+    # Adam's best rate is inversely proportional to the width (Yang et al. 2022, arXiv 2203.03466, Table 3).
     return {name: rates[name] * source / width for name in ("lr", "min_lr", "warmup_lr")}
