@@ -1,5 +1,5 @@
-"""What the environment says of this process: its launcher, its Slurm job, its terminal. With the evaluator, nothing
-else here reads environment variables."""
+"""Environment of this process: its launcher, its Slurm job, its terminal. Besides this module only evaluators read
+environment variables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from hpo.config.settings import Settings
 
 _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 STARTED_BY = "HPO_STARTED_BY"
-"""The environment variable by which the ranks that mpirun starts know that ``hpo run`` watches them, and which: its
-value is that one's own."""
+"""Environment variable with the token of the ``hpo run`` that started mpirun and watches its ranks."""
 PANEL = "HPO_PANEL"
-"""The environment variable by which rank 0 knows that the ``hpo run`` of this value, its process, shows how it goes."""
+"""Environment variable with the process id of the ``hpo run`` that shows the campaign's progress, so rank 0 does not."""
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
 EXPORTED = (STARTED_BY, PANEL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
@@ -31,13 +30,15 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFFA
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Which MPI launcher started this process, if any; ``size`` is None where it does not say. ``supervisor``: token of
-    the ``hpo run`` that started the launcher and watches it, None without one."""
+    """MPI launcher that started this process, if any."""
 
     rank: int | None = None
+    """Rank of this process; None without a launcher."""
     size: int | None = None
+    """Number of ranks; None if the launcher does not say."""
     kind: Literal["openmpi", "mpich", "slurm"] | None = None
     supervisor: str | None = None
+    """Token of the ``hpo run`` that started the launcher and watches it; None without such a process."""
 
     @property
     def started_by_hpo(self) -> bool:
@@ -45,28 +46,29 @@ class Launcher:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process, of all that were started with it, is the one to talk to the user."""
+        """Whether this process, among all ranks, writes the sentences for the user."""
         return self.rank is None or (self.rank == 0 and not self.started_by_hpo)
 
 
 class SlurmAttempt(NamedTuple):
-    """``number``: of the attempts at the job, from 0; written as "JOB.NUMBER"."""
+    """Attempt at a Slurm job, written as "JOB.NUMBER"."""
 
     job: str
     number: int
+    """Number of the attempt, from 0: Slurm requeues a job under its own number."""
 
     def __str__(self) -> str:
         return f"{self.job}.{self.number}"
 
     @classmethod
     def parse(cls, text: str) -> SlurmAttempt | None:
-        """What ``str`` makes; None of any other text."""
+        """Attempt from its text; None for any other text."""
         job, _, number = text.partition(".")
         return cls(job, int(number)) if job.isdecimal() and number.isdecimal() and len(number) < 10 else None
 
 
 def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
-    """What the environment says about the launch of this process."""
+    """Launcher of this process, from the variables that MPI implementations and Slurm set."""
     environ = os.environ if environ is None else environ
 
     def number(name: str) -> int | None:
@@ -77,6 +79,7 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     step, tasks = number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS") or number("SLURM_NTASKS")
     in_step = step is not None and step < _FIRST_SPECIAL_STEP
     rank = number("OMPI_COMM_WORLD_RANK")
+    # Inside a step of srun PMIX_RANK is set by Slurm, which says more by its own variables below.
     if rank is None and not in_step:
         rank = number("PMIX_RANK")
     if rank is not None:
