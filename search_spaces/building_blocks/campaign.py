@@ -169,7 +169,7 @@ def campaign(
     make_task = MakeTask(module, options, make, recipe, facts)
 
     def main(arguments: Sequence[str] | None = None) -> int:
-        return command_line.main(module, make_task, make_task.tests, arguments, network=make_task.untrained)
+        return command_line.main(make_task, arguments)
 
     return make_task, main
 

@@ -208,7 +208,7 @@ def test_a_test_has_the_macro_f1_beside_the_micro_f1(monkeypatch: pytest.MonkeyP
 def test_one_configuration_from_a_file_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "best.json"
     path.write_text(json.dumps([{"id": "0-0-1", "value": 0.5, "params": default(lr=0.01)}]))
-    arguments = ["--small", "true", "--epochs", "1", "--batch-size", "16", "--config", str(path)]
+    arguments = ["--small", "--epochs", "1", "--batch-size", "16", "--config", str(path)]
     made = tmp_path / "model.safetensors"
     code = bigearthnet.main([*arguments, "--export", str(made)])
     found = json.loads(capsys.readouterr().out)

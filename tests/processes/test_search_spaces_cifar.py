@@ -499,7 +499,7 @@ def test_the_test_is_the_mean_of_as_many_trainings_as_asked_for(
     assert found == pytest.approx(sum(each) / 2)
     for wrong in ("0", "-1", "many"):
         assert main(*QUICK, *config, "--test-seeds", wrong) == 2
-        assert f"{wrong}: must be a whole number of at least 1" in capsys.readouterr().err
+        assert "test_seeds = " in (refusal := capsys.readouterr().err) and wrong in refusal
 
 
 @pytest.fixture

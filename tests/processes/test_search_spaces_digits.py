@@ -17,7 +17,7 @@ from gloo import run_ranks
 
 import hpo
 import trainers
-from search_spaces import digits, imagenet_ab
+from search_spaces import digits
 from search_spaces.building_blocks import image_task
 from search_spaces.networks import small_resnet
 from search_spaces.readers import small_images
@@ -327,16 +327,16 @@ def test_a_configuration_from_a_file_is_tested(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lr", "5"], "argument --lr: 5: must be a number from 0.0001 to 1.0"),
-        (["--lr", "fast"], "argument --lr: fast: must be a number"),
+        (["--lr", "5"], "lr = 5: must be a number from 0.0001 to 1.0"),
+        (["--lr", "fast"], "lr = 'fast': must be a number"),
         (["--optimizer", "adma"], "must be one of 'sgd'"),
-        (["--learning-rate", "5"], "unrecognized arguments: --learning-rate 5. `python -m"),
+        (["--learning-rate", "5"], "unrecognized arguments: --learning-rate 5. Valid: --config, "),
         (
             ["--optimiser", "sgd"],
-            'unrecognized arguments: --optimiser sgd. Did you mean "--optimizer"? `python -m',
+            'unrecognized arguments: --optimiser sgd. Did you mean "--optimizer"?',
         ),
         (["--epoch=3"], 'unrecognized arguments: --epoch=3. Did you mean "--epochs"?'),
-        (["--epochs", "few"], "argument --epochs: few: must be a whole number"),
+        (["--epochs", "few"], "epochs = 'few': must be a whole number"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,15 +365,14 @@ def test_help_names_options_and_parameters(capsys: pytest.CaptureFixture[str]) -
         main("--help")
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert "--weight-decay NUMBER" in shown and "--warmup-epochs N " in shown and "--optimizer VALUE" in shown
-    assert "--train-samples N " in shown and "--memory NUMBER" in shown and "--method TEXT" in shown
-
-
-def test_help_shows_what_a_switch_may_be(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        imagenet_ab.main(["--help"])
-    shown = capsys.readouterr().out
-    assert "[--small [true|false]]" in shown and "[--epochs N]" in " ".join(shown.split())
+    for option in (
+        "--weight-decay float",
+        "--warmup-epochs int",
+        "--optimizer",
+        "--train-samples int",
+        "--small",
+    ):
+        assert option in shown
 
 
 def test_under_torchrun() -> None:
@@ -440,4 +439,4 @@ def test_export_is_an_option_of_the_command_itself() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(digits.__file__).parents[1])},
     )
-    assert "--export FILE" in done.stdout
+    assert "--export Path" in done.stdout
