@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,7 +230,10 @@ def _with_parameters(model: type[Command], task: hpo.Task) -> type[Command]:
     for name, parameter in task.space.parameters.items():
         described = ", ".join(f"{key} {value}" for key, value in parameter.describe().items())
         fields[name] = (_kind(parameter), Field(start.get(name), description=f"parameter: {described}"))
-    return create_model(Command.__name__, __base__=model, __doc__=Command.__doc__, **fields)
+    with warnings.catch_warnings():
+        # A parameter called "copy" hides a method of the model, which nobody calls.
+        warnings.simplefilter("ignore", UserWarning)
+        return create_model(Command.__name__, __base__=model, __doc__=Command.__doc__, **fields)
 
 
 def _kind(parameter: Parameter) -> Any:
