@@ -121,20 +121,12 @@ class Options(PatchOptions):
 
     @property
     def size(self) -> _Size:
-        """That small chooses."""
+        """Small or full size, by ``small``."""
         return _SMALL if self.small else _FULL
 
     @property
     def side(self) -> int:
         return self.size.side
-
-    @property
-    def most_epochs(self) -> int:
-        return self.size.epochs if self.epochs is None else self.epochs
-
-    @property
-    def samples_a_step(self) -> int:
-        return self.size.batch_size if self.batch_size is None else self.batch_size
 
     @property
     def deep(self) -> Deep:

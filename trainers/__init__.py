@@ -35,7 +35,6 @@ from trainers.optim.schedules import (
     ReduceOnPlateau,
     Schedule,
 )
-from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation, Ranks
 from trainers.own_loop import Wrapped, wrap
 from trainers.run.result import Interrupted, Result
 
@@ -44,12 +43,10 @@ __all__ = [
     "DASO",
     "DDP",
     "OIALR",
-    "Checkpointing",
     "Coarse",
     "CommunicationError",
     "Constant",
     "Cosine",
-    "DataLoading",
     "Disjoint",
     "Drops",
     "EarlyStopping",
@@ -62,10 +59,7 @@ __all__ = [
     "LocalSGD",
     "MediumCoarse",
     "Method",
-    "Monitoring",
-    "Optimisation",
     "Polynomial",
-    "Ranks",
     "ReduceOnPlateau",
     "Result",
     "Schedule",

@@ -62,6 +62,20 @@ def check_kinds(settings: DataclassInstance) -> None:
             )
 
 
+def check_whole(settings: DataclassInstance, **least: int) -> None:
+    """ValueError unless each named field of ``settings`` is a whole number of at least the given one, or None where
+    that is its default. Numbers of numpy become plain ones.
+    """
+    make_plain(settings)
+    kind = type(settings)
+    for name, smallest in least.items():
+        value = getattr(settings, name)
+        if not (is_whole(value, smallest) or (value is None and getattr(kind, name) is None)):
+            raise ValueError(
+                f"{kind.__name__}({name}={value!r}): {name} must be a whole number of at least {smallest}. Correct it."
+            )
+
+
 def check_argument(name: str, value: object, allowed: bool, rule: str) -> None:
     """ValueError that ``value`` of the argument ``name`` must be ``rule``, unless ``allowed``."""
     if not allowed:

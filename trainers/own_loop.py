@@ -38,8 +38,15 @@ from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, Setup, State, check_method
 from trainers.names import plain, plain_name, renamed
 from trainers.precision import autocast_as_now, without_autocast
-from trainers.run.model_checks import EXCHANGE, refuse_foreign_tensors, refuse_held, refuse_wrapped
-from trainers.run.settings import check_optimizer, check_tensors
+from trainers.run.model_checks import (
+    EXCHANGE,
+    check_optimizer,
+    check_ranks,
+    check_tensors,
+    refuse_foreign_tensors,
+    refuse_held,
+    refuse_wrapped,
+)
 from trainers.run.thawing import Thawing
 
 _WHERE = "the given state"
@@ -97,23 +104,12 @@ def wrap(
             isinstance(optimizer, Optimizer),
             "one torch.optim.Optimizer, of the model's parameters",
         ),
-        (
-            "topology",
-            topology,
-            topology is None or isinstance(topology, Topology),
-            "None or a trainers.Topology(ranks_per_node=2), say",
-        ),
-        (
-            "timeout",
-            timeout,
-            isinstance(timeout, timedelta) and timeout > timedelta(0),
-            "a datetime.timedelta above 0: datetime.timedelta(minutes=10), say",
-        ),
         ("epochs", epochs, is_whole(epochs, 1), "a whole number of at least 1"),
         ("steps_per_epoch", steps_per_epoch, is_whole(steps_per_epoch, 1), "a whole number of at least 1"),
         ("seed", seed, is_integer(seed), "a whole number, the same on all ranks"),
     ):
         check_argument(name, value, allowed, rule)
+    check_ranks(topology, timeout)
     epochs, steps_per_epoch, seed = int(epochs), int(steps_per_epoch), int(seed)
     check_optimizer(optimizer)
     _refuse_other_parameters(model, optimizer)

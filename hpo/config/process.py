@@ -18,7 +18,7 @@ _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 STARTED_BY = "HPO_STARTED_BY"
 """Environment variable with the token of the ``hpo run`` that started mpirun and watches its ranks."""
 PANEL = "HPO_PANEL"
-"""Environment variable with the process id of the ``hpo run`` that shows the campaign's progress, so rank 0 does not."""
+"""Environment variable with the process id of the ``hpo run`` that shows progress in the place of rank 0."""
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
 EXPORTED = (STARTED_BY, PANEL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")

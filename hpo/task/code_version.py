@@ -1,8 +1,8 @@
-"""Which code of the user's evaluates: the task's file and the files beside it that it imports, with a hash of all.
+"""Version of the code that evaluates: the task's file and the files beside it that it imports, with a hash of all.
 
 Imports are read, also those inside functions, and nothing is executed. Of a notebook or the script that is run, where
-much may change that does not matter, only the function that evaluates is taken, with what it uses of there: functions,
-classes, and constants that are numbers, text, truth values or None."""
+much may change that does not matter, only the source of the function that evaluates is taken, with the functions,
+classes and constants there that it names: constants are numbers, text, truth values and None."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import functools
 import hashlib
 import inspect
 import os
+import re
 import sys
-import sysconfig
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hpo.task.importing import split_reference
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 
 MOST_FILES = 200
 MOST_BYTES = 2 << 20
-"""Of all files of a version together. What is beyond is no part of it."""
+"""Largest size of all files of a version together; files beyond it are no part of the version."""
 BY_VALUE = "__main__.py"
 """The file that holds what was defined in a notebook or script."""
 
 _HOME = Path(__file__).resolve().parents[2]
 _OURS = tuple(_HOME / name for name in ("hpo", "trainers", "search_spaces"))
-_LIBRARIES = tuple(
-    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_OF_EACH_CLASS = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
@@ -84,7 +82,7 @@ def _files_of(task: Task) -> dict[str, bytes]:
             files = _Files.of_module(place, path)
         files.add(path)
         return files.found
-    evaluate = _unwrapped(task.evaluate)
+    evaluate = _definition(task.evaluate)
     name = getattr(evaluate, "__module__", None) or "__main__"
     defined_in = _file_of(sys.modules.get(name))
     if name != "__main__" and defined_in is not None:
@@ -93,18 +91,17 @@ def _files_of(task: Task) -> dict[str, bytes]:
         return files.found
     script = _file_of(sys.modules.get("__main__"))
     files = _Files(Path.cwd() if script is None else script.parent)
-    by_value = _ByValue(files)
-    by_value.visit("evaluate", task.evaluate)
-    if by_value.texts:
-        text = "\n\n".join(by_value.texts) + "\n"
+    if text := _source_of(evaluate, files):
         files.keep(BY_VALUE, text.encode("utf-8", "surrogatepass"))
     return files.found
 
 
-def _unwrapped(function: object) -> object:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function if hasattr(function, "__qualname__") else type(function)
+def _definition(value: object) -> object:
+    """The function or class whose source says what ``value`` does."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    value = getattr(value, "__func__", getattr(value, "fget", value))
+    return value if hasattr(value, "__qualname__") else type(value)
 
 
 def _file_of(module: ModuleType | None) -> Path | None:
@@ -113,41 +110,46 @@ def _file_of(module: ModuleType | None) -> Path | None:
 
 
 class _Files:
-    """Files below ``root``, the directory of the task's file or its package, with what they import from there."""
+    """Files below ``root``, the directory of the task's file or its package, with what they import from there.
 
-    def __init__(self, root: Path, *, package: bool = False) -> None:
+    ``base``: where absolute imports are looked for first.
+    """
+
+    def __init__(self, root: Path, base: Path | None = None) -> None:
         self.root = root.resolve()
         self.found: dict[str, bytes] = {}
         self._bytes = 0
-        # A task may itself be installed, or be one of the bundled ones.
-        self._others = [path for path in (*_OURS, *_LIBRARIES) if not self.root.is_relative_to(path)]
-        entries = [self.root.parent if package else self.root, *(Path(entry).resolve() for entry in sys.path)]
-        self._bases = [
+        # A bundled task is itself in one of these.
+        self._ours = [path for path in _OURS if not self.root.is_relative_to(path)]
+        entries = [Path(entry).resolve() for entry in sys.path]
+        prefixes = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
+        self._bases = [self.root if base is None else base]
+        self._bases += [
             entry
             for entry in dict.fromkeys(entries)
             if (entry.is_relative_to(self.root) or self.root.is_relative_to(entry))
-            and not self._foreign(entry)
+            and _INSTALLED.isdisjoint(entry.parts)
+            and not any(entry.is_relative_to(prefix) for prefix in prefixes)
         ]
 
     @classmethod
     def of_module(cls, name: str, path: Path) -> _Files:
-        """For the module ``name`` in the file ``path``: below its outermost package."""
-        parts = tuple(name.split("."))
-        package = path.name == "__init__.py"
-        place = path.parent if package else path.with_suffix("")
+        """For the module ``name`` in the file ``path``: below its outermost package, if it is in one."""
+        depth = name.count(".") + (path.name == "__init__.py")
         # The file that a campaign file names need not be called as its module is.
-        if place.parts[-len(parts) :] != parts or (len(parts) == 1 and not package):
-            return cls(path.parent)
-        return cls(place.parents[len(parts) - 2] if len(parts) > 1 else place, package=True)
+        if depth and path.parents[depth - 1].name == name.split(".")[0]:
+            return cls(path.parents[depth - 1], path.parents[depth])
+        return cls(path.parent)
 
     def add(self, path: Path) -> None:
         """Take the file at ``path`` and all that it imports; nothing where it is no file that belongs to these."""
         waiting = [path]
-        for one in waiting:  # grows
+        for one in waiting:  # grows by what is imported
             name = self._take(one)
             if name is not None:
                 waiting += self.imported(self.found[name], one.resolve())
-                waiting += self._packages_of(one.resolve())
+                inside = (parent for parent in one.resolve().parents if parent.is_relative_to(self.root))
+                waiting += [parent / "__init__.py" for parent in inside]
 
     def _take(self, path: Path) -> str | None:
         """The name of a file that was not there before."""
@@ -155,7 +157,7 @@ class _Files:
         if not path.is_relative_to(self.root) or not os.path.isfile(path):
             return None
         path = path.resolve()
-        if not path.is_relative_to(self.root) or self._foreign(path):
+        if not path.is_relative_to(self.root) or any(path.is_relative_to(one) for one in self._ours):
             return None
         name = path.relative_to(self.root).as_posix()
         if name in self.found or path.stat().st_size > MOST_BYTES:
@@ -170,17 +172,6 @@ class _Files:
         self._bytes += len(content)
         return True
 
-    def _foreign(self, path: Path) -> bool:
-        return any(path.is_relative_to(one) for one in self._others) or (
-            path.is_relative_to(self.root) and not _INSTALLED.isdisjoint(path.relative_to(self.root).parts)
-        )
-
-    def _packages_of(self, path: Path) -> Iterator[Path]:
-        for parent in path.parents:
-            if not parent.is_relative_to(self.root):
-                return
-            yield parent / "__init__.py"
-
     def imported(self, source: bytes | str, path: Path | None) -> Iterator[Path]:
         """Where the files may be that ``source`` imports; ``path``: its own, None where it has none."""
         try:
@@ -190,118 +181,61 @@ class _Files:
         except (SyntaxError, ValueError, RecursionError):
             return
         for node in ast.walk(tree):
+            bases, names = self._bases, []
             if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield from _candidates(self._bases, alias.name.split("."))
+                names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                bases = self._bases
+                names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
                 if node.level:
-                    if path is None or node.level > len(path.parents):
-                        continue
-                    bases = [path.parents[node.level - 1]]
-                stem = node.module.split(".") if node.module else []
-                for alias in node.names:
-                    yield from _candidates(bases, [*stem, alias.name])
+                    bases = [] if path is None else [*path.parents][node.level - 1 : node.level]
+            for base in bases:
+                for name in names:
+                    parts = name.split(".")
+                    for end in range(1, len(parts) + 1):
+                        place = base.joinpath(*parts[:end])
+                        yield place / "__init__.py"
+                        yield place.with_name(f"{place.name}.py")
 
 
-def _candidates(bases: Sequence[Path], parts: list[str]) -> Iterator[Path]:
-    for base in bases:
-        path = base
-        for part in parts:
-            path = path / part
-            yield path / "__init__.py"
-            yield path.with_name(f"{part}.py")
-
-
-class _ByValue:
-    """The source of functions without a module that can be imported, and of what they use; files of what they import
-    go to ``files``."""
-
-    def __init__(self, files: _Files) -> None:
-        self.texts: list[str] = []
-        self._files = files
-        self._seen: set[object] = set()
-
-    def visit(self, name: str, value: object) -> None:
+def _source_of(evaluate: object, files: _Files) -> str:
+    """Source of ``evaluate`` and of all that it names in its notebook or script; empty where there is no source. Files
+    of the modules that it uses go to ``files``.
+    """
+    main = sys.modules.get("__main__")
+    texts: dict[str, None] = {}
+    waiting: list[tuple[str, object]] = [("evaluate", evaluate)]
+    seen: set[int] = set()
+    for name, value in waiting:  # grows by what is named
         if value is None or isinstance(value, (bool, int, float, str)):
-            text = f"{name} = {value!r}"
-            if text not in self._seen:
-                self._seen.add(text)
-                self.texts.append(text)
-            return
-        if id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if isinstance(value, functools.partial):
-            self.visit(name, value.func)
-            for key, argument in (*enumerate(value.args), *value.keywords.items()):
-                self.visit(f"{name}_{key}", argument)
-        elif inspect.ismethod(value):
-            self.visit(name, value.__func__)
-            self.visit(type(value.__self__).__name__, type(value.__self__))
-        elif inspect.isfunction(value) or isinstance(value, type):
-            module = sys.modules.get(value.__module__)
-            if value.__module__ != "__main__" and getattr(module, "__file__", None) is not None:
-                self._module(module)
-            elif value.__module__ not in sys.builtin_module_names:
-                self._definition(name, value)
-        elif callable(value):
-            self.visit(type(value).__name__, type(value))
-
-    def _module(self, module: ModuleType | None) -> None:
-        path = _file_of(module)
-        if path is not None:
-            self._files.add(path)
-
-    def _definition(self, name: str, value: object) -> None:
-        functions = [value, *vars(value).values()] if isinstance(value, type) else [value]
-        members = [getattr(one, "__func__", getattr(one, "fget", one)) for one in functions]
-        codes = [(one, one.__code__) for one in members if inspect.isfunction(one)]
+            texts[f"{name} = {value!r}"] = None
+            continue
+        value = value if isinstance(value, ModuleType) else _definition(value)
+        module = value if isinstance(value, ModuleType) else sys.modules.get(str(value.__module__))
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if module is not main and (path := _file_of(module)) is not None:
+            files.add(path)
+        if module is not main:
+            continue
         try:
-            text = textwrap.dedent(inspect.getsource(value))  # type: ignore[arg-type]
+            text = textwrap.dedent(inspect.getsource(value)).rstrip()  # type: ignore[arg-type]
         except (OSError, TypeError, SyntaxError, IndexError):
-            digests = " ".join(_digest(code) for _, code in codes)
-            text = f"# {name}: there is no source; its code is {digests}"
-        self.texts.append(text.rstrip())
-        for path in self._files.imported(text, None):
-            self._files.add(path)
-        for base in value.__bases__ if isinstance(value, type) else ():
-            self.visit(base.__name__, base)
-        for function, code in codes:
-            for free, cell in zip(code.co_freevars, function.__closure__ or ()):
-                if cell.cell_contents is not value:
-                    self.visit(free, cell.cell_contents)
-            names = list(dict.fromkeys(_names(code)))
-            values = {used: function.__globals__[used] for used in names if used in function.__globals__}
-            for used, one in values.items():
-                self.visit(used, one)
-            modules = [one for one in values.values() if isinstance(one, ModuleType)]
-            for module in modules:  # grows by what ``import package.module`` makes reachable
-                inside = (sys.modules.get(f"{module.__name__}.{used}") for used in names)
-                modules += [one for one in inside if one is not None and one not in modules]
-                self._module(module)
-        wrapped = getattr(value, "__wrapped__", None)
-        if wrapped is not None:
-            self.visit(name, wrapped)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The names that ``code`` and the functions in it may look up among the globals."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _digest(code: CodeType) -> str:
-    digest = hashlib.blake2b(code.co_code, digest_size=6)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            text = _digest(constant)
-        elif isinstance(constant, frozenset):
-            text = repr(sorted(map(repr, constant)))  # whose order differs from process to process
-        else:
-            text = repr(constant)
-        digest.update(text.encode("utf-8", "surrogatepass"))
-    digest.update(repr(code.co_names).encode())
-    return digest.hexdigest()
+            if isinstance(
+                value, type
+            ):  # Python finds no source of a notebook's classes, but of their methods
+                waiting += [(base.__name__, base) for base in value.__bases__]
+                waiting += [item for item in vars(value).items() if item[0] not in _OF_EACH_CLASS]
+            continue
+        texts[text] = None
+        for place in files.imported(text, None):
+            files.add(place)
+        closure = inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
+        known = {**vars(main), **closure}
+        words = list(dict.fromkeys(re.findall(r"[^\W\d]\w*", text)))
+        waiting += [(word, known[word]) for word in words if word in known]
+        packages = [known[word] for word in words if isinstance(known.get(word), ModuleType)]
+        # Of ``import package.module`` only the package is among the names.
+        within = [sys.modules.get(f"{package.__name__}.{word}") for package in packages for word in words]
+        waiting += [(one.__name__, one) for one in within if one is not None]
+    return "\n\n".join(texts) + "\n" if texts else ""

@@ -21,6 +21,7 @@ from search_spaces.building_blocks.architecture_search.deep_network import (
 from search_spaces.building_blocks.recipes import MakeRecipe, O, OwnMethod, Run, Searched
 from search_spaces.building_blocks.training import TrainedTask, check_recorded
 from search_spaces.standalone import command_line
+from search_spaces.standalone.arguments import Command
 
 if TYPE_CHECKING:
     from torch import nn
@@ -169,7 +170,7 @@ def campaign(
     make_task = MakeTask(module, options, make, recipe, facts)
 
     def main(arguments: Sequence[str] | None = None) -> int:
-        return command_line.main(module, make_task, make_task.tests, arguments, network=make_task.untrained)
+        return command_line.main(make_task, arguments)
 
     return make_task, main
 
@@ -177,7 +178,7 @@ def campaign(
 def _refuse_names_of_options(space: hpo.SearchSpace, options: type[O]) -> None:
     """UsageError for parameters with an option's name, which a command line could not tell apart."""
     for name in space.names:
-        if name in options.model_fields:
+        if name in options.model_fields or name in Command.model_fields:
             hint = (
                 " Recipe(samples_a_step=…) says how many samples a step has." if name == "batch_size" else ""
             )

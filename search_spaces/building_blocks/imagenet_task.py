@@ -92,16 +92,8 @@ class ImageNetOptions(ArchitectureOptions):
 
     @property
     def size(self) -> Size:
-        """That small chooses."""
+        """Small size or that of the source, by ``small``."""
         return SMALL if self.small else self.source
-
-    @property
-    def most_epochs(self) -> int:
-        return self.size.epochs if self.epochs is None else self.epochs
-
-    @property
-    def samples_a_step(self) -> int:
-        return self.size.batch_size if self.batch_size is None else self.batch_size
 
     @property
     def _held(self) -> float:

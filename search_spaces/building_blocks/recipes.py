@@ -41,6 +41,15 @@ class Parts(Protocol):
     def test(self) -> Dataset[Any]: ...
 
 
+class RunSize(Protocol):
+    """Length of a run in passes over the training set, and samples a step of all ranks together."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+
+
 class TrainingOptions(Options, ABC):
     """How all configurations of a campaign are trained, and on what: the options that every campaign has."""
 
@@ -67,16 +76,19 @@ class TrainingOptions(Options, ABC):
     """
 
     @property
+    def size(self) -> RunSize:
+        """Size of a run whose ``epochs`` or ``batch_size`` is left out, in campaigns that allow that."""
+        raise NotImplementedError
+
+    @property
     def most_epochs(self) -> int:
-        """Of a run."""
-        assert self.epochs is not None
-        return self.epochs
+        """Passes over the training set in a run that is not stopped early."""
+        return self.size.epochs if self.epochs is None else self.epochs
 
     @property
     def samples_a_step(self) -> int:
-        """Of all ranks together."""
-        assert self.batch_size is not None
-        return self.batch_size
+        """Samples a step, of all ranks together."""
+        return self.size.batch_size if self.batch_size is None else self.batch_size
 
     @property
     def saves_each_epoch(self) -> bool:

@@ -2,32 +2,103 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+
+from pydantic import BeforeValidator, Field, ValidationError, create_model
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliUnknownArgs,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings.exceptions import SettingsError
 
 import hpo
-from hpo.spelling import unrecognized
-from search_spaces.options import Options
+from hpo.spelling import suggestion
+from search_spaces.options import Count, Options, rule_of, wrong
 from search_spaces.standalone.trained_models import Trained, check_module, names_no_module, of_campaign
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hpo.individual import Scalar
     from hpo.space.space import Parameter
 
 
 class MakeTask(Protocol):
-    """``make_task`` of a campaign's module, and the model of its options."""
+    """``make_task`` of a campaign's module, with the model of its options, its test and its untrained network."""
+
+    __module__: str
 
     @property
     def options(self) -> type[Options]: ...
 
     def __call__(self, **options: Any) -> hpo.Task: ...
+
+    def tests(self, params: Mapping[str, Scalar], **keywords: Any) -> list[dict[str, float]]: ...
+
+    def untrained(self, params: Mapping[str, Scalar], **keywords: Any) -> nn.Module: ...
+
+
+class Command(BaseSettings):
+    """Train one configuration, here or on the ranks of torchrun."""
+
+    model_config = SettingsConfigDict(
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        cli_hide_none_type=True,
+        cli_ignore_unknown_args=True,
+        cli_implicit_flags=True,
+        cli_kebab_case=True,
+        extra="forbid",
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        validate_default=False,  # a parameter without a default may be absent from the configuration
+    )
+
+    config: Path | None = None
+    """A configuration as `hpo best --json` prints it, with options of the task if it names them; it is tested, too."""
+    campaign: Path | None = None
+    """Directory of a campaign: its best configuration and its options; tested, too."""
+    id: str | None = None
+    """Another individual of the campaign, as `hpo best --top` shows them."""
+    seed: int = 0
+    """Seed of the training."""
+    test_seeds: Count | None = None
+    """With --config or --campaign: the test is the mean of this many trainings; left out: as the task has it."""
+    directory: Path | None = None
+    """Where the run is saved, for a second call to continue it; left out: nowhere."""
+    export: Path | None = None
+    """Write the trained model to this file, by safetensors; with --campaign the model that the campaign has trained."""
+    merge: bool = False
+    """With --export: low-rank weights multiplied out, as in the ordinary network."""
+    anew: bool = False
+    """With --campaign and --export: train again, as the options say."""
+    rest: CliUnknownArgs
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments alone: a variable of the environment called SEED is no option."""
+        return (init_settings,)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a configuration is trained: else the model that a campaign has trained is written."""
+        return self.campaign is None or self.export is None or self.anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,94 +106,69 @@ class Request:
     """What a command asks for.
 
     ``options``: keywords of make_task, of the file or the campaign and as given; ``start``: parameters of these, None:
-    those of the task's default; ``rest``: arguments that the task's parameters read. ``id``: the campaign's individual
-    that has these parameters. ``trained``: the one whose model is written, nothing being trained.
+    those of the task's default; ``trained``: the campaign's individual that has these parameters.
     """
 
+    command: Command
     options: Mapping[str, Any]
     start: Mapping[str, Scalar] | None = None
-    id: str | None = None
-    rest: Sequence[str] = ()
-    seed: int = 0
-    test_seeds: int | None = None
-    directory: Path | None = None
-    export: Path | None = None
-    merge: bool = False
-    trained: Trained | None = field(default=None)
+    trained: Trained | None = None
 
 
-class _Parser(argparse.ArgumentParser):
-    """One whose mistakes are UsageErrors: a sentence, without the list of all options before it."""
-
-    def error(self, message: str) -> NoReturn:
-        sentence = message if message.endswith("?") else f"{message}."
-        raise hpo.UsageError(f"{sentence} `{self.prog} --help` lists what there is.")
-
-
-def read(
-    module: str, make_task: MakeTask, arguments: Sequence[str] | None = None, *, exports: bool
-) -> Request:
+def read(make_task: MakeTask, arguments: Sequence[str] | None = None) -> Request:
     """What ``arguments`` ask for, but for the parameters, which the task of its options has to read.
 
     UsageError for what cannot be; SystemExit after --help.
     """
-    parser = _general(module, make_task, exports=exports)
-    found, rest = parser.parse_known_args(arguments)
-    given_values = {name: value for name, value in vars(found).items() if value is not None}
-    options = {name[1:]: given_values.pop(name) for name in list(given_values) if name[0] == ":"}
-    # A flag that is not given is False.
-    given = {name: value for name, value in given_values.items() if value is not False}
-    if {"-h", "--help"} & set(rest):
-        _help(parser, make_task, options)
-    _check_together(given, [*(_flag(name) for name in options), *(one for one in rest if one[:2] == "--")])
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    module, model = make_task.__module__, _with_options(make_task)
+    helps = {"-h", "--help"}
+    command = _parsed(model, [one for one in given if one not in helps])
+    names = [name for name in make_task.options.model_fields if name in command.model_fields_set]
+    options = {name: getattr(command, name) for name in names}
+    if helps & set(given):
+        _help(model, make_task, options)
+    _check_together(
+        command, [_flag(name) for name in names] + [one for one in command.rest if one[:2] == "--"]
+    )
     start: Mapping[str, Scalar] | None = None
     known: Mapping[str, Any] = {}
     trained: Trained | None = None
-    source = given.get("campaign") or given.get("config")
-    if "campaign" in given:
-        trained = of_campaign(given["campaign"], module, given.get("id"))
+    if command.campaign is not None:
+        trained = of_campaign(command.campaign, module, command.id)
         start, known = trained.params, trained.options
-    elif "config" in given:
-        start, known = _configuration(given["config"], module)
-    names = list(make_task.options.model_fields)
-    strange = [name for name in known if name not in names]
+    elif command.config is not None:
+        start, known = _configuration(command.config, module)
+    strange = [name for name in known if name not in make_task.options.model_fields]
     if strange:
         raise hpo.UsageError(
-            f"{source} has the option {', '.join(strange)}, which {module} does not know: it knows "
-            f"{', '.join(names)}. It may be of another version."
+            f"{command.campaign or command.config} has the option {', '.join(strange)}, which {module} does not know: "
+            f"it knows {', '.join(make_task.options.model_fields)}. It may be of another version."
         )
-    return Request(
-        options={**known, **options},
-        start=start,
-        id=None if trained is None else trained.id,
-        rest=rest,
-        seed=given.get("seed", 0),
-        test_seeds=given.get("test_seeds"),
-        directory=given.get("directory"),
-        export=given.get("export"),
-        merge="merge" in given,
-        trained=trained if "export" in given and "anew" not in given else None,
-    )
+    return Request(command=command, options={**known, **options}, start=start, trained=trained)
 
 
-def _check_together(given: Mapping[str, Any], about_training: Sequence[str]) -> None:
+def _check_together(command: Command, about_training: Sequence[str]) -> None:
     """UsageError for arguments that mean nothing without others, or beside them."""
+    given = {name for name in command.model_fields_set if getattr(command, name) not in (None, False)}
     for name, needed, why in (
-        ("merge", ("export",), "says how a model is written: add --export FILE, and where to"),
-        ("id", ("campaign",), "names an individual: add --campaign DIR, and of which"),
+        ("merge", {"export"}, "says how a model is written: add --export FILE, and where to"),
+        ("id", {"campaign"}, "names an individual: add --campaign DIR, and of which"),
         (
             "test_seeds",
-            ("config", "campaign"),
+            {"config", "campaign"},
             "says how often a configuration is tested: add --config FILE, and which",
         ),
-        ("anew", ("campaign",), "trains a campaign's configuration again: add --campaign DIR, and of which"),
+        ("anew", {"campaign"}, "trains a campaign's configuration again: add --campaign DIR, and of which"),
     ):
-        if name in given and not any(one in given for one in needed):
+        if name in given and not needed & given:
             raise hpo.UsageError(f"{_flag(name)} {why}")
-    if "config" in given and "campaign" in given:
+    if {"config", "campaign"} <= given:
         raise hpo.UsageError("--config and --campaign both name a configuration. Leave one of them out.")
-    if "campaign" in given and "export" in given and "anew" not in given:
-        unused = [_flag(name) for name in ("seed", "test_seeds", "directory") if name in given]
+    if not command.trains:
+        unused = [
+            _flag(name) for name in ("seed", "test_seeds", "directory") if name in command.model_fields_set
+        ]
         unused += about_training
         if unused:
             raise hpo.UsageError(
@@ -131,20 +177,16 @@ def _check_together(given: Mapping[str, Any], about_training: Sequence[str]) -> 
             )
 
 
-def parameters(
-    module: str, make_task: MakeTask, task: hpo.Task, request: Request, *, options: Mapping[str, Any]
-) -> dict[str, Scalar]:
+def parameters(task: hpo.Task, request: Request) -> dict[str, Scalar]:
     """The configuration: the parameters that are given, the others as in ``request.start``. UsageError for what the
     space or a constraint refuses.
     """
-    parser = _Parser(prog=f"python -m {module}", add_help=False, allow_abbrev=False)
-    _add_parameters(parser, task.space)
-    found, unknown = parser.parse_known_args(request.rest)
-    if unknown:
-        whole = _general(module, make_task, exports=True)
-        _add_parameters(whole, task.space)
-        parser.error(unrecognized(unknown, whole))
-    chosen = {name[1:]: value for name, value in vars(found).items() if value is not None}
+    found = _parsed(_with_parameters(type(request.command), task), request.command.rest)
+    if found.rest:
+        flag = next((word.split("=")[0] for word in found.rest if word.startswith("-")), found.rest[0])
+        valid = [_flag(name) for name in type(found).model_fields if name != "rest"]
+        raise hpo.UsageError(f"unrecognized arguments: {' '.join(found.rest)}. {suggestion(flag, valid)}")
+    chosen = {name: getattr(found, name) for name in task.space.parameters if name in found.model_fields_set}
     start = request.start if request.start is not None else task.default or {}
     params = _completed(task.space, start, chosen)
     for constraint in task.constraints:
@@ -152,7 +194,7 @@ def parameters(
             rule = " ".join((constraint.__doc__ or "").split())
             raise hpo.UsageError(
                 f"constraint {getattr(constraint, '__name__', constraint)} refuses {params}: {rule} Change one of them"
-                f"{_given(options)}."
+                f"{_given(request.options)}."
             )
     return params
 
@@ -170,164 +212,92 @@ def all_options(make_task: MakeTask, options: Mapping[str, Any]) -> dict[str, An
 # The parser
 
 
-def _general(module: str, make_task: MakeTask, *, exports: bool) -> _Parser:
-    """All but the parameters, which the task knows that is made with the options."""
-    parser = _Parser(
-        prog=f"python -m {module}",
-        description="Train one configuration, here or on the ranks of torchrun.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="a configuration as `hpo best --json` prints it, with options of the task if it names them; it is tested, "
-        "too",
-    )
-    parser.add_argument(
-        "--campaign",
-        type=Path,
-        metavar="DIR",
-        help="that of this campaign's best, with the campaign's options; likewise",
-    )
-    parser.add_argument("--id", help="of another individual of the campaign, as `hpo best --top` shows them")
-    parser.add_argument("--seed", type=_whole, help="of the training (default 0)")
-    parser.add_argument(
-        "--test-seeds",
-        type=_count,
-        metavar="N",
-        help="with --config or --campaign: the test is the mean of this many trainings (default: as the task has it)",
-    )
-    parser.add_argument(
-        "--directory", type=Path, help="where the run is saved, for a second call to go on (default: nowhere)"
-    )
-    if exports:
-        model = parser.add_argument_group("the trained model")
-        model.add_argument(
-            "--export",
-            type=Path,
-            metavar="FILE",
-            help="write it there, by safetensors; with --campaign that which the campaign has trained",
-        )
-        model.add_argument(
-            "--merge", action="store_true", help="low-rank weights multiplied out, as in the ordinary network"
-        )
-        model.add_argument(
-            "--anew", action="store_true", help="with --campaign: train again, as the options say"
-        )
-    options = parser.add_argument_group("options of the task")
+def _with_options(make_task: MakeTask) -> type[Command]:
+    """All arguments but the parameters, which the task knows that is made with the options."""
     described = make_task.options
-    for name, kind in described.kinds().items():
-        default = described.model_fields[name].default
-        flag: dict[str, Any] = (
-            {"nargs": "?", "const": True} if kind is bool else {}
-        )  # --small, or --small false
-        options.add_argument(
-            _flag(name),
-            dest=f":{name}",
-            metavar=_METAVARS[_base(kind)],
-            type=_READERS[_base(kind)],
-            help=f"{described.describe(name)} (default: {default})".strip().replace("%", "%%"),
-            **flag,
-        )
-    return parser
+    fields: dict[str, Any] = {
+        name: (kind, Field(described.model_fields[name].default, description=described.describe(name)))
+        for name, kind in described.kinds().items()
+    }
+    model = create_model(Command.__name__, __base__=Command, __doc__=Command.__doc__, **fields)
+    model.model_config["cli_prog_name"] = f"python -m {make_task.__module__}"
+    return model
 
 
-def _help(parser: _Parser, make_task: MakeTask, options: Mapping[str, Any]) -> NoReturn:
-    parser.add_argument("-h", "--help", action="help", help="show this")
-    try:
-        _add_parameters(parser, make_task(**options).space)
-    except hpo.UsageError as error:
-        parser.epilog = f"Parameters are listed for options with which there is a task. {error}".replace(
-            "%", "%%"
-        )
-    parser.print_help()
-    sys.exit(0)
-
-
-def _add_parameters(parser: _Parser, space: hpo.SearchSpace) -> None:
-    parameters = parser.add_argument_group("parameters")
-    for name, parameter in space.parameters.items():
+def _with_parameters(model: type[Command], task: hpo.Task) -> type[Command]:
+    start = task.default or {}
+    fields: dict[str, Any] = {}
+    for name, parameter in task.space.parameters.items():
         described = ", ".join(f"{key} {value}" for key, value in parameter.describe().items())
-        parameters.add_argument(
-            _flag(name),
-            dest=f"={name}",
-            metavar=_metavar(parameter),
-            type=_reader(parameter),
-            help=described.replace("%", "%%"),
-        )
+        fields[name] = (_kind(parameter), Field(start.get(name), description=f"parameter: {described}"))
+    with warnings.catch_warnings():
+        # A parameter called "copy" hides a method of the model, which nobody calls.
+        warnings.simplefilter("ignore", UserWarning)
+        return create_model(Command.__name__, __base__=model, __doc__=Command.__doc__, **fields)
 
 
-def _metavar(parameter: Parameter) -> str:
+def _kind(parameter: Parameter) -> Any:
+    read = BeforeValidator(_reader(parameter))
     if hasattr(parameter, "choices"):
-        return "VALUE"
-    return _METAVARS[int] if isinstance(parameter, hpo.Int) else _METAVARS[float]
+        return Annotated[Any, read]
+    return Annotated[int, read] if isinstance(parameter, hpo.Int) else Annotated[float, read]
+
+
+def _parsed(model: type[Command], arguments: Sequence[str]) -> Command:
+    """The values of ``arguments``; UsageError with a line for each value that is not allowed."""
+    try:
+        return CliApp.run(model, cli_args=list(arguments), cli_exit_on_error=False)
+    except SettingsError as error:
+        sentence = str(error).removeprefix("error parsing CLI: ")
+        program = model.model_config["cli_prog_name"]
+        raise hpo.UsageError(f"{sentence}. `{program} --help` lists what there is.") from None
+    except ValidationError as error:
+        refusals = []
+        for found in error.errors():
+            name = str(found["loc"][0])
+            field = model.model_fields[name]
+            marked = Annotated.__class_getitem__((field.annotation, *field.metadata, ""))  # type: ignore[attr-defined]
+            rule = str(found.get("ctx", {}).get("error", "")) or rule_of(marked)
+            value = _scalar(found["input"])
+            # A rule with a remedy of its own: 'must be one of "sgd", "adam". Did you mean "adam"?'
+            complete = rule[-1] in ".?"
+            refusals.append(
+                f"{name} = {value!r}: must be {rule}" if complete else str(wrong(name, value, rule))
+            )
+        raise hpo.UsageError("\n".join(refusals)) from None
+
+
+def _help(model: type[Command], make_task: MakeTask, options: Mapping[str, Any]) -> NoReturn:
+    try:
+        model = _with_parameters(model, make_task(**options))
+    except hpo.UsageError as error:
+        print(f"Parameters are listed for options with which there is a task. {error}\n")
+    CliApp.run(model, cli_args=["--help"])
+    sys.exit(0)
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _base(annotation: Any) -> type:
-    """bool, float, int or str: what a value of an option with this annotation is; None of an optional one aside."""
-    if get_origin(annotation) is Annotated:
-        return _base(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return _base(next(one for one in get_args(annotation) if one is not type(None)))
-    return annotation if annotation in (bool, float, int) else str
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number") from None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
-    return int(text)
-
-
-def _truth(text: str) -> bool:
-    if text.lower() in ("true", "1"):
-        return True
-    if text.lower() in ("false", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text}: must be true or false")
-
-
-# By what ``_base`` says of an option: from an argument's text to a value, and what help shows in its place.
-_READERS: dict[type, Callable[[str], object]] = {bool: _truth, float: _number, int: _whole, str: str}
-_METAVARS: dict[type, str] = {bool: "true|false", float: "NUMBER", int: "N", str: "TEXT"}
-
-
-def _reader(parameter: Parameter) -> Callable[[str], Scalar]:
+def _reader(parameter: Parameter) -> Callable[[object], Scalar]:
     """From an argument's text to a value of ``parameter``."""
 
-    def read(text: str) -> Scalar:
-        value: object
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
+    def read(given: object) -> Scalar:
+        text = str(given)
         choices = getattr(parameter, "choices", ())
-        value = {**{str(c): c for c in choices}, **{json.dumps(c): c for c in choices}}.get(text, value)
-        try:
-            return parameter.canonical(value)
-        except ValueError as rule:
-            raise argparse.ArgumentTypeError(f"{text}: must be {rule}") from rule
+        named = {**{str(c): c for c in choices}, **{json.dumps(c): c for c in choices}}
+        return parameter.canonical(named.get(text, _scalar(text)))
 
     return read
+
+
+def _scalar(text: object) -> object:
+    """The number, truth value or null that ``text`` stands for, else the text."""
+    try:
+        return json.loads(str(text))
+    except ValueError:
+        return text
 
 
 # Configurations

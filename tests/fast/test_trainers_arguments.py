@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -55,53 +55,93 @@ class Mean:
         return 0.0
 
 
-WRONG: dict[str, dict[str, Any]] = {
-    "schedule = 'cosine': must be a schedule": {"schedule": "cosine"},
-    "schedule = <class 'trainers.optim.schedules.Cosine'>: must be": {"schedule": trainers.Cosine},
-    "early_stopping = 5: must be None or a trainers.EarlyStopping": {"early_stopping": 5},
-    "topology = 2: must be None or a trainers.Topology": {"topology": 2},
-    "assignment = 'fine': must be an assignment": {"assignment": "fine"},
-    "trainers.data.batches.Disjoint'>: must be an assignment": {"assignment": trainers.Disjoint},
-    "report = 3: must be None or a function": {"report": 3},
-    "interrupt = True: must be None or a function": {"interrupt": True},
-    "loss = None: must be a function": {"loss": None},
-    "metrics = [1]: must be functions by name": {"metrics": [1]},
-    "metrics = {'accuracy': 1}: must be functions": {"metrics": {"accuracy": 1}},
-    "metrics: 'mean' is a class": {"metrics": {"mean": Mean}},
-    "metrics: 'mean' has update() and compute(), and no sums()": {"metrics": {"mean": Mean()}},
-    "label_smoothing = 0.1: step computes its own loss": {"label_smoothing": 0.1, "step": print},
-    "step = 3: must be None or a function": {"step": 3},
-    "collate = 3: must be None or a function": {"collate": 3},
-    "checkpoint = 5: must be None or the path": {"checkpoint": 5},
-    "timeout = 60: must be a datetime.timedelta": {"timeout": 60},
-    "timeout = datetime.timedelta(0): must be a datetime.timedelta above 0": {"timeout": timedelta(0)},
-    "seed = 'x': must be a whole number": {"seed": "x"},
-    "seed = 1.5: must be a whole number": {"seed": 1.5},
-    "seed = None: must be a whole number": {"seed": None},
-    "optimizer = an object of type SGD: must be a function that makes it": {
-        "optimizer": sgd([nn.Parameter(torch.zeros(1))])
-    },
-    "optimizer(parameters) = None: must be a torch.optim.Optimizer": {"optimizer": lambda parameters: None},
-    "optimizer: LBFGS computes gradients several times a step": {"optimizer": torch.optim.LBFGS},
-    "optimizer: lr of its group 0 = None: must be a number": {
-        "optimizer": lambda parameters: torch.optim.Optimizer(parameters, {}),
-    },
-    "schedule: a warm-up of 2.5 epochs does not end in a run of 2": {
-        "schedule": trainers.Cosine(warmup_epochs=2.5)
-    },
-    "train_set: TensorDataset is empty": {"train_set": NONE},
-    "validation_set: TensorDataset is empty": {"validation_set": NONE},
-    "model = <class 'torch.nn.modules.linear.Linear'>: must be a torch.nn.Module": {"model": nn.Linear},
-    "model = None: must be a torch.nn.Module": {"model": None},
-}
+ONE_VALUE: list[tuple[str, object]] = [
+    ("schedule", "cosine"),
+    ("schedule", trainers.Cosine),
+    ("early_stopping", 5),
+    ("topology", 2),
+    ("assignment", "fine"),
+    ("assignment", trainers.Disjoint),
+    ("report", 3),
+    ("on_step", 3),
+    ("interrupt", True),
+    ("loss", None),
+    ("metrics", [1]),
+    ("metrics", {"accuracy": 1}),
+    ("step", 3),
+    ("collate", 3),
+    ("parameter_groups", {}),
+    ("checkpoint", 5),
+    ("checkpoint_every", timedelta(0)),
+    ("checkpoint_every", 0),
+    ("checkpoint_every", 2.5),
+    ("on_other_ranks", "ask"),
+    ("profile", 3),
+    ("timeout", 60),
+    ("timeout", timedelta(0)),
+    ("seed", "x"),
+    ("seed", 1.5),
+    ("seed", None),
+    ("epochs", 0),
+    ("batch_size", 2.5),
+    ("accumulate", 0),
+    ("accumulate", True),
+    ("loader_processes", -1),
+    ("evaluation_batch_size", 0),
+    ("precision", "fp8"),
+    ("clip_norm", 0),
+    ("clip_norm", "1"),
+    ("clip_value", 0),
+    ("ema_decay", 1.0),
+    ("label_smoothing", 1.0),
+    ("label_smoothing", "0.1"),
+    ("activation_checkpointing", "blocks.*"),
+    ("flops_per_sample", 0),
+    ("peak_flops", -1.0),
+    ("optimizer", sgd([nn.Parameter(torch.zeros(1))])),
+    ("model", nn.Linear),
+    ("model", None),
+]
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_the_loop_refuses(message: str) -> None:
+@pytest.mark.parametrize(("option", "value"), ONE_VALUE)
+def test_a_value_that_is_not_allowed_is_refused(option: str, value: object) -> None:
     with pytest.raises(ValueError) as caught:
-        train(**WRONG[message])
-    assert message in str(caught.value)
+        train(**{option: value})
+    shown = repr(value) if len(repr(value)) <= 80 and "\n" not in repr(value) else type(value).__name__
+    before, rule = str(caught.value).split(": must be ", 1)
+    assert before.startswith(f"{option} = ") and shown in before
+    assert rule.endswith("Correct it.") and "\n" not in rule
+
+
+TOGETHER: list[tuple[str, dict[str, Any]]] = [
+    ("metrics: 'mean' is a class", {"metrics": {"mean": Mean}}),
+    ("metrics: 'mean' has update()", {"metrics": {"mean": Mean()}}),
+    ("label_smoothing = 0.1: step computes its own loss", {"label_smoothing": 0.1, "step": print}),
+    ("clip_norm and clip_value: ", {"clip_norm": 1.0, "clip_value": 1.0}),
+    ("flops_per_sample and peak_flops: ", {"peak_flops": 1e15}),
+    ("optimizer(parameters) = None: ", {"optimizer": lambda parameters: None}),
+    ("optimizer: LBFGS ", {"optimizer": torch.optim.LBFGS}),
+    ("optimizer: lr of its group 0 = None: ", {"optimizer": lambda p: torch.optim.Optimizer(p, {})}),
+    ("schedule: a warm-up of 2.5 epochs ", {"schedule": trainers.Cosine(warmup_epochs=2.5)}),
+    ("train_set: TensorDataset is empty", {"train_set": NONE}),
+    ("validation_set: TensorDataset is empty", {"validation_set": NONE}),
+]
+
+
+@pytest.mark.parametrize(("named", "given"), TOGETHER)
+def test_values_that_do_not_fit_together_are_refused(named: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as caught:
+        train(**given)
+    assert str(caught.value).startswith(named)
     assert "\n" not in str(caught.value)
+
+
+def test_a_directory_for_traces_is_made_or_refused(tmp_path: Path) -> None:
+    train(profile=tmp_path / "new", epochs=2, interrupt=None)
+    assert json.loads((tmp_path / "new/trace.json").read_text())["traceEvents"]
+    with pytest.raises(ValueError, match=r"cannot be made \(.*\)\. Name a directory that rank 0"):
+        train(profile=tmp_path / "new/trace.json")
 
 
 class Streamed(IterableDataset[Any]):
@@ -310,66 +350,3 @@ def test_a_weight_that_the_optimizer_leaves_out_is_named_before_the_first_step(
     owner = type(method).__name__
     with pytest.raises(ValueError, match=rf"{owner}: 2\.weight requires a gradient, but the optimizer"):
         train(method=method, optimizer=lambda parameters: sgd(list(parameters)[:4]))
-
-
-SETTINGS: dict[str, Callable[[], object]] = {
-    "ranks_per_node = 1.0: must be a whole number, or None to go by the hosts": lambda: trainers.Topology(
-        ranks_per_node=1.0  # type: ignore[arg-type]
-    ),
-    "OIALR(sigma_cutoff='a'): sigma_cutoff must be a number": lambda: trainers.OIALR(
-        sigma_cutoff="a"  # type: ignore[arg-type]
-    ),
-    "OIALR(sigma_cutoff=None): sigma_cutoff must be a number": lambda: trainers.OIALR(
-        sigma_cutoff=None  # type: ignore[arg-type]
-    ),
-    "OIALR(synchronisation='DASO'): must be a method's settings. Pass DDP()": lambda: trainers.OIALR(
-        synchronisation="DASO"  # type: ignore[arg-type]
-    ),
-    "trainers.methods.daso.DASO'>): must be a method's settings. Pass DASO()": lambda: trainers.OIALR(
-        synchronisation=trainers.DASO  # type: ignore[arg-type]
-    ),
-    "AB(merge_gain='1'): merge_gain must be a number": lambda: trainers.AB(
-        merge_gain="1"  # type: ignore[arg-type]
-    ),
-    "AB(groups='no'): groups must be True or False": lambda: trainers.AB(
-        groups="no"  # type: ignore[arg-type]
-    ),
-    "DASO(adaptive='no'): adaptive must be True or False": lambda: trainers.DASO(
-        adaptive="no"  # type: ignore[arg-type]
-    ),
-    "DASO(plateau_threshold=None): plateau_threshold must be a number": lambda: trainers.DASO(
-        plateau_threshold=None  # type: ignore[arg-type]
-    ),
-    "LocalSGD(adaptive='x'): adaptive must be True or False": lambda: trainers.LocalSGD(
-        adaptive="x"  # type: ignore[arg-type]
-    ),
-    "Cosine(warmup_epochs='1'): warmup_epochs must be a number": lambda: trainers.Cosine(
-        warmup_epochs="1"  # type: ignore[arg-type]
-    ),
-    "Cosine(warmup_epochs=inf): warmup_epochs must be at least 0 and finite": lambda: trainers.Cosine(
-        warmup_epochs=math.inf
-    ),
-    "Drops(at=0.5): at must be parts of the run": lambda: trainers.Drops(at=0.5),  # type: ignore[arg-type]
-    "ReduceOnPlateau(patience='5'): patience must be a whole number": lambda: trainers.ReduceOnPlateau(
-        patience="5"  # type: ignore[arg-type]
-    ),
-    "EarlyStopping(restore_best=1): restore_best must be True or False": lambda: trainers.EarlyStopping(
-        restore_best=1  # type: ignore[arg-type]
-    ),
-    "Stream: an object of type list_iterator can be read once only": lambda: trainers.Stream(iter([1])),
-    "Stream: length = 0: must be a whole number": lambda: trainers.Stream([1], length=0),
-    "Stream: sharded = 1: must be True or False": lambda: trainers.Stream(
-        [1],
-        sharded=1,  # type: ignore[arg-type]
-    ),
-    "Coarse(shards=2.0): shards must be a whole number": lambda: trainers.Coarse(
-        shards=2.0  # type: ignore[arg-type]
-    ),
-}
-
-
-@pytest.mark.parametrize("message", SETTINGS)
-def test_settings_refuse(message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        SETTINGS[message]()
-    assert message in str(caught.value)

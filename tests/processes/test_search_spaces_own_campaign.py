@@ -156,11 +156,12 @@ def test_a_campaign_that_python_started_is_of_no_module(
     assert found["params"] == hpo.Result("run").best.params and Path("best.safetensors").is_file()
 
 
-def test_a_parameter_with_an_option_s_name_is_refused() -> None:
+@pytest.mark.parametrize("name", ["batch_size", "seed"])
+def test_a_parameter_with_an_option_s_name_is_refused(name: str) -> None:
     make_task, _ = image_campaign(
-        hpo.SearchSpace(batch_size=hpo.Ordinal(8, 16)), {"batch_size": 8}, recipe, options=Options
+        hpo.SearchSpace({name: hpo.Ordinal(8, 16)}), {name: 8}, recipe, options=Options
     )
-    with pytest.raises(hpo.UsageError, match=r"^batch_size: is a parameter of the space, and an option\."):
+    with pytest.raises(hpo.UsageError, match=rf"^{name}: is a parameter of the space, and an option\."):
         make_task()
 
 

@@ -850,31 +850,6 @@ def test_refuses_ranks_that_make_no_groups(nodes: Any, size: int | None, message
         groups_of(nodes, size)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"sigma_cutoff": 0.0},
-        {"sigma_cutoff": 1.0},
-        {"merge": "mean"},
-        {"merge_gain": 0.0},
-        {"merge_gain": 1.1},
-        {"compression": "powersgd"},
-        {"group_size": 0},
-        {"group_size": 2, "groups": False},
-        {"merge": "products", "groups": False},
-        {"merge": "loss-weighted", "groups": False},
-        {"merge": "products", "merge_gain": 1.0},
-        {"ab_steps": 0},
-        {"warmup_steps": -1},
-        {"rebound_steps": 1.5},
-    ],
-    ids=str,
-)
-def test_refuses(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        trainers.AB(**wrong)
-
-
 def test_says_so_where_a_run_before_left_all_in_factors() -> None:
     net, method_before = model(), trainers.OIALR(delay=2, update_every=2)
     train(net, method=method_before, epochs=1)

@@ -433,18 +433,3 @@ def with_another_layer(rank: int) -> list[Tensor]:
 def test_an_exchanged_layer_is_averaged_and_nothing_stays_on_the_model() -> None:
     one, other = run_ranks(2, with_another_layer)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"compression": "fp16"},
-        {"powersgd_rank": 0},
-        {"powersgd_rank": 2.5},
-        {"powersgd_rank": 2},
-        {"compression": "bf16", "powersgd_rank": 8},
-    ],
-)
-def test_refuses(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        trainers.DDP(**wrong)

@@ -514,31 +514,6 @@ def test_a_checkpoint_from_before_a_setting_came_is_gone_on_from(
 # Settings
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"household_every": 0}, "household_every must be a whole number"),
-        ({"world_every": None}, "world_every must be a whole number"),
-        ({"world_every": 1}, "household_every must be below world_every"),
-        ({"households": 1.0}, "households must be a whole number"),
-        ({"neighbourhoods": 2}, "one without the other"),
-        ({"neighbourhood_every": 2}, "one without the other"),
-        ({"neighbourhoods": 2, "neighbourhood_every": 8}, "neighbourhood_every must be below world_every"),
-        (
-            {"household_every": 2, "neighbourhoods": 2, "neighbourhood_every": 2},
-            "household_every must be below neighbourhood_every",
-        ),
-        ({"households": 2, "neighbourhoods": 3, "neighbourhood_every": 2}, "several whole households"),
-        ({"households": 2, "neighbourhoods": 2, "neighbourhood_every": 2}, "several whole households"),
-        ({"start": 1.5}, "fraction of all steps"),
-        ({"start": -1}, "number of steps"),
-    ],
-)
-def test_refuses(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trainers.LocalSGD(**wrong)
-
-
 def does_not_divide(rank: int) -> None:
     for settings, message in (
         ({"households": 3}, "4 ranks are no multiple of it"),

@@ -754,30 +754,6 @@ def test_a_run_with_weights_that_are_not_finite_ends_as_diverged_on_all_ranks() 
 # Settings
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"sigma_cutoff": 0.0}, "sigma_cutoff=0.0.*between 0 and 1"),
-        ({"sigma_cutoff": 1}, "between 0 and 1"),
-        ({"sigma_cutoff": math.nan}, "between 0 and 1"),
-        ({"layer_step": 0}, "layer_step=0"),
-        ({"layer_step": 1.5}, "layer_step=1.5"),
-        ({"delay": -1}, "delay must be"),
-        ({"delay": 1.1}, "delay must be"),
-        ({"update_every": 0}, "update_every must be"),
-        ({"update_every": 0.0}, "update_every must be"),
-        ({"synchronisation": trainers.OIALR()}, r"OIALR\(…\)\): a weight is decomposed once"),
-        (
-            {"synchronisation": trainers.AB()},
-            r"AB\(…\)\): a weight is decomposed once.*DDP, DASO or LocalSGD",
-        ),
-    ],
-)
-def test_refuses(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trainers.OIALR(**wrong)
-
-
 def test_refuses_what_it_cannot_train() -> None:
     with pytest.raises(ValueError, match=r"no weight to decompose.*full_rank_last_layer leaves whole"):
         train(nn.Linear(24, 20).double(), loss=lambda outputs, targets: outputs.mean())

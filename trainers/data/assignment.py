@@ -49,21 +49,7 @@ class Overlapping(ABC):
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
-        """The batches of this rank in an epoch: for each optimizer step a list of ``accumulate`` batches, each with
-        the indices of its samples, its weight in the mean over ranks, and a seed.
-
-        Args:
-            samples (int): in the training set.
-            epoch (int): from 0.
-            seed (int): of the run.
-            rank (int): this one.
-            ranks (int): their number.
-            batch_size (int): samples per rank and backward pass.
-            accumulate (int): backward passes per step.
-
-        Raises:
-            ValueError: there are too few samples for the ranks.
-        """
+        """As ``Disjoint.epoch``."""
         copies = self.copies_of(ranks)
         held = _held(self, samples, ranks, seed)
         parts = [_part(len(own), epoch % copies, copies) for own in held]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainers.arguments import check_kinds, is_integer
+from trainers.arguments import check_kinds, check_whole
 from trainers.communication.averager import GradientAverager, gradient_of
 from trainers.communication.buckets import average_tensors, broadcast_tensors, buffers_of, reconcile_buffers
 from trainers.communication.channel import Channel
@@ -106,19 +106,18 @@ class AB:
 
     def __post_init__(self) -> None:
         check_kinds(self)
+        check_whole(self, group_size=1)
         check_steps("AB", "warmup_steps", self.warmup_steps)
         check_steps("AB", "ab_steps", self.ab_steps, least=1)
         for name in ("rebound_steps", "lr_rebound_steps"):
             if getattr(self, name) is not None:
                 check_steps("AB", name, getattr(self, name))
-        size = self.group_size
         for name, allowed, rule in (
             ("sigma_cutoff", 0 < self.sigma_cutoff < 1, "above 0 and below 1"),
             ("merge", self.merge in _MERGES, " or ".join(f'"{merge}"' for merge in _MERGES)),
             ("merge_gain", 0 < self.merge_gain <= 1, "above 0 and at most 1"),
             ("compression", self.compression in (None, "bf16"), 'None or "bf16"'),
-            ("group_size", size is None or (is_integer(size) and size >= 1), "at least 1, or None"),
-            ("group_size", size is None or self.groups, "None where groups=False"),
+            ("group_size", self.group_size is None or self.groups, "None where groups=False"),
             (
                 "merge",
                 self.merge == AB.merge or self.groups,

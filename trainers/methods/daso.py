@@ -11,7 +11,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
-from trainers.arguments import check_kinds, is_whole, make_plain
+from trainers.arguments import check_kinds, check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
 from trainers.communication.channel import Pending
@@ -75,20 +75,7 @@ class DASO:
     bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        make_plain(self)
-        for name, least in (
-            ("sync_every", 1),
-            ("sync_delay", 0),
-            ("plateau_patience", 1),
-            ("bucket_bytes", 1),
-        ):
-            value = getattr(self, name)
-            if value is None and name == "bucket_bytes":
-                continue
-            if not is_whole(value, least):
-                raise ValueError(
-                    f"DASO({name}={value!r}): {name} must be a whole number of at least {least}. Correct it."
-                )
+        check_whole(self, sync_every=1, sync_delay=0, plateau_patience=1, bucket_bytes=1)
         check_kinds(self)
         if self.sync_delay > self.sync_every:
             raise ValueError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.arguments import is_whole, make_plain
+from trainers.arguments import check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
 from trainers.methods.powersgd import PowerSGDAverager, merged_states
@@ -35,16 +35,12 @@ class DDP:
     powersgd_rank: int = 4
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        check_whole(self, powersgd_rank=1)
         if self.compression not in (None, "bf16", "powersgd"):
             raise ValueError(
                 f'DDP(compression={self.compression!r}): must be None, "bf16" or "powersgd". Correct it.'
             )
         columns = self.powersgd_rank
-        if not is_whole(columns, 1):
-            raise ValueError(
-                f"DDP(powersgd_rank={columns!r}): must be a whole number of at least 1. Correct it."
-            )
         if columns != DDP.powersgd_rank and self.compression != "powersgd":
             raise ValueError(
                 f"DDP(compression={self.compression!r}, powersgd_rank={columns}): powersgd_rank must be "

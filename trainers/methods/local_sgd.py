@@ -16,7 +16,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
-from trainers.arguments import check_kinds, is_whole, make_plain
+from trainers.arguments import check_kinds, check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import each_bucket, reconcile_buffers
 from trainers.communication.channel import Channel
@@ -105,15 +105,8 @@ class LocalSGD:
     average_at_epoch_end: bool = True
 
     def __post_init__(self) -> None:
-        make_plain(self)
-        for name in ("household_every", "neighbourhood_every", "world_every", "households", "neighbourhoods"):
-            value = getattr(self, name)
-            if value is None and name not in ("household_every", "world_every"):
-                continue
-            if not is_whole(value, 1):
-                raise ValueError(
-                    f"LocalSGD({name}={value!r}): {name} must be a whole number of at least 1. Correct it."
-                )
+        periods = {"household_every": 1, "neighbourhood_every": 1, "world_every": 1}
+        check_whole(self, **periods, households=1, neighbourhoods=1)
         check_kinds(self)
         check_steps("LocalSGD", "start", self.start)
         if (self.neighbourhood_every is None) != (self.neighbourhoods is None):

@@ -38,7 +38,7 @@ def may_be_longer(
         why = "its method plans its phases over the run's length"
     elif isinstance(settings.evaluate_every, float):
         why = f"evaluate_every = {settings.evaluate_every!r} is a fraction of the run"
-    elif settings.optimisation.ema_decay is not None and saved["reason"]:
+    elif settings.ema_decay is not None and saved["reason"]:
         why = "its weights have been replaced by their moving average (ema_decay)"
     if why:
         raise ValueError(

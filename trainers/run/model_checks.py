@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, ValuesView
+from datetime import timedelta
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from trainers.arguments import check_argument, is_number
+from trainers.communication.topology import Topology
+from trainers.evaluation.evaluate import device_of
 from trainers.optim.composite import Composite
 
 EXCHANGE = "the method's exchange of parameters"
@@ -91,3 +98,97 @@ def _held(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
         for part in found if isinstance(found, (list, tuple, ValuesView)) else [found]:
             if isinstance(part, Optimizer) and part is not optimizer:
                 yield name, part
+
+
+def check_call(*, model: object, metrics: object, optimizer: object) -> None:
+    """ValueError where one of these, as ``train`` was given it, is of another kind than it says."""
+    for name, value, allowed, rule in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
+        ("metrics", metrics, metrics is None or isinstance(metrics, Mapping), "functions by name"),
+        (
+            "optimizer",
+            optimizer,
+            callable(optimizer),
+            "a function that makes it: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), say",
+        ),
+    ):
+        check_argument(name, value, allowed, rule)
+
+
+def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
+    """ValueError if tensors of ``model`` have no shape yet, or could not be ``exchanged`` with other ranks and be the
+    same there, or be filled from where they are ``saved``.
+    """
+    for name, module in model.named_modules():
+        limited = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+        if exchanged and limited:
+            raise ValueError(
+                f"model: {name or 'it'} has max_norm={module.max_norm}, by which each pass changes the rows that this "
+                "rank looks up, and ranks would not end with the same. Use max_norm=None, and scale what is looked up."
+            )
+    device = device_of(model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if exchanged and tensor.device.type != device.type:
+            raise ValueError(
+                f"model: {name} is on {tensor.device}, and the first parameter on {device}. Move all to one device: "
+                "model.to(device), once all layers and buffers are there."
+            )
+        if is_lazy(tensor):
+            raise ValueError(
+                f"model: {name} has no shape yet, as its layer is lazy. Put a batch through the model first: "
+                "model(inputs)."
+            )
+        if exchanged and tensor.layout is not torch.strided:
+            raise ValueError(
+                f"model: {name} is sparse ({tensor.layout}), and ranks exchange dense tensors. Make it dense, or keep "
+                "what does not change outside of the buffers."
+            )
+        # What is expanded has several numbers in one place.
+        expanded = tensor.layout is torch.strided and any(
+            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        if expanded and (exchanged or saved):
+            raise ValueError(
+                f"model: {name} is an expanded tensor, which cannot be filled from other ranks or a checkpoint. Give "
+                "it memory of its own: .expand(…).clone()."
+            )
+
+
+def check_optimizer(made: object) -> None:
+    """ValueError unless ``made``, what the user's function returned, is an optimizer that the loop can drive."""
+    check_argument(
+        "optimizer(parameters)", made, isinstance(made, Optimizer), "a torch.optim.Optimizer: return it"
+    )
+    assert isinstance(made, Optimizer)
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"optimizer: {type(made).__name__} computes gradients several times a step, and ranks average them once. "
+            "Use another, torch.optim.AdamW say."
+        )
+    for index, group in enumerate(made.param_groups):
+        rate = group.get("lr")
+        if not (isinstance(rate, Tensor) or is_number(rate)):
+            raise ValueError(
+                f"optimizer: lr of its group {index} = {rate!r}: must be a number, which the schedule starts from. "
+                f"Give {type(made).__name__} one, or, where it has none, use another, torch.optim.AdamW say."
+            )
+
+
+def check_ranks(topology: object, timeout: object) -> None:
+    """ValueError unless they say which ranks share a node, and how long ranks wait for one another."""
+    for name, value, allowed, rule in (
+        (
+            "topology",
+            topology,
+            topology is None or isinstance(topology, Topology),
+            "None or a trainers.Topology(ranks_per_node=2), say",
+        ),
+        (
+            "timeout",
+            timeout,
+            isinstance(timeout, timedelta) and timeout > timedelta(0),
+            "a datetime.timedelta above 0: datetime.timedelta(minutes=10), say",
+        ),
+    ):
+        check_argument(name, value, allowed, rule)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from trainers.options import Metrics
+from trainers.run.result import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)

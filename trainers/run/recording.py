@@ -11,8 +11,8 @@ from trainers.communication.communicator import Communicator
 from trainers.methods.strategy import Strategy
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.schedules import ReduceOnPlateau
-from trainers.options import Metrics
 from trainers.run.position import Position
+from trainers.run.result import Metrics
 from trainers.run.settings import OF_LAYERS, TOTALS, Settings
 
 
@@ -44,7 +44,7 @@ class Recorder:
         names += [*TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
         names += ["samples_per_s"]
         names += ["peak_memory_bytes"] if settings.device.type == "cuda" else []
-        names += ["mfu"] if settings.monitoring.peak_flops is not None else []
+        names += ["mfu"] if settings.peak_flops is not None else []
         known = dict.fromkeys([*names, *of_strategy], 0.0)
         for asking in (settings.early_stopping, settings.schedule):
             # A layer's are recorded from the step on at which a method changes it.
@@ -52,7 +52,7 @@ class Recorder:
                 OF_LAYERS
             ):
                 recorded(known, asking.metric, type(asking).__name__)
-        if (check := getattr(settings.monitoring.report, "check_metrics", None)) is not None:
+        if (check := getattr(settings.report, "check_metrics", None)) is not None:
             check(tuple(known))
 
     def totals(self, position: Position, strategy: Strategy) -> Metrics:
@@ -83,7 +83,7 @@ class Recorder:
         of a rank so far; and, where the costs are known, the model FLOPs utilisation (Chowdhery et al.
         2022, appendix B). Collective: one all-gather.
         """
-        device, monitoring = self._settings.device, self._settings.monitoring
+        settings, device = self._settings, self._settings.device
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         mine = torch.tensor(
             [position.recent_samples, position.recent_s, memory], dtype=torch.float64, device="cpu"
@@ -93,9 +93,9 @@ class Recorder:
         found = {"samples_per_s": samples / max(seconds, 1e-9)}
         if device.type == "cuda":
             found["peak_memory_bytes"] = of_ranks[:, 2].max().item()
-        if monitoring.flops_per_sample is not None and monitoring.peak_flops is not None:
-            flops_per_s = found["samples_per_s"] * monitoring.flops_per_sample
-            found["mfu"] = flops_per_s / (self._communicator.size * monitoring.peak_flops)
+        if settings.flops_per_sample is not None and settings.peak_flops is not None:
+            flops_per_s = found["samples_per_s"] * settings.flops_per_sample
+            found["mfu"] = flops_per_s / (self._communicator.size * settings.peak_flops)
         return found
 
     def summed(self, values: Tensor) -> Tensor:

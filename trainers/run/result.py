@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.options import Metrics
+from torch import Tensor
+
+Metrics = dict[str, float]
+StepMetrics = dict[str, Tensor | float]
 
 
 class Interrupted(Exception):

@@ -60,7 +60,7 @@ def identity_of(
 def facts_of(settings: Settings, checkpoint: Checkpoint) -> Facts:
     """The user's functions as rank 0 sees them. Collective."""
     functions: dict[str, object] = {"loss": settings.loss, "step": settings.step}
-    functions |= {"collate": settings.data.collate}
+    functions |= {"collate": settings.collate}
     functions |= {f"metric {name}": metric for name, metric in settings.metrics.items()}
     text = ""
     with checkpoint.by_all("name the user's functions in"):
@@ -75,7 +75,7 @@ def facts_of(settings: Settings, checkpoint: Checkpoint) -> Facts:
 def samples_of(settings: Settings, checkpoint: Checkpoint) -> dict[str, Samples]:
     """Rank 0's summaries of both data sets, but for a training set of which each rank may have another. Collective."""
     found: dict[str, Samples] = {}
-    processes, collate = settings.data.loader_processes, settings.data.collate
+    processes, collate = settings.loader_processes, settings.collate
     with checkpoint.by_all("compare its data with"):
         for name, samples, epoch in (
             ("train_set", settings.train_set if settings.deals_all_alike else None, 0),
@@ -118,7 +118,7 @@ class SavedState:
         self._form = form_of(self._model)
         self._names = {plain_name(name): name for name, _ in self._model.named_parameters()}
         """The model's names, which strategies know weights by, of those in checkpoints."""
-        directory = settings.checkpointing.checkpoint
+        directory = settings.checkpoint
         self.checkpoint = Checkpoint(directory, communicator) if directory is not None else None
         self._facts = Facts(functions={}, code={})
         self._samples: dict[str, Samples] | None = None
@@ -203,7 +203,7 @@ class SavedState:
             if found is not None:
                 self._go_on(self.checkpoint, found)
         except OtherRanksError as error:
-            if self._settings.checkpointing.on_other_ranks == "refuse":
+            if self._settings.on_other_ranks == "refuse":
                 raise
             if self._communicator.rank == 0:
                 warnings.warn(f"{error} It starts anew now.", stacklevel=2)

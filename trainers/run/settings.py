@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch import nn
 from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole, make_plain
 from trainers.checkpoints.callables import settings_of
 from trainers.data.batches import Assignment, Disjoint, InTurn, length_of
-from trainers.data.fetching import check_reading
+from trainers.data.fetching import Collate, check_reading
 from trainers.data.streams import stream_of
-from trainers.evaluation.evaluate import device_of
 from trainers.evaluation.forward import Forward, Loss, Step
 from trainers.evaluation.metrics import Metric, check_metrics
 from trainers.methods.strategy import Steps, check_steps, steps_of
 from trainers.optim.early_stopping import EarlyStopping
+from trainers.optim.parameter_groups import GroupSettings
 from trainers.optim.schedules import Schedule
-from trainers.options import Checkpointing, DataLoading, Monitoring, Optimisation
+from trainers.precision import PRECISIONS
 from trainers.run.position import Length
+from trainers.run.result import Metrics, StepMetrics
 
 TOTALS = ("bytes_between_nodes", "bytes_inside_nodes", "wait_s", "train_s", "evaluation_s")
 _RECORDED = {
@@ -60,14 +61,28 @@ class Settings:
     early_stopping: EarlyStopping | None
     seed: int
     device: torch.device
-    optimisation: Optimisation
-    data: DataLoading
-    checkpointing: Checkpointing
-    monitoring: Monitoring
-
-    @property
-    def assignment(self) -> Assignment:
-        return Disjoint() if self.data.assignment is None else self.data.assignment
+    precision: str
+    clip_norm: float | None
+    clip_value: float | None
+    accumulate: int
+    label_smoothing: float
+    ema_decay: float | None
+    parameter_groups: GroupSettings | None
+    activation_checkpointing: Sequence[str]
+    assignment: Assignment
+    loader_processes: int
+    evaluation_batch_size: int
+    collate: Collate | None
+    checkpoint: str | Path | None
+    checkpoint_every: int | timedelta | None
+    on_other_ranks: str
+    interrupt: Callable[[], bool] | None
+    report: Callable[[int, Metrics], None] | None
+    on_step: Callable[[int, StepMetrics], None] | None
+    progress: bool | None
+    flops_per_sample: float | None
+    peak_flops: float | None
+    profile: str | Path | None
 
     @property
     def dealing(self) -> Assignment:
@@ -84,12 +99,7 @@ class Settings:
     @property
     def forward(self) -> Forward:
         """What is done with a batch."""
-        return Forward(loss=self.loss, step=self.step, label_smoothing=self.optimisation.label_smoothing)
-
-    @property
-    def evaluation_batch_size(self) -> int:
-        """Samples per rank and forward pass."""
-        return self.data.evaluation_batch_size or self.batch_size
+        return Forward(loss=self.loss, step=self.step, label_smoothing=self.label_smoothing)
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -97,11 +107,15 @@ class Settings:
         if (self.epochs is None) == (self.steps is None):
             given = f"epochs = {self.epochs!r}, steps = {self.steps!r}"
             raise ValueError(f"{given}: a run has one length. Give one of the two, and leave the other out.")
-        for name in ("steps" if self.epochs is None else "epochs", "batch_size"):
-            if not is_whole(getattr(self, name), 1):
-                raise ValueError(
-                    f"{name} = {getattr(self, name)!r}: must be a whole number of at least 1. Correct it."
-                )
+        for name, least in (
+            ("steps" if self.epochs is None else "epochs", 1),
+            ("batch_size", 1),
+            ("accumulate", 1),
+            ("loader_processes", 0),
+            ("evaluation_batch_size", 1),
+        ):
+            value = getattr(self, name)
+            check_argument(name, value, is_whole(value, least), f"a whole number of at least {least}")
         taken = sorted(self.metrics.keys() & _RECORDED)
         if taken:
             raise ValueError(f"metrics: the loop itself records {taken[0]!r}. Choose another name.")
@@ -130,7 +144,7 @@ class Settings:
 
     def _check_reading(self) -> None:
         for name, samples in (("train_set", self.train_set), ("validation_set", self.validation_set)):
-            processes, collate = self.data.loader_processes, self.data.collate
+            processes, collate = self.loader_processes, self.collate
             check_reading(name, samples, loader_processes=processes, collate=collate)
         if stream_of(self.train_set) is not None and self.assignment != Disjoint():
             raise ValueError(
@@ -150,11 +164,11 @@ class Settings:
         return length
 
     def _check_kinds(self) -> None:
-        stopping = self.early_stopping
+        stopping, every = self.early_stopping, self.checkpoint_every
         check_metrics(self.metrics)
-        if self.step is not None and self.optimisation.label_smoothing:
+        if self.step is not None and self.label_smoothing:
             raise ValueError(
-                f"label_smoothing = {self.optimisation.label_smoothing!r}: step computes its own loss. Smooth there, "
+                f"label_smoothing = {self.label_smoothing!r}: step computes its own loss. Smooth there, "
                 "and set it to 0."
             )
         needed = self.step is None or self.loss is not None
@@ -168,8 +182,59 @@ class Settings:
                 "None or a trainers.EarlyStopping(patience=5), say",
             ),
             ("seed", is_integer(self.seed), "a whole number, the same on all ranks"),
+            ("precision", self.precision in PRECISIONS, '"fp32", "tf32" or "bf16"'),
+            ("clip_norm", _none_or_above_0(self.clip_norm), "a number above 0, or None for no clipping"),
+            ("clip_value", _none_or_above_0(self.clip_value), "a number above 0, or None for no clipping"),
+            (
+                "ema_decay",
+                self.ema_decay is None or _from_0_below_1(self.ema_decay),
+                "at least 0 and below 1, or None for no average",
+            ),
+            ("label_smoothing", _from_0_below_1(self.label_smoothing), "at least 0 and below 1"),
+            (
+                "activation_checkpointing",
+                not isinstance(self.activation_checkpointing, str)
+                and all(isinstance(pattern, str) for pattern in self.activation_checkpointing),
+                'a sequence of names of modules: ("blocks.*",), say',
+            ),
+            (
+                "assignment",
+                callable(getattr(self.assignment, "epoch", None)) and not isinstance(self.assignment, type),
+                "an assignment of samples: trainers.Disjoint(), say",
+            ),
+            ("checkpoint", _none_or_path(self.checkpoint), "None or the path of a directory"),
+            (
+                "checkpoint_every",
+                every is None
+                or is_whole(every, 1)
+                or (isinstance(every, timedelta) and every > timedelta(0)),
+                "a whole number of steps of at least 1, a datetime.timedelta above 0, or None for after each "
+                "evaluation",
+            ),
+            ("on_other_ranks", self.on_other_ranks in ("refuse", "restart"), "refuse or restart"),
+            ("profile", _none_or_path(self.profile), "None or the path of a directory"),
+            ("flops_per_sample", _none_or_above_0(self.flops_per_sample), "a number above 0, or None"),
+            ("peak_flops", _none_or_above_0(self.peak_flops), "a number above 0, or None"),
+            *(
+                (name, given is None or callable(given), f"None or a function {of}")
+                for name, given, of in (
+                    ("parameter_groups", self.parameter_groups, "of (name, parameter)"),
+                    ("collate", self.collate, "of a list of items"),
+                    ("interrupt", self.interrupt, "without arguments"),
+                    ("report", self.report, "of (number, metrics)"),
+                    ("on_step", self.on_step, "of (steps, values)"),
+                )
+            ),
         ):
             check_argument(name, getattr(self, name), allowed, rule)
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError(
+                "clip_norm and clip_value: the gradient is clipped by one of them. Leave one out."
+            )
+        if (self.flops_per_sample is None) != (self.peak_flops is None):
+            raise ValueError(
+                "flops_per_sample and peak_flops: mfu needs both. Give the other, too, or leave both out."
+            )
 
     def agreed(self) -> dict[str, object]:
         """What has to be the same on all ranks, or they would wait for one another in vain, or train apart."""
@@ -187,21 +252,19 @@ class Settings:
             "batch_size": self.batch_size if ours else "any",
             "samples of train_set": stream or (length_of(self.train_set) if ours else "any"),
             "samples of validation_set": validation,
-            "accumulate": self.optimisation.accumulate,
+            "accumulate": self.accumulate,
             "schedule": self.schedule,
             "loss": "None" if self.loss is None else "a function",
             "step": "None" if self.step is None else "a function",
-            "precision": self.optimisation.precision,
-            "clip_norm": None if self.optimisation.clip_norm is None else float(self.optimisation.clip_norm),
-            "clip_value": None
-            if self.optimisation.clip_value is None
-            else float(self.optimisation.clip_value),
-            "label_smoothing": float(self.optimisation.label_smoothing),
-            "ema_decay": None if self.optimisation.ema_decay is None else float(self.optimisation.ema_decay),
+            "precision": self.precision,
+            "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
+            "clip_value": None if self.clip_value is None else float(self.clip_value),
+            "label_smoothing": float(self.label_smoothing),
+            "ema_decay": None if self.ema_decay is None else float(self.ema_decay),
             "metrics": list(self.metrics),
             "early_stopping": self.early_stopping,
-            "checkpoint_every": self.checkpointing.checkpoint_every,
-            "on_other_ranks": self.checkpointing.on_other_ranks,
+            "checkpoint_every": self.checkpoint_every,
+            "on_other_ranks": self.on_other_ranks,
             "seed": int(self.seed),
         }
 
@@ -212,89 +275,26 @@ class Settings:
             "steps": str(self.steps),
             "evaluate_every": repr(self.evaluate_every),
             "batch_size": str(self.batch_size),
-            "accumulate": str(self.optimisation.accumulate),
+            "accumulate": str(self.accumulate),
             "samples": str(stream_of(self.train_set) or length_of(self.train_set)),
             "schedule": settings_of(self.schedule),
-            "precision": self.optimisation.precision,
-            "clip_norm": repr(self.optimisation.clip_norm),
-            "clip_value": repr(self.optimisation.clip_value),
-            "label_smoothing": repr(self.optimisation.label_smoothing),
-            "ema_decay": repr(self.optimisation.ema_decay),
+            "precision": self.precision,
+            "clip_norm": repr(self.clip_norm),
+            "clip_value": repr(self.clip_value),
+            "label_smoothing": repr(self.label_smoothing),
+            "ema_decay": repr(self.ema_decay),
             "assignment": settings_of(self.assignment),
             "seed": str(self.seed),
         }
 
 
-def check_call(*, model: object, metrics: object, optimizer: object) -> None:
-    """ValueError where one of these, as ``train`` was given it, is of another kind than it says."""
-    for name, value, allowed, rule in (
-        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
-        ("metrics", metrics, metrics is None or isinstance(metrics, Mapping), "functions by name"),
-        (
-            "optimizer",
-            optimizer,
-            callable(optimizer),
-            "a function that makes it: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), say",
-        ),
-    ):
-        check_argument(name, value, allowed, rule)
+def _none_or_above_0(value: float | None) -> bool:
+    return value is None or (is_number(value) and value > 0)
 
 
-def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
-    """ValueError if tensors of ``model`` have no shape yet, or could not be ``exchanged`` with other ranks and be the
-    same there, or be filled from where they are ``saved``.
-    """
-    for name, module in model.named_modules():
-        limited = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
-        if exchanged and limited:
-            raise ValueError(
-                f"model: {name or 'it'} has max_norm={module.max_norm}, by which each pass changes the rows that this "
-                "rank looks up, and ranks would not end with the same. Use max_norm=None, and scale what is looked up."
-            )
-    device = device_of(model)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if exchanged and tensor.device.type != device.type:
-            raise ValueError(
-                f"model: {name} is on {tensor.device}, and the first parameter on {device}. Move all to one device: "
-                "model.to(device), once all layers and buffers are there."
-            )
-        if is_lazy(tensor):
-            raise ValueError(
-                f"model: {name} has no shape yet, as its layer is lazy. Put a batch through the model first: "
-                "model(inputs)."
-            )
-        if exchanged and tensor.layout is not torch.strided:
-            raise ValueError(
-                f"model: {name} is sparse ({tensor.layout}), and ranks exchange dense tensors. Make it dense, or keep "
-                "what does not change outside of the buffers."
-            )
-        # What is expanded has several numbers in one place.
-        expanded = tensor.layout is torch.strided and any(
-            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        if expanded and (exchanged or saved):
-            raise ValueError(
-                f"model: {name} is an expanded tensor, which cannot be filled from other ranks or a checkpoint. Give "
-                "it memory of its own: .expand(…).clone()."
-            )
+def _from_0_below_1(value: float) -> bool:
+    return is_number(value) and 0 <= value < 1
 
 
-def check_optimizer(made: object) -> None:
-    """ValueError unless ``made``, what the user's function returned, is an optimizer that the loop can drive."""
-    check_argument(
-        "optimizer(parameters)", made, isinstance(made, Optimizer), "a torch.optim.Optimizer: return it"
-    )
-    assert isinstance(made, Optimizer)
-    closure = inspect.signature(made.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ValueError(
-            f"optimizer: {type(made).__name__} computes gradients several times a step, and ranks average them once. "
-            "Use another, torch.optim.AdamW say."
-        )
-    for index, group in enumerate(made.param_groups):
-        rate = group.get("lr")
-        if not (isinstance(rate, Tensor) or is_number(rate)):
-            raise ValueError(
-                f"optimizer: lr of its group {index} = {rate!r}: must be a number, which the schedule starts from. "
-                f"Give {type(made).__name__} one, or, where it has none, use another, torch.optim.AdamW say."
-            )
+def _none_or_path(value: object) -> bool:
+    return value is None or isinstance(value, (str, PathLike))

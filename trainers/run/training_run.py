@@ -28,14 +28,13 @@ from trainers.names import plain_name
 from trainers.optim.activation_checkpointing import ActivationCheckpointing
 from trainers.optim.moving_average import MovingAverage
 from trainers.optim.schedules import Constant
-from trainers.options import Metrics
 from trainers.randomness import derive, seed_generators
 from trainers.run.model_checks import EXCHANGE, refuse_held
 from trainers.run.position import Position
 from trainers.run.profiling import Profiler
 from trainers.run.progress import ProgressLine
 from trainers.run.recording import Recorder
-from trainers.run.result import Interrupted, Result
+from trainers.run.result import Interrupted, Metrics, Result
 from trainers.run.saving import SavedState, identity_of
 from trainers.run.settings import TOTALS, Settings
 from trainers.run.thawing import Thawing
@@ -67,7 +66,7 @@ class Run:
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
         self.progress = ProgressLine(
-            shown=settings.monitoring.progress,
+            shown=settings.progress,
             rank=communicator.rank,
             epochs=settings.epochs,
             steps=self.length.steps,
@@ -79,13 +78,13 @@ class Run:
             communicator=communicator,
             epochs=math.ceil(self.length.epochs),
             steps_per_epoch=self.length.steps_per_epoch,
-            batch_size=settings.batch_size * settings.optimisation.accumulate,
+            batch_size=settings.batch_size * settings.accumulate,
             seed=settings.seed,
             steps=self.length.steps,
         )
         self.strategy: Strategy = method.strategy(self.setup)
         communicator.release()
-        decay = settings.optimisation.ema_decay
+        decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
         self.thawing = Thawing(self.setup, self.strategy, average=self.average, modes=self.modes)
         self.saved = SavedState(
@@ -117,9 +116,7 @@ class Run:
                     f"ema_decay = {decay}: {type(method).__name__} changes the form of the weights in the midst of the "
                     "run, and weights of different forms have no average. Use another method, or ema_decay=None."
                 )
-            self.recomputed = ActivationCheckpointing(
-                self.model, settings.optimisation.activation_checkpointing
-            )
+            self.recomputed = ActivationCheckpointing(self.model, settings.activation_checkpointing)
         except BaseException:
             self.close()
             raise
@@ -153,8 +150,8 @@ class Run:
         return Loader(
             samples,
             device=self.settings.device,
-            processes=self.settings.data.loader_processes,
-            collate=self.settings.data.collate,
+            processes=self.settings.loader_processes,
+            collate=self.settings.collate,
             rank=self.communicator.rank,
             ranks=self.communicator.size,
             seed=self.settings.seed,
@@ -171,10 +168,10 @@ class Run:
         self._announce_last_report(self.length.evaluations)
         if self.saved.checkpoint is not None and not self.position.reason:
             self.saved.checkpoint.try_writing()
-        every = self.settings.checkpointing.checkpoint_every
+        every = self.settings.checkpoint_every
         if self.saved.checkpoint is not None and isinstance(every, timedelta):
             self.save_timer = SaveTimer(every, self.communicator, self.position.steps)
-        profile = self.settings.monitoring.profile
+        profile = self.settings.profile
         if profile is not None and self.communicator.rank == 0 and not self.position.reason:
             self.profiler = Profiler(profile)
         while not self.position.reason:
@@ -229,9 +226,9 @@ class Run:
         if self.profiler is not None:
             self.profiler.step()
         self.progress.step(position.steps)
-        if self.settings.monitoring.on_step is not None:
+        if self.settings.on_step is not None:
             with whole_mode_kept(self.model):
-                self.settings.monitoring.on_step(position.steps, taken)
+                self.settings.on_step(position.steps, taken)
 
     def _between_steps(self) -> None:
         """After a step that does not end an epoch."""
@@ -309,10 +306,10 @@ class Run:
             # It may have merged, and sent, what an early stop left apart.
             entry.update(self.recorder.totals(position, self.strategy))
             self._announce_last_report(len(position.history))
-        if settings.monitoring.report is not None:
+        if settings.report is not None:
             with whole_mode_kept(self.model):
-                settings.monitoring.report(len(position.history), dict(entry))
-        if settings.checkpointing.checkpoint_every is None or self._save_is_due() or position.reason:
+                settings.report(len(position.history), dict(entry))
+        if settings.checkpoint_every is None or self._save_is_due() or position.reason:
             self.saved.save(wait=bool(position.reason))
 
     @contextmanager
@@ -364,14 +361,14 @@ class Run:
 
     def _save_is_due(self) -> bool:
         """Whether ``checkpoint_every`` asks for a checkpoint; asked once after each step, on every rank."""
-        every, steps = self.settings.checkpointing.checkpoint_every, self.position.steps
+        every, steps = self.settings.checkpoint_every, self.position.steps
         if self.save_timer is not None:
             return self.save_timer.due(steps)
         return isinstance(every, int) and steps % every == 0
 
     def _announce_last_report(self, number: int) -> None:
         """Whoever stops runs by their reports must not stop one that is at its end."""
-        announce = getattr(self.settings.monitoring.report, "set_last_epoch", None)
+        announce = getattr(self.settings.report, "set_last_epoch", None)
         if announce is not None:
             announce(number)
 
@@ -399,7 +396,7 @@ class Run:
                 rank=self.communicator.rank,
                 ranks=self.communicator.size,
                 batch_size=settings.batch_size,
-                accumulate=settings.optimisation.accumulate,
+                accumulate=settings.accumulate,
             )
 
     def _set_learning_rate(self, step: int) -> list[float]:
@@ -453,12 +450,12 @@ class Run:
             forward=settings.forward,
             metrics={"validation_loss": settings.loss or MeanLoss(settings.device), **settings.metrics},
             batch_size=settings.evaluation_batch_size,
-            precision=settings.optimisation.precision,
+            precision=settings.precision,
             channel=self.communicator.service,
         )
 
     def _stop_if_asked(self) -> None:
-        interrupt = self.settings.checkpointing.interrupt
+        interrupt = self.settings.interrupt
         if interrupt is not None and interrupt():
             self.saved.save(wait=True)
             epoch, step = divmod(self.position.steps, self.length.steps_per_epoch)

@@ -14,8 +14,8 @@ from trainers.data.batches import Batch
 from trainers.methods.strategy import Strategy
 from trainers.modes import whole_mode_kept
 from trainers.optim.moving_average import MovingAverage
-from trainers.options import StepMetrics
 from trainers.precision import autocast
+from trainers.run.result import StepMetrics
 from trainers.run.settings import Settings
 from trainers.run.thawing import Thawing
 
@@ -45,7 +45,6 @@ class TrainingStep:
         the optimizer's, of its first group.
         """
         settings, strategy = self._settings, self._strategy
-        options = settings.optimisation
         self._optimizer.zero_grad(set_to_none=True)
         local_loss: Tensor | None = None
         for index, batch in enumerate(passes):
@@ -53,7 +52,7 @@ class TrainingStep:
             strategy.before_pass(step, last=index == len(passes) - 1)
             # Or an eval() of the user's step, to measure something, would hold for all later steps.
             modes = nullcontext() if settings.step is None else whole_mode_kept(settings.model)
-            with autocast(settings.device, options.precision), modes:
+            with autocast(settings.device, settings.precision), modes:
                 value = self._forward.training_loss(settings.model, inputs, targets)
             weight = batch.weight / len(passes)
             if weight != 1:  # each operation on a tensor takes as long as some of a small model's own
@@ -66,14 +65,14 @@ class TrainingStep:
         strategy.reduce_gradients(step)
         taken: StepMetrics = {"loss": local_loss, "lr": rate}
         trained = []
-        if options.clip_norm is not None or options.clip_value is not None:
+        if settings.clip_norm is not None or settings.clip_value is not None:
             trained = self._trained()
             for parameter in trained:
                 refuse_sparse(parameter.grad)
-        if options.clip_value is not None:
-            nn.utils.clip_grad_value_(trained, options.clip_value)
-        elif options.clip_norm is not None:
-            taken["gradient_norm"] = nn.utils.clip_grad_norm_(trained, options.clip_norm).detach()
+        if settings.clip_value is not None:
+            nn.utils.clip_grad_value_(trained, settings.clip_value)
+        elif settings.clip_norm is not None:
+            taken["gradient_norm"] = nn.utils.clip_grad_norm_(trained, settings.clip_norm).detach()
         self._thawing.check_step()
         self._optimizer.step()
         strategy.after_step(step, local_loss)

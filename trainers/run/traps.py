@@ -40,10 +40,9 @@ def warn_of_traps(settings: Settings, optimizer: Optimizer, planned: Sequence[Se
             f"model: {_some(half)} of its parameters are float16, in which small gradients and updates become 0. Keep "
             'them in float32, and use precision="bf16".'
         )
-    checkpointing = settings.checkpointing
-    if checkpointing.checkpoint_every is not None and checkpointing.checkpoint is None:
+    if settings.checkpoint_every is not None and settings.checkpoint is None:
         _warn(
-            f"checkpoint_every = {checkpointing.checkpoint_every!r}: nothing is saved without a directory. Name one: "
+            f"checkpoint_every = {settings.checkpoint_every!r}: nothing is saved without a directory. Name one: "
             "checkpoint=…, or leave checkpoint_every out."
         )
     of_step = sum(len(batch.indices) for batch in planned[0])
@@ -59,13 +58,13 @@ def warn_of_shared_series(settings: Settings, channel: Channel) -> None:
     """Warn on rank 0 where the training set draws from a generator of its own that is in the same state on several
     ranks, or in several loader processes. Collective where there are several ranks.
     """
-    samples, processes = settings.train_set, settings.data.loader_processes
+    samples, processes = settings.train_set, settings.loader_processes
     several = channel.size > 1 or processes > 1
     if not several or stream_of(samples) is not None:
         return
     number = 0
     if not any(True for _ in epoch_setters(samples)) and OwnGenerators(samples).generators:
-        number = probed(samples, processes=processes, collate=settings.data.collate, epoch=None).drawn_from
+        number = probed(samples, processes=processes, collate=settings.collate, epoch=None).drawn_from
     of_ranks = [int(one.item()) for one in channel.all_gather(torch.tensor([number], device="cpu"))]
     drawing = [one for one in of_ranks if one]
     if channel.rank == 0 and drawing and (processes > 1 or len(set(drawing)) < len(drawing)):
