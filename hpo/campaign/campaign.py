@@ -345,7 +345,7 @@ class Campaign:
     ) -> Result:
         """Run the campaign or go on with it; returns when the budget is used up, or the campaign was stopped or ran out
         of time (``Result.reason`` says which). Under mpirun or srun call it on every rank; it returns on every rank.
-        SIGINT, SIGTERM and SIGUSR1 stop it in good order. In a notebook a bar shows how it goes.
+        SIGINT, SIGTERM and SIGUSR1 stop it in good order. A panel on a terminal or in a notebook shows how it goes.
 
         Args:
             ranks (int, from 1; default None): start as many by mpirun, on this host, from a script or a notebook; the
@@ -370,11 +370,12 @@ class Campaign:
         if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
             raise UsageError(f"run(ranks={excerpt(ranks)}): must be a whole number from 1.")
         if transport is None and launcher.rank is None:
-            from hpo.campaign import notebook, start_ranks
+            from hpo.campaign import start_ranks
+            from hpo.campaign.live_panel import live_panel
 
             if ranks is not None and ranks > 1:
                 return start_ranks.run(self, ranks)
-            with notebook.progress(self.settings.directory):
+            with live_panel(self.settings.directory):
                 return self._run(connect(), signals)
         there = launcher.size if transport is None else transport.size
         if ranks is not None and there not in (None, ranks):
@@ -600,7 +601,6 @@ class Campaign:
                     lock.settle()
                 done = coordinator.tally.final
                 display = Display(settings, self.task, workers=len(layout.workers), done=done)
-                closing.callback(display.close)
                 status = assembly.status(lock, coordinator, earlier)
                 cleanup = self._cleanup(layout, start, earlier)
                 housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, opening.sinks)

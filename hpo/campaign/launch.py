@@ -23,7 +23,7 @@ from types import FrameType
 from hpo.campaign.beginning import finished
 from hpo.campaign.campaign import Campaign, held_back
 from hpo.campaign.greeting import greeting_s
-from hpo.campaign.painter import painted
+from hpo.campaign.live_panel import live_panel
 from hpo.cluster import hosts, slurm
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
@@ -109,15 +109,14 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     listed = None if hostfile is None else hosts.read_hostfile(hostfile)
     ranks = _fewest_ranks(file, campaign.settings, listed) if ranks is None else ranks
     if ranks == 1 and listed is None:
-        with painted(campaign.settings.directory):
-            campaign.run(signals=signals)
+        campaign.run(signals=signals)
         return campaign.exit_code
     mpirun = find_mpirun()
     if not may_start(campaign):
         return 0
-    with painted(campaign.settings.directory):
+    with live_panel(campaign.settings.directory) as inherited:
         rank = [sys.executable, "-m", "hpo", "run", str(file)]
-        return Supervisor(rank, campaign.settings, ranks, mpirun, listed).run()
+        return Supervisor(rank, campaign.settings, ranks, mpirun, listed, inherited=inherited).run()
 
 
 def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
@@ -308,7 +307,8 @@ def _version(mpirun: str) -> str:
 class Supervisor:
     """Runs a campaign under mpirun, and starts it again where ranks died and ended it: on the hosts that are left,
     where some died. ``rank``: the command line of each rank; ``say``: what takes sentences for the user; ``output``:
-    where mpirun is to write, None for where this process does; ``tied``: stop the campaign where this process dies.
+    where mpirun is to write, None for where this process does; ``inherited``: file descriptors that mpirun keeps open;
+    ``tied``: stop the campaign where this process dies.
 
     mpirun kills its ranks 0.2 s after a SIGTERM or SIGINT but forwards SIGUSR1: so it gets a session of its
     own, where no Ctrl-C reaches it, and has SIGTERM, which Slurm and systemd send to all, blocked; and all become
@@ -324,6 +324,7 @@ class Supervisor:
         *,
         say: Callable[[str], None] | None = None,
         output: int | None = None,
+        inherited: Sequence[int] = (),
         tied: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
@@ -336,6 +337,7 @@ class Supervisor:
         self._rest = [*rank]
         self._say = say or _say
         self._output = output
+        self._inherited = inherited
         self._tied = tied
         self._tolerant = tolerates_faults(mpirun)
         self._environment = environment(
@@ -543,6 +545,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
+                pass_fds=self._inherited,
                 start_new_session=True,
             )
         finally:

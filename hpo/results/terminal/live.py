@@ -1,13 +1,21 @@
-"""How a campaign stands, again and again, and ``hpo status --watch``, which shows it until the campaign ends."""
+"""How a campaign stands, again and again: what looks at it, what draws the panel on a terminal, and ``hpo status
+--watch``, which shows it until the campaign ends."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import ControlType, Segment
+from rich.text import Text
 
 from hpo.config import reader as config
 from hpo.errors import CampaignError
@@ -18,6 +26,7 @@ from hpo.results import text
 from hpo.results.follow import Follower
 from hpo.results.overview import Overview
 from hpo.results.running import Tails
+from hpo.results.terminal import panel
 from hpo.terminal import visible, write
 
 LOOK_S = 1.0
@@ -98,6 +107,94 @@ class Looker:
         self._stop.set()
 
 
+class LivePanel(Live):
+    """The panel at the end of what the terminal ``handle`` shows, with printed text scrolling by above it.
+
+    rich's ``Live`` hides the cursor, leaves it below the panel, and goes up again by as many lines as it drew. So a
+    process that is killed leaves a terminal without a cursor; where the terminal was made narrower meanwhile and wraps
+    the panel's lines, their beginnings stay; and so does what another process writes. Here the cursor stays visible and
+    rests where the panel begins, and each drawing first erases all from there on."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._is_drawn = False
+        # A descriptor of its own: standard streams may be redirected as long as the panel is shown.
+        file = open(os.dup(handle), "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+        console = Console(
+            file=file, force_terminal=True, highlight=False, emoji=False, markup=False, legacy_windows=False
+        )
+        super().__init__(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+
+    @property
+    def size(self) -> os.terminal_size:
+        """Columns and rows for the panel: one less of each than the terminal has, for the cursor."""
+        columns, rows = 0, 0
+        with suppress(OSError):  # the terminal is gone
+            columns, rows = os.get_terminal_size(self._handle)
+        return os.terminal_size((max(1, (columns or 80) - 1), max(1, (rows or 24) - 1)))
+
+    def start(self, refresh: bool = False) -> None:
+        with suppress(OSError):
+            super().start(refresh)
+            self.console.show_cursor(True)
+
+    def draw(self, content: RenderableType | None, above: Text | None = None) -> None:
+        """Draw ``content`` in the place of what was drawn before, None for nothing; ``above`` is written before it and
+        stays."""
+        self.console.size = self.size
+        self.update(content or "")
+        with suppress(OSError):
+            if above is None:
+                self.refresh()
+            else:
+                self.console.print(above, soft_wrap=True)
+
+    def stop(self) -> None:
+        self.draw(None)
+        with suppress(OSError):
+            super().stop()
+        with suppress(OSError):
+            self.console.file.close()
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        content = self.get_renderable()
+        erased, self._is_drawn = self._is_drawn, bool(content)
+        return [
+            *([_Order("\r\x1b[J")] if erased else []),
+            *renderables,
+            *([Below(content)] if content else []),
+        ]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """An escape sequence."""
+
+    sequence: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(self.sequence, None, [(ControlType.CARRIAGE_RETURN,)])
+
+
+@dataclass(frozen=True)
+class Below:
+    """The panel's lines, after which the cursor returns to the first of them. A terminal that has become narrower
+    since its size was asked must not wrap them."""
+
+    content: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fitting = options.update(no_wrap=True, overflow="ellipsis")
+        lines = console.render_lines(self.content, fitting, pad=False)[: options.size.height]
+        yield _Order("\x1b[?7l")
+        for line in lines:
+            yield from line
+            yield Segment.line()
+        yield _Order(f"\x1b[?7h\r\x1b[{len(lines)}A")
+
+
 def watch(directory: Path) -> int:
     """Show how the campaign in ``directory`` stands until it ends, or Ctrl-C (``KeyboardInterrupt``); returns the exit
     code.
@@ -142,22 +239,18 @@ def _shown(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], No
     """What shows how it stands, and what ends showing it."""
     if not sys.stdout.isatty() or config.terminal_columns(sys.stdout) is None:
         return _lines(), lambda: None
-    from hpo.results.terminal import panel
-    from hpo.results.terminal.screen import Screen
-
-    screen = Screen(sys.stdout.fileno())
+    live = LivePanel(sys.stdout.fileno())
+    live.start()
 
     def draw(found: Overview) -> None:
-        made = panel.console(screen.size.columns - 1)
-        screen.draw(panel.lines(made, directory, found, screen.size.lines - 1, time.time()))
+        columns, rows = live.size
+        live.draw(panel.panel(directory, found, time.time(), columns=columns, rows=rows))
 
-    return draw, screen.clear
+    return draw, live.stop
 
 
 def _lines() -> Callable[[Overview], None]:
     """Writes a line a minute, and one where the state changes."""
-    from hpo.results.terminal import panel
-
     due, state = 0.0, ""
 
     def show(found: Overview) -> None:

@@ -1,11 +1,13 @@
-"""How a campaign stands, in a few lines that are drawn again and again: what ``hpo run`` and ``hpo status --watch``
-show on a terminal."""
+"""The panel: how a campaign stands, in a few lines that are drawn again and again. ``hpo run`` and ``hpo status
+--watch`` show it on a terminal, notebooks in the cell that runs the campaign."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich import get_console
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -18,46 +20,39 @@ from hpo.terminal import one_line
 _LABEL = 11
 _WIDEST_BARS = 100
 _MOST_ISLANDS = 64
+_CELL_ROWS = 30
 _STYLES = {"running": "green", "done": "green", "paused": "yellow", "stopping": "yellow", "stopped": "red"}
 _FAINT = "bright_black"
 
 
-def console(width: int) -> Console:
-    """What ``lines`` needs; colours as TERM and NO_COLOR say."""
-    return Console(
-        width=width, force_terminal=True, highlight=False, emoji=False, markup=False, legacy_windows=False
-    )
-
-
-def lines(
-    made: Console,
+def panel(
     directory: Path,
     overview: Overview | None,
-    rows: int,
     now: float,
     *,
+    columns: int,
+    rows: int,
     own: bool = False,
     starting: bool = False,
-) -> list[str]:
-    """The lines, at most ``rows`` of them, with escape sequences for colours and no others. ``overview``: None before
+) -> Group:
+    """The panel for ``columns`` and ``rows`` of a terminal, to be rendered without wrapping. ``overview``: None before
     anything is known; ``now``: Unix seconds; ``own``: Ctrl-C stops the campaign; ``starting``: what is known is of
     earlier launches."""
-    parts: list[RenderableType] = [_title(made.width, directory, overview, starting=starting)]
+    parts: list[RenderableType] = [_title(columns, directory, overview, starting=starting)]
     if overview is not None:
-        parts += _facts(made.width, overview, now, own=own)
+        parts += _facts(columns, overview, now, own=own)
         room = rows - 2 - sum(fact.row_count if isinstance(fact, Table) else 1 for fact in parts)
         if overview.individuals and room > 1:
             parts += ["", _running(overview, room, now)]
-    with made.capture() as captured:
-        made.print(Group(*parts), overflow="ellipsis", no_wrap=True, crop=True)
-    return [line.rstrip() for line in captured.get().splitlines()[:rows]]
+    return Group(*parts)
 
 
-def cropped(made: Console, text: str) -> str:
-    """A line of text, which may hold escape sequences for colours, as wide as there is room."""
-    with made.capture() as captured:
-        made.print(Text.from_ansi(text), overflow="ellipsis", no_wrap=True, crop=True)
-    return captured.get().rstrip()
+def cell(directory: Path, overview: Overview | None) -> Table:
+    """The panel in a cell of a notebook, which shows what rich makes of it as HTML or as text."""
+    table = Table.grid()
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_row(panel(directory, overview, time.time(), columns=get_console().width, rows=_CELL_ROWS))
+    return table
 
 
 def line(overview: Overview, now: float) -> str:

@@ -1,5 +1,5 @@
-"""The process that draws the panel: what others write stays above it, and the terminal is left in order however the
-campaign's process ends. A script stands for that."""
+"""The panel on a terminal: what others write stays above it, and the terminal is left in order however the campaign's
+process ends. A script stands for that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hpo.results.record import load
 SCRIPT = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from hpo.campaign.painter import painted
+from hpo.campaign.live_panel import live_panel
 from hpo.config import reader as config
 
 def until(name):
@@ -38,7 +38,7 @@ def until(name):
 
 print("before")
 assert config.terminal_columns() is not None
-with painted(Path("run")):
+with live_panel(Path("run")) as inherited:
     assert config.panel_shown() and config.terminal_columns() is None
     print("from Python")
     os.write(2, b"\\rbar 1%\\rbar 100%")
@@ -117,7 +117,6 @@ ENDS = {
     "in order, beside a child that goes on": ("subprocess.Popen(['sleep', '60'])", 0, "after"),
     "an error": ("raise ValueError('no\\nmore')", 1, "ValueError: no"),
     "Ctrl-C": ("time.sleep(60)", -signal.SIGINT, "KeyboardInterrupt"),
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "from a child"),
 }
 
 
@@ -144,32 +143,43 @@ def test_what_is_written_stays_and_the_terminal_is_left_in_order(at_work: Path, 
     os.close(person.master)
 
 
-def test_a_panel_that_is_killed_with_its_campaign_leaves_the_cursor_visible(at_work: Path) -> None:
-    then = (
-        "from hpo.evaluation.process_tree import descendants; "
-        "[os.kill(one, signal.SIGKILL) for one in (*descendants(os.getpid()), os.getpid())]"
-    )
-    person = Person(at_work, then)
+def test_a_killed_campaign_leaves_the_cursor_visible_and_what_was_written(at_work: Path) -> None:
+    person = Person(at_work, "until('shown'); os.kill(os.getpid(), signal.SIGKILL)")
     person.sees("── run ")
     (at_work / "drawn").touch()
+    person.sees("from a child")
+    (at_work / "shown").touch()
     assert person.end() == -signal.SIGKILL
-    assert "── run " in "".join(person.rows) and b"\x1b[?25l" in person.written
+    assert [row for row in person.rows if row][:4] == ABOVE
     assert not person.screen.cursor.hidden
     os.close(person.master)
 
 
-def test_a_campaign_outlives_the_process_that_draws(at_work: Path) -> None:
-    then = (
-        "from hpo.evaluation.process_tree import descendants; "
-        "os.kill(descendants(os.getpid())[0], signal.SIGKILL); "
-        "subprocess.run(['sh', '-ec', 'echo; for i in 1 2 3 4 5; do sleep 0.1; echo goes on $i; done'], check=True)"
+def test_what_the_campaign_started_can_write_after_it_was_killed(at_work: Path) -> None:
+    writer = "import pathlib, time; time.sleep(1); print('x', flush=True); pathlib.Path('written').touch()"
+    person = Person(
+        at_work,
+        f"subprocess.Popen([sys.executable, '-c', {writer!r}], pass_fds=inherited, start_new_session=True); "
+        "os.kill(os.getpid(), signal.SIGKILL)",
     )
-    person = Person(at_work, then)
+    (at_work / "drawn").touch()
+    assert person.end() == -signal.SIGKILL
+    wait_until((at_work / "written").exists, "the end of the writer")
+    os.close(person.master)
+
+
+def test_a_panel_that_cannot_be_drawn_prints_what_is_written(at_work: Path) -> None:
+    person = Person(
+        at_work,
+        "from hpo.campaign import live_panel as module; module.Printed.take = None; "
+        "subprocess.run(['sh', '-ec', 'echo; for i in 1 2 3 4 5; do sleep 0.2; echo goes on $i; done'], check=True)",
+    )
     person.sees("── run ")
     (at_work / "drawn").touch()
     assert person.end() == 0
     person.sees("after")
     rows = person.rows
-    assert [row for row in rows if "goes on " in row] == [f"goes on {number}" for number in range(1, 6)]
+    # What had just arrived may be lost with the error.
+    assert [row for row in rows if "goes on " in row][-4:] == [f"goes on {number}" for number in range(2, 6)]
     assert not any("── run " in row for row in rows) and not person.screen.cursor.hidden
     os.close(person.master)
