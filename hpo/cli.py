@@ -187,7 +187,10 @@ def _add_report(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--output", type=Path, metavar="PATH", help="file to write (default report.html in the first DIR)"
     )
     report.add_argument(
-        "--figures", type=Path, metavar="FOLDER", help="write each figure as SVG and PDF, too"
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="write each figure as SVG and PDF, too; needs Chrome and the extra plots",
     )
 
 
@@ -500,6 +503,8 @@ def _report(options: argparse.Namespace) -> int:
     from hpo.results.report.command import report
 
     page_packages.check("hpo report", page_packages.FIGURES)
+    if options.figures is not None:
+        page_packages.check("hpo report --figures", page_packages.FIGURE_FILES, extra="plots")
     return _said(report(options.paths, options.output, options.figures, version=__version__))
 
 

@@ -441,5 +441,6 @@ def test_where_the_page_s_packages_lack_the_extra_is_named(
     monkeypatch.setattr(page_packages, "LIVE_PAGE", ("not_there", "msgspec"))
     assert main(["watch", str(tmp_path)]) == 2
     assert (
-        "hpo watch needs not_there, not installed here. Run `bash jobs/setup.sh`" in capsys.readouterr().err
+        "hpo watch needs not_there, not installed here. Run `bash jobs/setup.sh page`"
+        in capsys.readouterr().err
     )

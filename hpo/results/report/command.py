@@ -9,6 +9,7 @@ from hpo.errors import CampaignError, UsageError
 from hpo.journal.durable import write_atomically
 from hpo.results import curves
 from hpo.results.figures.registry import FIGURES
+from hpo.results.figures.save import write
 from hpo.results.figures.source import Source
 from hpo.results.record import collector_paused, load
 from hpo.results.report import page
@@ -27,7 +28,7 @@ def report(
     which the page names.
 
     Raises:
-        UsageError: no directory, or several outputs.
+        UsageError: no directory, or several outputs; or ``figures`` cannot be drawn here, where the report is written.
         CampaignError: a directory holds no campaign, or the output cannot be written.
         JournalDamaged: a journal is damaged.
     """
@@ -49,25 +50,23 @@ def report(
         raise UsageError(
             f"hpo report: {target}: must end in {_SUFFIX}. Name {target.with_suffix(_SUFFIX).name}."
         )
-    written = []
+    lines = []
     count = len(directories) + len(FIGURES) + (figures is not None)
     with Steps(count) as steps, collector_paused():
         sources = read(directories, steps.begin)
-        if figures is not None:
-            from hpo.results.figures.files.save import write
-
-            steps.begin(f"writing {figures}")
-            written = write(sources, figures)
         data = page.report(content(sources, version, begin=lambda title: steps.begin(f"drawing {title}")))
-    try:
-        write_atomically(target, data, durable=False)
-    except OSError as error:
-        raise CampaignError(
-            f"{target} cannot be written ({error.strerror or error}). Name a file in a directory that exists and "
-            "that you may write: hpo report DIR PATH.html."
-        ) from error
-    lines = [f"{target}: {len(data) / 1e6:.1f} MB, open it in a browser"]
-    return "\n".join([*lines, *written])
+        try:
+            write_atomically(target, data, durable=False)
+        except OSError as error:
+            raise CampaignError(
+                f"{target} cannot be written ({error.strerror or error}). Name a file in a directory that exists and "
+                "that you may write: hpo report DIR PATH.html."
+            ) from error
+        lines.append(f"{target}: {len(data) / 1e6:.1f} MB, open it in a browser")
+        if figures is not None:
+            steps.begin(f"writing {figures}")
+            lines += write(sources, figures)
+    return "\n".join(lines)
 
 
 def read(directories: Sequence[Path], begin: Callable[[str], None] = lambda what: None) -> list[Source]:

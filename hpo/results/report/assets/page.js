@@ -232,6 +232,8 @@ const hpo = (() => {
     responsive: true, displaylogo: false, scrollZoom: false, doubleClickDelay: 400,
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
     toImageButtonOptions: { format: "svg" },
+    // What a page shows leaves the computer by no button.
+    showSendToCloud: false,
   };
 
   function drawFigure(figure, element) {
@@ -244,7 +246,8 @@ const hpo = (() => {
       return;
     }
     const first = !place.classList.contains("js-plotly-plot");
-    const config = { ...CONFIG, displayModeBar: width < 560 ? false : "hover" };
+    // Narrow figures have room for the button that saves them, and no more.
+    const config = width < 560 ? { ...CONFIG, modeBarButtons: [["toImage"]] } : CONFIG;
     Plotly.react(place, recoloured(figure.plot.data), laidOut(figure.plot, width), config);
     if (first) place.on("plotly_click", (event) => showPoint(figure, event.points[0]));
   }
