@@ -130,8 +130,8 @@ class _TerminalPanel:
     def _draw_until_the_end(self) -> None:
         from rich.console import Group
 
-        from hpo.results.terminal.live import LivePanel, Looker, Source
-        from hpo.results.terminal.panel import panel
+        from hpo.views.terminal.live import LivePanel, Looker, Source
+        from hpo.views.terminal.panel import panel
 
         printed = Printed()
         looker = Looker(Source(self._directory, own=True))
@@ -239,8 +239,8 @@ def _in_cell(directory: Path) -> Iterator[None]:
     """Show the panel in the cell, drawn by a thread whatever the campaign does: storage may hang, and so may what is
     evaluated."""
     from hpo.errors import HpoError
-    from hpo.results.terminal.live import Source
-    from hpo.results.terminal.panel import cell
+    from hpo.views.terminal.live import Source
+    from hpo.views.terminal.panel import cell
 
     source = Source(directory, own=True)
     handle: _DisplayHandle = import_module("IPython.display").display(cell(directory, None), display_id=True)

@@ -110,8 +110,8 @@ class Display:
             coordinator.tally.best is None and bool(self._failures(coordinator))
         )
         if nothing_completed or self._repeats:
-            from hpo.results import text as texts
             from hpo.results.record import load
+            from hpo.views import text as texts
 
             with suppress(HpoError, OSError):
                 record = load(self._directory)

@@ -29,12 +29,13 @@ from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.lock import acquire
 from hpo.journal.records import Finished, Header, Launched, Left, Started
-from hpo.results import overview, running, text
+from hpo.results import overview, running
 from hpo.results.overview import Best, Island, Overview, Pace
 from hpo.results.record import load
 from hpo.results.running import Running, Tails
-from hpo.results.terminal import panel
-from hpo.results.terminal.live import Below, LivePanel
+from hpo.views import text
+from hpo.views.terminal import panel
+from hpo.views.terminal.live import Below, LivePanel
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -435,7 +436,7 @@ def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(
     with acquire(home), JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0)) as writer:
         writer.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=time.time()))
         writer.commit()
-        monkeypatch.setattr("hpo.results.terminal.live.time.sleep", sleep)
+        monkeypatch.setattr("hpo.views.terminal.live.time.sleep", sleep)
         assert cli.main(["status", str(home), "--watch"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("running: 0 of 9  best none yet") and lines[1].startswith("directory")

@@ -11,10 +11,11 @@ import pytest
 import hpo
 from hpo.campaign.progress import Display
 from hpo.config.reader import from_keywords
-from hpo.results import overview, text
+from hpo.results import overview
 from hpo.results.record import load
-from hpo.results.report.command import read
-from hpo.results.report.health import findings
+from hpo.views import text
+from hpo.views.report.command import read
+from hpo.views.report.health import findings
 
 
 def evaluate(trial: hpo.Trial) -> float:

@@ -22,18 +22,18 @@ from hpo.errors import CampaignError, UsageError
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
-from hpo.results import page_packages
-from hpo.results.figures import best_so_far, save
-from hpo.results.figures.drawing import theme
-from hpo.results.figures.drawing.value_range import value_range
-from hpo.results.figures.registry import BY_NAME, FIGURES
-from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.timeline import busy_share
-from hpo.results.report.command import names, read, report
-from hpo.results.report.content import content, details, encoded
-from hpo.results.report.health import findings
-from hpo.results.report.page import report as page
-from hpo.results.report.summary import summary
+from hpo.views import page_packages
+from hpo.views.figures import best_so_far, save
+from hpo.views.figures.drawing import theme
+from hpo.views.figures.drawing.value_range import value_range
+from hpo.views.figures.registry import BY_NAME, FIGURES
+from hpo.views.figures.source import NotDrawn, Source
+from hpo.views.figures.timeline import busy_share
+from hpo.views.report.command import names, read, report
+from hpo.views.report.content import content, details, encoded
+from hpo.views.report.health import findings
+from hpo.views.report.page import report as page
+from hpo.views.report.summary import summary
 
 _T = 1.7e9
 _NOT_FILLED = {1: {"front", "hypervolume", "noise"}, 2: {"noise"}}

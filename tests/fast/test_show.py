@@ -19,7 +19,7 @@ from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.records import Finished, Header, Launched, Migrated, Note, Reopened, Reported, Started
-from hpo.results.terminal.show import sparkline
+from hpo.views.terminal.show import sparkline
 
 IDENTITY = {"task": "t", "objectives": {"score": "maximize"}, "space": {}}
 

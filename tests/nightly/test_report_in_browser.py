@@ -16,7 +16,7 @@ import pytest
 from synthetic import make
 
 import hpo
-from hpo.results.report.command import report
+from hpo.views.report.command import report
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
