@@ -23,12 +23,13 @@ from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
 from hpo.views import page_packages
-from hpo.views.figures import best_so_far, save
+from hpo.views.figures import best_so_far
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.value_range import value_range
 from hpo.views.figures.registry import BY_NAME, FIGURES
 from hpo.views.figures.source import NotDrawn, Source
 from hpo.views.figures.timeline import busy_share
+from hpo.views.report import figure_files
 from hpo.views.report.command import names, read, report
 from hpo.views.report.content import content, details, encoded
 from hpo.views.report.health import findings
@@ -244,7 +245,7 @@ def test_figures_of_several_campaigns_lie_over_one_another(homes: dict[int, Path
 
 
 def test_figures_are_written_as_vector_graphics(homes: dict[int, Path], tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(save, "FIGURES", [BY_NAME[name] for name in ("history", "timeline", "noise")])
+    monkeypatch.setattr(figure_files, "FIGURES", [BY_NAME[name] for name in ("history", "timeline", "noise")])
     wanted: list[Path] = []
     monkeypatch.setattr("plotly.io.write_images", lambda figures, paths, **sizes: wanted.extend(paths))
     folder = tmp_path / "figures"

@@ -1,7 +1,8 @@
-"""The best result so far as a step line over the evaluations: what ``history`` and ``hours`` share."""
+"""The best result so far as a step line: over the number of evaluations, and over the time at work."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,36 @@ _ROW = 250
 _STRIP = 26
 
 
-def draw(
+def history(sources: Sequence[Source]) -> Plot:
+    """The figure over the number of evaluations, of one campaign or several, overlaid; NotDrawn where nothing has
+    completed."""
+
+    def along(source: Source, individuals: Sequence[Individual]) -> NDArray[Any]:
+        return numpy.array([source.number[one.id] for one in individuals], dtype="int32")
+
+    def launches(source: Source) -> list[float]:
+        ends = [one.finished or 0.0 for one in source.ended]
+        return [bisect_left(ends, one.started) + 0.5 for one in source.record.launches[1:]]
+
+    return _draw(sources, along, launches, "Best so far, over evaluations", "evaluations")
+
+
+def hours(sources: Sequence[Source]) -> Plot:
+    """The same over the time at work, all launches together."""
+    ends = [one.at_work([each.finished or 0.0 for each in one.ended[-1:]]) for one in sources]
+    unit, seconds = theme.time_unit(max((float(end[0]) for end in ends if len(end)), default=0.0))
+
+    def along(source: Source, individuals: Sequence[Individual]) -> NDArray[Any]:
+        at = source.at_work([one.finished or 0.0 for one in individuals]) / seconds
+        return at.astype("float32")
+
+    def launches(source: Source) -> list[float]:
+        return [at / seconds for at in source.later_launches]
+
+    return _draw(sources, along, launches, f"Best so far, over {unit} at work", f"{unit} at work")
+
+
+def _draw(
     sources: Sequence[Source],
     along: Along,
     launches: Callable[[Source], Sequence[float]],

@@ -17,8 +17,7 @@ from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.labels import configuration, plain, shortened
 from hpo.views.figures.drawing.panels import Plot
 from hpo.views.figures.drawing.value_range import ValueRange, value_range
-from hpo.views.figures.ordering import important
-from hpo.views.figures.source import NotDrawn, Source
+from hpo.views.figures.source import NotDrawn, Source, important
 
 if TYPE_CHECKING:
     from hpo.individual import Individual, Scalar

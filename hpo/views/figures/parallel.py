@@ -18,8 +18,7 @@ from hpo.views.figures.drawing.panels import Panels, Plot
 from hpo.views.figures.drawing.parameter_axis import Axis, rounds
 from hpo.views.figures.drawing.thinning import best_and_spread
 from hpo.views.figures.drawing.value_range import value_range
-from hpo.views.figures.ordering import important
-from hpo.views.figures.source import NotDrawn, Source
+from hpo.views.figures.source import NotDrawn, Source, important
 
 if TYPE_CHECKING:
     from hpo.individual import Individual

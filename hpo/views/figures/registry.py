@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpo.views.figures.drawing.panels import Plot
 from hpo.views.figures.source import Source
@@ -18,21 +18,33 @@ Draw = Callable[[Sequence[Source]], Plot]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One figure: the module of its name in this package has ``draw``, a ``Draw``. Where it also has
-    ``content(sources)``, a page hands the JSON-able value of that to ``hpo.drawers.NAME`` of ``report/assets/NAME.js``
-    instead of drawing what ``draw`` returns. ``caption``: a sentence on how to read it; ``overlaid``: several campaigns
-    are drawn in one figure, else each has its own; ``size``: 1 for half a row of a wide page, 2 for the whole row."""
+    """One figure, drawn by ``draw`` of the module of its name; where several figures share ``module``, by the
+    function of its name."""
 
     name: str
     title: str
     caption: str
+    """A sentence on how to read it."""
+    module: str | None = None
     overlaid: bool = False
+    """Several campaigns are drawn in one figure; else each has its own."""
     size: int = 2
+    """1 for half a row of a wide page, 2 for the whole row."""
 
     def plot(self, sources: Sequence[Source]) -> Plot:
         """Draws it from the campaigns (one, unless ``overlaid``); raises NotDrawn where their data do not fill it."""
-        draw: Draw = import_module(f"hpo.views.figures.{self.name}").draw
+        draw: Draw = self._function(self.name if self.module else "draw")
         return draw(sources)
+
+    @property
+    def content(self) -> Callable[[Sequence[Source]], Any] | None:
+        """What makes the JSON-able value that a page gives to ``hpo.drawers.NAME`` of ``report/assets/NAME.js``, which
+        draws the figure there; None where the page draws what :meth:`plot` returns."""
+        content: Callable[[Sequence[Source]], Any] | None = self._function("content")
+        return content
+
+    def _function(self, name: str) -> Any:
+        return getattr(import_module(f"hpo.views.figures.{self.module or self.name}"), name, None)
 
     def draw(self, sources: Sequence[Source]) -> go.Figure:
         """The same as an object of plotly's, which checks it."""
@@ -44,6 +56,7 @@ class Entry:
 FIGURES: tuple[Entry, ...] = (
     Entry(
         name="history",
+        module="best_so_far",
         title="Best so far, over evaluations",
         caption="Each mark is an evaluation, the line the best result so far; what ended without a result stands in "
         "the strip below. Dotted lines are later launches.",
@@ -52,6 +65,7 @@ FIGURES: tuple[Entry, ...] = (
     ),
     Entry(
         name="hours",
+        module="best_so_far",
         title="Best so far, over the time at work",
         caption="The same over wall-clock time, all launches together, without the time between them.",
         overlaid=True,
@@ -59,6 +73,7 @@ FIGURES: tuple[Entry, ...] = (
     ),
     Entry(
         name="front",
+        module="front",
         title="Pareto front",
         caption="No other evaluation is better than one of the front in one objective and worse in none; the star is "
         "its knee, the nearest to the best of each. Results far worse than the others lie on the border.",
@@ -67,6 +82,7 @@ FIGURES: tuple[Entry, ...] = (
     ),
     Entry(
         name="hypervolume",
+        module="front",
         title="Hypervolume",
         caption="The volume that the front dominates up to the reference point: it grows while the front improves.",
         overlaid=True,

@@ -12,10 +12,10 @@ from hpo.results.record import collector_paused, load
 from hpo.steps import Steps
 from hpo.terminal import one_line
 from hpo.views.figures.registry import FIGURES
-from hpo.views.figures.save import write
 from hpo.views.figures.source import Source
 from hpo.views.report import page
 from hpo.views.report.content import content
+from hpo.views.report.figure_files import write
 
 _SUFFIX = ".html"
 

@@ -7,7 +7,6 @@ import base64
 import platform
 import time
 from collections.abc import Callable, Collection, Sequence
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -115,8 +114,7 @@ def _draw(
 def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) -> Drawn:
     """One figure as a page has it; NotDrawn where the data do not fill it."""
     own, plot, title = None, None, entry.title
-    make = getattr(import_module(f"hpo.views.figures.{entry.name}"), "content", None)
-    if make is not None:
+    if (make := entry.content) is not None:
         own = make(sources)
     else:
         plot = entry.plot(sources)

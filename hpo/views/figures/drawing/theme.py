@@ -70,9 +70,6 @@ STATUS = {
 }
 DARK["#8c3a00"] = "#c4622d"
 
-SCALE = [[0.0, BLUE], [0.5, GREY], [1.0, ORANGE]]
-"""For a value: blue is better, orange worse."""
-
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
 
 HEIGHT = 360
