@@ -138,6 +138,7 @@ class _TerminalPanel:
         live = LivePanel(self._terminal)
         began = time.monotonic()
         at_work = False
+        drawn: tuple[object, ...] = ()
         live.start()
         try:
             while not self._ended.wait(_DRAW_S):
@@ -146,8 +147,15 @@ class _TerminalPanel:
                 at_work = at_work or (newest is not None and newest.alive)
                 if time.monotonic() < began + _PATIENCE_S or not _in_foreground(self._terminal):
                     live.draw(None, above=printed.take())
+                    drawn = ()
                     continue
                 columns, rows = live.size
+                above = printed.take()
+                # Drawing takes some 20 ms, in which nothing else of this process runs.
+                state = (newest, int(time.time()), columns, rows, str(printed.tail))
+                if state == drawn and above is None:
+                    continue
+                drawn = state
                 unfinished = [] if printed.tail is None else [printed.tail]
                 shown = panel(
                     self._directory,
@@ -158,7 +166,7 @@ class _TerminalPanel:
                     own=True,
                     starting=not at_work,
                 )
-                live.draw(Group(*unfinished, shown), above=printed.take())
+                live.draw(Group(*unfinished, shown), above=above)
         finally:
             looker.stop()
             printed.add(self._read(), final=True)

@@ -84,23 +84,18 @@ class Source:
 
 
 class Looker:
-    """Looks in a thread of its own, which may hang with the storage. ``newest``: what it found last; ``error``: why it
-    has found nothing since."""
+    """Looks in a thread of its own, which may hang with the storage. ``newest``: what it found last."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._stop = threading.Event()
         self.newest: Overview | None = None
-        self.error: Exception | None = None
         threading.Thread(target=self._run, name="looker", daemon=True).start()
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                found = self._source.look()
-                self.newest, self.error = found or self.newest, None
-            except (CampaignError, OSError) as error:  # which may pass
-                self.error = error
+            with suppress(CampaignError, OSError):  # which may pass
+                self.newest = self._source.look() or self.newest
             self._stop.wait(self._source.pause_s)
 
     def stop(self) -> None:
