@@ -133,10 +133,11 @@ def _said(sentence: str) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from hpo.results import overview, text
+    from hpo.results import overview
+    from hpo.views import text
 
     if options.watch:
-        from hpo.results.terminal.live import watch
+        from hpo.views.terminal.live import watch
 
         with Signals(patience=1):
             return watch(options.directory)
@@ -149,7 +150,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _best(options: argparse.Namespace) -> int:
-    from hpo.results.terminal import best_report
+    from hpo.views.terminal import best_report
 
     if options.json:
         terminal.write_json(best_report.best_json(options.directory, options.top))
@@ -165,7 +166,7 @@ def _log(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from hpo.results.terminal import show
+    from hpo.views.terminal import show
 
     printed = show.printed(options.directory, options.id, as_table=options.json)
     (terminal.write_json if options.json else terminal.write)(printed)
@@ -184,18 +185,20 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from hpo.results import page_packages
-    from hpo.results.report.command import report
+    from hpo.views import page_packages
+    from hpo.views.report.command import report
 
     page_packages.check("hpo report", page_packages.FIGURES)
+    if options.figures is not None:
+        page_packages.check("hpo report --figures", page_packages.FIGURE_FILES, extra="plots")
     return _said(report(options.paths, options.output, options.figures, version=__version__))
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from hpo.results import page_packages
+    from hpo.views import page_packages
 
     page_packages.check("hpo watch", page_packages.LIVE_PAGE)
-    from hpo.results.watch.command import watch
+    from hpo.views.watch.command import watch
 
     return watch(options.directory, options.port, version=__version__)
 

@@ -199,7 +199,10 @@ def _add_report(add: _Add) -> None:
         "--output", type=Path, metavar="PATH", help="file to write (default report.html in the first DIR)"
     )
     report.add_argument(
-        "--figures", type=Path, metavar="FOLDER", help="write each figure as SVG and PDF, too"
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="write each figure as SVG and PDF, too; needs Chrome and the extra plots",
     )
 
 

@@ -1,6 +1,6 @@
 """Makes the pictures in the documents: a report of a made-up campaign, and the live page beside a campaign at work.
 
-    python tests/screenshots.py          # writes hpo/results/report.png and hpo/results/watch.png
+    python tests/screenshots.py          # writes hpo/views/report.png and hpo/views/watch.png
 
 Needs Debian's chromium and `bash jobs/setup.sh dev browser`. Takes about a minute."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpo.arguments import checked_arguments
-from hpo.campaign import notebook, rank_entry, start_ranks
+from hpo.campaign import rank_entry, start_ranks
 from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.live_panel import live_panel
 from hpo.campaign.rank.rank import Rank
 from hpo.cluster.mpi_startup import connect
 from hpo.cluster.signals import Signals
@@ -162,7 +163,7 @@ class Campaign:
     ) -> Result:
         """Run the campaign or go on with it; returns when the budget is used up, or the campaign was stopped or ran out
         of time (``Result.reason`` says which). Under mpirun or srun call it on every rank; it returns on every rank.
-        SIGINT, SIGTERM and SIGUSR1 stop it in good order. In a notebook a bar shows how it goes.
+        SIGINT, SIGTERM and SIGUSR1 stop it in good order. A panel on a terminal or in a notebook shows how it goes.
 
         Args:
             ranks (int, from 1; default None): start as many by mpirun, on this host, from a script or a notebook; the
@@ -189,7 +190,7 @@ class Campaign:
         if transport is None and launcher.rank is None:
             if ranks is not None and ranks > 1:
                 return self._run_started(ranks)
-            with notebook.progress(self.settings.directory):
+            with live_panel(self.settings.directory):
                 return self._run(connect(), signals)
         there = launcher.size if transport is None else transport.size
         if ranks is not None and there not in (None, ranks):

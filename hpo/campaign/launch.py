@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpo.campaign.definition import CampaignDefinition, blocked_by_stop, end_stop
-from hpo.campaign.painter import painted
+from hpo.campaign.live_panel import live_panel
 from hpo.campaign.progress import used_up
 from hpo.campaign.rank.rank import Rank
 from hpo.campaign.rank_entry import as_rank
@@ -61,17 +61,20 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     listed = None if hostfile is None else hosts.read_hostfile(hostfile)
     ranks = _fewest_ranks(file, campaign.settings, listed) if ranks is None else ranks
     if ranks == 1 and listed is None:
-        with painted(campaign.settings.directory):
+        with live_panel(campaign.settings.directory):
             only = Rank(campaign, connect(), signals)
             only.run()
         return only.exit_code
     mpirun = find_mpirun()
     if not may_start(campaign):
         return 0
-    with painted(campaign.settings.directory):
+    with live_panel(campaign.settings.directory) as inherited:
         command = [sys.executable, "-m", "hpo", "run", str(file)]
         return Supervisor(
-            command, campaign.settings, ranks, MpirunSettings(mpirun=mpirun, listed=listed)
+            command,
+            campaign.settings,
+            ranks,
+            MpirunSettings(mpirun=mpirun, listed=listed, inherited=inherited),
         ).run()
 
 

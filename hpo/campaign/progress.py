@@ -1,4 +1,4 @@
-"""How a running campaign shows itself: a live line on a terminal, one line a minute anywhere else."""
+"""How a running campaign shows itself where there is no panel: one line a minute."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, FINAL, PRUNED
 from hpo.islands.coordinator.health import counted
 from hpo.islands.end_reasons import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
-from hpo.terminal import one_line, quoted, visible, write
+from hpo.terminal import one_line, quoted, write
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from rich.live import Live
 
     from hpo.config.reader import Settings
     from hpo.islands.coordinator.coordinator import Coordinator
     from hpo.islands.coordinator.tally import Tally
     from hpo.task.task import Task
 
-_LIVE_S = 0.5
+_FIRST_LINE_S = 5.0
+"""The first line of a log soon after the start shows that it works."""
 _LINE_S = 60.0
 
 
@@ -41,13 +40,11 @@ class Display:
         self._next = 0.0
         self._shown: tuple[bool, bool, bool] = (False, False, False)
         self._final_at_start = 0
-        self._live: Live | None = None
-        self._columns = process.terminal_columns()
-        self._elsewhere = process.panel_shown()
+        self._has_panel = process.panel_shown()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise. Nothing where a panel does."""
-        if self._began is not None and self._elsewhere:
+        if self._began is not None and self._has_panel:
             return
         # That it is stopping or paused, or waits for its storage, is said at once.
         waits = coordinator.waited_for_storage(now) is not None
@@ -58,32 +55,12 @@ class Display:
         if self._began is None:
             self._began = now
             self._final_at_start = coordinator.tally.final
-            if self._elsewhere:
+            if self._has_panel:
                 return
-            # The first line of a log soon after the start shows that it works; then one a minute.
-            self._next = now + (_LIVE_S if self._columns else 5.0)
+            self._next = now + _FIRST_LINE_S
         else:
-            self._next = now + (_LIVE_S if self._columns else _LINE_S)
-        text = self.line(coordinator, now)
-        self._show(text)
-
-    def _show(self, text: str) -> None:
-        """There may be no reader any more: a terminal was closed, a pipe's reader has ended. The campaign
-        goes on."""
-        with suppress(OSError):
-            if self._columns is None:
-                write(text, sys.stderr, flush=True)
-                return
-            from rich.text import Text
-
-            if self._live is None:
-                from rich.console import Console
-                from rich.live import Live
-
-                console = Console(file=sys.stderr, force_terminal=True, width=self._columns)
-                self._live = Live(console=console, auto_refresh=False)
-                self._live.start()
-            self._live.update(Text(visible(text)), refresh=True)
+            self._next = now + _LINE_S
+        _show(self.line(coordinator, now))
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
         """One line: done, best, rate, failures, and while it runs workers busy and time left."""
@@ -134,8 +111,8 @@ class Display:
             coordinator.tally.best is None and bool(self._failures(coordinator))
         )
         if nothing_completed or self._repeats:
-            from hpo.results import text as texts
             from hpo.results.record import load
+            from hpo.views import text as texts
 
             with suppress(HpoError, OSError):
                 record = load(self._directory)
@@ -153,14 +130,13 @@ class Display:
             text += f"\n`hpo status {quoted(self._directory)}` says why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."
-        self._show(text)
+        _show(text)
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        live, self._live = self._live, None
-        if live is not None:
-            with suppress(OSError):
-                live.stop()
+
+def _show(text: str) -> None:
+    """There may be no reader any more: a terminal was closed, a pipe's reader has ended. The campaign goes on."""
+    with suppress(OSError):
+        write(text, sys.stderr, flush=True)
 
 
 def used_up(directory: Path, done: int, budget: int | None, file: Path | None = None) -> str:

@@ -9,12 +9,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-from hpo.campaign import notebook
 from hpo.campaign.definition import CampaignDefinition
 from hpo.campaign.launch import may_start
-from hpo.campaign.painter import painted
+from hpo.campaign.live_panel import in_notebook, live_panel
 from hpo.campaign.rank_entry import CampaignTransfer
 from hpo.campaign.supervisor import MpirunSettings, Supervisor
 from hpo.cluster.hosts import Host
@@ -57,7 +55,7 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
             return Result(settings.directory, STOPPED), 0
         before = last_launch(settings.directory)
         said: list[str] = []
-        with _shown(settings.directory) as output:
+        with live_panel(settings.directory) as inherited, _output() as output:
 
             def say(sentence: str) -> None:
                 said.append(sentence)
@@ -67,6 +65,7 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
                 mpirun=mpirun,
                 listed=(Host("localhost", ranks),),
                 output=None if output is None else output.handle,
+                inherited=inherited,
                 tied=True,
                 variables=_ALONE | _importable(),
             )
@@ -107,19 +106,16 @@ def _importable() -> dict[str, str]:
 
 
 @contextmanager
-def _shown(directory: Path) -> Iterator[_Output | None]:
-    """How the campaign goes: in a notebook a bar, with what the ranks write kept back in an object; on a terminal a
-    panel."""
-    if not notebook.in_notebook():
-        with painted(directory):
-            yield None
+def _output() -> Iterator[_Output | None]:
+    """What the ranks write, kept in a notebook; None anywhere else, where they write to this process's streams."""
+    if not in_notebook():
+        yield None
         return
-    with notebook.progress(directory):
-        output = _Output()
-        try:
-            yield output
-        finally:
-            output.close()
+    output = _Output()
+    try:
+        yield output
+    finally:
+        output.close()
 
 
 class _Output:

@@ -59,12 +59,14 @@ _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @dataclass(frozen=True, kw_only=True)
 class MpirunSettings:
     """How mpirun is started. ``mpirun``: its path; ``listed``: the only hosts to use, None for those that it finds
-    itself; ``output``: file descriptor that it writes to, None for this process's output; ``tied``: whether the
+    itself; ``output``: file descriptor that it writes to, None for this process's output; ``inherited``: file
+    descriptors that it keeps open; ``tied``: whether the
     campaign stops where this process dies; ``variables``: environment variables besides this process's own."""
 
     mpirun: str
     listed: tuple[Host, ...] | None = None
     output: int | None = None
+    inherited: Sequence[int] = ()
     tied: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -313,6 +315,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=self._started.output,
                 stderr=self._started.output,
+                pass_fds=self._started.inherited,
                 start_new_session=True,
             )
         finally:

@@ -27,12 +27,12 @@ from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED, Configuration
 from hpo.islands.messages import Surroundings
-from hpo.results import text
 from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.task.outcome import TaskOutcome
 from hpo.task.task import Task
 from hpo.task.trial import Job
 from hpo.task.trial_directory import OUTPUT
+from hpo.views import text
 
 _MOST_SHOWN = 1_000
 """Characters of a metric."""

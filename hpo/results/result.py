@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
     from hpo.results.analysis.importance import Importance
-    from hpo.results.figures.plots import Plots
+    from hpo.views.figures.plots import Plots
 
 __all__ = [
     "CampaignRecord",
@@ -431,7 +431,7 @@ class Result:
         ``.importance()``, ``.parallel()``, ``.slices()``, ``.islands()``, ``.family()``, ``.budget()``, ``.noise()``,
         ``.front()`` and ``.hypervolume()``. What the data do not fill raises UsageError with the reason.
         """
-        from hpo.results.figures.plots import Plots
+        from hpo.views.figures.plots import Plots
 
         return Plots(self.record)
 
@@ -445,6 +445,6 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the campaign in words, and its best as a table."""
-        from hpo.results.report.notebook import shown
+        from hpo.views.report.notebook import shown
 
         return shown(self.record)

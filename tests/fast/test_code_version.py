@@ -22,12 +22,13 @@ from hpo.islands.resume.fold import fold
 from hpo.journal import directory
 from hpo.journal.code_copies import change, copy_path, keep_copy, read_copy
 from hpo.journal.files import read_directory
-from hpo.results import overview, text
+from hpo.results import overview
 from hpo.results.record import load
-from hpo.results.terminal import best_report
 from hpo.task import code_version
 from hpo.task.code_version import BY_VALUE, CodeVersion, code_of
 from hpo.task.task import Task, TaskSource, load_task
+from hpo.views import text
+from hpo.views.terminal import best_report
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0.0, 1.0))
 FILES = {

@@ -48,9 +48,10 @@ from hpo.journal.commands import (
 )
 from hpo.journal.directory import write_identity
 from hpo.journal.records import Command, Launched, Record, decode, encode
-from hpo.results import overview, text
+from hpo.results import overview
 from hpo.results import result as results
 from hpo.task.outcome import TaskOutcome
+from hpo.views import text
 
 ASKED: dict[str, Any] = {"time": 1.0, "by": "me@here"}
 POINTS: list[dict[str, Any]] = [{"x": float(one), "y": 0.5, "kind": "a"} for one in range(4)]

@@ -21,15 +21,15 @@ from hpo.individual import Individual
 from hpo.results.analysis.ancestry import changes, family
 from hpo.results.analysis.fidelity import Progress, correlations, kept, progress
 from hpo.results.analysis.island_success import good, migrations, success
-from hpo.results.figures import parallel
-from hpo.results.figures.drawing import theme
-from hpo.results.figures.drawing.labels import choices, distinct
-from hpo.results.figures.drawing.parameter_axis import Axis
-from hpo.results.figures.drawing.value_range import drawable, value_range
-from hpo.results.figures.registry import BY_NAME
-from hpo.results.figures.source import NotDrawn, Source
 from hpo.results.record import CampaignRecord, Launch
-from hpo.results.report.content import encoded
+from hpo.views.figures import parallel
+from hpo.views.figures.drawing import theme
+from hpo.views.figures.drawing.labels import choices, distinct
+from hpo.views.figures.drawing.parameter_axis import Axis
+from hpo.views.figures.drawing.value_range import drawable, value_range
+from hpo.views.figures.registry import BY_NAME
+from hpo.views.figures.source import NotDrawn, Source
+from hpo.views.report.content import encoded
 
 NASTY = "<a href='javascript:alert(1)'>x</a>%{y}"
 SPACE = hpo.SearchSpace(

@@ -19,8 +19,8 @@ from hpo.results import result as results
 from hpo.results.analysis import pareto as fronts
 from hpo.results.overview import folded
 from hpo.results.record import CampaignRecord, load
-from hpo.results.terminal import best_report
 from hpo.search.models.pareto import crowding
+from hpo.views.terminal import best_report
 
 _T = 1.7e9
 WAYS = {"gain": "maximize", "cost": "minimize"}

@@ -13,8 +13,8 @@ import hpo
 from hpo.errors import CampaignError, UsageError
 from hpo.results.analysis.importance import MOST, importance
 from hpo.results.record import CampaignRecord
-from hpo.results.terminal import best_report
 from hpo.space.description import described_space
+from hpo.views.terminal import best_report
 
 SPACE = hpo.SearchSpace(
     a=hpo.Float(1e-4, 1.0, log=True),

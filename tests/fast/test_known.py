@@ -32,8 +32,8 @@ from hpo.prior_results.points import KnownPoints, known_points
 from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load
-from hpo.results.terminal.best_report import best_json
 from hpo.search.population import Member, Population
+from hpo.views.terminal.best_report import best_json
 
 SPACE = hpo.SearchSpace(
     lr=hpo.Float(1e-4, 1.0, log=True),

@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from individuals import make_finished, make_started
+from rich.console import Console, Group
+from rich.text import Text
 
 from hpo import cli
-from hpo.campaign.painter import Above
+from hpo.campaign.live_panel import Printed
 from hpo.config import process
 from hpo.individual import RUNNING, STATUSES
 from hpo.journal import directory
@@ -28,12 +30,13 @@ from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.lock import acquire
 from hpo.journal.records import Header, Launched, Left
-from hpo.results import overview, running, text
+from hpo.results import overview, running
 from hpo.results.overview import Best, Island, Overview, Pace
 from hpo.results.record import load
 from hpo.results.running import Running, Tails
-from hpo.results.terminal import panel
-from hpo.results.terminal.screen import Screen
+from hpo.views import text
+from hpo.views.terminal import panel
+from hpo.views.terminal.live import Below, LivePanel
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -85,8 +88,15 @@ def campaign(workers: int = 6, **changes: object) -> Overview:
     return msgspec.structs.replace(one, **changes)
 
 
-def drawn(stands: Overview | None, columns: int, rows: int) -> list[str]:
-    return panel.lines(panel.console(columns), Path(f"runs/{HOSTILE}"), stands, rows, 10_000.0, own=True)
+def drawn(stands: Overview | None, columns: int, rows: int, name: str = f"runs/{HOSTILE}") -> list[str]:
+    """What is sent to a terminal for the panel, by lines."""
+    console = Console(width=columns, height=rows, force_terminal=True, highlight=False)
+    shown = panel.panel(Path(name), stands, 10_000.0, columns=columns, rows=rows, own=True)
+    with console.capture() as captured:
+        console.print(Below(shown), soft_wrap=True)
+    *lines, last = captured.get().split("\n")
+    assert lines[0].startswith("\x1b[?7l") and last == f"\x1b[?7h\r\x1b[{len(lines)}A"
+    return [lines[0].removeprefix("\x1b[?7l"), *lines[1:]]
 
 
 @pytest.mark.parametrize("columns", [20, 40, 79, 199])
@@ -137,8 +147,7 @@ def test_parameters_are_in_the_order_of_the_space() -> None:
     found = msgspec.structs.replace(
         found, best=Best(value=1.0, params={**params, "alpha": 3}, id="0-0-1"), individuals=[one]
     )
-    shown = "\n".join(panel.lines(panel.console(160), Path("run"), found, 40, 10_000.0))
-    plain = COLOURS.sub("", shown)
+    plain = COLOURS.sub("", "\n".join(drawn(found, 160, 40)))
     assert "zeta=1, alpha=3, mid=a" in plain and "zeta=1, alpha=2, mid=a" in plain
 
 
@@ -232,33 +241,37 @@ WORDS = st.text("abcé─", min_size=1, max_size=12)
 def test_what_scrolls_by_stays_and_what_is_drawn_is_replaced(steps: list) -> None:
     terminal = Terminal(40)
     try:
-        screen = Screen(terminal.handle)
+        live = LivePanel(terminal.handle)
+        live.start()
         stays: list[str] = []
         for above, lines, columns in steps:
             if columns is not None:
                 terminal.resize(columns)
-            screen.draw(lines, "".join(f"{word}\n" for word in above))
+            content = Group(*map(Text, lines)) if lines else None
+            live.draw(content, Text("\n").join(map(Text, above)) if above else None)
             stays += above
-            assert terminal.rows == stays + lines
-            before = terminal.written
-            screen.draw(lines)
-            assert (terminal.rows and terminal.written == before) or not (stays + lines)
-        screen.clear("the end\n")
+            assert terminal.rows == stays + lines and not terminal.screen.cursor.hidden
+        live.draw(None, Text("the end"))
+        live.stop()
         assert terminal.rows == [*stays, "the end"] and not terminal.screen.cursor.hidden
     finally:
         terminal.close()
 
 
-def test_only_what_has_changed_is_sent() -> None:
-    terminal = Terminal(80)
-    screen = Screen(terminal.handle)
-    lines = [f"line {number} {'x' * 60}" for number in range(10)]
-    screen.draw(lines)
-    assert terminal.rows == lines
-    before = terminal.written
-    lines[7] = "another"
-    screen.draw(lines)
-    assert terminal.rows == lines and terminal.written - before < 50
+def test_a_panel_that_a_narrower_terminal_has_wrapped_is_erased_whole() -> None:
+    terminal = Terminal(60)
+    live = LivePanel(terminal.handle)
+    live.start()
+    live.draw(Group(*(Text(f"{number}" * 55) for number in range(3))), Text("stays"))
+    assert terminal.rows == ["stays", "0" * 55, "1" * 55, "2" * 55]
+    # A terminal that wraps anew, which the simulated one does not.
+    terminal.resize(30)
+    live.console.file.write(
+        "".join(f"{str(number) * 30}\r\n{str(number) * 25}\r\n" for number in range(3)) + "\x1b[6A"
+    )
+    live.draw(Group(Text("narrow")))
+    assert terminal.rows == ["stays", "narrow"]
+    live.stop()
     terminal.close()
 
 
@@ -268,7 +281,7 @@ TOLD = (
 ).encode()
 SEEN = [
     "plain",
-    "\x1b[31mred\x1b[0m",
+    "red",
     "bar 99%",
     "clearedhome \\x9b2J",
     "\u20ac\\u202e\ttab",
@@ -278,23 +291,27 @@ SEEN = [
 
 @given(st.lists(st.integers(0, len(TOLD)), max_size=6))
 def test_what_arrives_in_pieces_is_one_text_without_orders(cuts: list[int]) -> None:
-    above = Above()
+    printed = Printed()
     places = [0, *sorted(cuts), len(TOLD)]
     for begin, end in pairwise(places):
-        above.add(TOLD[begin:end])
-    assert above.tail == SEEN[-1] and above.lines == SEEN[:-1]
-    above.add(b"", final=True)
-    assert above.take() == "".join(f"{line}{chr(27) + '[0m' if chr(27) in line else ''}\n" for line in SEEN)
-    assert above.tail == ""
+        printed.add(TOLD[begin:end])
+    assert str(printed.tail) == SEEN[-1]
+    printed.add(b"", final=True)
+    text = printed.take()
+    assert text is not None and text.plain.split("\n") == SEEN
+    assert [(text.plain[span.start : span.end], str(span.style)) for span in text.spans] == [
+        ("red", "color(1)")
+    ]
+    assert printed.tail is None and printed.take() is None
 
 
 def test_a_line_that_never_ends_fills_no_memory() -> None:
-    above = Above()
+    printed = Printed()
     for number in range(2000):
-        above.add(f"\r{number} of 2000 {'#' * 60}".encode())
-    assert above.tail.startswith("1999 of 2000") and not above.lines
-    above.add(b"y" * 100_000)
-    assert len(above.tail) <= 4096 and len(above.take()) > 90_000
+        printed.add(f"\r{number} of 2000 {'#' * 60}".encode())
+    assert str(printed.tail).startswith("1999 of 2000") and printed.take() is None
+    printed.add(b"y" * 100_000)
+    assert printed.tail is None and len(printed.take() or "") > 90_000
 
 
 # --- what runs now ----------------------------------------------------------------------------------------------------
@@ -422,7 +439,7 @@ def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(
     with acquire(home), JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0)) as writer:
         writer.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=time.time()))
         writer.commit()
-        monkeypatch.setattr("hpo.results.terminal.live.time.sleep", sleep)
+        monkeypatch.setattr("hpo.views.terminal.live.time.sleep", sleep)
         assert cli.main(["status", str(home), "--watch"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("running: 0 of 9  best none yet") and lines[1].startswith("directory")

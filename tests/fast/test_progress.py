@@ -13,11 +13,12 @@ from hpo.campaign.progress import Display
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED
 from hpo.islands.coordinator.tally import Best, Tally
-from hpo.results import overview, text
+from hpo.results import overview
 from hpo.results.record import load
-from hpo.results.report.command import read
-from hpo.results.report.health import findings
-from hpo.results.terminal import best_report, panel
+from hpo.views import text
+from hpo.views.report.command import read
+from hpo.views.report.health import findings
+from hpo.views.terminal import best_report, panel
 
 
 def evaluate(trial: hpo.Trial) -> float:

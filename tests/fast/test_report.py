@@ -8,7 +8,6 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import journals
 import plotly.graph_objects as go
@@ -19,22 +18,24 @@ from individuals import make_individual
 from synthetic import make
 
 import hpo
+from hpo import cli
 from hpo.errors import CampaignError, UsageError
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
-from hpo.results.figures import best_so_far
-from hpo.results.figures.drawing import theme
-from hpo.results.figures.drawing.value_range import value_range
-from hpo.results.figures.files import save
-from hpo.results.figures.registry import BY_NAME, FIGURES
-from hpo.results.figures.source import NotDrawn, Source
-from hpo.results.figures.timeline import busy_share
-from hpo.results.report.command import names, read, report
-from hpo.results.report.content import content, details, encoded
-from hpo.results.report.health import findings
-from hpo.results.report.page import report as page
-from hpo.results.report.summary import summary
+from hpo.views import page_packages
+from hpo.views.figures import best_so_far
+from hpo.views.figures.drawing import theme
+from hpo.views.figures.drawing.value_range import value_range
+from hpo.views.figures.registry import BY_NAME, FIGURES
+from hpo.views.figures.source import NotDrawn, Source
+from hpo.views.figures.timeline import busy_share
+from hpo.views.report import figure_files
+from hpo.views.report.command import names, read, report
+from hpo.views.report.content import content, details, encoded
+from hpo.views.report.health import findings
+from hpo.views.report.page import report as page
+from hpo.views.report.summary import summary
 
 _T = 1.7e9
 _NOT_FILLED = {1: {"front", "hypervolume", "noise"}, 2: {"noise"}}
@@ -244,18 +245,37 @@ def test_figures_of_several_campaigns_lie_over_one_another(homes: dict[int, Path
     assert [one.campaign for one in found.figures if one.name == "timeline"] == [0, 1]
 
 
-# Of matplotlib 3.8 with a pyparsing that is newer.
-@pytest.mark.filterwarnings("ignore:.* deprecated - use:DeprecationWarning")
-def test_figures_are_vector_graphics(homes: dict[int, Path], tmp_path: Path, monkeypatch) -> None:
-    drawn = {"history", "timeline", "islands", "importance", "front"}
-    monkeypatch.setattr(save, "FIGURES", [BY_NAME[name] for name in (*drawn, "noise")])
-    said = report([homes[2]], tmp_path / "x.html", tmp_path / "figures")
-    assert "noise: left out" in said
-    assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} == drawn
-    for name in drawn:
-        tree = ElementTree.parse(tmp_path / "figures" / f"{name}.svg")
-        assert len(list(tree.iter("{http://www.w3.org/2000/svg}path"))) > 10, name
-        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+def test_figures_are_written_as_vector_graphics(homes: dict[int, Path], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(figure_files, "FIGURES", [BY_NAME[name] for name in ("history", "timeline", "noise")])
+    wanted: list[Path] = []
+    monkeypatch.setattr("plotly.io.write_images", lambda figures, paths, **sizes: wanted.extend(paths))
+    folder = tmp_path / "figures"
+    said = report([homes[1], homes[2]], tmp_path / "x.html", folder)
+    assert f"{folder}: 6 files" in said and "noise-2: left out" in said
+    names = ("history", "timeline", "timeline-2")
+    assert wanted == [folder / f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf")]
+
+
+def test_without_a_chrome_the_report_is_written_and_the_remedy_is_said(
+    homes: dict[int, Path], tmp_path: Path, monkeypatch
+) -> None:
+    def fails(*arguments: object, **keywords: object) -> None:
+        raise RuntimeError("\nKaleido requires Google Chrome to be installed.\n")
+
+    monkeypatch.setattr("plotly.io.write_images", fails)
+    with pytest.raises(
+        UsageError, match=r"\(Kaleido requires Google Chrome to be installed\).*apt-get install"
+    ):
+        report([homes[1]], tmp_path / "x.html", tmp_path / "figures")
+    assert (tmp_path / "x.html").exists()
+
+
+def test_without_kaleido_the_extra_is_named(
+    homes: dict[int, Path], tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page_packages, "FIGURE_FILES", ("plotly", "not_there"))
+    assert cli.main(["report", str(homes[1]), "--figures", str(tmp_path / "figures")]) == 2
+    assert "bash jobs/setup.sh plots" in capsys.readouterr().err
 
 
 def test_plots_of_a_result(homes: dict[int, Path]) -> None:

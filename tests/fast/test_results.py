@@ -20,9 +20,10 @@ from hpo.individual import COMPLETED, FINAL, STATUSES
 from hpo.journal import directory
 from hpo.journal.files import journal_path
 from hpo.journal.lock import acquire
-from hpo.results import overview, text
+from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import CampaignRecord, load
+from hpo.views import text
 
 _T = 1.7e9
 

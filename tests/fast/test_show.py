@@ -20,7 +20,7 @@ from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.records import Finished, Header, Launched, Migrated, Note, Reopened, Reported
-from hpo.results.terminal.show import sparkline
+from hpo.views.terminal.show import sparkline
 
 IDENTITY = {"task": "t", "objectives": {"score": "maximize"}, "space": {}}
 

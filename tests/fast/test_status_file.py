@@ -13,8 +13,8 @@ from hpo.individual import REEVALUATION, STATUSES
 from hpo.islands.leader import publishing
 from hpo.journal import lock
 from hpo.results import overview
-from hpo.results import text as texts
 from hpo.results.record import load
+from hpo.views import text as texts
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-1, 1), kind=hpo.Categorical("a", "b"))
 SETTINGS = {"isolation": "inline", "kind": "random", "first_failures": "off"}

@@ -23,13 +23,13 @@ from hpo.config import process
 from hpo.errors import CampaignError, UsageError
 from hpo.journal.curves import CurveWriter, curve_path
 from hpo.journal.files import journal_files
-from hpo.results import page_packages
-from hpo.results.figures import registry
-from hpo.results.figures.source import Source
-from hpo.results.watch import address, parts, server
-from hpo.results.watch.access import HEADERS
-from hpo.results.watch.page import Page, View
-from hpo.results.watch.parts import Part, Parts
+from hpo.views import page_packages
+from hpo.views.figures import registry
+from hpo.views.figures.source import Source
+from hpo.views.watch import address, parts, server
+from hpo.views.watch.access import HEADERS
+from hpo.views.watch.page import Page, View
+from hpo.views.watch.parts import Part, Parts
 
 TOKEN = "a-token"
 HOST = ("host", "127.0.0.1:4711")
@@ -441,5 +441,6 @@ def test_where_the_page_s_packages_lack_the_extra_is_named(
     monkeypatch.setattr(page_packages, "LIVE_PAGE", ("not_there", "msgspec"))
     assert main(["watch", str(tmp_path)]) == 2
     assert (
-        "hpo watch needs not_there, not installed here. Run `bash jobs/setup.sh`" in capsys.readouterr().err
+        "hpo watch needs not_there, not installed here. Run `bash jobs/setup.sh page`"
+        in capsys.readouterr().err
     )

@@ -4,16 +4,19 @@ Needs Debian's chromium (apt-get install chromium)."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from synthetic import make
 
 import hpo
-from hpo.results.report.command import report
+from hpo.views.report.command import report
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -98,3 +101,43 @@ def test_a_click_shows_the_individual_of_the_marks_own_campaign(tmp_path: Path) 
     shown = float(panel.partition('>accuracy</th><td class="value">')[2].partition("<")[0])
     values = [(one[identity].objectives or {})["accuracy"] for one in ended]
     assert shown == pytest.approx(values[1], rel=1e-4) and shown != pytest.approx(values[0], rel=1e-4)
+
+
+def test_the_button_of_a_figure_saves_it_as_svg(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    report([make(tmp_path / "c", 60)], page, None)
+    script = """
+      URL.createObjectURL = (blob) => {
+        blob.text().then((text) => document.body.setAttribute("data-saved", text.slice(0, 200)));
+        return "#";
+      };
+      addEventListener("load", () => {
+        const timer = setInterval(() => {
+          const button = document.querySelector('figure[data-plot="history"] [data-title^="Download plot"]');
+          if (!button) return;
+          clearInterval(timer);
+          button.click();
+        }, 100);
+      });
+    """
+    # The page's policy holds; this script is allowed beside its own.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = page.read_text().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    page.write_text(text.replace("</body>\n</html>", f"<script>{script}</script></body>\n</html>"))
+    document, console = opened(page, tmp_path / "profile", "--window-size=1400,900")
+    assert console == ""
+    saved = re.search(r'data-saved="([^"]*)', document)
+    assert saved is not None and saved[1].startswith("&lt;svg")
+    assert 'data-title="Share chart' not in document
+
+
+def test_figures_are_vector_graphics(tmp_path: Path) -> None:
+    pytest.importorskip("kaleido", reason="installed by the extra plots")
+    folder = tmp_path / "figures"
+    report([make(tmp_path / "c", 120, objectives=2)], tmp_path / "x.html", folder)
+    drawn = [path.stem for path in folder.glob("*.svg")]
+    assert {"history", "timeline", "islands", "importance", "front"} <= {*drawn}
+    for name in drawn:
+        tree = ElementTree.parse(folder / f"{name}.svg")
+        assert len(list(tree.iter("{http://www.w3.org/2000/svg}path"))) > 10, name
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")

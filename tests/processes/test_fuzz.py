@@ -26,11 +26,12 @@ from hpo.journal.files import journal_path, read_directory, read_file
 from hpo.journal.inspection import check, repair
 from hpo.journal.lock import holder
 from hpo.journal.machine import THIS_MACHINE
-from hpo.results import overview, text
+from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load
-from hpo.results.terminal import best_report
 from hpo.search.population import Member
+from hpo.views import text
+from hpo.views.terminal import best_report
 
 EVERY_KEY = re.findall(
     r"```toml\n# every_key\.toml\n(.*?)```", (ROOT / "hpo" / "README.md").read_text(), re.DOTALL

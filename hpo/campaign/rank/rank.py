@@ -300,7 +300,6 @@ class Rank:
                     lock.settle()
                 done = coordinator.tally.final
                 display = Display(settings, definition.task, workers=len(layout.workers), done=done)
-                closing.callback(display.close)
                 status = make_status(assembly, lock, coordinator, log, earlier)
                 cleanup = begin_cleanup(
                     settings,

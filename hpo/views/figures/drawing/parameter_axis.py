@@ -1,0 +1,166 @@
+"""A parameter as an axis: where its values lie, and which of them are written beside it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeGuard
+
+from hpo.space.parameters import Categorical, Encoder, Float, Int, Parameter
+from hpo.terminal import one_line
+from hpo.views.figures.drawing.labels import choices, distinguishable, plain, shortened
+from hpo.views.figures.drawing.theme import label
+
+if TYPE_CHECKING:
+    from hpo.individual import Scalar
+
+_TICKS = 5
+_FEW = 32
+_WIDTH = 1 / 3
+"""Of the space between two choices, the part in which individuals lie beside one another."""
+_MOST_LETTERS = 14
+_ACROSS = 66
+"""Letters that fit side by side below a panel of half a page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """``parameter`` drawn from 0 to 1. ``log``: by orders of magnitude."""
+
+    parameter: Parameter
+
+    @property
+    def log(self) -> bool:
+        return isinstance(self.parameter, (Float, Int)) and self.parameter.log
+
+    @property
+    def _beside(self) -> bool:
+        return isinstance(self.parameter, Int) and self.parameter.count <= _FEW and not self.log
+
+    def place(self, one: Scalar) -> float | None:
+        """Of a value in [0, 1]; None for one that is not in the space (an edited journal's)."""
+        if isinstance(self.parameter, Categorical):
+            try:
+                choice = self.parameter.canonical(one)
+            except ValueError:
+                return None
+            return (self._encode(choice) + 0.5) / len(self.parameter.choices)
+        assert isinstance(self.parameter, (Float, Int))
+        if not _is_number(one) or not self.parameter.low <= one <= self.parameter.high:
+            return None
+        return self._encode(one)
+
+    @cached_property
+    def _encode(self) -> Encoder:
+        return self.parameter.encoder()
+
+    def mark(self, one: Scalar, identity: str = "") -> float | None:
+        """Of a value on an axis of plotly's: the number itself, or the choice's place from 0. Where there are few
+        values, individuals lie beside one another by their ``identity``."""
+        if not isinstance(self.parameter, Categorical):
+            if not _is_number(one) or (self.log and one <= 0):
+                return None
+            return float(one) + (_aside(identity) if self._beside else 0.0)
+        place = self.place(one)
+        if place is None:
+            return None
+        return place * len(self.parameter.choices) - 0.5 + _aside(identity)
+
+    def layout(self) -> dict[str, object]:
+        """Of an axis of plotly's that ``mark`` is for."""
+        parameter = self.parameter
+        if isinstance(parameter, Categorical):
+            count = len(parameter.choices)
+            shown = -(-count // _step(count, _TICKS))
+            letters = max(6, min(_MOST_LETTERS, _ACROSS // shown - 2))
+            ticks = [(place * count - 0.5, label(text)) for place, text in self.ticks(letters=letters)]
+            return {
+                "type": "linear",
+                "range": [-0.6, count - 0.4],
+                "tickvals": [at for at, _ in ticks],
+                "ticktext": [text for _, text in ticks],
+                "tickangle": 0,  # labels at an angle reach into the panel below
+                "showgrid": False,
+            }
+        assert isinstance(parameter, (Float, Int))
+        low, high = (math.log10(one) if self.log else float(one) for one in (parameter.low, parameter.high))
+        margin = max(0.03 * (high - low), 0.5 if self._beside else 0.0)
+        ticks = self._numbers()
+        return {
+            "type": "log" if self.log else "linear",
+            "range": [low - margin, high + margin],
+            "tickvals": [at for at, _ in ticks],
+            "ticktext": [text for _, text in ticks],
+        }
+
+    def condition(self) -> str:
+        """Under which the parameter exists, as plain text; empty where it always does."""
+        found = []
+        for parent, allowed in self.parameter.when.items():
+            values = " or ".join(plain(one, 10) for one in allowed[:2])
+            found.append(f"{shortened(one_line(parent), 14)} {values}{' …' if len(allowed) > 2 else ''}")
+        return f"where {', '.join(found[:2])}" if found else ""
+
+    def ticks(self, most: int = _TICKS, letters: int = _MOST_LETTERS) -> list[tuple[float, str]]:
+        """Places and plain texts of about ``letters`` characters, ascending."""
+        parameter = self.parameter
+        if isinstance(parameter, Categorical):
+            count = len(parameter.choices)
+            texts = choices(parameter, letters)
+            return [((index + 0.5) / count, text) for index, text in enumerate(texts)][:: _step(count, most)]
+        encode = parameter.encoder()
+        whole = isinstance(parameter, Int)
+        return [(encode(int(one) if whole else one), text) for one, text in self._numbers(most)]
+
+    def _numbers(self, most: int = _TICKS) -> list[tuple[float, str]]:
+        parameter = self.parameter
+        assert isinstance(parameter, (Float, Int))
+        low, high = parameter.low, parameter.high
+        if low == high:
+            numbers = [float(low)]
+        elif parameter.log:
+            numbers = _decades(low, high, most)
+        else:
+            numbers = rounds(low, high, most, whole=isinstance(parameter, Int))
+        return list(zip(numbers, distinguishable(numbers)))
+
+
+def _step(count: int, most: int) -> int:
+    """The number of choices from a tick to the next, so that at most twice ``most`` of ``count`` have a tick."""
+    return max(1, math.ceil(count / (2 * most)))
+
+
+def _is_number(one: Scalar) -> TypeGuard[int | float]:
+    return isinstance(one, (int, float)) and not isinstance(one, bool)
+
+
+def _aside(identity: str) -> float:
+    return (zlib.crc32(identity.encode()) % 1000 / 999 - 0.5) * _WIDTH if identity else 0.0
+
+
+def _decades(low: float, high: float, most: int) -> list[float]:
+    """Powers of ten; where there are fewer than two, 1, 2 and 5 times them."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last - first >= 1:
+        step = max(1, math.ceil((last - first) / (most - 1)))
+        return [min(high, max(low, 10.0**power)) for power in range(first, last + 1, step)]
+    powers = [10.0**power for power in range(first - 1, last + 1)]
+    fine = [factor * power for power in powers for factor in (1, 2, 5) if low <= factor * power <= high]
+    return fine[:most] if len(fine) > 1 else [low, high]
+
+
+def rounds(low: float, high: float, most: int, *, whole: bool) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / (most - 1)
+    power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 0.0
+    if not power:  # smaller than a number can be
+        return [low, high]
+    step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
+    if whole:
+        step = max(1.0, step)
+    first = math.ceil(low / step - 1e-9)
+    places = range(first, math.floor(high / step + 1e-9) + 1)
+    found = [min(high, max(low, float(f"{place * step:.12g}"))) for place in places]
+    return found if len(found) > 1 else [low, high]

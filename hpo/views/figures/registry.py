@@ -1,0 +1,151 @@
+"""All figures, in the order in which a page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hpo.views.figures.drawing.panels import Plot
+from hpo.views.figures.source import Source
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+Draw = Callable[[Sequence[Source]], Plot]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One figure, drawn by ``draw`` of the module of its name; where several figures share ``module``, by the
+    function of its name."""
+
+    name: str
+    title: str
+    caption: str
+    """A sentence on how to read it."""
+    module: str | None = None
+    overlaid: bool = False
+    """Several campaigns are drawn in one figure; else each has its own."""
+    size: int = 2
+    """1 for half a row of a wide page, 2 for the whole row."""
+
+    def plot(self, sources: Sequence[Source]) -> Plot:
+        """Draws it from the campaigns (one, unless ``overlaid``); raises NotDrawn where their data do not fill it."""
+        draw: Draw = self._function(self.name if self.module else "draw")
+        return draw(sources)
+
+    @property
+    def content(self) -> Callable[[Sequence[Source]], Any] | None:
+        """What makes the JSON-able value that a page gives to ``hpo.drawers.NAME`` of ``report/assets/NAME.js``, which
+        draws the figure there; None where the page draws what :meth:`plot` returns."""
+        content: Callable[[Sequence[Source]], Any] | None = self._function("content")
+        return content
+
+    def _function(self, name: str) -> Any:
+        return getattr(import_module(f"hpo.views.figures.{self.module or self.name}"), name, None)
+
+    def draw(self, sources: Sequence[Source]) -> go.Figure:
+        """The same as an object of plotly's, which checks it."""
+        import plotly.graph_objects as go
+
+        return go.Figure(self.plot(sources))
+
+
+FIGURES: tuple[Entry, ...] = (
+    Entry(
+        name="history",
+        module="best_so_far",
+        title="Best so far, over evaluations",
+        caption="Each mark is an evaluation, the line the best result so far; what ended without a result stands in "
+        "the strip below. Dotted lines are later launches.",
+        overlaid=True,
+        size=1,
+    ),
+    Entry(
+        name="hours",
+        module="best_so_far",
+        title="Best so far, over the time at work",
+        caption="The same over wall-clock time, all launches together, without the time between them.",
+        overlaid=True,
+        size=1,
+    ),
+    Entry(
+        name="front",
+        module="front",
+        title="Pareto front",
+        caption="No other evaluation is better than one of the front in one objective and worse in none; the star is "
+        "its knee, the nearest to the best of each. Results far worse than the others lie on the border.",
+        overlaid=True,
+        size=1,
+    ),
+    Entry(
+        name="hypervolume",
+        module="front",
+        title="Hypervolume",
+        caption="The volume that the front dominates up to the reference point: it grows while the front improves.",
+        overlaid=True,
+        size=1,
+    ),
+    Entry(
+        name="importance",
+        title="Importance of parameters",
+        caption="The share of the variance over the whole space that would vanish if a parameter were fixed (fANOVA), "
+        "and its spread over eight forests. Interactions count for each that takes part, so shares may exceed 100 %.",
+        overlaid=True,
+    ),
+    Entry(
+        name="islands",
+        title="Islands",
+        caption="The best result of each island, the share of each operator's evaluations that are among the best "
+        "tenth of the campaign, and how many individuals moved.",
+    ),
+    Entry(
+        name="parallel",
+        title="Parallel coordinates",
+        caption="A line is a completed evaluation; the most important parameters come first. A line has a gap where a "
+        "parameter does not exist.",
+    ),
+    Entry(
+        name="slices",
+        title="Slices",
+        caption="The result over each of the six most important parameters. What was pruned or failed lies at the "
+        "worse border; results far worse than the others lie on it.",
+    ),
+    Entry(
+        name="family",
+        title="Family of the best",
+        caption="From the earliest ancestor shown to the best, each at its result; the thick line leads along the "
+        "parents whose configurations are nearest. Beside each: what bred it, and what it changed of that parent.",
+    ),
+    Entry(
+        name="curves",
+        title="Learning curves",
+        caption="What trials reported at each step. Those that were pruned are grey; dotted lines are the rungs at "
+        "which a pruner compares.",
+    ),
+    Entry(
+        name="budget",
+        title="Early stopping: is it safe?",
+        caption="Where the correlation is low, an intermediate value says little about the end: stop later. Below, "
+        "what halving from that step on (reduction 3) would keep of the best, had all curves been known. Individuals "
+        "that were stopped have no end to compare.",
+    ),
+    Entry(
+        name="noise",
+        title="Noise",
+        caption="Evaluations of the best configurations that were repeated. Where repeats differ as much as the better "
+        "configurations do, which of these is the best is not known yet.",
+        size=1,
+    ),
+    Entry(
+        name="timeline",
+        title="Workers over time",
+        caption="A row is a worker, named island-worker; a bar is an evaluation. Hatched bars were lost with their "
+        "rank or launch; a triangle begins what was resumed.",
+    ),
+)
+"""Add a figure here, and its module beside this one."""
+
+BY_NAME = {one.name: one for one in FIGURES}

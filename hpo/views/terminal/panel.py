@@ -1,0 +1,234 @@
+"""The panel: how a campaign stands, in a few lines that are drawn again and again. ``hpo run`` and ``hpo status
+--watch`` show it on a terminal, notebooks in the cell that runs the campaign."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich import get_console
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hpo.individual import FINAL, STATUSES
+from hpo.results.overview import Overview
+from hpo.terminal import one_line
+from hpo.text import digits
+from hpo.views.text import duration, params, report, short, values_of
+
+_LABEL = 11
+_WIDEST_BARS = 100
+_MOST_ISLANDS = 64
+_CELL_ROWS = 30
+_STYLES = {"running": "green", "done": "green", "paused": "yellow", "stopping": "yellow", "stopped": "red"}
+_FAINT = "bright_black"
+
+
+def panel(
+    directory: Path,
+    overview: Overview | None,
+    now: float,
+    *,
+    columns: int,
+    rows: int,
+    own: bool = False,
+    starting: bool = False,
+) -> Group:
+    """The panel for ``columns`` and ``rows`` of a terminal, to be rendered without wrapping. ``overview``: None before
+    anything is known; ``now``: Unix seconds; ``own``: Ctrl-C stops the campaign; ``starting``: what is known is of
+    earlier launches."""
+    parts: list[RenderableType] = [_title(columns, directory, overview, starting=starting)]
+    if overview is not None:
+        parts += _facts(columns, overview, now, own=own)
+        room = rows - 2 - sum(fact.row_count if isinstance(fact, Table) else 1 for fact in parts)
+        if overview.individuals and room > 1:
+            parts += ["", _running(overview, room, now)]
+    return Group(*parts)
+
+
+def cell(directory: Path, overview: Overview | None) -> Table:
+    """The panel in a cell of a notebook, which shows what rich makes of it as HTML or as text."""
+    table = Table.grid()
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_row(panel(directory, overview, time.time(), columns=get_console().width, rows=_CELL_ROWS))
+    return table
+
+
+def line(overview: Overview, now: float) -> str:
+    """The same on one line, for where nothing can be drawn."""
+    parts = [_evaluated(overview)]
+    parts.append(
+        f"best {values_of(overview.best)} ({overview.best.id})" if overview.best else "best none yet"
+    )
+    parts += [_rate(overview, now), _counts(overview)]
+    if overview.alive:
+        parts += [f"{overview.running}/{overview.workers} workers busy", _left(overview, now)]
+    return f"{overview.state}: {'  '.join(filter(None, parts))}"
+
+
+def _title(width: int, directory: Path, overview: Overview | None, *, starting: bool) -> Text:
+    state = "starting" if starting or overview is None else overview.state
+    name = one_line(directory)
+    room = max(8, width - len(state) - 12)
+    name = name if len(name) <= room else f"…{name[-room + 1 :]}"
+    return Text.assemble(
+        ("── ", _FAINT),
+        (name, "bold"),
+        (f" {'─' * (width - len(name) - len(state) - 8)} ", _FAINT),
+        (state, _STYLES.get(state, "cyan")),
+        (" ──", _FAINT),
+    )
+
+
+def _facts(width: int, overview: Overview, now: float, *, own: bool) -> list[RenderableType]:
+    found: list[RenderableType] = []
+    pace = overview.pace
+    bars = _bars(width)
+    if overview.budget is not None:
+        _add(bars, "evaluated", overview.final, overview.budget, _evaluated(overview), _left(overview, now))
+    else:
+        found.append(_fact("evaluated", Text(_evaluated(overview))))
+    if overview.deadline_s is not None and pace is not None and pace.ends_at is not None:
+        spent = min(overview.deadline_s, max(0.0, now - pace.ends_at + overview.deadline_s))
+        text = f"{duration(spent)} of {duration(overview.deadline_s)}"
+        _add(bars, "deadline", spent, overview.deadline_s, text, "")
+    if bars.row_count:
+        found.insert(0, bars)
+    if overview.best is not None:
+        best = Text.assemble((values_of(overview.best), "bold green"), f" by {overview.best.id}")
+        found.append(_fact("best", best.append(f"   {params(overview.best.params)}", "")))
+    else:
+        found.append(_fact("best", Text("none yet")))
+    found.append(_fact("workers", _workers(overview)))
+    if pace is not None and overview.islands > 1:
+        found.append(_fact("islands", _islands(overview)))
+    if rate := _rate(overview, now):
+        found.append(_fact("pace", Text(rate)))
+    if counts := _counts(overview):
+        found.append(_fact("ended", Text(counts)))
+    for number, error in enumerate(overview.errors):
+        found.append(_fact("" if number else "failures", Text(error, "red" if not number else "")))
+    if note := _note(overview, now, own=own):
+        found.append(_fact("note", Text(note, "yellow")))
+    return found
+
+
+def _fact(label: str, content: Text) -> Text:
+    return Text.assemble((f" {label:<{_LABEL}}", _FAINT), content)
+
+
+def _bars(width: int) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.width = min(width, _WIDEST_BARS)
+    table.add_column(width=_LABEL - 1)
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    return table
+
+
+def _add(bars: Table, label: str, done: float, whole: float, text: str, aside: str) -> None:
+    bar = ProgressBar(total=max(whole, 1e-9), completed=min(done, whole), complete_style="cyan")
+    bars.add_row(Text(f" {label}", _FAINT), bar, Text(text), Text(aside))
+
+
+def _evaluated(overview: Overview) -> str:
+    if overview.budget is None:
+        return f"{overview.final} evaluated"
+    return f"{overview.final} of {overview.budget}"
+
+
+def _workers(overview: Overview) -> Text:
+    left, waiting = len(overview.left), overview.pace.waiting if overview.pace else 0
+    idle = max(0, overview.workers - left - waiting - overview.running)
+    text = Text(f"{overview.running} busy")
+    for number, what in (idle, "idle"), (waiting, "waiting for storage"), (left, "left"):
+        if number:
+            text.append(f", {number} {what}", "yellow" if what != "idle" else "")
+    if left:
+        text.append(
+            f" ({'; '.join(f'{worker}: {one_line(reason)}' for worker, reason in overview.left)})", "yellow"
+        )
+    return text
+
+
+def _islands(overview: Overview) -> Text:
+    """Of each the best value and how many have completed."""
+    assert overview.pace is not None
+    count = digits(island.best for island in overview.pace.islands.values())
+    parts = []
+    for number in range(min(overview.islands, _MOST_ISLANDS)):
+        found = overview.pace.islands.get(number)
+        value = (
+            "none yet"
+            if found is None or found.best is None
+            else f"{short(found.best, count)} of {found.completed}"
+        )
+        parts.append(f"{number}: {value}")
+    return Text("   ".join(parts))
+
+
+def _counts(overview: Overview) -> str:
+    """How they ended, unless all completed."""
+    counts = {name: overview.evaluations.get(name, 0) for name in STATUSES if name in FINAL}
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    return ", ".join(parts) if len(parts) > 1 or not counts["completed"] else ""
+
+
+def _rate(overview: Overview, now: float) -> str:
+    rate = overview.pace.per_hour(now) if overview.pace else None
+    return "" if not rate else f"{rate:.0f} an hour" if rate >= 10 else f"{rate:.1f} an hour"
+
+
+def _left(overview: Overview, now: float) -> str:
+    """What is left of the time, by the pace of the last evaluations and the deadline."""
+    pace = overview.pace
+    if pace is None or overview.state not in ("running", "paused"):
+        return ""
+    left = [] if pace.ends_at is None else [pace.ends_at - now]
+    rate = pace.per_hour(now)
+    if overview.budget is not None and rate:
+        left.append((overview.budget - overview.final) * 3600 / rate)
+    return f"{duration(max(0.0, min(left)))} left" if left else ""
+
+
+def _note(overview: Overview, now: float, *, own: bool) -> str:
+    """What a person may want to act on."""
+    if overview.state == "stopping":
+        until = overview.pace.grace_until if overview.pace else None
+        if not overview.running or until is None or until <= now:
+            return f"stopping ({overview.stopping or 'stopped'})"
+        them = f"{overview.running} running evaluation{'s' if overview.running > 1 else ''}"
+        at_once = "; a second Ctrl-C ends them at once" if own else ""
+        return f"{them} may save or finish for {duration(until - now)} more{at_once}"
+    if overview.storage is not None:
+        error, since = overview.storage
+        return f"storage: {one_line(error)}, waiting {duration(now - since)}"
+    if overview.state == "paused":
+        return "nothing new starts until `hpo unpause`"
+    return f"{overview.waiting} commands not applied yet" if overview.waiting else ""
+
+
+def _running(overview: Overview, room: int, now: float) -> Table:
+    """A line each of what runs: all by worker, or where there is no room that which runs longest."""
+    everyone = overview.individuals
+    shown = everyone if len(everyone) <= room else sorted(everyone, key=lambda one: one.started)[: room - 1]
+    hosts = len({one.host for one in everyone}) > 1
+    reports = any(one.step is not None for one in everyone)
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    head = ["running", "worker", *(["host"] if hosts else []), "for", *(["last report"] if reports else [])]
+    for name in head:
+        table.add_column(no_wrap=True, justify="right" if name == "for" else "left")
+    table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
+    table.add_row(
+        *(Text(f"{'' if n else ' '}{name}", _FAINT) for n, name in enumerate([*head, "configuration"]))
+    )
+    for one in shown:
+        cells = [f" {one.id}", one.worker, *([one_line(one.host)] if hosts else [])]
+        cells += [duration(now - one.started), *([report(one, now)] if reports else [])]
+        table.add_row(*map(Text, [*cells, params(one.params)]))
+    if len(shown) < len(everyone):
+        table.add_row(Text(f" and {len(everyone) - len(shown)} more", _FAINT))
+    return table

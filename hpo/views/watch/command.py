@@ -1,0 +1,104 @@
+"""``hpo watch``: serves the live page of a campaign until it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from hpo.journal import directory as directories
+from hpo.terminal import one_line, write
+from hpo.views.watch.address import local_port, private_socket
+from hpo.views.watch.connections import LimitedConnection
+from hpo.views.watch.page import Page
+from hpo.views.watch.server import Streams, application
+
+_GRACE_S = 1
+"""For answers under way when it ends."""
+
+
+def watch(directory: Path, port: int | None, *, version: str = "") -> int:
+    """Serve the live page of the campaign in ``directory`` until SIGINT or SIGTERM; the exit code. ``port``: of
+    127.0.0.1, 0 for any; None: a Unix socket; ``version``: of hpo.
+
+    Raises:
+        UsageError: there is no such port.
+        CampaignError: there is no campaign, or it cannot be served there.
+    """
+    directories.read_identity(directory)
+    asyncio.run(_serve(directory, port, version))
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's own handlers would end the process by the signal that asked it to end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(directory: Path, port: int | None, version: str) -> None:
+    loop = asyncio.get_running_loop()
+    streams = Streams()
+    server: _Server | None = None
+    asked = 0
+    # Anyone on the host can make it warn of requests that are none.
+    log = logging.getLogger("uvicorn.error")
+    log.setLevel(logging.ERROR)
+
+    def end() -> None:
+        nonlocal asked
+        asked += 1
+        log.setLevel(logging.CRITICAL)  # answers that are cut off now are meant to be
+        streams.close()
+        if server is not None:
+            server.should_exit, server.force_exit = True, asked > 1
+
+    def woken() -> None:
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(streams.wake)
+
+    # First of all: what follows is to be removed in the end.
+    for number in _ending_signals():
+        loop.add_signal_handler(number, end)
+    with private_socket() if port is None else local_port(port) as address:
+        page = Page(directory, notify=woken, version=version)
+        app = application(page, streams, title=one_line(directory.absolute().name), token=address.token)
+        server = _Server(_configuration(app))
+        server.should_exit = asked > 0
+        page.start()
+        try:
+            for line in address.lines:
+                write(line, sys.stdout, flush=True)
+            await server.serve(sockets=[address.socket])
+        finally:
+            page.close()
+
+
+def _configuration(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=LimitedConnection,
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+
+
+def _ending_signals() -> list[signal.Signals]:
+    hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hang_up]

@@ -1,0 +1,159 @@
+"""What a viewer is shown: follows the campaign's files in a thread and makes the parts of the page, once for all."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpo.errors import CampaignError
+from hpo.results.follow import Follower
+from hpo.results.record import CampaignRecord
+from hpo.results.running import Running, Tails
+from hpo.terminal import one_line, write
+from hpo.views.figures.source import Source
+from hpo.views.watch.parts import Part, Parts
+
+_LOOK_S = 0.5
+_UNWATCHED_S = 5.0
+_BEAT_S = 10.0
+"""After which a campaign at work that writes nothing is looked at anew: how long it has been, and whether it is."""
+_SHARE = 1 / 3
+"""Of one core, at most, in the mean: what is made rests after that."""
+_LONGEST_REST_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The page at one moment. ``problem``: why it may not be what the files say; "" where it is. ``reading``: the
+    campaign has not been read whole yet."""
+
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    problem: str = ""
+    reading: bool = True
+
+
+class Page:
+    """The live page of the campaign in ``directory``, from ``start`` on.
+
+    Nothing is made while nobody looks (``viewer``). ``notify`` is called from the thread when ``view`` is another;
+    ``version``: of hpo."""
+
+    def __init__(self, directory: Path, notify: Callable[[], None], *, version: str = "") -> None:
+        self.view = View()
+        self._directory = directory
+        self._notify = notify
+        self._follower = Follower(directory)
+        self._tails = Tails(directory)
+        self._parts = Parts(publish=self._publish, version=version)
+        self._source: Source | None = None
+        self._new_records = self._new_rows = self._more = False
+        self._beat = 0.0
+        self._said = ""
+        self._viewers = 0
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Make nothing more. The thread may be in the midst of a storage that hangs: it is not waited for."""
+        self._closed.set()
+        self._wake.set()
+
+    @contextmanager
+    def viewer(self) -> Iterator[None]:
+        """Inside, the page has one viewer more."""
+        self._viewers += 1
+        if self._viewers == 1:
+            self._wake.set()
+        try:
+            yield
+        finally:
+            self._viewers -= 1
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            first, began = not self._parts.all_made, time.thread_time()
+            self.step()
+            # At first who has just come waits, and much of the time goes into imports.
+            rest = 0.0 if first else min((time.thread_time() - began) * (1 / _SHARE - 1), _LONGEST_REST_S)
+            if not self._more:
+                rest = max(rest, _LOOK_S if self._viewers else _UNWATCHED_S)
+            self._wake.wait(0.0 if self.view.reading else rest)
+            self._wake.clear()
+
+    def step(self) -> None:
+        """Look once, and make what is to be made."""
+        reading = self._more = False
+        try:
+            changes = self._follower.poll()
+            self._new_records |= bool(changes.records) or changes.again
+            self._new_rows |= bool(changes.rows) or changes.again
+            reading = changes.more
+            if not reading and self._viewers:
+                self._make()
+            problem = next(iter(self._parts.problems.values()), "")
+        except (CampaignError, OSError) as error:
+            problem = str(error)
+        except Exception as error:  # a fault of ours: who looks is to know that the page has stopped
+            problem = f"the page is as it was before {type(error).__name__}: {error}"
+        self._show(problem=problem, reading=reading)
+
+    def _make(self) -> None:
+        now = time.monotonic()
+        if self._new_records or now >= self._beat or (self._new_rows and self._parts.reports_due()):
+            self._look(now)
+        if self._source is not None:
+            self._parts.set_running(self._running(self._source.record))
+            self._more = self._parts.make(self._source)
+
+    def _look(self, now: float) -> None:
+        """Have what the files say anew."""
+        before = self._source
+        new_rows = self._new_rows and self._parts.reports_due()
+        curves = self._follower.curves() if before is None or new_rows else before.curves
+        if before is None or self._new_records or now >= self._beat:
+            record = self._follower.record()
+            self._beat = now + _BEAT_S
+        else:
+            record = before.record
+        if before is None or self._new_records or _signs(before.record) != _signs(record):
+            self._parts.changed()
+        if new_rows:
+            self._parts.reported()
+            self._new_rows = False
+        if record.alive:
+            self._parts.time_passed()
+        self._source = Source(name=self._directory.absolute().name, record=record, curves=curves)
+        self._new_records = False
+
+    def _running(self, record: CampaignRecord) -> list[Running]:
+        if not record.alive:
+            return []
+        left = record.launches[-1].left if record.launches else []
+        return self._tails.poll({f"{one.island}-{one.worker}" for one in left})
+
+    def _publish(self, parts: Mapping[str, Part]) -> None:
+        if parts is not self.view.parts:
+            self.view = View(parts=parts, problem=self.view.problem, reading=self.view.reading)
+            self._notify()
+
+    def _show(self, *, problem: str, reading: bool = False) -> None:
+        if problem and problem != self._said:
+            self._said = problem
+            write(f"hpo watch: {one_line(problem)}", sys.stderr, flush=True)
+        if (problem, reading) != (self.view.problem, self.view.reading):
+            self.view = View(parts=self.view.parts, problem=problem, reading=reading)
+            self._notify()
+
+
+def _signs(record: CampaignRecord) -> tuple[bool, int, bool]:
+    """What is not in the journals."""
+    return record.alive, record.waiting, record.stop_pending
