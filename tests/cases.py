@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
@@ -14,3 +15,11 @@ all_cases = False
 def cases(every_time: Iterable[_T], nightly: Iterable[_T]) -> list[_T]:
     """The cases of a parametrised test, of which those of ``nightly`` walk code that the others walk as well."""
     return [*every_time, *(nightly if all_cases else ())]
+
+
+def combinations(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Combinations of a value of each axis: so many that each value occurs on every change, nightly all."""
+    values: list[Sequence[Any]] = [[*axis] for axis in axes]
+    longest = max(map(len, values))
+    every_time = [tuple(axis[number % len(axis)] for axis in values) for number in range(longest)]
+    return cases(every_time, (one for one in product(*values) if one not in every_time))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import combinations
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
@@ -84,9 +85,9 @@ def test_all_fifteen_operations_are_compared() -> None:
     assert [operation.__name__ for operation in augment._OPERATIONS] == list(ORACLES)
 
 
-@pytest.mark.parametrize("name", ORACLES)
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("level", [0.07, 0.5, 0.93, 1.0])
+@pytest.mark.parametrize(
+    ("name", "level", "sign"), combinations(ORACLES, [0.07, 0.5, 0.93, 1.0], [1.0, -1.0])
+)
 def test_operations_are_those_of_pillow(name: str, level: float, sign: float) -> None:
     oracle, tolerance = ORACLES[name]
     for seed in range(3):

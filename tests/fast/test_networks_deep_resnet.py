@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import combinations
 from torch import nn
 
 from search_spaces.building_blocks.architecture_search import memory
@@ -119,8 +120,9 @@ def grows_exactly(order: str, activation: str) -> bool:
     return order == "original" and activation in ("relu", "linear")
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("activation", ["relu", "elu", "swish", "softmax", "linear"])
+@pytest.mark.parametrize(
+    ("order", "activation"), combinations(ORDERS, ["relu", "elu", "swish", "softmax", "linear"])
+)
 def test_a_grown_network_computes_what_its_parent_did(order: str, activation: str) -> None:
     torch.manual_seed(0)
     keywords = {**SMALL, "order": order, "activation": activation, "squeeze": 0.25}

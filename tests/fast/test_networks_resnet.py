@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import combinations
 from test_networks_small_resnet import path
 from torch import fx, nn
 
@@ -116,8 +117,7 @@ def test_activations_are_those_of_keras(name: str) -> None:
     assert ACTIVATIONS[name]()(x).flatten().tolist() == pytest.approx(VALUES[name], rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("order", "activation"), combinations(ORDERS, ACTIVATIONS))
 def test_every_order_and_activation_takes_a_step(order: str, activation: str) -> None:
     torch.manual_seed(0)
     network = ResNet50(

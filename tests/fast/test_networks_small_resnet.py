@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import combinations
 from torch import Tensor, fx, nn
 
 from search_spaces.networks.small_resnet import ACTIVATIONS, ORDERS, Block, ResNet
@@ -109,8 +110,7 @@ def test_stages_double_the_filters_and_halve_the_image() -> None:
     assert shapes == [(4, 28, 28)] * 2 + [(8, 14, 14)] * 2 + [(16, 7, 7)] * 2
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("order", "activation"), combinations(ORDERS, ACTIVATIONS))
 def test_every_order_and_activation_trains_all_its_parameters(order: str, activation: str) -> None:
     torch.manual_seed(0)
     network = ResNet(channels=1, classes=10, width=4, activation=activation, order=order)

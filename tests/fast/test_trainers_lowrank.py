@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from cases import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -63,9 +64,9 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("borders", [None, 0b00, 0b01, 0b10, 0b11])
-@pytest.mark.parametrize("rank", [None, 5, 1])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("kind", "rank", "borders"), combinations(LAYERS, [None, 5, 1], [None, 0b00, 0b01, 0b10, 0b11])
+)
 def test_a_factored_layer_computes_what_the_dense_one_does_with_the_product(
     kind: str, rank: int | None, borders: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,8 +188,9 @@ def test_both_factors_trained_cost_more_than_one(monkeypatch: pytest.MonkeyPatch
         assert len(gone_through(layer, torch.randn(MANY, 32), monkeypatch)) == matrices
 
 
-@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind.startswith("conv")])
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "batched"), combinations([kind for kind in LAYERS if kind.startswith("conv")], [True, False])
+)
 def test_positions_of_a_convolution(kind: str, batched: bool) -> None:
     build, shape = LAYERS[kind]
     layer, x = build(), torch.randn(shape if batched else shape[1:])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import combinations
 from resuming import After, assert_identical, state_of, without_times
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss, l1_loss, mse_loss
@@ -124,8 +125,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(("case", "finished"), combinations(REFUSED, [True, False]))
 def test_another_run_is_refused_by_name(tmp_path: Path, case: str, finished: bool) -> None:
     first, then, message = REFUSED[case]
     begun(tmp_path, finished, **first)

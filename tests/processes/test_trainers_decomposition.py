@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import combinations
 from gloo import run_ranks
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,8 +46,10 @@ def orthogonality_error(basis: Tensor) -> float:
 # The decomposition
 
 
-@pytest.mark.parametrize("cutoff", [0.0, 0.01, 0.1, 0.5])
-@pytest.mark.parametrize("shape", [(20, 20), (50, 17), (17, 50), (1, 9), (9, 1), (1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "cutoff"),
+    combinations([(20, 20), (50, 17), (17, 50), (1, 9), (9, 1), (1, 1)], [0.0, 0.01, 0.1, 0.5]),
+)
 def test_svd(shape: tuple[int, int], cutoff: float) -> None:
     a = matrix(*shape)
     u, values, vt = svd(a, cutoff=cutoff)
@@ -348,8 +351,7 @@ def stepped(make: Any, steps: int = 3) -> tuple[torch.optim.Optimizer, nn.Parame
     return optimizer, old, other
 
 
-@pytest.mark.parametrize("projected", [True, False])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(("kind", "projected"), combinations(OPTIMIZERS, [True, False]))
 def test_an_exchanged_parameter_goes_on_being_trained(kind: str, projected: bool) -> None:
     optimizer, old, other = stepped(OPTIMIZERS[kind])
     left, right = random(5, 6), random(8, 7)
