@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
+import hpo
 import trainers
 
 
@@ -31,3 +36,36 @@ def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
+
+
+class _Stopping(hpo.Trial):
+    """Is asked to stop before the given step."""
+
+    __slots__ = ("left",)
+
+    def _should_checkpoint_soon(self) -> bool:
+        return self.should_checkpoint()
+
+    def should_checkpoint(self) -> bool:
+        self.left -= 1
+        return bool(self.left < 0)
+
+
+def stopped(task: hpo.Task, params: dict[str, Any], directory: Path, *, steps: int) -> None:
+    """An evaluation that is interrupted after as many steps."""
+    trial = _Stopping.alone(params, directory=directory)
+    assert isinstance(trial, _Stopping)
+    trial.left = steps
+    with pytest.raises(trainers.Interrupted):
+        task.evaluate(trial)
+
+
+def in_two_pieces(task: hpo.Task, params: dict[str, Any], home: Path, *, steps: int) -> dict[str, float]:
+    """The result of an evaluation that was interrupted after as many steps: that of a whole one, but for times."""
+    whole = task.evaluate(hpo.Trial.alone(params, directory=home / "whole"))
+    stopped(task, params, home / "pieces", steps=steps)
+    found = task.evaluate(hpo.Trial.alone(params, directory=home / "pieces"))
+    assert isinstance(whole, dict) and isinstance(found, dict)
+    results = [{name: value for name, value in one.items() if name[-2:] != "_s"} for one in (whole, found)]
+    assert results[0] == results[1]
+    return results[0]

@@ -13,11 +13,11 @@ import torch
 from cases import cases
 from gloo import run_ranks
 from places import JOBS
+from resuming import in_two_pieces
 from stand_ins import bigearthnet as made_store
 from torch.utils.data import TensorDataset
 
 import hpo
-import trainers
 from hpo.config.reader import read_file
 from search_spaces import bigearthnet
 from search_spaces.building_blocks import patch_task
@@ -135,35 +135,10 @@ def test_training_ends_ten_epochs_after_the_best_validation_loss(tmp_path: Path)
     assert 10 < found["epochs"] < 200
 
 
-class Stopping(hpo.Trial):
-    """Is asked to stop before the given step."""
-
-    __slots__ = ("left",)
-
-    def _should_checkpoint_soon(self) -> bool:
-        return self.should_checkpoint()
-
-    def should_checkpoint(self) -> bool:
-        self.left -= 1
-        return bool(self.left < 0)
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
 def test_an_interrupted_evaluation_goes_on(optimizer: str, tmp_path: Path) -> None:
-    task = bigearthnet.make_task(**{**FAST, "epochs": 3})
     params = SPACE.decode(SPACE.encode({**default(), "optimizer": optimizer}))
-    expected = task.evaluate(trial(params, tmp_path / "whole"))
-    stopped = Stopping.alone(params, directory=tmp_path / "pieces")
-    assert isinstance(stopped, Stopping)
-    stopped.left = 3
-    with pytest.raises(trainers.Interrupted):
-        task.evaluate(stopped)
-    found = task.evaluate(trial(params, tmp_path / "pieces"))
-    assert isinstance(found, dict)
-    assert isinstance(expected, dict)
-    assert {k: v for k, v in found.items() if k[-2:] != "_s"} == {
-        k: v for k, v in expected.items() if k[-2:] != "_s"
-    }
+    in_two_pieces(bigearthnet.make_task(**{**FAST, "epochs": 3}), params, tmp_path, steps=3)
 
 
 def evaluated(rank: int, directory: str) -> dict[str, float]:

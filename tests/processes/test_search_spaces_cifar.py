@@ -16,6 +16,7 @@ import pytest
 import torch
 from gloo import run_ranks
 from places import JOBS
+from resuming import in_two_pieces
 from stand_ins import cifar_archive
 
 import hpo
@@ -251,32 +252,9 @@ def test_a_task_for_four_ranks_says_so() -> None:
         task.fit(assignment.default, task.options.parts(), seed=0, ranks=1, device="cpu")
 
 
-class Stopping(hpo.Trial):
-    """Is asked to stop before the given step."""
-
-    __slots__ = ("left",)
-
-    def _should_checkpoint_soon(self) -> bool:
-        return self.should_checkpoint()
-
-    def should_checkpoint(self) -> bool:
-        self.left -= 1
-        return bool(self.left < 0)
-
-
 def test_an_interrupted_evaluation_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    task = fast(vit_oialr)
     params = {**vit_oialr.default, "lr": 1e-3, "warmup_epochs": 1, "delay": 1500}
-    expected = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "whole"))
-    stopped = Stopping.alone(params, directory=tmp_path / "pieces")
-    assert isinstance(stopped, Stopping)
-    stopped.left = 13
-    with pytest.raises(trainers.Interrupted):
-        task.evaluate(stopped)
-    found = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / "pieces"))
-    assert {k: v for k, v in found.items() if k[-2:] != "_s"} == {
-        k: v for k, v in expected.items() if k[-2:] != "_s"
-    }
+    in_two_pieces(fast(vit_oialr), params, tmp_path, steps=13)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -13,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import combinations
 from gloo import run_ranks
+from resuming import in_two_pieces, stopped
 
 import hpo
 import trainers
@@ -49,8 +50,10 @@ def test_the_default_is_a_point_of_the_space_and_the_choices_are_those_of_the_mo
 
 
 # Every activation and order takes a step in test_networks_small_resnet.
-@pytest.mark.parametrize("schedule", list(digits.space.parameters["schedule"].values()))
-@pytest.mark.parametrize("optimizer", list(digits.space.parameters["optimizer"].values()))
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    combinations(*(digits.space.parameters[name].values() for name in ("optimizer", "schedule"))),
+)
 def test_every_optimizer_and_schedule_trains(optimizer: str, schedule: str, tmp_path: Path) -> None:
     params = chosen(optimizer=optimizer, schedule=schedule, lr=0.01, warmup_epochs=1, width=4)
     found = digits.make_task(**FAST).evaluate(trial(params, tmp_path))
@@ -116,34 +119,8 @@ def test_the_search_never_reads_the_test_part(tmp_path: Path, monkeypatch: pytes
         digits.test_accuracy(digits.default, **FAST)
 
 
-class Stopping(hpo.Trial):
-    """Is asked to stop before the given step."""
-
-    __slots__ = ("left",)
-
-    def _should_checkpoint_soon(self) -> bool:
-        return self.should_checkpoint()
-
-    def should_checkpoint(self) -> bool:
-        self.left -= 1
-        return bool(self.left < 0)
-
-
 def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
-    options = {**FAST, "epochs": 3}
-    task = digits.make_task(**options)
-    expected = task.evaluate(trial(dict(digits.default), tmp_path / "whole"))
-    stopped = Stopping.alone(dict(digits.default), directory=tmp_path / "pieces")
-    assert isinstance(stopped, Stopping)
-    stopped.left = 3
-    with pytest.raises(trainers.Interrupted):
-        task.evaluate(stopped)
-    found = task.evaluate(trial(dict(digits.default), tmp_path / "pieces"))
-    assert isinstance(found, dict)
-    assert isinstance(expected, dict)
-    assert {k: v for k, v in found.items() if k[-2:] != "_s"} == {
-        k: v for k, v in expected.items() if k[-2:] != "_s"
-    }
+    in_two_pieces(digits.make_task(**{**FAST, "epochs": 3}), dict(digits.default), tmp_path, steps=3)
 
 
 def test_epochs_are_reported(tmp_path: Path) -> None:
@@ -192,11 +169,8 @@ def reported(rank: int, directory: str) -> list[int]:
 
 def test_an_interrupted_evaluation_goes_on_on_another_number_of_ranks(tmp_path: Path) -> None:
     task = digits.make_task(**{**FAST, "epochs": 3})
-    stopped = Stopping.alone(dict(digits.default), directory=tmp_path)
-    assert isinstance(stopped, Stopping)
-    stopped.left = task.optimizer_steps(task.options.parts()) // 3 + 1  # within the second epoch
-    with pytest.raises(trainers.Interrupted):
-        task.evaluate(stopped)
+    in_second_epoch = task.optimizer_steps(task.options.parts()) // 3 + 1
+    stopped(task, dict(digits.default), tmp_path, steps=in_second_epoch)
     assert run_ranks(2, reported, str(tmp_path)) == [[2, 3], [2, 3]]
 
 
@@ -428,15 +402,3 @@ def test_the_network_is_for_both_sets() -> None:
     images = load_images("digits")
     assert (images.channels, images.classes) == (digits.CHANNELS, digits.CLASSES)
     assert digits.untrained(digits.default)(images.test.tensors[0][:2]).shape == (2, images.classes)
-
-
-def test_export_is_an_option_of_the_command_itself() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "search_spaces.digits", "--help"],
-        timeout=100,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(digits.__file__).parents[1])},
-    )
-    assert "--export Path" in done.stdout
