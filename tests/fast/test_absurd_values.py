@@ -145,9 +145,9 @@ def test_every_key_of_a_file(tmp_path: Path, place: tuple[str, str], text: str) 
 
 def test_values_beyond_the_limits_are_refused() -> None:
     for key, value in (
-        ("evaluations", 10**40),
+        ("evaluations", 2**53 + 1),
         ("evaluations", 10**5000),
-        ("islands", 10**7),
+        ("islands", 10**6 + 1),
         ("grid_points", 10**11),
         ("grace", 1e300),
         ("deadline", "3651d"),
