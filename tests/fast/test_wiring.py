@@ -152,7 +152,7 @@ def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
         sign=-1.0,
         reference=None,
     )
-    assert (given.islands, given.peers, given.coordinator) == ([[0], [1], [2]], [0], 0)
+    assert given.islands == [[0], [1], [2]]
     # One call that fails neither ends the rank nor its evaluation, and is said.
     assert [made.steps(one) for one in (DEFAULT, POINT)] == [9, None]
     assert "'nine'" in json.loads(made.transport.poll()[0][1])[2]
@@ -214,7 +214,7 @@ def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.Monkey
             evaluations=50,
             objectives=1,
             inline=False,
-            offers=given.job_of.offers,
+            offers=given.worker.jobs.offers,
         ),
     ]
 
@@ -239,7 +239,7 @@ def test_a_constraint_that_raises_refuses_and_is_named_once(tmp_path: Path) -> N
 
 def test_trials_are_seeded_by_the_campaigns_seed(tmp_path: Path) -> None:
     candidate = Candidate(token=0, id="0-0-3", sequence=3, genome=(), params={}, key="", operator="random")
-    seeds = [leader(assembly(tmp_path, seed=seed)).job_of(candidate).seed for seed in (7, 8)]
+    seeds = [leader(assembly(tmp_path, seed=seed)).worker.jobs(candidate).seed for seed in (7, 8)]
     assert seeds == [trial_seed(7, "0-0-3"), trial_seed(8, "0-0-3")]
     assert trial_seed(0, "0-0-3") != trial_seed(1, "0-0-3") != trial_seed(1, "0-0-4")
     assert Jobs(EvaluationDirectories(tmp_path), 7)(replace(candidate, retries=1)).seed == seeds[0]
