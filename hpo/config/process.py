@@ -1,5 +1,5 @@
-"""What the environment says of this process: its launcher, its Slurm job, its terminal. With the evaluator, nothing
-else here reads environment variables."""
+"""This process as its environment describes it: launcher, Slurm job, terminal. With the evaluator, nothing else here
+reads environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank is made of: which leader, evaluator host and coordinator it has, and what each is given."""
+"""Parts of a rank in its worker: leader with crew, or evaluator host, and what each of them gets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Assembly:
         self._remarked: set[str] = set()
 
     def roles(self, place: WorkerPlacement, start: Start) -> RankRoles:
-        """What this rank is in the worker at ``place``, from ``start`` on."""
+        """Roles of this rank in the worker at ``place``, from ``start`` on."""
         worker_rank = place.ranks.index(self.transport.rank)
         if worker_rank:
             host = self._evaluator_host(place, worker_rank, start.surroundings)

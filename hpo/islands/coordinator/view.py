@@ -1,4 +1,4 @@
-"""What is shown of a launch that runs."""
+"""State of a running launch, for what is shown."""
 
 from __future__ import annotations
 

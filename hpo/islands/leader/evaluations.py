@@ -45,7 +45,7 @@ class EvaluationRules:
 
 
 class EvaluationHost(Protocol):
-    """What evaluations need of their leader."""
+    """Services of a leader for its evaluations."""
 
     def now(self) -> float:
         """Unix seconds."""
@@ -281,7 +281,7 @@ class Evaluations:
         seconds: float,
         steps: int | None,
     ) -> EvaluationEnd:
-        """What the coordinator needs to know."""
+        """The report for the coordinator."""
         result = None
         if (
             losses is not None

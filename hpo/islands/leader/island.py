@@ -1,4 +1,4 @@
-"""What a leader has: its worker, and its island."""
+"""Records of a leader's worker and of its island."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class JobMaker(Protocol):
     """Makes jobs of candidates, and keeps their directories."""
 
     def __call__(self, candidate: Candidate) -> Job:
-        """What the crew is to evaluate; OSError where the directory cannot be made for now."""
+        """The job for the crew; OSError where the directory cannot be made for now."""
 
     def forget(self, identity: str) -> None:
         """The checkpoints of this individual are not needed any more."""
@@ -39,7 +39,7 @@ class OwnWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class IslandSearch:
-    """What the leader knows of its island, and how it searches there."""
+    """Individuals that the leader knows of its island, and its means of search there."""
 
     space: Codec
     breeder: Breeder
