@@ -112,7 +112,7 @@ class CampaignDefinition:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What must stay the same when the campaign goes on in its directory."""
+        """Properties that must stay the same when the campaign goes on in its directory."""
         reference = self._reference or self.task.name
         return {
             "task": reference,

@@ -137,10 +137,10 @@ def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
         send=lambda rank, message: to_others.append((rank, message)),
         objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
-        on_report=_shown,
         on_warning=_warn,
         clock=time.time,
     )
+    crew.listen(_shown)
     others = {
         rank: EvaluatorHost(
             worker_rank=rank,

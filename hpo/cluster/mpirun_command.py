@@ -107,7 +107,7 @@ def keepalive(hang_timeout_s: float) -> dict[str, str]:
 
 
 def version_of(mpirun: str) -> str:
-    """What ``mpirun`` says its version is; RanksDied where it does not answer."""
+    """The version text of ``mpirun``; RanksDied where it does not answer."""
     try:
         return subprocess.run(
             [mpirun, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False

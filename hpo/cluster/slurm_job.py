@@ -1,4 +1,4 @@
-"""What Slurm says of the job and the allocation that this process is in."""
+"""Questions to Slurm about the job and the allocation of this process."""
 
 from __future__ import annotations
 

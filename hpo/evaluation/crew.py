@@ -59,8 +59,13 @@ class ProcessCrew:
     """Evaluates one individual at a time on all ranks of a worker; lives on the worker's leader.
 
     ``send(worker_rank, content)`` reaches the EvaluatorHost of another rank, and ``receive`` takes its answers.
-    ``on_report`` decides on each report at once; ``on_warning`` gets what the user is to read.
+    ``on_warning`` gets what the user is to read.
     """
+
+    failure_grace_s = 5.0
+    """Time for the other ranks once one has failed."""
+    straggler_s = 60.0
+    """Time for the other ranks once rank 0 has ended."""
 
     def __init__(
         self,
@@ -70,23 +75,17 @@ class ProcessCrew:
         send: Callable[[int, dict[str, Any]], None],
         objectives: tuple[str, ...],
         settings: EvaluationSettings,
-        on_report: ReportHandler = lambda report: GO,
         on_warning: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float],
-        failure_grace_s: float = 5.0,
-        straggler_s: float = 60.0,
         guard: EvaluatorGuard | None = None,
     ) -> None:
-        """``failure_grace_s`` and ``straggler_s``: what other ranks get once one failed, or once rank 0 ended."""
         self._size = size
         self._send_other = send
         self._objectives = objectives
         self._settings = settings
-        self._on_report = on_report
+        self._on_report: ReportHandler = lambda report: GO
         self._on_warning = on_warning
         self._clock = clock
-        self._failure_grace_s = failure_grace_s
-        self._straggler_s = straggler_s
         self._own = EvaluatorHost(
             worker_rank=0,
             child_factory=child_factory,
@@ -383,9 +382,9 @@ class ProcessCrew:
         first = outcome.status == FAILED and self._failure is None
         if first:
             self._failure = outcome
-            self._limit = self._clock() + self._failure_grace_s
+            self._limit = self._clock() + self.failure_grace_s
         elif worker_rank == 0 and self._failure is None:
-            self._limit = self._clock() + self._straggler_s
+            self._limit = self._clock() + self.straggler_s
         if len(self._finished) == self._size:
             self._conclude_whole()
         elif first:
@@ -426,7 +425,7 @@ class ProcessCrew:
         """Some ranks go on although the worker's result is known: the next individual cannot wait for them."""
         outcome = self._judged()
         if self._failure is None:
-            waited = f"{self._straggler_s:g} s after rank 0 had ended"
+            waited = f"{self.straggler_s:g} s after rank 0 had ended"
             late = f"{self._missing(set(self._finished))} {waited}, and was killed."
             outcome = replace(outcome, error=late if outcome.error is None else f"{outcome.error}\n{late}")
         self._conclude(outcome)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,11 +116,20 @@ class InlineLink:
         return answer if self._agreement is None else bool(self._agreement.bcast(answer, root=0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerRanks:
+    """The ranks of a worker. ``comm``: their communicator; with several ranks it is needed, and so is
+    ``send(worker_rank, content)`` to the InlineHost of another rank."""
+
+    size: int = 1
+    comm: Communicator | None = None
+    send: Callable[[int, dict[str, Any]], None] | None = None
+
+
 class InlineCrew:
     """Has the face of ``hpo.evaluation.crew.ProcessCrew``; what ``start`` took is evaluated by ``evaluate``.
 
-    ``comm``: the worker's communicator; with several ranks it is needed, and so is ``send(worker_rank,
-    content)`` to the InlineHost of another rank. ``stopping``: whether this process knows already that the campaign
+    ``ranks``: those of the worker, None for one. ``stopping``: whether this process knows already that the campaign
     wants to stop. ``curve``: where reports are kept.
     """
 
@@ -128,30 +138,28 @@ class InlineCrew:
         *,
         evaluate: Callable[[Trial], object],
         objectives: tuple[str, ...],
-        size: int = 1,
-        comm: Communicator | None = None,
-        send: Callable[[int, dict[str, Any]], None] | None = None,
-        on_report: ReportHandler = lambda report: GO,
+        ranks: WorkerRanks | None = None,
         stopping: Callable[[], bool] = lambda: False,
         on_warning: Callable[[str], None] = lambda text: None,
         device: OwnDevice | None = None,
         curve: CurveFile | None = None,
     ) -> None:
-        if size > 1 and (comm is None or send is None):
-            raise ValueError(f"a worker of {size} ranks needs comm and send")
+        ranks = ranks or WorkerRanks()
+        if ranks.size > 1 and (ranks.comm is None or ranks.send is None):
+            raise ValueError(f"a worker of {ranks.size} ranks needs comm and send")
         self._evaluate = evaluate
         self._objectives = objectives
-        self._size = size
-        self._send = send
+        self._size = ranks.size
+        self._send = ranks.send
         self.lock = threading.Lock()
         self._stop_asked = False
         self._link = InlineLink(
             rank=0,
-            size=size,
-            comm=comm,
+            size=ranks.size,
+            comm=ranks.comm,
             device=device,
             lock=self.lock,
-            on_report=on_report,
+            on_report=lambda report: GO,
             stopping=lambda: self._stop_asked or stopping(),
             on_warning=on_warning,
         )

@@ -11,7 +11,7 @@ from hpo.config.layout import WorkerPlacement
 from hpo.individual import PRUNED, REEVALUATION, Outcome
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog, LaunchRules
+from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.end_reasons import DONE
 from hpo.islands.leader.claims import Claims
@@ -194,6 +194,7 @@ def coordinator_of(dead):
         transport=Nowhere(),
         registry=WorkerRegistry(places),
         rules=LaunchRules(ranks=2, evaluations=2, duplicates=False, grace_s=60.0, checkpoints=False),
+        backlog=Backlog(),
         log=OneDead(),
         health=Health(None, patience_s=300, leaders=range(2)),
     )

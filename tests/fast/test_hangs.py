@@ -21,7 +21,7 @@ from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.launch import LaunchRules
+from hpo.islands.coordinator.launch import Backlog, LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
@@ -242,6 +242,7 @@ def test_the_other_ranks_of_a_worker_are_given_up_with_the_one_that_hangs(
         transport=Nowhere(),  # type: ignore[arg-type]
         registry=registry,
         rules=LaunchRules(ranks=6, evaluations=2, duplicates=False, grace_s=60.0, checkpoints=False),
+        backlog=Backlog(),
         health=Health(None, patience_s=300, leaders=[0, 2, 4]),
     )
     coordinator.handle_hung_ranks([hung])

@@ -18,10 +18,10 @@ from individuals import make_job
 import hpo
 from hpo.cli import main
 from hpo.evaluation.cuda import OwnDevice
-from hpo.evaluation.inline import InlineCrew, InlineHost
+from hpo.evaluation.inline import InlineCrew, InlineHost, WorkerRanks
 from hpo.islands.background import BackgroundTurns
 from hpo.journal.commands import Stop, asked, give
-from hpo.search.protocols import GO, STOP, TrialReport, Verdict
+from hpo.search.protocols import GO, STOP, ReportHandler, TrialReport, Verdict
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
 
@@ -65,8 +65,14 @@ def run(crew: InlineCrew, order: Job) -> TaskOutcome:
     return outcome
 
 
-def crew_of(evaluate: Callable[[hpo.Trial], object], **more: Any) -> InlineCrew:
-    return InlineCrew(evaluate=evaluate, objectives=("value",), **more)
+def crew_of(
+    evaluate: Callable[[hpo.Trial], object], *, on_report: ReportHandler | None = None, **more: Any
+) -> InlineCrew:
+    ranks = WorkerRanks(**{name: more.pop(name) for name in ("size", "comm", "send") if name in more})
+    crew = InlineCrew(evaluate=evaluate, objectives=("value",), ranks=ranks, **more)
+    if on_report is not None:
+        crew.listen(on_report)
+    return crew
 
 
 def test_nothing_is_written_for_a_function_that_writes_nothing(tmp_path: Path) -> None:

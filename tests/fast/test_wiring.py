@@ -153,7 +153,7 @@ def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
         sign=-1.0,
         reference=None,
     )
-    assert (given.islands, given.peers, given.coordinator) == ([[0], [1], [2]], [0], 0)
+    assert given.islands == [[0], [1], [2]]
     # One call that fails neither ends the rank nor its evaluation, and is said.
     assert [made.steps(one) for one in (DEFAULT, POINT)] == [9, None]
     assert "'nine'" in json.loads(made.transport.poll()[0][1])[2]
@@ -215,7 +215,7 @@ def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.Monkey
             evaluations=50,
             objectives=1,
             inline=False,
-            offers=given.job_of.offers,
+            offers=given.worker.jobs.offers,
         ),
     ]
 
@@ -242,7 +242,7 @@ def test_trials_are_seeded_by_the_campaigns_seed(tmp_path: Path) -> None:
     candidate = make_candidate(
         token=0, id="0-0-3", sequence=3, genome=(), params={}, key="", operator="random"
     )
-    seeds = [leader(assembly(tmp_path, seed=seed)).job_of(candidate).seed for seed in (7, 8)]
+    seeds = [leader(assembly(tmp_path, seed=seed)).worker.jobs(candidate).seed for seed in (7, 8)]
     assert seeds == [trial_seed(7, "0-0-3"), trial_seed(8, "0-0-3")]
     assert trial_seed(0, "0-0-3") != trial_seed(1, "0-0-3") != trial_seed(1, "0-0-4")
     assert (

@@ -95,11 +95,10 @@ class Bench:
             send=lambda rank, content: self._to_hosts.append((rank, carried(content))),
             objectives=("value",),
             settings=self.settings,  # type: ignore[arg-type]
-            on_report=self._on_report,
             clock=self.clock,
-            failure_grace_s=2.0,
-            straggler_s=0.5,
         )
+        self.crew.listen(self._on_report)
+        self.crew.failure_grace_s, self.crew.straggler_s = 2.0, 0.5
         self.followers = [self._follower(rank) for rank in range(1, size)]
 
     def _follower(self, rank: int) -> EvaluatorHost:

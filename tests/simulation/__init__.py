@@ -26,6 +26,7 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.leader.island import OwnWorker
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.liveness import Liveness
@@ -460,16 +461,11 @@ class Simulation:
                 used, own = searched(space, phased, place.island, SearchContext())
             self.leaders.append(
                 Leader(
-                    place=place,
-                    peers=groups[place.island],
+                    worker=OwnWorker(place=place, crew=crew, jobs=_Same(), journal=journal),  # type: ignore[arg-type]
                     islands=groups,
-                    coordinator=0,
                     transport=SimulatedTransport(self, place.leader),
                     space=used,
                     breeder=own,
-                    crew=crew,
-                    job_of=lambda candidate: candidate,  # type: ignore[arg-type,return-value]
-                    journal=journal,
                     settings=leader_settings(
                         seed=seed,
                         migration=MigrationSettings(
@@ -787,6 +783,16 @@ def pruning_settings(rule: str, **changes: Any) -> PruningSettings:
     """``rule`` with a first rung at one step, that every individual may fail at."""
     settings = {"min_steps": 1, "reduction": 3, "patience": 0, "startup": 1, "promote": True, **changes}
     return PruningSettings(rule=rule, **settings)
+
+
+class _Same:
+    """Simulated crews take candidates for jobs."""
+
+    def __call__(self, candidate: Candidate) -> Candidate:
+        return candidate
+
+    def forget(self, identity: str) -> None:
+        pass
 
 
 class _Log(LaunchLog):

@@ -25,6 +25,7 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
+from hpo.islands.leader.island import OwnWorker
 from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import Start, WorkerMessage, encode
@@ -190,16 +191,17 @@ class SimulatedLaunch:
         assert rank.journal is not None
         matrix = topology_matrix("ring", self._layout.islands)
         return Leader(
-            place=place,
-            peers=self._groups[place.island],
+            worker=OwnWorker(
+                place=place,
+                crew=crew,
+                jobs=Jobs(self.world.copies, seed=self.number),
+                journal=rank.journal,
+                signalled=lambda: rank.signals.count > 0,
+            ),
             islands=self._groups,
-            coordinator=0,
             transport=rank.transport,
             space=self._space,
             breeder=EvolutionBreeder(self._space),
-            crew=crew,
-            job_of=Jobs(self.world.copies, seed=self.number),
-            journal=rank.journal,
             settings=leader_settings(
                 seed=self.number,
                 migration=MigrationSettings(
@@ -210,7 +212,6 @@ class SimulatedLaunch:
                 grace_s=self._settings.evaluation.grace_s,
                 durable_starts=True,
             ),
-            signalled=lambda: rank.signals.count > 0,
         )
 
     def _make_coordinator(self, earlier: ResumeState) -> Coordinator:

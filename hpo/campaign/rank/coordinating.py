@@ -1,4 +1,4 @@
-"""What rank 0 has besides its worker: the coordinator, the status file and housekeeping."""
+"""Parts of rank 0 besides its worker: the coordinator, the status file and housekeeping."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]
 def _unseen(
     whole: SearchSpace, allows: Allows, only: Sequence[Mapping[str, Sequence[Scalar]]]
 ) -> list[UnseenConfigurations]:
-    """What islands that keep to ``only`` can evaluate, by island."""
+    """Configurations that islands which keep to ``only`` can evaluate, by island."""
 
     parts = [part for place, part in enumerate(only) if part not in only[:place]]
     spaces = [restricted(whole, part) for part in parts]
@@ -192,7 +192,7 @@ def _unseen(
 def make_status(
     assembly: Assembly, lock: Lock, coordinator: Coordinator, log: JournalLog, earlier: ResumeState
 ) -> Status:
-    """What rank 0 keeps for ``hpo status``."""
+    """The writer of the state that ``hpo status`` reads."""
     settings, standing = assembly.settings, earlier.commands
     return Status(
         settings.directory,
@@ -207,8 +207,8 @@ def make_status(
 
 
 class Housekeeping:
-    """What rank 0 does beside the protocol, now and then: end where the lock is lost, show how it goes, remove
-    what nothing needs."""
+    """Duties of rank 0 beside the protocol, now and then: ends where the lock is lost, shows how it goes, removes
+    checkpoints that nothing needs."""
 
     def __init__(
         self,

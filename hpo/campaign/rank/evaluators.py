@@ -17,7 +17,7 @@ from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, worker_local_rank
-from hpo.evaluation.inline import InlineCrew, InlineHost
+from hpo.evaluation.inline import InlineCrew, InlineHost, WorkerRanks
 from hpo.islands.messages import Surroundings, WorkerMessage, encode
 from hpo.islands.transport import Transport
 from hpo.journal.curves import CurveFile, curve_path
@@ -73,6 +73,10 @@ class Jobs:
         there = self._directories.holds(identity)
         self._count(there)
         return str(self._directories.path(identity).absolute()) if there else ""
+
+    def forget(self, identity: str) -> None:
+        """Remove the checkpoints of an individual, which nothing needs any more."""
+        self._directories.forget(identity)
 
     def offers(self, parents: Sequence[str]) -> str:
         """The first of the ``parents`` of a child that is about to be bred that has saved something; empty if none."""
@@ -202,9 +206,7 @@ def make_inline_crew(
     return InlineCrew(
         evaluate=task.evaluate,
         objectives=tuple(task.objectives),
-        size=len(place.ranks),
-        comm=transport.communicator(place.ranks),
-        send=send,
+        ranks=WorkerRanks(size=len(place.ranks), comm=transport.communicator(place.ranks), send=send),
         stopping=stopping,
         on_warning=_warner(place),
         device=_inline_device(surroundings, 0, place),

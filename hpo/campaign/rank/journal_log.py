@@ -1,4 +1,4 @@
-"""Log of a launch in the journal of rank 0: what the coordinator puts on record, and reads of ranks that died."""
+"""Log of a launch in the journals: records of the coordinator, and reading of ranks that died."""
 
 from __future__ import annotations
 

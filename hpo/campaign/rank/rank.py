@@ -71,9 +71,9 @@ class Rank:
         self._given_signals = signals
         self._serving = False
         self.exit_code = 0
-        """What the campaign's end is for the shell; the same on all ranks."""
+        """Exit code of the campaign; the same on all ranks."""
         self.process_code = 0
-        """What the process of this rank returns where it cannot end MPI."""
+        """Exit code of this rank's process, where it cannot end MPI."""
 
     @property
     def _settings(self) -> config.Settings:
@@ -182,7 +182,7 @@ class Rank:
         return None
 
     def _read_earlier(self, layout: Layout, lock: Lock, launch: int, starting: StartingPoints) -> ResumeState:
-        """What earlier launches than ``launch`` left in the journals."""
+        """State in the journals of launches before ``launch``."""
         definition = self._definition
         home = self._settings.directory
         if lock.contested:

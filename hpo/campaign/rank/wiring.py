@@ -1,4 +1,4 @@
-"""What a rank is made of: which leader, evaluator host and coordinator it has, and what each is given."""
+"""Parts of a rank in its worker: leader with crew, or evaluator host, and what each of them gets."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands.end_reasons import STORAGE
 from hpo.islands.event_loop import RankRoles
+from hpo.islands.leader.island import OwnWorker
 from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Remark, Start, Surroundings, encode
@@ -69,7 +70,7 @@ class Assembly:
         self._remarked: set[str] = set()
 
     def roles(self, place: WorkerPlacement, start: Start) -> RankRoles:
-        """What this rank is in the worker at ``place``, from ``start`` on."""
+        """Roles of this rank in the worker at ``place``, from ``start`` on."""
         worker_rank = place.ranks.index(self.transport.rank)
         if worker_rank:
             host = self._evaluator_host(place, worker_rank, start.surroundings)
@@ -206,16 +207,17 @@ class Assembly:
             ),
         )
         return Leader(
-            place=place,
-            peers=groups[place.island],
+            worker=OwnWorker(
+                place=place,
+                crew=crew,
+                jobs=jobs,
+                journal=writer,
+                signalled=lambda: self.signals.count > 0,
+            ),
             islands=groups,
-            coordinator=0,
             transport=transport,
             space=space,
             breeder=breeder,
-            crew=crew,
-            job_of=jobs,
-            journal=writer,
             settings=LeaderSettings(
                 seed=settings.seed,
                 losses=self.task.losses,
@@ -238,8 +240,6 @@ class Assembly:
                 sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
                 reference=reference_losses(search.reference, objectives),
             ),
-            forget=EvaluationDirectories(settings.directory).forget,
-            signalled=lambda: self.signals.count > 0,
         )
 
     def allows(self, params: dict[str, Scalar]) -> bool:

@@ -64,15 +64,14 @@ class Coordinator(CoordinatorView):
         transport: Transport,
         registry: WorkerRegistry,
         rules: LaunchRules,
+        backlog: Backlog,
         health: Health,
-        backlog: Backlog | None = None,
         log: LaunchLog | None = None,
         commands: Commands | None = None,
     ) -> None:
         self._transport = transport
         self._everyone = tuple(range(rules.ranks))
         self.evaluations = rules.evaluations
-        """The budget; None where only a deadline ends the campaign."""
         self._commands = commands
         self._log = log or LaunchLog()
         self._waiting = {}
@@ -91,7 +90,6 @@ class Coordinator(CoordinatorView):
             grace_s=rules.grace_s,
             checkpoints=rules.checkpoints,
         )
-        backlog = backlog or Backlog()
         self.tally = backlog.tally
         self._granting = Granting(
             transport=transport,

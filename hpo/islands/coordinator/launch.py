@@ -1,4 +1,4 @@
-"""What the coordinator is given of its launch: the rules, what earlier launches left, and the log."""
+"""Rules, backlog and log of a launch, as the coordinator gets them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ class LaunchRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """What earlier launches left. ``known``: keys of all admitted configurations; ``assignments``: individuals to
-    evaluate before anything that is bred; ``tally``: counts of what has ended."""
+    """Work and counts from earlier launches."""
 
     known: set[str] = field(default_factory=set)
+    """Keys of all admitted configurations."""
     assignments: Sequence[Assignment] = ()
+    """Individuals to evaluate before anything that is bred."""
     tally: Tally = field(default_factory=Tally)
+    """Counts of what has ended."""
 
 
 @dataclass
@@ -65,7 +67,7 @@ class DeadLeaderRecord:
 
 
 class JournalTotals(Protocol):
-    """What all journals say together (see ``hpo.islands.resume``)."""
+    """Content of all journals together (see ``hpo.islands.resume``)."""
 
     populations: dict[int, Population]
 
@@ -90,10 +92,10 @@ class LaunchLog:
         """A worker takes no more part. ``may_run``: some of its ranks may still be at work."""
 
     def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
-        """What the dead leader of a worker left; OSError where it cannot be read for now. ``may_run``: the leader may
+        """Journal of the dead leader of a worker; OSError where it cannot be read for now. ``may_run``: the leader may
         still be at work."""
         return DeadLeaderRecord()
 
     def journal_totals(self) -> JournalTotals:
-        """What all journals say; OSError where they cannot be read for now."""
+        """Content of all journals; OSError where they cannot be read for now."""
         raise NotImplementedError("there are no journals")

@@ -1,4 +1,4 @@
-"""What is shown of a launch that runs."""
+"""State of a running launch, for what is shown."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class CoordinatorView:
     _commands: Commands | None
     _waiting: dict[int, tuple[float, str]]
     """By leader, since when and for what it waits."""
+    evaluations: int | None
+    """The budget; None where only a deadline ends the campaign."""
     tally: Tally
     end: End | None
 

@@ -11,11 +11,11 @@ from hpo.config.layout import WorkerPlacement
 from hpo.individual import Attempt, Configuration, make_id
 from hpo.islands.assignment import Assignment
 from hpo.islands.leader.evaluation_times import EvaluationTimes
+from hpo.islands.leader.island import IslandSearch
 from hpo.islands.messages import Claim, Grant, Message, Want
-from hpo.search.early_stopping import Pruner
-from hpo.search.population import Member, Population
-from hpo.search.proposals import STUCK, Proposals, key_of
-from hpo.search.protocols import Breeder, Candidate, Codec
+from hpo.search.population import Member
+from hpo.search.proposals import STUCK, key_of
+from hpo.search.protocols import Candidate
 
 
 def assignment_of(candidate: Candidate, attempt: Attempt) -> Assignment:
@@ -35,20 +35,16 @@ class Claims:
         place: WorkerPlacement,
         send: Callable[[Message], None],
         now: Callable[[], float],
-        space: Codec,
-        breeder: Breeder,
-        proposals: Proposals,
-        population: Population,
-        early_stopping: Pruner,
+        island: IslandSearch,
     ) -> None:
         self._place = place
         self._send = send
         self._now = now
-        self._space = space
-        self._breeder = breeder
-        self._proposals = proposals
-        self._population = population
-        self._early_stopping = early_stopping
+        self._space = island.space
+        self._breeder = island.breeder
+        self._proposals = island.proposals
+        self._population = island.population
+        self._early_stopping = island.early_stopping
         self._sequence = 0
         self._token = 0
         # By token: the candidate, and when it was claimed.

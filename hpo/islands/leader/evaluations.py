@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
 from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED, TIMEOUT, Attempt
 from hpo.islands.leader.claims import Claims, assignment_of
-from hpo.islands.leader.migration import Migration
+from hpo.islands.leader.island import IslandSearch, OwnWorker
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.messages import MOST_REMARKS, EvaluationEnd, Message, Remark, Returned
 from hpo.islands.storage import StorageWait
 from hpo.journal.records import Finished, Note, Reported, Started
-from hpo.search.early_stopping import Pruner
-from hpo.search.population import Member, Population
-from hpo.search.protocols import Breeder, Candidate, Crew, Journal, TrialReport, Verdict
+from hpo.search.population import Member
+from hpo.search.protocols import Candidate, TrialReport, Verdict
 from hpo.task.outcome import TaskOutcome, brief_outcome, pruned_outcome
-from hpo.task.trial import Job
 
 _START_ATTEMPTS = 3
 _MOST_DEATHS = 3
@@ -47,55 +45,60 @@ class EvaluationRules:
     reported: str | None
 
 
+class EvaluationHost(Protocol):
+    """Services of a leader for its evaluations."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+
+    def ask(self, message: Message) -> None:
+        """Send to the coordinator."""
+
+    def withdraw(self, candidate: Candidate, error: str) -> None:
+        """No evaluator can be started here, for ``error``."""
+
+    def is_stopping(self) -> bool:
+        """Whether the launch ends, as far as is known here."""
+
+
 class Evaluations:
-    """``running``: the candidate that is evaluated. ``send``: to the coordinator; ``withdraw``: called with a candidate
-    and an error where no evaluator can be started; ``stopping``: whether the launch ends, as far as is known here."""
+    """``running``: the candidate that is evaluated."""
 
     def __init__(
         self,
         *,
-        place: WorkerPlacement,
+        leader: EvaluationHost,
+        worker: OwnWorker,
+        island: IslandSearch,
         rules: EvaluationRules,
-        crew: Crew,
-        job_of: Callable[[Candidate], Job],
-        journal: Journal,
-        breeder: Breeder,
-        population: Population,
-        migration: Migration,
         retention: RetentionPolicy,
-        early_stopping: Pruner,
         claims: Claims,
         publisher: Publisher,
-        send: Callable[[Message], None],
-        now: Callable[[], float],
-        withdraw: Callable[[Candidate, str], None],
-        stopping: Callable[[], bool],
-        signalled: Callable[[], bool],
     ) -> None:
-        self._place = place
+        self._now = leader.now
+        self._send = leader.ask
+        self._withdraw = leader.withdraw
+        self._stopping = leader.is_stopping
+        self._place = worker.place
+        self._crew = worker.crew
+        self._job_of = worker.jobs
+        self._journal = worker.journal
+        self._signalled = worker.signalled
+        self._breeder = island.breeder
+        self._population = island.population
+        self._migration = island.migration
+        self._early_stopping = island.early_stopping
         self._rules = rules
-        self._crew = crew
-        self._job_of = job_of
-        self._journal = journal
-        self._breeder = breeder
-        self._population = population
-        self._migration = migration
         self._retention = retention
-        self._early_stopping = early_stopping
         self._claims = claims
         self._publisher = publisher
-        self._send = send
-        self._now = now
-        self._withdraw = withdraw
-        self._stopping = stopping
-        self._signalled = signalled
         self._remarked: set[str] = set()
         # The least losses of those that were reported with parameters.
         self._best: tuple[float, ...] | None = None
         self.running: Candidate | None = None
         self.wait = StorageWait()
         """Of the directories of individuals."""
-        crew.listen(self._judge)
+        worker.crew.listen(self._judge)
 
     def start(self, candidate: Candidate) -> None:
         candidate.started = self._now()

@@ -14,16 +14,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from hpo.config.layout import WorkerPlacement
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
 from hpo.islands.assignment import Assignment
 from hpo.islands.end_reasons import LOST, STORAGE, UNFIT
 from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.evaluations import EvaluationRules, Evaluations
+from hpo.islands.leader.island import IslandSearch, OwnWorker
 from hpo.islands.leader.migration import Migration, MigrationSettings
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.messages import (
+    COORDINATOR_RANK,
     Disbanded,
     End,
     Grant,
@@ -48,9 +49,8 @@ from hpo.islands.transport import Transport
 from hpo.search.early_stopping import Pruner, Steps
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
-from hpo.search.protocols import Breeder, Candidate, Codec, Crew, Journal
+from hpo.search.protocols import Breeder, Candidate, Codec
 from hpo.search.stopping_rules import PruningSettings
-from hpo.task.trial import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,102 +81,51 @@ class Leader:
     """One worker's leader. Feed it messages with ``receive`` and call ``step`` whenever something may have
     happened.
 
-    ``peers``: leaders of the same island; ``islands[i]``: leaders of island i; ``job_of``: what the crew is to evaluate
-    for a candidate; ``forget``: called with the id
-    of an individual whose checkpoints are not needed any more; ``signalled``: whether this process has received a
-    signal to stop, which the coordinator may not have answered yet."""
+    ``islands[i]``: leaders of island i."""
 
     def __init__(
         self,
         *,
-        place: WorkerPlacement,
-        peers: Sequence[int],
+        worker: OwnWorker,
         islands: Sequence[Sequence[int]],
-        coordinator: int,
         transport: Transport,
         space: Codec,
         breeder: Breeder,
-        crew: Crew,
-        job_of: Callable[[Candidate], Job],
-        journal: Journal,
         settings: LeaderSettings,
-        forget: Callable[[str], None] = lambda identity: None,
-        signalled: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.place = place
-        self._coordinator = coordinator
+        self.place = worker.place
         self._transport = transport
         self._breeder = breeder
-        self._crew = crew
+        self._crew = worker.crew
         self._grace_s = settings.grace_s
-        self.population = Population(reference=settings.reference)
-        self._migration = Migration(
-            settings.migration,
-            seed=settings.seed,
-            here=place.island,
-            islands=islands,
-            journal=journal,
-            clock=transport.now,
-        )
-        self._early_stopping = Pruner(
-            settings.pruning,
-            sign=settings.sign,
-            steps=settings.steps,
-            forget=lambda identity: self._publisher.pending.forgotten.append(identity),
-        )
+        island = self._make_island(worker, islands, space, settings)
+        self.population = island.population
+        self._migration = island.migration
+        self._early_stopping = island.early_stopping
         self._publisher = Publisher(
-            peers=[rank for rank in peers if rank != transport.rank],
-            coordinator=coordinator,
+            peers=[rank for rank in islands[self.place.island] if rank != transport.rank],
             transport=transport,
-            journal=journal,
-            migration=self._migration,
-            population=self.population,
-            early_stopping=self._early_stopping,
-            forget=forget,
+            worker=worker,
+            island=island,
         )
-        self._claims = Claims(
-            place=place,
-            send=self._ask,
-            now=transport.now,
-            space=space,
-            breeder=breeder,
-            proposals=Proposals(
-                space,
-                breeder,
-                seed=settings.seed,
-                allows=settings.allows,
-                duplicates=settings.duplicates,
-            ),
-            population=self.population,
-            early_stopping=self._early_stopping,
-        )
+        self._claims = Claims(place=self.place, send=self.ask, now=self.now, island=island)
         self._evaluations = Evaluations(
-            place=place,
+            leader=self,
+            worker=worker,
+            island=island,
             rules=EvaluationRules(
                 losses=settings.losses,
                 retries=settings.retries,
                 durable_starts=settings.durable_starts,
                 reported=settings.reported,
             ),
-            crew=crew,
-            job_of=job_of,
-            journal=journal,
-            breeder=breeder,
-            population=self.population,
-            migration=self._migration,
             retention=RetentionPolicy(
                 settings.keep,
                 latest=breeder.checkpoints_for_others,
-                order=lambda own: breeder.best_first(own, self.population),
+                order=lambda own: breeder.best_first(own, island.population),
             ),
-            early_stopping=self._early_stopping,
             claims=self._claims,
             publisher=self._publisher,
-            send=self._ask,
-            now=transport.now,
-            withdraw=self._withdraw,
-            stopping=lambda: self._stop is not None,
-            signalled=signalled,
         )
         self._stop: Stop | None = None
         self._grace_end = math.inf
@@ -200,6 +149,36 @@ class Leader:
             End: self._finish,
         }
         check_handlers(ToWorker, self._handlers)
+
+    def _make_island(
+        self, worker: OwnWorker, islands: Sequence[Sequence[int]], space: Codec, settings: LeaderSettings
+    ) -> IslandSearch:
+        return IslandSearch(
+            space=space,
+            breeder=self._breeder,
+            proposals=Proposals(
+                space,
+                self._breeder,
+                seed=settings.seed,
+                allows=settings.allows,
+                duplicates=settings.duplicates,
+            ),
+            population=Population(reference=settings.reference),
+            early_stopping=Pruner(
+                settings.pruning, sign=settings.sign, steps=settings.steps, forget=self._forget_when_published
+            ),
+            migration=Migration(
+                settings.migration,
+                seed=settings.seed,
+                here=self.place.island,
+                islands=islands,
+                journal=worker.journal,
+                clock=self.now,
+            ),
+        )
+
+    def _forget_when_published(self, identity: str) -> None:
+        self._publisher.pending.forgotten.append(identity)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -245,7 +224,7 @@ class Leader:
             self._look_at_storage()
         # What is done here counts: none of it is begun elsewhere while it may still be put on record.
         if self._disbanding is not None and self._crew.gone and not self._publisher.pending.results:
-            self._ask(Disbanded(self._disbanding))
+            self.ask(Disbanded(self._disbanding))
             self._disbanding = None
         if self.started and self._stop is None and self.end is None:
             self._claims.request(running=self._evaluations.running is not None)
@@ -331,15 +310,24 @@ class Leader:
         return True
 
     def _give_back(self, source: int, recall: Recall) -> bool:
-        self._ask(Returned(self._claims.spare(recall.number)))
+        self.ask(Returned(self._claims.spare(recall.number)))
         return True
 
     def _finish(self, source: int, end: End) -> bool:
         self.end = end
         return True
 
-    def _ask(self, message: Message) -> None:
-        self._transport.send(self._coordinator, encode(message))
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._transport.now()
+
+    def ask(self, message: Message) -> None:
+        """Send to the coordinator."""
+        self._transport.send(COORDINATOR_RANK, encode(message))
+
+    def is_stopping(self) -> bool:
+        """Whether the launch ends, as far as is known here."""
+        return self._stop is not None
 
     # --- deaths ---------------------------------------------------------------------------------------------
 
@@ -387,7 +375,7 @@ class Leader:
         begun = any(candidate.started for candidate in self._claims.queue)
         tokens = self._claims.give_up()
         if tokens:
-            self._ask(Returned(tokens, begun))
+            self.ask(Returned(tokens, begun))
         if stop.urgent:
             self._grace_end = self._transport.now()
         else:
@@ -406,7 +394,7 @@ class Leader:
         waits = Waiting(journal.error or directory.error, directory.over)
         if waits != self._waits:
             self._waits = waits
-            self._ask(waits)
+            self.ask(waits)
 
     def _leave(self, error: str) -> None:
         """Nothing that is done here can be put on record: others do it."""
@@ -423,13 +411,13 @@ class Leader:
         self._migration.forget({one.id for one in unsynced})
         begun += unsynced
         self._halt(Stop(STORAGE, False))
-        self._ask(Unfit(error, [*map(_begun, begun)], storage=True))
+        self.ask(Unfit(error, [*map(_begun, begun)], storage=True))
 
-    def _withdraw(self, candidate: Candidate, error: str) -> None:
+    def withdraw(self, candidate: Candidate, error: str) -> None:
         """No evaluator can be started here: what was begun goes to other workers."""
         self._publisher.publish()
         self._halt(Stop(UNFIT, False))
-        self._ask(Unfit(error, [_begun(candidate, resumed=candidate.resumed)]))
+        self.ask(Unfit(error, [_begun(candidate, resumed=candidate.resumed)]))
 
 
 def _begun(

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpo.errors import describe_os_error
-from hpo.islands.leader.migration import Departure, Migration
+from hpo.islands.leader.island import IslandSearch, OwnWorker
+from hpo.islands.leader.migration import Departure
 from hpo.islands.messages import (
+    COORDINATOR_RANK,
     EvaluationEnd,
     Migrant,
     Records,
@@ -17,9 +19,8 @@ from hpo.islands.messages import (
 )
 from hpo.islands.storage import StorageWait
 from hpo.islands.transport import Transport
-from hpo.search.early_stopping import Pruner
-from hpo.search.population import Member, Population
-from hpo.search.protocols import Candidate, Journal
+from hpo.search.population import Member
+from hpo.search.protocols import Candidate
 
 COMMIT_INTERVAL_S = 0.02
 """Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
@@ -39,29 +40,23 @@ class Unpublished:
 
 
 class Publisher:
-    """``peers``: the other leaders of the island; ``forget``: called with the id of an individual whose checkpoints
-    nothing needs any more."""
+    """Publishes the results of ``worker``. ``peers``: the other leaders of the island."""
 
     def __init__(
         self,
         *,
         peers: Sequence[int],
-        coordinator: int,
         transport: Transport,
-        journal: Journal,
-        migration: Migration,
-        population: Population,
-        early_stopping: Pruner,
-        forget: Callable[[str], None],
+        worker: OwnWorker,
+        island: IslandSearch,
     ) -> None:
         self.peers = tuple(peers)
-        self._coordinator = coordinator
         self._transport = transport
-        self._journal = journal
-        self._migration = migration
-        self._population = population
-        self._early_stopping = early_stopping
-        self._forget = forget
+        self._journal = worker.journal
+        self._migration = island.migration
+        self._population = island.population
+        self._early_stopping = island.early_stopping
+        self._forget = worker.jobs.forget
         self._last_commit = 0.0
         self._last_sent = 0.0
         self.pending = Unpublished()
@@ -91,7 +86,7 @@ class Publisher:
         emigrated = [departure.traveller.id for departure in news.departures if departure.left]
         if news.results:
             before_results()
-            self._transport.send(self._coordinator, encode(Results(news.results)))
+            self._transport.send(COORDINATOR_RANK, encode(Results(news.results)))
         self._send_to_peers(news.records, emigrated)
         for departure in news.departures:
             self._depart(departure)

@@ -7,6 +7,7 @@ counts only where it is active. Constraints are ignored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ from hpo.text import excerpt
 if TYPE_CHECKING:
     import pandas
 
+    from hpo.individual import Individual
     from hpo.results.record import CampaignRecord
+    from hpo.search.kinds.vectorised import VectorisedGenomes
+    from hpo.space.space import SearchSpace
 
 FEWEST = 20
 """Fewest completed evaluations; there must also be at least twice as many as parameters."""
@@ -140,11 +144,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     from hpo.search.models.observations import normal_scores
 
     names = list(record.objectives)
-    objective = names[0] if objective is None else objective
-    if not isinstance(objective, str) or objective not in names:
-        raise UsageError(
-            f"{excerpt(objective)} is no objective of this campaign. {suggestion(objective, names)}"
-        )
+    objective = _objective(names, objective)
     space = described_space(record.identity.get("space"))
     known = with_losses(record)
     needed = max(FEWEST, 2 * len(space))
@@ -161,26 +161,13 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
             "importance of parameters: all evaluations have the same result, so none matters."
         )
     sampler = VectorisedGenomes(space)
-    try:
-        genomes = [space.encode(space.validate(one.params)) for _, one in chosen]
-    except UsageError as error:
-        raise CampaignError(
-            f"importance of parameters: the journal has a configuration that is none of campaign.json's space: {error} "
-            f"`hpo check {quoted(record.directory)}` says what is whole."
-        ) from None
+    genomes = _genomes(record, space, [one for _, one in chosen])
     rows = sampler.rows(numpy.array(genomes, dtype=float))
     rows, goals = rows.astype(numpy.float32), normal_scores(losses)
     # A constant seed, so that the same journals always give the same shares.
     generator = numpy.random.default_rng(0)
     pairs = max(32, min(_PAIRS, _ROWS // (len(space) + 2)))
-    first, second = sampler.drawn(pairs, generator), sampler.drawn(pairs, generator)
-    drawn = [first, second]
-    # Jansen's estimators compare draws that differ in a single parameter, or are equal in a single parameter.
-    for place in range(len(space)):
-        mixed = first.copy()
-        mixed[:, place] = second[:, place]
-        drawn.append(mixed)
-    judged = sampler.rows(numpy.concatenate(drawn)).astype(numpy.float32)
+    judged = sampler.rows(_mixed_pairs(sampler, len(space), pairs, generator)).astype(numpy.float32)
     totals, alone = numpy.zeros((_FORESTS, len(space))), numpy.zeros((_FORESTS, len(space)))
     foretold, votes = numpy.zeros(len(goals)), numpy.zeros(len(goals))
     for forest in range(_FORESTS):
@@ -211,6 +198,41 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         explained=float(1 - errors.mean() / goals[heard].var()),
         shares=dict(sorted(shares.items(), key=lambda entry: -entry[1].total)),
     )
+
+
+def _objective(names: list[str], chosen: str | None) -> str:
+    """The chosen objective, None for the first; UsageError where there is no such."""
+    if chosen is None:
+        return names[0]
+    if not isinstance(chosen, str) or chosen not in names:
+        raise UsageError(f"{excerpt(chosen)} is no objective of this campaign. {suggestion(chosen, names)}")
+    return chosen
+
+
+def _genomes(
+    record: CampaignRecord, space: SearchSpace, individuals: Sequence[Individual]
+) -> list[tuple[float, ...]]:
+    try:
+        return [space.encode(space.validate(one.params)) for one in individuals]
+    except UsageError as error:
+        raise CampaignError(
+            f"importance of parameters: the journal has a configuration that is none of campaign.json's space: {error} "
+            f"`hpo check {quoted(record.directory)}` says what is whole."
+        ) from None
+
+
+def _mixed_pairs(sampler: VectorisedGenomes, parameters: int, pairs: int, generator: Any) -> Any:
+    """Genomes for the estimate of Sobol indices: first and second of ``pairs`` random pairs, and for each parameter the
+    first with that parameter of the second; one after the other."""
+    import numpy
+
+    first, second = sampler.drawn(pairs, generator), sampler.drawn(pairs, generator)
+    drawn = [first, second]
+    for place in range(parameters):
+        mixed = first.copy()
+        mixed[:, place] = second[:, place]
+        drawn.append(mixed)
+    return numpy.concatenate(drawn)
 
 
 def _grown(rows: Any, goals: Any, seed: int) -> list[Any]:

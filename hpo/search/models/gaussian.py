@@ -49,12 +49,7 @@ class Gaussian:
         goals = goals - self._mean
         size, count = len(columns), len(rows)
         centre = 0.5 * math.log(size) + math.log(0.5)
-        # Differing choices of a one-hot parameter differ in two columns: the division makes their distance 1.
-        squares = numpy.empty((size, count, count))
-        for index, (first, width) in enumerate(columns):
-            part = rows[:, first : first + width]
-            squares[index] = ((part[:, None, :] - part[None, :, :]) ** 2).sum(axis=2) / min(2, width)
-        flat = squares.reshape(size, -1)
+        flat = _squared_distances(rows, columns).reshape(size, -1)
         eye = numpy.arange(count)
 
         def kernel(parameters: Any) -> tuple[Any, Any, Any, Any]:
@@ -98,16 +93,7 @@ class Gaussian:
         self.parameters = begin
         _, _, _, shape = kernel(begin)
         self._scale, noise = math.exp(begin[size]), math.exp(begin[size + 1])
-        matrix = self._scale * shape
-        matrix[eye, eye] += noise
-        # More noise makes a matrix positive definite that is not for numerical reasons, as with nearly equal rows.
-        while True:
-            try:
-                self._factor = cho_factor(matrix, lower=True, check_finite=False)
-                break
-            except numpy.linalg.LinAlgError:
-                noise *= 10.0
-                matrix[eye, eye] += noise
+        self._factor = _factor(self._scale * shape, noise)
         self._alpha = cho_solve(self._factor, goals, check_finite=False)
         share = numpy.array([1.0 / min(2, width) for _, width in columns])
         self._weights = numpy.sqrt((numpy.exp(-2.0 * begin[:size]) * share)[self._spread])
@@ -126,3 +112,29 @@ class Gaussian:
         mean = self._mean + cross @ self._alpha
         half = solve_triangular(self._factor[0], cross.T, lower=True, check_finite=False)
         return mean, numpy.sqrt(numpy.maximum(self._scale - (half**2).sum(axis=0), 1e-12))
+
+
+def _squared_distances(rows: Any, columns: Sequence[tuple[int, int]]) -> Any:
+    """Squared distances between all rows, for each parameter, whose first column and width ``columns`` gives."""
+    import numpy
+
+    squares = numpy.empty((len(columns), len(rows), len(rows)))
+    for index, (first, width) in enumerate(columns):
+        part = rows[:, first : first + width]
+        squares[index] = ((part[:, None, :] - part[None, :, :]) ** 2).sum(axis=2) / min(2, width)
+    return squares
+
+
+def _factor(matrix: Any, noise: float) -> Any:
+    """Cholesky factor of ``matrix`` with ``noise`` on its diagonal, and with more where it is not positive definite."""
+    import numpy
+    from scipy.linalg import cho_factor
+
+    eye = numpy.arange(len(matrix))
+    matrix[eye, eye] += noise
+    while True:
+        try:
+            return cho_factor(matrix, lower=True, check_finite=False)
+        except numpy.linalg.LinAlgError:
+            noise *= 10.0
+            matrix[eye, eye] += noise

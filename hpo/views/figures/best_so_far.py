@@ -248,11 +248,7 @@ def _single(
                     name=operator,
                     legendgroup=operator,
                     showlegend=legend,
-                    marker={
-                        "color": colour,
-                        "size": 6,
-                        "opacity": 0.6,
-                    },
+                    marker={"color": colour, "size": 6, "opacity": 0.6},
                     hovertemplate=f"%{{customdata}}, {operator}<br>%{{y}}<extra></extra>",
                     yaxis=place,
                 )

@@ -24,6 +24,17 @@ _MOST_STEPS = 150
 _MOST_RUNGS = 12
 
 
+_LINES: dict[str, dict[str, Any]] = {
+    "failed or lost": {"color": theme.VERMILION, "width": 1},
+    "pruned": {"color": theme.GREY, "width": 1},
+    "completed": {"color": theme.SKY, "width": 1},
+    "running": {"color": theme.GREEN, "width": 1.5},
+    "default": {"color": theme.INK, "width": 2, "dash": "dash"},
+    "best": {"color": theme.ORANGE, "width": 3},
+}
+"""Look of curves by group, in the order in which groups are drawn."""
+
+
 def draw(sources: Sequence[Source]) -> Plot:
     """Of one campaign; NotDrawn where nothing was reported."""
     (source,) = sources
@@ -45,19 +56,11 @@ def draw(sources: Sequence[Source]) -> Plot:
     }
     others = {PRUNED, COMPLETED, RUNNING}
     groups["failed or lost"] = [one for one in ids if statuses.get(one) not in others]
-    looks: dict[str, dict[str, Any]] = {
-        "failed or lost": {"color": theme.VERMILION, "width": 1},
-        "pruned": {"color": theme.GREY, "width": 1},
-        "completed": {"color": theme.SKY, "width": 1},
-        "running": {"color": theme.GREEN, "width": 1.5},
-        "default": {"color": theme.INK, "width": 2, "dash": "dash"},
-        "best": {"color": theme.ORANGE, "width": 3},
-    }
     objective = _reported(source, table, by_id)
     way = source.objectives.get(objective, "minimize")
     sign = -1.0 if way == "maximize" else 1.0
     traces, shown = [], []
-    for name in looks:
+    for name, line in _LINES.items():
         own = groups.get(name) or [one for one, word in first.items() if word == name]
         own = [own[index] for index in thinned(len(own), _MOST_CURVES)]
         own = [one for one in own if one in by_id]
@@ -70,7 +73,7 @@ def draw(sources: Sequence[Source]) -> Plot:
                 {
                     **trace,
                     "name": name,
-                    "line": looks[name],
+                    "line": line,
                     "opacity": faint,
                     "hovertemplate": f"%{{customdata}}{extra}<br>step %{{x}}: %{{y}}<extra></extra>",
                 }

@@ -32,39 +32,7 @@ def draw(sources: Sequence[Source]) -> Plot:
     heights = [_ROW * len(shown), 3 * _ROW]
     panels = Panels(heights, between=(90 / (sum(heights) + 90), 0.0))
     upper, lower = panels.panel(0), panels.panel(1)
-    names = [f"{theme.label(one.individual.id)}, {len(one.values)} times" for one in shown]
-    panels.add(
-        upper,
-        type="scatter",
-        x=[value for one in shown for value in one.values],
-        y=[name for name, one in zip(names, shown) for _ in one.values],
-        mode="markers",
-        marker={"color": theme.GREY, "size": 6},
-        name="each evaluation",
-        hovertemplate="%{y}: %{x:.5g}<extra></extra>",
-    )
-    panels.add(
-        upper,
-        type="scatter",
-        x=[one.mean for one in shown],
-        y=names,
-        mode="markers",
-        marker={
-            "color": theme.BLUE,
-            "size": 10,
-            "symbol": "diamond",
-            "line": {"color": theme.PAPER, "width": 1},
-        },
-        error_x={
-            "array": [one.error or 0.0 for one in shown],
-            "color": theme.BLUE,
-            "thickness": 2,
-            "width": 5,
-        },
-        name="mean ± standard error",
-        text=[_box(one) for one in shown],
-        hovertemplate="%{text}<extra></extra>",
-    )
+    _add_repeats(panels, upper, shown)
     spreads = _spreads(found)
     panels.add(
         lower,
@@ -88,6 +56,43 @@ def draw(sources: Sequence[Source]) -> Plot:
         "yaxis2": category,
     }
     return panels.plot("Noise", axes, height=sum(heights) + 90 + 130)
+
+
+def _add_repeats(panels: Panels, panel: str, shown: Sequence[Repeated]) -> None:
+    """Each repeat of the configurations, and their means with standard errors."""
+    names = [f"{theme.label(one.individual.id)}, {len(one.values)} times" for one in shown]
+    panels.add(
+        panel,
+        type="scatter",
+        x=[value for one in shown for value in one.values],
+        y=[name for name, one in zip(names, shown) for _ in one.values],
+        mode="markers",
+        marker={"color": theme.GREY, "size": 6},
+        name="each evaluation",
+        hovertemplate="%{y}: %{x:.5g}<extra></extra>",
+    )
+    panels.add(
+        panel,
+        type="scatter",
+        x=[one.mean for one in shown],
+        y=names,
+        mode="markers",
+        marker={
+            "color": theme.BLUE,
+            "size": 10,
+            "symbol": "diamond",
+            "line": {"color": theme.PAPER, "width": 1},
+        },
+        error_x={
+            "array": [one.error or 0.0 for one in shown],
+            "color": theme.BLUE,
+            "thickness": 2,
+            "width": 5,
+        },
+        name="mean ± standard error",
+        text=[_box(one) for one in shown],
+        hovertemplate="%{text}<extra></extra>",
+    )
 
 
 def _spreads(found: Sequence[Repeated]) -> list[tuple[str, float]]:
