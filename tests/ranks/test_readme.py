@@ -31,7 +31,7 @@ from hpo.errors import UsageError
 from hpo.journal.files import read_directory
 from search_spaces import digits
 
-FOLDERS = ("hpo", "hpo/results", "trainers", "search_spaces", "jobs", "tests")
+FOLDERS = ("hpo", "hpo/views", "trainers", "search_spaces", "jobs", "tests")
 DOCUMENTS = {
     name: (ROOT / name).read_text() for name in ("README.md", *(f"{one}/README.md" for one in FOLDERS))
 }
