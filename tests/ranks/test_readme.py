@@ -32,7 +32,7 @@ from hpo.journal.files import read_directory
 from hpo.parser import make_parser
 from search_spaces import digits
 
-FOLDERS = ("hpo", "hpo/results", "trainers", "search_spaces", "jobs", "tests")
+FOLDERS = ("hpo", "hpo/views", "trainers", "search_spaces", "jobs", "tests")
 DOCUMENTS = {
     name: (ROOT / name).read_text() for name in ("README.md", *(f"{one}/README.md" for one in FOLDERS))
 }
