@@ -6,6 +6,7 @@ The files are written in the background, from a copy in the host's memory, while
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from trainers.checkpoints.background import Writing
 from trainers.checkpoints.files import Content, Files, latest_text, refused
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
+
+_log = logging.getLogger("trainers.checkpoints")
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Checkpoint:
             with self.by_all("name the last step of"):
                 if self._communicator.rank == 0:
                     writing.name(of_all)
+            _log.debug("checkpoint of step %d is whole in %s", self._saved_step, self._directory)
         finally:
             writing.close()
 

@@ -4,6 +4,7 @@ that stay as they are and lose rank now and then (dissertation, section 4.3, Alg
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ from trainers.methods.strategy import (
     steps_of,
 )
 from trainers.precision import full_precision
+
+_log = logging.getLogger("trainers.methods")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +295,7 @@ class _LowRank(Strategy):
     def _decompose(self) -> None:
         """Make every eligible weight U Σ Vᵀ, of rank min(m, n): at first nothing is dropped."""
         weights = self._weights
+        _log.debug("%d weights are decomposed", len(weights))
         self._under.synchronise()
         found = self._work.run(
             [svd_cost(weight.rows, weight.columns) for weight in weights],
@@ -314,6 +318,7 @@ class _LowRank(Strategy):
         # So that 30 · 0.1 · u, with what rounding adds or takes, is 3 u.
         count = math.floor(len(self._weights) * self._method.layer_step * self._updates + 1e-9)
         weights = self._weights[-max(1, min(count, len(self._weights))) :]
+        _log.debug("update %d of the bases of %d weights", self._updates, len(weights))
         self._under.synchronise()
         found = self._work.run(
             [svd_cost(self._ranks[weight.name], self._ranks[weight.name]) for weight in weights],

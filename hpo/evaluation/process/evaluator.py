@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
+from hpo import logs
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
 from hpo.evaluation.conversation import (
@@ -53,6 +55,9 @@ from hpo.task.outcome import Outcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
 from hpo.terminal import write
+from hpo.text import excerpt
+
+_log = logging.getLogger("hpo.evaluation")
 
 _HELLO_S = 60.0
 _DUMP_LEAD_S = 0.2
@@ -156,6 +161,8 @@ class Evaluator:
         )
         while True:
             order = self._channel.receive()
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("the rank orders %s", excerpt(order))
             if isinstance(order, Exit):
                 self._leave_or_end()
                 return
@@ -165,6 +172,7 @@ class Evaluator:
             self._state.changed()  # forming a group sets environment variables
             if isinstance(order, FormGroup) and self._group is not None:
                 self._group.join(order)
+                _log.debug("the worker's group %d is formed", order.generation)
                 self._channel.send(GroupFormed(order.generation))
             elif isinstance(order, LeaveGroup):
                 self._leave_or_end()
@@ -292,6 +300,7 @@ def _left_behind(kinds: list[str]) -> str:
 def main(arguments: list[str]) -> int:
     """Serve the control rank at the other end of the socket that ``arguments[0]`` numbers."""
     faulthandler.enable(file=2, all_threads=False)
+    logs.follow_rank()
     channel = ControlSocket(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
     if not isinstance(hello, Hello):
