@@ -7,6 +7,7 @@ idle rank next to nothing."""
 
 from __future__ import annotations
 
+import logging
 import math
 import select
 import threading
@@ -38,6 +39,9 @@ from hpo.islands.messages import (
     encode,
 )
 from hpo.islands.transport import Transport
+from hpo.text import excerpt
+
+_log = logging.getLogger("hpo.islands")
 
 _FASTEST_S = 0.0001
 _SLOWEST_S = 0.05
@@ -162,7 +166,10 @@ class EventLoop:
             if source != self._transport.rank and (self._coordinator or source == self._watched):
                 self._liveness.heard(source)
             try:
-                self._deliver(source, decode(data))
+                message = decode(data)
+                if _log.isEnabledFor(logging.DEBUG):
+                    _log.debug("rank %d sends %s", source, excerpt(message))
+                self._deliver(source, message)
             except MessageError as error:
                 self._on_bad_message(source, str(error))
             if self.given_up:  # others do its work: nothing of it is to be touched here

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from hpo import aliases
+from hpo import aliases, logs
 from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.individual import MOST_STEPS
@@ -259,6 +259,7 @@ def load_task(reference: str, *, base: Path, options: Mapping[str, object] | Non
     module = import_user_module(reference, base=base)
     name = split_reference(reference)[1]
     task = _as_task(reference, module, name, dict(options or {}))
+    logs.keep_loggers()
     task.source = TaskSource(reference=reference, base=str(base.resolve()), options=dict(options or {}))
     return task
 

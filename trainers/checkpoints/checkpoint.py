@@ -7,6 +7,7 @@ before.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from trainers.checkpoints.background import Writing
 from trainers.checkpoints.files import Content, Files, latest_text, refused
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
+
+_log = logging.getLogger("trainers.checkpoints")
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class Checkpoint:
             with self.by_all("name the last step of"):
                 if self._communicator.rank == 0:
                     writing.name(of_all)
+            _log.debug("checkpoint of step %d is whole in %s", self._saved_step, self._directory)
         finally:
             writing.close()
 

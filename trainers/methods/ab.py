@@ -7,6 +7,7 @@ merged (Eq. 5.8). In the *rebound* phase, all ranks together train the whole W.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from trainers.methods.strategy import (
     refuse_synchronised_norms,
     steps_of,
 )
+
+_log = logging.getLogger("trainers.methods")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,6 +460,7 @@ class _ABTraining(Strategy):
         self._loss_sum.zero_()
         self._loss_steps = 0
         self._merges += 1
+        _log.debug("merge %d of the groups, before step %d", self._merges, self._next_step)
         self._changed_at = self._next_step
 
     def _become_whole(self, matrices: list[Tensor]) -> None:

@@ -4,6 +4,7 @@ continues (Coquelin et al. 2022; dissertation, section 3.2).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, cast
@@ -19,6 +20,8 @@ from trainers.communication.links import link_over
 from trainers.communication.topology import Ranks
 from trainers.methods.daso_exchange import NodeExchange
 from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
+
+_log = logging.getLogger("trainers.methods")
 
 _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -353,6 +356,7 @@ class _DASOStrategy(Strategy):
         """
         assert self._sent is not None
         sent, nodes, exchange = self._sent, self._across.size, self._exchange
+        _log.debug("synchronisation %d is merged %d steps after its sending", sent.turn, sent.steps)
         # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
         weight = nodes / (2 * sent.steps + nodes)
         inside: Pending | None = None

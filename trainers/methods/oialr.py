@@ -4,6 +4,7 @@ frozen and lose rank at some steps (dissertation, section 4.3, Algorithm 1).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ from trainers.methods.strategy import (
     steps_of,
 )
 from trainers.precision import full_precision
+
+_log = logging.getLogger("trainers.methods")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +296,7 @@ class _LowRank(Strategy):
     def _decompose(self) -> None:
         """Decompose each eligible weight to U Σ Vᵀ of rank min(m, n), without dropping singular values yet."""
         weights = self._weights
+        _log.debug("%d weights are decomposed", len(weights))
         self._under.synchronise()
         found = self._work.run(
             [svd_cost(weight.rows, weight.columns) for weight in weights],
@@ -315,6 +319,7 @@ class _LowRank(Strategy):
         # 1e-9 makes up for roundings: 30 weights · 0.1 · u has to be 3 u.
         count = math.floor(len(self._weights) * self._method.layer_step * self._updates + 1e-9)
         weights = self._weights[-max(1, min(count, len(self._weights))) :]
+        _log.debug("update %d of the bases of %d weights", self._updates, len(weights))
         self._under.synchronise()
         found = self._work.run(
             [svd_cost(self._ranks[weight.name], self._ranks[weight.name]) for weight in weights],

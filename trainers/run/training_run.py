@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -40,6 +41,8 @@ from trainers.run.settings import TOTALS, Settings
 from trainers.run.thawing import Thawing
 from trainers.run.training_step import TrainingStep
 from trainers.run.traps import warn_of_shared_series, warn_of_traps
+
+_log = logging.getLogger("trainers.run")
 
 
 class Run:
@@ -245,6 +248,7 @@ class Run:
         position = self.position
         self._refuse_other_buffers()
         epoch_loss, train_loss = self._mean_losses()
+        _log.debug("epoch %d ends at step %d with loss %g", epoch, position.steps, epoch_loss)
         self.strategy.end_epoch(epoch, epoch_loss)
         position.loss_sums[0] = 0.0
         if self.length.evaluates(position.steps) or not math.isfinite(epoch_loss):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import socket
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from hpo import logs
 from hpo.errors import HpoError
 from hpo.evaluation import cuda
 from hpo.evaluation.conversation import (
@@ -54,6 +56,9 @@ from hpo.task.outcome import TaskOutcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
 from hpo.terminal import write
+from hpo.text import excerpt
+
+_log = logging.getLogger("hpo.evaluation")
 
 _HELLO_S = 60.0
 _DUMP_LEAD_S = 0.2
@@ -157,6 +162,8 @@ class Evaluator:
         )
         while True:
             order = self._channel.receive()
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("the rank orders %s", excerpt(order))
             if isinstance(order, Exit):
                 self._leave_or_end()
                 return
@@ -166,6 +173,7 @@ class Evaluator:
             self._state.changed()  # forming a group sets environment variables
             if isinstance(order, FormGroup) and self._group is not None:
                 self._group.join(order)
+                _log.debug("the worker's group %d is formed", order.generation)
                 self._channel.send(GroupFormed(order.generation))
             elif isinstance(order, LeaveGroup):
                 self._leave_or_end()
@@ -293,6 +301,7 @@ def _left_behind(kinds: list[str]) -> str:
 def main(arguments: list[str]) -> int:
     """Serve the control rank at the other end of the socket that ``arguments[0]`` numbers."""
     faulthandler.enable(file=2, all_threads=False)
+    logs.follow_rank()
     channel = ControlSocket(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
     if not isinstance(hello, Hello):

@@ -1,0 +1,84 @@
+"""Logging: sentences for the user on standard error, and with ``HPO_LOG=debug`` one file per rank.
+
+Modules take a logger of the standard library, ``logging.getLogger("hpo.islands")`` for example. ``info`` and above
+reach the user as "hpo: …" lines, as they always did; ``debug`` goes to the file of the rank alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from hpo.errors import UsageError
+from hpo.terminal import write
+from hpo.text import excerpt
+
+LEVEL = "HPO_LOG"
+"""Environment variable: "debug", or nothing."""
+_FILE = "HPO_LOG_FILE"
+"""Environment variable by which evaluators get the file of their rank."""
+_ROOTS = ("hpo", "trainers")
+
+
+class _ToUser(logging.Handler):
+    """Writes sentences to the standard error of the moment, which an evaluation may have redirected."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write(f"hpo: {self.format(record)}", sys.stderr, flush=True)
+
+
+_shown = logging.getLogger("hpo")
+if not _shown.handlers:
+    _shown.addHandler(_ToUser(logging.INFO))
+    _shown.setLevel(logging.INFO)
+    _shown.propagate = False  # a task's logging.basicConfig would show each sentence twice
+
+
+def keep_loggers() -> None:
+    """Enable the loggers again after code of the user's ran: ``logging.config.dictConfig`` disables all those that it
+    does not name, and the run would fall silent."""
+    for name in [*logging.root.manager.loggerDict]:
+        if name.partition(".")[0] in _ROOTS:
+            logging.getLogger(name).disabled = False
+
+
+def debugging() -> bool:
+    """Whether debug files are asked for. UsageError where the variable has another value."""
+    value = os.environ.get(LEVEL, "")
+    if value not in ("", "debug"):
+        raise UsageError(f"{LEVEL}={excerpt(value)}: must be debug. Correct it, or unset it.")
+    return value == "debug"
+
+
+def debug_folder(directory: Path) -> Path:
+    """The folder of a campaign's debug files, one per rank."""
+    return directory / "logs" / "ranks"
+
+
+def open_debug_file(directory: Path, rank: int) -> None:
+    """Write the debug lines of this process, which is ``rank``, and of the evaluators that it starts from now on to
+    ``DIR/logs/ranks/RANK.log``, after those of earlier launches. Does nothing where that is not asked for."""
+    if debugging():
+        os.environ[_FILE] = str(debug_folder(directory).absolute() / f"{rank}.log")
+        follow_rank()
+
+
+def follow_rank() -> None:
+    """Write the debug lines of this process to the file of its rank, if that has one."""
+    name = os.environ.get(_FILE)
+    if not name:
+        return
+    try:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(name, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        _shown.warning("the debug file %s cannot be written (%s): there is none.", name, error.strerror)
+        return
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s.%(msecs)03d %(process)d %(name)s: %(message)s", "%F %T")
+    )
+    for root in _ROOTS:
+        logger = logging.getLogger(root)
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)

@@ -1,0 +1,72 @@
+"""Sentences for the user, and the debug file of a rank."""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpo import logs
+from hpo.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("hpo", "trainers")]
+    before = [(one.level, [*one.handlers]) for one in loggers]
+    yield
+    for one, (level, handlers) in zip(loggers, before):
+        one.setLevel(level)
+        for handler in {*one.handlers} - {*handlers}:
+            one.removeHandler(handler)
+            handler.close()
+
+
+def test_the_debug_file_has_what_ranks_evaluators_and_trainings_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPO_LOG", "debug")
+    monkeypatch.setenv("HPO_LOG_FILE", "")
+    logs.open_debug_file(tmp_path, 3)
+    logging.getLogger("hpo.islands").debug("rank %d sends %s", 1, "Claim")
+    logging.getLogger("trainers.run").debug("epoch ends")
+    logging.getLogger("hpo.campaign").info("stopped \x1b[31m")
+    lines = (tmp_path / "logs" / "ranks" / "3.log").read_text().splitlines()
+    assert [line.split(": ", 1)[1] for line in lines] == [
+        "rank 1 sends Claim",
+        "epoch ends",
+        "stopped \x1b[31m",
+    ]
+    assert capsys.readouterr().err == "hpo: stopped \\x1b[31m\n"
+
+
+def test_no_file_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPO_LOG", raising=False)
+    logs.open_debug_file(tmp_path, 0)
+    logging.getLogger("hpo.islands").debug("nobody reads this")
+    assert not (tmp_path / "logs").exists()
+    monkeypatch.setenv("HPO_LOG", "loud")
+    with pytest.raises(UsageError, match="HPO_LOG='loud': must be debug"):
+        logs.open_debug_file(tmp_path, 0)
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPO_LOG", "debug")
+    monkeypatch.setenv("HPO_LOG_FILE", "")
+    (tmp_path / "logs").write_text("a file")
+    logs.open_debug_file(tmp_path, 0)
+    assert "0.log cannot be written" in capsys.readouterr().err
+
+
+def test_a_task_that_configures_logging_does_not_silence_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("hpo.islands")
+    logging.config.dictConfig({"version": 1})
+    assert logger.disabled
+    logs.keep_loggers()
+    logger.warning("still heard")
+    assert capsys.readouterr().err == "hpo: still heard\n"
