@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from hpo import __version__, terminal
+from hpo import __version__, logs, terminal
 from hpo.cluster.signals import Signals
 from hpo.errors import EXIT_RESUMABLE, HpoError, UsageError
 from hpo.parser import make_parser
@@ -33,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown and options.command != "slurm":
         options.parser.refuse(unknown)
     options.unknown = unknown
+    if options.log is not None:
+        os.environ[logs.LEVEL] = options.log
     try:
+        logs.debugging()  # another value of the variable is refused before anything starts
         code = COMMANDS[options.command](options)
     except HpoError as error:
         terminal.write(f"hpo: {error}", sys.stderr)

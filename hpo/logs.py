@@ -1,4 +1,4 @@
-"""Logging: sentences for the user on standard error, and with ``HPO_LOG=debug`` one file per rank.
+"""Log lines: sentences for the user on standard error, and with ``HPO_LOG=debug`` one file per rank.
 
 Modules take a logger of the standard library, ``logging.getLogger("hpo.islands")`` for example. ``info`` and above
 reach the user as "hpo: …" lines, as they always did; ``debug`` goes to the file of the rank alone."""
@@ -35,12 +35,19 @@ if not _shown.handlers:
     _shown.propagate = False  # a task's logging.basicConfig would show each sentence twice
 
 
+_manager = logging.Manager(logging.root)
+
+
 def keep_loggers() -> None:
-    """Enable the loggers again after code of the user's ran: ``logging.config.dictConfig`` disables all those that it
-    does not name, and the run would fall silent."""
+    """Enable the loggers again after a task was imported, or the run would fall silent."""
+    # logging.config.dictConfig disables all loggers that it does not name. logging.disable is for all loggers of a
+    # manager, so these get their own; setLevel clears the answers that loggers remember.
+    logging.root.setLevel(logging.root.level)
     for name in [*logging.root.manager.loggerDict]:
         if name.partition(".")[0] in _ROOTS:
-            logging.getLogger(name).disabled = False
+            logger = logging.getLogger(name)
+            logger.disabled = False
+            logger.manager = _manager
 
 
 def debugging() -> bool:

@@ -47,6 +47,11 @@ def make_parser() -> Parser:
         epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--log",
+        choices=("debug",),
+        help="write what ranks, evaluators and trainings do to DIR/logs/ranks/RANK.log, as HPO_LOG=debug does",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def add(name: str, help: str, example: str) -> argparse.ArgumentParser:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +22,9 @@ from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry
 from hpo.prior_results.tables import TABLES
 from hpo.task.known_point import KnownPoint
 from hpo.task.task import Task
-from hpo.terminal import one_line, write
+from hpo.terminal import one_line
+
+_log = logging.getLogger("hpo.campaign")
 
 
 def new_points(settings: config.Settings, task: Task, problems: dict[str, None]) -> list[KnownPoints]:
@@ -133,7 +135,7 @@ def enter_points(
     """Have ``earlier`` know the new known points; what is to go on record. ``entries``: of the campaign's key
     ``known``."""
     for line in _unnamed(earlier.sources, entries):
-        write(f"hpo: {one_line(line)}", sys.stderr, flush=True)
+        _log.info("%s", one_line(line))
     records: list[Record] = []
     for known in found:
         fresh = known.without(earlier.keys, task.space)
@@ -164,7 +166,7 @@ def enter_points(
                 )
             )
         if points or known.source != BY_HAND:
-            write(f"hpo: {one_line(fresh)}", sys.stderr, flush=True)
+            _log.info("%s", one_line(fresh))
     return records
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpo import logs
 from hpo.campaign.definition import CampaignDefinition, blocked_by_stop, end_stop
 from hpo.campaign.live_panel import live_panel
 from hpo.campaign.progress import used_up
@@ -21,14 +23,16 @@ from hpo.cluster.signals import Signals
 from hpo.config import process
 from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
-from hpo.errors import CampaignError, UsageError
+from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.evaluation.devices import visible_devices
 from hpo.journal.commands import stop_pending, waiting
 from hpo.journal.directory import second_campaign
 from hpo.journal.files import last_launch
 from hpo.journal.launches import budget_use, read_launch
 from hpo.journal.lock import acquire, holder
-from hpo.terminal import quoted, write
+from hpo.terminal import quoted
+
+_log = logging.getLogger("hpo.campaign")
 
 
 def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) -> int:
@@ -70,12 +74,15 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
         return 0
     with live_panel(campaign.settings.directory) as inherited:
         command = [sys.executable, "-m", "hpo", "run", str(file)]
-        return Supervisor(
+        code = Supervisor(
             command,
             campaign.settings,
             ranks,
             MpirunSettings(mpirun=mpirun, listed=listed, inherited=inherited),
         ).run()
+    if code not in (0, EXIT_RESUMABLE) and logs.debugging():
+        _say(f"what each rank did is in {quoted(logs.debug_folder(campaign.settings.directory))}.")
+    return code
 
 
 def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
@@ -145,4 +152,4 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
 
 
 def _say(sentence: str) -> None:
-    write(f"hpo: {sentence}", sys.stderr, flush=True)
+    _log.info("%s", sentence)

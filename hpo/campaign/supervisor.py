@@ -3,12 +3,12 @@ journal how they ended."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,8 @@ from hpo.journal.launches import (
     read_launch_patiently,
 )
 from hpo.journal.lock import STALE_S, last_refresh
-from hpo.terminal import write
+
+_log = logging.getLogger("hpo.campaign")
 
 _INTERRUPTED_S = 5.0
 """What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
@@ -416,4 +417,4 @@ def _ending(code: int | None) -> str:
 
 
 def _say(sentence: str) -> None:
-    write(f"hpo: {sentence}", sys.stderr, flush=True)
+    _log.info("%s", sentence)

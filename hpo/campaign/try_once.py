@@ -3,6 +3,7 @@ comes."""
 
 from __future__ import annotations
 
+import logging
 import random
 import select
 import socket
@@ -33,6 +34,8 @@ from hpo.task.task import Task
 from hpo.task.trial import Job
 from hpo.task.trial_directory import OUTPUT
 from hpo.views import text
+
+_log = logging.getLogger("hpo.campaign")
 
 _MOST_SHOWN = 1_000
 """Characters of a metric."""
@@ -68,7 +71,7 @@ def attempt(file: Path) -> int:
             more = " …" if len(shown) > _MOST_SHOWN else ""
             terminal.write(f"    {terminal.one_line(key)} = {shown[:_MOST_SHOWN]}{more}")
     for remark in outcome.remarks.values():
-        terminal.write(f"hpo: {terminal.one_line(remark)}.", sys.stderr)
+        _log.info("%s.", terminal.one_line(remark))
     if outcome.error:
         terminal.write(outcome.error, sys.stderr)
     return 0 if outcome.status in (COMPLETED, PRUNED) else 1

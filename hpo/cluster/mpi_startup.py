@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
@@ -12,7 +13,8 @@ from contextlib import suppress
 from hpo.config import process
 from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError
 from hpo.islands.transport import LocalTransport, MpiTransport, Transport
-from hpo.terminal import write
+
+_log = logging.getLogger("hpo.cluster")
 
 _MOST_FILES = 1 << 16
 """More than ranks and evaluators need; programs that go through all that they may have open take long for millions."""
@@ -66,7 +68,7 @@ def give_up(transport: Transport, error: BaseException) -> None:
         text, code = "ended at once, as it was signalled again and again", EXIT_RESUMABLE
     else:
         text = "".join(traceback.format_exception(error))
-    write(f"hpo: rank {transport.rank} on {socket.gethostname()}: {text}", sys.stderr, flush=True)
+    _log.error("rank %d on %s: %s", transport.rank, socket.gethostname(), text)
     transport.abort(code)
 
 

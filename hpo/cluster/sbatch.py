@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import shlex
@@ -35,6 +36,8 @@ from hpo.journal.launches import (
 from hpo.spelling import nearest
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
+
+_log = logging.getLogger("hpo.cluster")
 
 _REQUEUE_S = 60.0
 """How long a job is put into the queue again and again where Slurm refuses, as its controller may be changing over."""
@@ -360,7 +363,7 @@ def command(
             )
         code, sentence = requeue(settings, attempt, returned)
         if sentence:
-            write(f"hpo: {sentence}", sys.stderr, flush=True)
+            _log.info("%s", sentence)
         return code
     if "nodes" not in options:
         raise UsageError(
@@ -370,7 +373,7 @@ def command(
     text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
     second = second_campaign(file, settings.directory)
     for remark in (*advice(options), *([second] if second else [])):
-        write(f"hpo: {remark}.", sys.stderr)
+        _log.info("%s.", remark)
     if dry_run:
         print(text, end="")
         return 0

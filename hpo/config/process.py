@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
+from hpo import logs
 from hpo.config.settings import Settings
 
 _TOLERANT = "OMPI_MCA_mpi_ft_enable"
@@ -21,7 +22,7 @@ PANEL = "HPO_PANEL"
 """Environment variable with the process id of the ``hpo run`` that shows progress in the place of rank 0."""
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
-EXPORTED = (STARTED_BY, PANEL, DEADLINE, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+EXPORTED = (STARTED_BY, PANEL, DEADLINE, logs.LEVEL, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
 """Environment variables that the ranks on all hosts are to have."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hpo.terminal import one_line, write
+from hpo.terminal import one_line
+
+_log = logging.getLogger("hpo.journal")
 
 _FAREWELL_S = 5.0
 """For a call that is under way: a storage that hangs must not keep the process from ending."""
@@ -63,6 +65,6 @@ class Heartbeat:
                     self._failing.add(function)
                     with suppress(OSError):  # its reader may be gone
                         text = one_line(f"{type(error).__name__}: {error}")
-                        write(f"hpo: {function.__qualname__} failed ({text}).", sys.stderr, flush=True)
+                        _log.warning("%s failed (%s).", function.__qualname__, text)
             else:
                 self._failing.discard(function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from hpo.errors import CampaignError
 from hpo.loggers import registry
 from hpo.loggers.log import CampaignLog, Written, sink_folder
 from hpo.terminal import one_line, write
+
+_log = logging.getLogger("hpo.loggers")
 
 LOOK_S = 2.0
 """Least seconds between two looks at a campaign that is followed."""
@@ -68,7 +70,7 @@ def log(directory: Path, name: str, *, base: Path | None, follow: bool) -> int:
                     raise
                 wait_s, sentence = delay.after(error)
                 if sentence is not None:
-                    write(f"hpo: {sentence}.", sys.stderr, flush=True)
+                    _log.info("%s.", sentence)
             else:
                 if not follow or campaign.done:
                     break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,7 +38,9 @@ from hpo.space.space import SearchSpace, listable
 from hpo.task.code_version import code_of
 from hpo.task.known_point import Allows
 from hpo.task.task import listed
-from hpo.terminal import one_line, write
+from hpo.terminal import one_line
+
+_log = logging.getLogger("hpo.campaign")
 
 
 def begin_log(assembly: Assembly, launch: int, earlier: ResumeState, known: Sequence[Record]) -> JournalLog:
@@ -56,7 +58,7 @@ def begin_log(assembly: Assembly, launch: int, earlier: ResumeState, known: Sequ
     code = definition.code or code_of(definition.task)
     keep_copy(settings.directory, code)
     if sentence := change(settings.directory, earlier.code, code.hash):
-        write(f"hpo: {sentence}", sys.stderr, flush=True)
+        _log.info("%s", sentence)
     standing = earlier.commands
     pruners = (settings.search_of(island).pruner for island in range(layout.islands))
     launched = Launched(
@@ -234,7 +236,7 @@ class Housekeeping:
             self._coordinator.remarks.extend(remarks)
         while self._coordinator.remarks:
             with suppress(OSError):  # its reader may be gone
-                write(f"hpo: {one_line(self._coordinator.remarks.popleft())}.", sys.stderr, flush=True)
+                _log.info("%s.", one_line(self._coordinator.remarks.popleft()))
         self._display.update(self._coordinator, now)
         self._status.update(self._coordinator, now)
         if self._cleanup is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from hpo.task.outcome import alike
 from hpo.task.task import MAXIMIZE
 from hpo.task.trial import Job
 from hpo.terminal import write
+
+_log = logging.getLogger("hpo.campaign")
 
 if TYPE_CHECKING:
     from hpo.config.layout import WorkerPlacement
@@ -108,7 +111,7 @@ def _warner(place: WorkerPlacement) -> Callable[[str], None]:
     def warn(text: str) -> None:
         if place.island == place.worker == 0 and alike(text) not in heard:
             heard.add(alike(text))
-            write(f"hpo: {text}", sys.stderr)
+            _log.info("%s", text)
 
     return warn
 

@@ -6,14 +6,15 @@ its state; from there on ranks exchange messages and nothing else, without a bar
 from __future__ import annotations
 
 import atexit
+import logging
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hpo import logs
 from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop, end_stop
 from hpo.campaign.known_points import enter_points
 from hpo.campaign.progress import Display
@@ -45,7 +46,9 @@ from hpo.journal.lock import Lock, acquire
 from hpo.journal.records import Record
 from hpo.loggers.processes import SinkProcesses
 from hpo.results.result import Result
-from hpo.terminal import one_line, write
+from hpo.terminal import one_line
+
+_log = logging.getLogger("hpo.campaign")
 
 
 class _Opening(NamedTuple):
@@ -280,6 +283,7 @@ class Rank:
 
     def _serve(self, layout: Layout, signals: Signals, start: Start, opening: _Opening | None) -> End:
         """``opening``: on rank 0."""
+        logs.open_debug_file(self._settings.directory, self._transport.rank)
         transport = self._transport
         place, _ = layout.place_of(transport.rank)
         self._serving = True
@@ -366,4 +370,4 @@ def _raise_failure(end: End) -> None:
 
 
 def _say(sentence: str) -> None:
-    write(f"hpo: {sentence}", sys.stderr, flush=True)
+    _log.info("%s", sentence)

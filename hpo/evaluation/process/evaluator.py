@@ -55,7 +55,6 @@ from hpo.search.protocols import GO, PAUSE, STOP, Verdict
 from hpo.task.outcome import TaskOutcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
-from hpo.terminal import write
 from hpo.text import excerpt
 
 _log = logging.getLogger("hpo.evaluation")
@@ -210,7 +209,7 @@ class Evaluator:
             outcome = self._attempt(job, order.timeout_s)
             if self._left:
                 text = _left_behind(self._left)
-                write(f"hpo: {text}", sys.stderr)
+                _log.warning("%s", text)
                 self._channel.send(Warned(text))
             self._output.close()
             self._link.warn()
