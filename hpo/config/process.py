@@ -123,6 +123,7 @@ def environment() -> dict[str, str]:
 def private_places() -> list[Path]:
     """Directories in which a socket that is this user's alone may be made, the best first."""
     own = os.environ.get("XDG_RUNTIME_DIR", "")
+    # The path of a Unix socket has at most 107 characters, and TMPDIR may be long.
     return [Path(own)] * os.path.isabs(own) + [Path(tempfile.gettempdir()), Path("/tmp")]
 
 

@@ -121,7 +121,7 @@ def known_points(
     objectives: str | Mapping[str, str] = "minimize",
     *,
     default: Mapping[str, object] | None = None,
-    allows: Allows = lambda params: True,
+    allows: Allows | None = None,
     unknown: str | None = None,
     columns: Mapping[str, str] | None = None,
     study: str | None = None,
@@ -139,8 +139,8 @@ def known_points(
         objectives (str or dict; default "minimize"): "minimize", "maximize", or directions by name.
         default (dict; default None): configuration with the values of parameters that the source does not have; None:
             points without such a parameter are left out.
-        allows (callable; default allows all): function of the parameters; points for which it is false are
-            left out.
+        allows (callable; default None): function of the parameters; points for which it is false are left out. None:
+            all are allowed.
         unknown (str; default None): "drop" parameters that ``space`` does not have, or "refuse" the source; None:
             drop them, but refuse the source if such a parameter may be a renamed parameter of ``space``.
         columns (dict; default None): the source's column by parameter or objective, where the names differ. Rows with
@@ -173,7 +173,7 @@ def _check_keywords(space: object, default: object, allows: object, columns: obj
         raise UsageError(
             f"known points: default = {excerpt(default)}: must be a configuration, such as {{'lr': 0.1}}"
         )
-    if not callable(allows):
+    if allows is not None and not callable(allows):
         raise UsageError(f"known points: allows = {excerpt(allows)}: must be a function of the parameters")
     if columns is not None and (
         not isinstance(columns, Mapping) or not all(isinstance(one, str) for one in columns.values())
@@ -194,7 +194,7 @@ class _Fitting:
         space: SearchSpace,
         objectives: Mapping[str, str],
         default: Mapping[str, object],
-        allows: Allows,
+        allows: Allows | None,
         columns: Mapping[str, str],
     ) -> None:
         self._table, self._space, self._objectives = table, space, objectives
@@ -362,7 +362,7 @@ class _Fitting:
         params = self._params(row)
         if isinstance(params, str):
             return params
-        if not self._allows(params):
+        if self._allows is not None and not self._allows(params):
             return "refused by a constraint"
         known = cast("dict[str, float]", objectives) if status == COMPLETED else None
         return KnownPoint(params=params, objectives=known, status=status, origin=row.origin)

@@ -147,13 +147,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     objective = _objective(names, objective)
     space = described_space(record.identity.get("space"))
     known = with_losses(record)
-    needed = max(FEWEST, 2 * len(space))
-    if len(known) < needed:
-        have = "1 evaluation has" if len(known) == 1 else f"{len(known)} evaluations have"
-        raise CampaignError(
-            f"importance of parameters: {have} completed, and at least {needed} are needed. Ask again when there are "
-            "more."
-        )
+    _refuse_too_few(len(known), len(space))
     chosen = [known[index * len(known) // min(MOST, len(known))] for index in range(min(MOST, len(known)))]
     losses = [losses[names.index(objective)] for losses, _ in chosen]
     if min(losses) == max(losses):
@@ -207,6 +201,16 @@ def _objective(names: list[str], chosen: str | None) -> str:
     if not isinstance(chosen, str) or chosen not in names:
         raise UsageError(f"{excerpt(chosen)} is no objective of this campaign. {suggestion(chosen, names)}")
     return chosen
+
+
+def _refuse_too_few(completed: int, parameters: int) -> None:
+    needed = max(FEWEST, 2 * parameters)
+    if completed < needed:
+        have = "1 evaluation has" if completed == 1 else f"{completed} evaluations have"
+        raise CampaignError(
+            f"importance of parameters: {have} completed, and at least {needed} are needed. Ask again when there are "
+            "more."
+        )
 
 
 def _genomes(
