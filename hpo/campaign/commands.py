@@ -3,6 +3,7 @@ in the campaign's directory, and say when it takes effect."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from hpo.journal.files import journal_files, journal_name, last_launch
 from hpo.journal.launches import read_launch
 from hpo.journal.lock import holder
 from hpo.prior_results.configurations import read_points
-from hpo.results import overview
+from hpo.results.record import load
 from hpo.space.description import described_space
 from hpo.spelling import suggestion
 from hpo.text import excerpt
@@ -84,7 +85,8 @@ def drain(directory: Path, worker: str) -> str:
 def retry(directory: Path, status: str) -> str:
     """``status``: of the failures to evaluate again, or ALL."""
     statuses = RETRIED if status == ALL else (status,)
-    ended = overview.of(directory).evaluations
+    # Not status.json: rank 0 writes it every few seconds, and a failure that the panel already shows would be missed.
+    ended = Counter(individual.status for individual in load(directory).individuals)
     if not any(ended.get(one) for one in statuses):
         others = [f"{ended[one]} {one} (--status {one})" for one in RETRIED if ended.get(one)]
         return (

@@ -433,6 +433,8 @@ def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) ->
             "above for what ends them; if they are too short for one evaluation, give them more time, or let the task "
             "save"
         )
+    # Written before Slurm is asked: it ends this process with the job, maybe before scontrol has returned.
+    write(f"hpo: job {job} goes into the queue again", sys.stderr, flush=True)
     until = time.monotonic() + _REQUEUE_S
     while (answer := call(["scontrol", "requeue", job]))[0] and time.monotonic() < until:
         time.sleep(_PAUSE_S)
@@ -441,4 +443,4 @@ def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) ->
         raise CampaignError(
             f"Slurm did not put job {job} into the queue again: {err or out}. Submit it again"
         )
-    return EXIT_RESUMABLE, f"job {job} is in the queue again"
+    return EXIT_RESUMABLE, ""

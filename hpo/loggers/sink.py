@@ -17,6 +17,8 @@ RESULT = "result/"
 """Prefix of the names of final values."""
 SYSTEM = "system/"
 """Prefix of the names of a host's processor, memory and GPU use."""
+FACT = "hpo/"
+"""Prefix of the names of facts, such as the status, in sinks that show them beside final values."""
 # Metrics that a task reports keep their own names, unless these would be confused with the names above.
 REPORTED = "reported/"
 """Prefix of a reported metric whose own name begins with a prefix of this module."""
@@ -71,7 +73,7 @@ class Sink(Protocol):
 def reported(point: Point) -> dict[str, float]:
     """Numbers of a report by name, the value first; no name equals that of a final number or of a sample."""
     numbers = _numbers(point.metrics, "")
-    taken = (RESULT, SYSTEM, REPORTED)
+    taken = (RESULT, SYSTEM, FACT, REPORTED)
     return {"value": float(point.value)} | {
         REPORTED + name if name.startswith(taken) else name: value for name, value in numbers.items()
     }

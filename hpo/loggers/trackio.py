@@ -17,6 +17,7 @@ from typing import Any
 from hpo.individual import Individual
 from hpo.journal.curves import Point, Sample
 from hpo.loggers.sink import (
+    FACT,
     LoggedCampaign,
     facts,
     finite,
@@ -49,7 +50,7 @@ class TrackioSink:
         )
 
     def finished(self, individual: Individual) -> None:
-        described = {f"hpo/{name}": text for name, text in facts(individual).items()}
+        described = {FACT + name: text for name, text in facts(individual).items()}
         self._log(individual, [({**results(individual)}, None)], described)
 
     # Each call closes the run that it has written.

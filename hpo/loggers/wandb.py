@@ -16,6 +16,7 @@ from hpo.config.process import environment
 from hpo.individual import Individual
 from hpo.journal.curves import Point, Sample
 from hpo.loggers.sink import (
+    FACT,
     REPORTED,
     LoggedCampaign,
     facts,
@@ -58,7 +59,7 @@ class WandbSink:
         run = self._run(individual)
         # The summary already has the last value of each metric, so final values are under names of their own.
         run.summary.update(
-            {**results(individual), **{f"hpo/{name}": text for name, text in facts(individual).items()}}
+            {**results(individual), **{FACT + name: text for name, text in facts(individual).items()}}
         )
         run.finish(exit_code=0 if succeeded(individual) else 1)
         del self._runs[individual.id]

@@ -242,13 +242,15 @@ class _Namespace:
 
 
 NAMES = ["recall@5", "recall_5", "val//acc", "val/acc", "/acc", "acc", "..", "%", "x" * 300, "x" * 301]
-NAMES += ["system/cpu", "result/value", "reported/system/cpu", "_step", "seconds"]
+NAMES += ["system/cpu", "result/value", "hpo/status", "reported/system/cpu", "_step", "seconds"]
 
 
 def test_no_two_metrics_become_one_in_any_sink() -> None:
     """Neither those of a report, nor one of these and what its host did or came out in the end."""
     point = Point(id="0-0-0", step=1, value=0.5, time=1.0, began=0.0, metrics=dict.fromkeys(NAMES, 1.0))
     found = reported(point)
-    assert len(found) == 1 + len(NAMES) and not any(name.startswith(("system/", "result/")) for name in found)
+    assert len(found) == 1 + len(NAMES) and not any(
+        name.startswith(("system/", "result/", "hpo/")) for name in found
+    )
     assert len({distinct(name, name.replace("@", "_")[:250], 250) for name in found}) == len(found)
     assert distinct("val/acc", "val/acc", 250) == "val/acc"

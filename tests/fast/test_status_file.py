@@ -149,6 +149,19 @@ def test_a_launch_that_was_killed_has_left_no_status_that_counts(campaign):
     assert overview.read(home) is None
 
 
+def test_a_failure_that_it_does_not_have_yet_is_evaluated_again(campaign, capsys):
+    """Rank 0 writes the file every few seconds; a panel shows a failure at once."""
+    home = campaign(40)
+    found = overview.read(home)
+    assert found is not None and found.evaluations["failed"]
+    none_failed = overview.msgspec.structs.replace(found, evaluations={"completed": 39}, ended=None)
+    with lock.acquire(home) as held:
+        overview.write(home, none_failed, token=held.holder.token)
+        assert overview.of(home).evaluations == {"completed": 39}
+        assert cli.main(["retry", str(home)]) == 0
+        assert "are evaluated again" in capsys.readouterr().out and overview.of(home).waiting == 1
+
+
 def edited(change):
     def write(home):
         table = json.loads((home / "status.json").read_text())

@@ -92,10 +92,9 @@ def test_mlflow_has_each_run_once_also_where_it_was_written_twice(written: Writt
 
 
 WANDB = """
-import json, struct, sys
+import json, struct, subprocess, sys
 from pathlib import Path
 from wandb.proto import wandb_internal_pb2
-from hpo.loggers import command
 
 def records(data, at=7, whole=b""):
     "Of a LevelDB log: blocks of 32 KiB of pieces with checksum, length and type."
@@ -108,8 +107,9 @@ def records(data, at=7, whole=b""):
             whole = b""
 
 directory = Path(sys.argv[1])
-command.log(directory, "wandb", base=None, follow=False)
-command.log(directory, "wandb", base=None, follow=False)
+# Files are whole once the process that writes them has ended: wandb's own process writes them after a run's end.
+for _ in range(2):
+    subprocess.run([sys.executable, "-m", "hpo", "log", directory, "--to", "wandb"], check=True, timeout=100)
 found = {}
 for path in directory.glob("logs/wandb/wandb/offline-run-*/*.wandb"):
     name, run = "", {"curve": [], "summary": {}}
@@ -140,7 +140,7 @@ def test_wandb_has_a_run_an_individual_offline(written: Written) -> None:
     first = found["0-0-0"]
     assert first["curve"] == CURVE and first["group"] == "digits" and first["id"].endswith("-0-0-0")
     assert params(0).items() <= first["config"].items()
-    assert first["summary"]["result/value"] == 1.0 and first["summary"]["status"] == "completed"
+    assert first["summary"]["result/value"] == 1.0 and first["summary"]["hpo/status"] == "completed"
     assert [found[f"0-0-{number}"]["exit"] for number in range(3)] == [0, 1, 0]
 
 
@@ -165,4 +165,4 @@ def test_trackio_has_a_run_an_individual(written: Written, tmp_path: Path) -> No
     found = _printed(TRACKIO, written.path, TRACKIO_DIR=str(tmp_path / "trackio"))
     assert set(found) == {"0-0-0", "0-0-1", "0-0-2"}
     assert [[row["step"], row["value"]] for row in found["0-0-0"] if "value" in row] == CURVE
-    assert found["0-0-0"][-1]["result/value"] == 1.0 and found["0-0-1"][-1]["result/status"] == "failed"
+    assert found["0-0-0"][-1]["result/value"] == 1.0 and found["0-0-1"][-1]["hpo/status"] == "failed"

@@ -22,6 +22,6 @@ def test_a_campaign_of_three_time_limits_finishes_by_itself(user: User) -> None:
     launches = user.terminal.records("launched")
     assert len(launches) >= 3, user.output()
     assert [record["exit"] for record in user.terminal.records("ended")] == [75] * (len(launches) - 1) + [0]
-    assert user.output().count(f"job {user.job} is in the queue again") == len(launches) - 1
+    assert user.output().count(f"job {user.job} goes into the queue again") == len(launches) - 1
     assert user.steps_repeated() == 0
     user.nothing_is_left()

@@ -24,7 +24,7 @@ def test_a_job_that_is_warned_of_its_limit_is_queued_again_and_finishes_by_itsel
     user.all_is_there_once(16)
     assert len(user.terminal.records("launched")) == 2, user.output()
     assert [record["exit"] for record in user.terminal.records("ended")] == [75, 0]
-    assert user.output().count(f"job {user.job} is in the queue again") == 1
+    assert user.output().count(f"job {user.job} goes into the queue again") == 1
     assert user.steps_repeated() == 0
     user.nothing_is_left()
 
@@ -40,7 +40,7 @@ def test_scancel_loses_nothing_and_the_campaign_goes_on_when_submitted_again(use
     assert user.terminal.records("ended")[-1]["exit"] == 75, user.output()
     saved = [record for record in user.terminal.records("finished") if record["status"] == "interrupted"]
     assert saved and all(record["error"] is None for record in saved)
-    assert "in the queue again" not in user.output()
+    assert "the queue again" not in user.output()
     user.submit()
     user.wait_for_end(90)
     user.all_is_there_once(16)

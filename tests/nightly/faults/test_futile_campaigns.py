@@ -94,11 +94,20 @@ def test_inside_the_rank_it_is_the_same(terminal: Terminal) -> None:
     assert len([one for one in terminal.records("finished") if one["status"] == "failed"]) < 500
 
 
-def test_where_the_first_reports_a_value_before_it_fails_the_budget_is_spent(terminal: Terminal) -> None:
-    """Whatever trains is a sign of life; that nothing completed is told at the end."""
-    text = TASK.replace("IMPORTED", "trial.report(1, 0.5)")
-    terminal.write("task.py", text)
+def test_failures_count_although_values_were_reported(terminal: Terminal) -> None:
+    terminal.write("task.py", TASK.replace("IMPORTED", "trial.report(1, 0.5)"))
     terminal.campaign(settings(3), evaluations=20)
+    done = terminal.hpo("run", "c.toml", "--ranks", 2)
+    assert done.returncode == 1, done.stderr
+    assert "FileNotFoundError" in done.stderr and "first_failures = 3" in done.stderr
+    assert [record["reason"] for record in terminal.records("ended")] == ["futile"]
+    assert len(terminal.records("finished")) < 20
+    assert terminal.status()["evaluations"]["failed"] == 0
+
+
+def test_without_a_limit_of_first_failures_the_budget_is_spent(terminal: Terminal) -> None:
+    terminal.write("task.py", TASK.replace("IMPORTED", "trial.report(1, 0.5)"))
+    terminal.campaign(settings('"off"'), evaluations=20)
     done = terminal.hpo("run", "c.toml", "--ranks", 2)
     assert done.returncode == 1, done.stderr
     assert "failed: 20/20 evaluated" in done.stderr and "FileNotFoundError" in done.stderr
@@ -106,7 +115,7 @@ def test_where_the_first_reports_a_value_before_it_fails_the_budget_is_spent(ter
     assert "starting again" not in done.stderr
     assert terminal.records("ended")[-1]["reason"] == "nothing completed"
     assert len(terminal.records("finished")) == 20
-    # Nothing is left to do, and it is told again.
+    # Nothing is left to do, and the same command says so again.
     again = terminal.hpo("run", "c.toml", "--ranks", 2)
     assert again.returncode == 1 and "no evaluation has completed" in again.stderr
     assert "failed: no evaluation completed" in terminal.hpo("status", "run").stdout
