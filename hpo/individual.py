@@ -6,6 +6,7 @@ it is a field here, and of ``hpo.journal.records`` where the journal keeps it.""
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +17,12 @@ CURVE_COLUMNS = ("id", "step", "value", "time")
 """Of a table of learning curves, before those of the metrics, which are called otherwise."""
 
 Scalar = str | int | float | bool | None
+
+if TYPE_CHECKING:
+    # Whoever wrote the space knows the type of each parameter: float(trial.params["lr"]) needs no cast.
+    Params = dict[str, Any]
+else:
+    Params = dict[str, Scalar]
 
 Metric = Scalar | list[int | float]
 """What a task may log beside its objectives (see ``hpo.task.metrics``)."""
@@ -91,7 +98,7 @@ class Configuration(Origin, frozen=True, kw_only=True, array_like=True):
 
     id: str
     """Empty for a given point that no worker has begun: it takes the id of the individual in whose place it is put."""
-    params: dict[str, Scalar]
+    params: Params
 
     @classmethod
     def of(cls, origin: Origin, *, id: str, params: dict[str, Scalar]) -> Configuration:
@@ -160,7 +167,7 @@ class Facts:
         return birthplace(self.configuration.id)[2]
 
     @property
-    def params(self) -> dict[str, Scalar]:
+    def params(self) -> Params:
         return self.configuration.params
 
     @property

@@ -12,7 +12,7 @@ from hpo.arguments import checked_arguments
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
-from hpo.individual import COMPLETED, FAILED, Configuration, Scalar, known_id, make_id
+from hpo.individual import COMPLETED, FAILED, Configuration, Params, Scalar, known_id, make_id
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import Front, reference_losses
 from hpo.search.population import Member, Population
@@ -33,7 +33,7 @@ class Evaluated:
     """A configuration whose value is known. ``value``: with ``objectives`` a dictionary by name, else a number."""
 
     id: str
-    params: dict[str, Scalar]
+    params: Params
     value: float | dict[str, float]
 
 

@@ -27,6 +27,7 @@ from hpo.individual import (
     Configuration,
     Facts,
     Metric,
+    Params,
     Scalar,
 )
 from hpo.spelling import suggestion
@@ -149,7 +150,7 @@ class Trial:
     ) -> None:
         """``stale``: what the directory holds, except printed output, is removed at its first use. ``curve``: where
         this rank's reports are kept; None on all but worker rank 0."""
-        self.params: dict[str, Scalar] = dict(job.params)
+        self.params: Params = dict(job.params)
         self.id = job.id
         self.seed = job.seed
         self.rank = rank

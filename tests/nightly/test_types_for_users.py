@@ -1,0 +1,39 @@
+"""mypy sees mistakes in a user's file, and no others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from places import ROOT
+
+USERS = """
+import hpo
+
+def evaluate(trial: hpo.Trial) -> float:
+    trial.report("x", 1.0)
+    print(trial.sizes)
+    return float(trial.params["lr"])
+
+task = hpo.Task(hpo.SearchSpace(lr=hpo.Float(0.0, 1.0)), evaluate, "minimize")
+result = hpo.Campaign(task, directory="run", evaluations=3).run()
+if result.best is not None:
+    print(float(result.best.params["lr"]), result.best.value)
+"""
+
+
+def test_mistakes_are_seen_and_right_code_passes(tmp_path: Path) -> None:
+    (tmp_path / "users.py").write_text(USERS)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "users.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert ["report" in lines[0], "sizes" in lines[1], len(lines)] == [True, True, 2], done.stdout
