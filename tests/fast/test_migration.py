@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from individuals import make_finished
+from simulation.campaigns import SPACE, losses
 
 from hpo.individual import COMPLETED
 from hpo.islands.leader import migration
 from hpo.islands.leader.migration import Migration, MigrationSettings
-from hpo.journal.records import Migrated
+from hpo.islands.resume.fold import fold
+from hpo.journal.records import Header, Migrated
 from hpo.search.population import Member
 
 HERE, ISLANDS = 0, [[0, 1], [2], [3, 4]]
@@ -131,3 +134,27 @@ def test_a_ring_goes_on_behind_an_island_without_workers(ring, dead, gateways):
         moving.own(member(number, float(-number)))
         found |= {one.gateway for one in moving.departures(member(number, 0.0))}
     assert found == gateways
+
+
+@pytest.mark.parametrize(("copy", "homes"), [(False, {1}), (True, {0, 1})])
+def test_the_next_launch_has_migrants_on_the_islands_where_they_live(copy, homes):
+    found = fold(
+        [
+            Header(version=1, launch=1, island=0, worker=0, time=0.0),
+            make_finished(
+                id="0-0-0",
+                params={"x": 1.0, "y": 2.0, "kind": "a"},
+                operator="random",
+                status=COMPLETED,
+                objectives={"value": 6.0},
+                metrics={},
+                started=1.0,
+                finished=2.0,
+            ),
+            Migrated(id="0-0-0", source=0, target=1, hop=1, copy=copy, time=3.0),
+        ],
+        space=SPACE,
+        islands=2,
+        losses=losses,
+    )
+    assert {island for island, members in found.populations.items() if len(members)} == homes

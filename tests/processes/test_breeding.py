@@ -18,7 +18,7 @@ import pytest
 import hpo
 from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAILED
+from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.pareto import dominates
@@ -361,3 +361,13 @@ def test_the_same_configuration_is_the_same_row_to_a_model() -> None:
     genomes = np.array([[0.5, 0.5, 0.1, 0.9, 0.2, 0], [0.5, 0.5, 0.8, 0.3, 0.7, 0]])
     rows = encoded.rows(genomes)
     assert (rows[0] == rows[1]).all()
+
+
+def test_one_completed_individual_has_no_mate_however_many_were_pruned():
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    population = Population()
+    population.add(Member("0-0-0", (0.5,), (1.0,), COMPLETED))
+    for number in range(1, 100):
+        population.add(Member(f"0-0-{number}", (number / 100,), None, PRUNED, progress=(1, 1.0)))
+    breeder, rng = EvolutionBreeder(space), random.Random(0)
+    assert {breeder.breed(population, rng).operator for _ in range(20)} == {"random"}
