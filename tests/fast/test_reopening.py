@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from individuals import make_finished, make_started
+from individuals import make_assignment, make_finished, make_started
 
 import hpo
+from hpo.individual import COMPLETED, FAILED, INVALID, Outcome
+from hpo.islands.coordinator.health import Health
+from hpo.islands.messages import EvaluationEnd
 from hpo.islands.resume.fold import fold as fold_all
 from hpo.islands.resume.individuals import failures
 from hpo.islands.resume.state import ResumeState
@@ -138,3 +142,84 @@ def test_numbers_that_a_worker_may_have_used_after_it_was_given_up_are_not_used_
     later = make_started(**{**IDENTITY, "id": "0-3-108"}, time=0.0)
     assert fold([left("hangs"), begun(0), again]).sequence(0, 3) > 8
     assert fold([left("hangs"), begun(0), again, later]).sequence(0, 3) == 109
+
+
+# Failures that the coordinator reopens
+
+
+def over(number: int, status: str = FAILED, *, run: int = 0, reported: bool = False) -> EvaluationEnd:
+    """The end of individual ``number``, which was reopened ``run`` times before."""
+    identity, error = f"0-0-{number}", "OSError: no such mount"
+    again = make_assignment(id=identity, params={}, key=identity, operator="random", reopened=run + 1)
+    failed = status != COMPLETED
+    return EvaluationEnd(
+        token=number,
+        id=identity,
+        outcome=Outcome(status=status, error=error if failed else None, seconds=1.0),
+        losses=None,
+        reported=reported,
+        fault=error if status == FAILED else None,
+        again=again if failed else None,
+    )
+
+
+def with_a_test_of_worker_0() -> Health:
+    """Individuals 10 to 12 failed on worker 0, and 12 runs again elsewhere, as others have completed."""
+    health = Health(4, patience_s=300, leaders=range(3))
+    for number in range(10):
+        health.ended(1, over(number, COMPLETED))
+        health.ended(2, over(100 + number, COMPLETED))
+    found = [health.ended(0, over(number)).test for number in (10, 11, 12)]
+    assert found[2] is not None and found[2].again.id == "0-0-12"
+    return health
+
+
+def test_a_failure_whose_test_came_to_nothing_is_not_reopened_a_second_time() -> None:
+    """Individual 12 is evaluated by a worker that dies, and its end is read in that worker's journal."""
+    health = with_a_test_of_worker_0()
+    health.left(1)
+    health.ended(1, over(12, run=1))
+    assert health.ended(0, over(13)).test is not None
+    bench = health.ended(2, over(13, COMPLETED, run=1))
+    assert bench.bench and [one.again.id for one in bench.reopen] == ["0-0-10", "0-0-11"]
+
+
+def test_failures_of_a_benched_worker_are_not_reopened_again_with_those_of_the_launch() -> None:
+    health = with_a_test_of_worker_0()
+    # A report is a sign of life of the worker that evaluates the test, but none of the launch.
+    bench = health.ended(1, over(12, run=1, reported=True))
+    assert bench.bench and [one.again.id for one in bench.reopen] == ["0-0-10", "0-0-11"]
+    assert [one.again.id for one in health.end_launch()] == ["0-0-12"]
+
+
+def check_a_random_launch(rng: random.Random) -> None:
+    """Each run of an individual is reopened once at most, and only where it failed: else KeyError."""
+    health = Health(30, patience_s=300, leaders=range(4))
+    sick = {leader for leader in range(4) if rng.random() < 0.4}
+    numbers = itertools.count()
+    waiting: list[tuple[int, int]] = []
+    failed: set[tuple[str, int]] = set()
+    for _ in range(200):
+        # Workers that were benched or died may have ended something that is learnt of later.
+        leader = rng.randrange(4)
+        again = waiting and rng.random() < 0.5
+        number, run = waiting.pop(rng.randrange(len(waiting))) if again else (next(numbers), 0)
+        bad = leader in sick or rng.random() < 0.1
+        status = rng.choice([FAILED, FAILED, INVALID]) if bad else COMPLETED
+        end = over(number, status, run=run, reported=rng.random() < 0.1)
+        failed |= {(end.id, run + 1)} if bad else set()
+        if rng.random() < 0.01:
+            health.left(leader)
+        actions = health.ended(leader, end)
+        for one in [*actions.reopen, *([actions.test] if actions.test else [])]:
+            failed.remove((one.again.id, one.again.reopened))
+            waiting.append((int(one.again.id.split("-")[2]), one.again.reopened))
+    for one in health.end_launch():
+        failed.remove((one.again.id, one.again.reopened))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_run_of_an_individual_is_reopened_once_and_only_after_it_has_failed(seed: int) -> None:
+    rng = random.Random(f"reopened/{seed}")
+    for _ in range(20):
+        check_a_random_launch(rng)

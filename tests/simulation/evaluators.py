@@ -67,6 +67,8 @@ class Directories:
     at_work: dict[str, object] = field(default_factory=dict)
     completed: set[tuple[str, float]] = field(default_factory=set)
     """Id and value of each evaluation that a whole worker brought to its end."""
+    returned: set[tuple[str, float]] = field(default_factory=set)
+    """The same, of each that a worker's rank 0 brought to its end."""
 
 
 class Worker:
@@ -187,8 +189,11 @@ class Group:
         if begun is None or begun.turn != order.turn or not member.alive:
             return
         del self._begun[member]
-        if outcome.status == COMPLETED and member is self._members[0] and not self._fails:
-            self._worker.directories.completed.add((order.job.id, outcome.objectives["value"]))
+        if outcome.status == COMPLETED and member is self._members[0]:
+            made = (order.job.id, outcome.objectives["value"])
+            self._worker.directories.returned.add(made)
+            if not self._fails:
+                self._worker.directories.completed.add(made)
         self._leave_directory(order)
         member.end_evaluation(order.turn, outcome)
 

@@ -121,7 +121,11 @@ class Campaign:
         for record in ended:
             if record.status == COMPLETED:
                 made = (record.id, record.objectives["value"])
-                assert made in self._world.directories.completed, f"{record.id} was completed by no worker"
+                directories = self._world.directories
+                # With an error, it was not waited for other ranks any longer: where one of these has failed and its
+                # process is stopped, nobody learns of that.
+                found = directories.returned if record.outcome.error else directories.completed
+                assert made in found, f"{record.id} was completed by no worker"
         return len(ended)
 
     def _records(self) -> list[Record]:

@@ -81,8 +81,8 @@ class _Worker:
     row: deque[Failure] = field(default_factory=lambda: deque(maxlen=_LONGEST))
     factor: int = 1
     drained: bool = False
-    test: str | None = None
-    """The id of the individual that runs elsewhere; the worker is suspected until that has ended."""
+    test: Failure | None = None
+    """The failure whose individual runs elsewhere; the worker is suspected until that has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,6 @@ class Health:
             self._failed += 1
             if suspect == leader:  # no other worker could take it, so it tests nothing
                 self._drop_test(worker)
-                self._keep(worker.row, [one for one in worker.row if one.again.id != end.id])
             if end.again is not None and suspect in (None, leader):
                 worker.row.append(Failure(end.outcome.status, end.again, end.outcome.error or ""))
         if suspect is not None and suspect != leader and end.outcome.status not in (INTERRUPTED, LOST):
@@ -172,15 +171,16 @@ class Health:
 
     def _tested(self, leader: int, *, works: bool) -> Actions:
         worker = self._workers[leader]
-        row, tested = list(worker.row), worker.test
+        tested, reopen = worker.test, list(worker.row)
+        assert tested is not None
         worker.row.clear()
         self._drop_test(worker)
         if not works:
             worker.factor *= 2
             return Actions(leader=leader)
         del self._workers[leader]
-        reopen = [one for one in row if one.again.id != tested]
-        return Actions(leader=leader, bench=True, error=row[-1].error, reopen=reopen)
+        self.forget({one.again.id for one in reopen})
+        return Actions(leader=leader, bench=True, error=[tested, *reopen][-1].error, reopen=reopen)
 
     def _look_at(self, leader: int) -> Actions:
         worker = self._workers[leader]
@@ -190,15 +190,15 @@ class Health:
         if row < worker.factor * improbable(self._succeeded, self._failed - row):
             return Actions(leader=leader)
         test = worker.row[-1]
-        worker.test = test.again.id
+        worker.test = test
         self._tests[test.again.id] = leader
-        # It is reopened now, and so not once more with the launch's row.
-        self._keep(self._row, [one for one in self._row if one.again.id != test.again.id])
+        # It is reopened now, and so not once more with a row: it would be evaluated twice under one number.
+        self.forget({test.again.id})
         return Actions(leader=leader, test=test)
 
     def _drop_test(self, worker: _Worker) -> None:
         if worker.test is not None:
-            del self._tests[worker.test]
+            del self._tests[worker.test.again.id]
             worker.test = None
 
     def _can_test(self, suspect: int) -> bool:
@@ -207,14 +207,11 @@ class Health:
         return any(other.succeeded and other.test is None and not other.drained for other in others)
 
     def forget(self, identities: Container[str]) -> None:
-        """The failures of these individuals were reopened for another reason, and are not to be again."""
+        """The failures of these individuals are reopened, and leave all rows, which would reopen them again."""
         for row in (self._row, *(worker.row for worker in self._workers.values())):
-            self._keep(row, [one for one in row if one.again.id not in identities])
-
-    @staticmethod
-    def _keep(row: deque[Failure], failures: list[Failure]) -> None:
-        row.clear()
-        row.extend(failures)
+            standing = [one for one in row if one.again.id not in identities]
+            row.clear()
+            row.extend(standing)
 
     def drained(self, leader: int) -> None:
         """``leader`` gets nothing more; what it evaluates still counts."""
