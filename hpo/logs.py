@@ -41,13 +41,18 @@ _manager = logging.Manager(logging.root)
 def keep_loggers() -> None:
     """Enable the loggers again after a task was imported, or the run would fall silent."""
     # logging.config.dictConfig disables all loggers that it does not name. logging.disable is for all loggers of a
-    # manager, so these get their own; setLevel clears the answers that loggers remember.
-    logging.root.setLevel(logging.root.level)
+    # manager, so these get their own.
+    _clear_caches()
     for name in [*logging.root.manager.loggerDict]:
         if name.partition(".")[0] in _ROOTS:
             logger = logging.getLogger(name)
             logger.disabled = False
             logger.manager = _manager
+
+
+def _clear_caches() -> None:
+    """Have all loggers look up their levels again, as setLevel has those of its logger's manager do."""
+    logging.root.setLevel(logging.root.level)
 
 
 def debugging() -> bool:
@@ -89,3 +94,4 @@ def follow_rank() -> None:
         logger = logging.getLogger(root)
         logger.setLevel(logging.DEBUG)
         logger.addHandler(handler)
+    _clear_caches()

@@ -186,7 +186,7 @@ def test_an_island_keeps_to_its_own_choices_too() -> None:
         ([{"untill": 5, "only": {"depth": [1]}}], 'Did you mean "until"?'),
         (
             [PHASES[1], PHASES[0]],
-            "[[phase]] number 2: until = 20 must be above that of the one before it, 40",
+            "[[phase]] number 2: until = 20 must be above that of the phase before it, 40",
         ),
         ({"until": 5}, "must be a table for each phase"),
     ],

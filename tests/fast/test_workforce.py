@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
+from individuals import make_assignment
 
 from hpo.config.layout import Layout
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -26,14 +26,14 @@ def test_what_a_broken_worker_held_is_free_once_nothing_runs_there_and_all_is_to
     workers = force(3, 1, 3)
     workers.handle_rank_deaths({0})
     (broken,) = workers.unaccounted
-    individual = SimpleNamespace(contested=False)
-    broken.held.append(individual)  # type: ignore[arg-type]
+    individual = make_assignment(key="a", params={})
+    broken.held.append(individual)
     broken.open = False
     assert workers.holds and workers.released() == []
     workers.settle(1)
     assert workers.released() == []
     workers.handle_rank_deaths({2})  # dies before it could say that it has ended
-    assert workers.released() == [individual] and individual.contested
+    assert workers.released() == [individual.as_contested()]
     assert workers.released() == [] and not workers.holds
 
 

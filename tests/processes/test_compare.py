@@ -452,7 +452,7 @@ def in_a_job(compare: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
     def allocated(nodes: int) -> None:
         hosts = tuple(Host(f"n{number}", 2) for number in range(nodes))
-        monkeypatch.setattr(compare.slurm, "allocation", lambda environment: hosts)
+        monkeypatch.setattr(compare.slurm_job, "allocation", lambda environment: hosts)
         monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", f"12(x{nodes - 1}),8")
 
     return allocated
@@ -562,7 +562,7 @@ def test_a_test_on_two_nodes_is_one_training(
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(compare.slurm, "allocation", lambda environment: (Host("localhost", 2),) * 2)
+    monkeypatch.setattr(compare.slurm_job, "allocation", lambda environment: (Host("localhost", 2),) * 2)
     one = SimpleNamespace(id="0-3", params={"x": 0.5})
     found = compare.trained_anew("sized", tmp_path, one, compare.Place(ranks=4, nodes=2), [], limit_s=100)
     assert found == {"test": 4.0, "directory": str(tmp_path / "test" / "0-3.run")}
