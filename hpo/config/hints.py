@@ -164,7 +164,8 @@ def syntax(path: Path, message: str, keys: Iterable[str]) -> str:
         remedy = f"Write {key} = {word.lower()}" if word in ("True", "False") else f"Leave {key} out"
         return f"{place}: {word} is no TOML. {remedy}."
     section = re.fullmatch(r"\s*\[\s*([\w-]+)\s*\]\s*(?:#.*)?", line)
-    if section and "Cannot overwrite a value" in reason:
+    # tomli 2.0 writes "Can not".
+    if section and re.search("Can ?not overwrite a value", reason):
         name = section[1]
         return (
             f"{place}: [{name}] is a section, and above it {name} = … is a key. Remove one. "

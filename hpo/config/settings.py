@@ -156,8 +156,8 @@ def _off_to_none(value: object) -> object:
     return None if value == "off" else value
 
 
-def _text_to_zero(value: object) -> object:
-    return 0.0 if isinstance(value, str) and value.strip() == "0" else value
+def _zero_or_duration_s(value: object) -> object:
+    return 0.0 if isinstance(value, str) and value.strip() == "0" else _duration_s(value)
 
 
 Seconds = Annotated[float, BeforeValidator(_duration_s), Field(le=_LONGEST_S)]
@@ -321,7 +321,7 @@ class LoggingSettings(Section):
 
     curves: bool = Field(default=True, description="true or false")
     """Whether the values that trials report are kept."""
-    every_s: Annotated[Seconds, BeforeValidator(_text_to_zero)] = Field(
+    every_s: Annotated[float, BeforeValidator(_zero_or_duration_s), Field(le=_LONGEST_S)] = Field(
         default=1.0, ge=0, validation_alias="every", description=f"0, or {_DURATION_RULE}"
     )
     """Least seconds between kept reports of a trial, besides its first 50, last and best report; 0 keeps all."""

@@ -74,7 +74,12 @@ def state():
     sys.meta_path[:] = finders
 
 
-@pytest.mark.parametrize("case", CHANGES.strip().splitlines())
+CASES = CHANGES.strip().splitlines()
+if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # torch 2.6 does not say which there are
+    CASES = [case for case in CASES if "saved_tensors" not in case]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_what_an_evaluation_changes_is_put_back(case, state):
     modules = {name: importlib.import_module(name) for name in NAMES.split()}
     logging.getLogger("hpo.was_there")

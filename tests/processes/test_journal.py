@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pathlib
 import re
 import resource
 import subprocess
@@ -360,6 +361,9 @@ def _failing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fail)
+        accessor = getattr(pathlib, "_NormalAccessor", None)  # by which Path of Python 3.10 calls os
+        if hasattr(accessor, name):
+            patch.setattr(accessor, name, staticmethod(fail))
         yield
 
 

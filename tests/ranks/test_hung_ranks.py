@@ -99,7 +99,7 @@ def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
 def test_without_rank_0_it_is_started_again(terminal: Terminal, stopped: int) -> None:
     """It is stopped; or it is killed, and another rank is stopped."""
     terminal.task(0.1)
-    terminal.campaign('[evaluation]\ngrace = 2\nhang_timeout = "3 s"', evaluations=60)
+    terminal.campaign('[evaluation]\ngrace = 2\nhang_timeout = "3 s"', evaluations=150)
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
     first, other = terminal.rank(0), terminal.rank(stopped)
@@ -111,4 +111,4 @@ def test_without_rank_0_it_is_started_again(terminal: Terminal, stopped: int) ->
     assert done.returncode == 0, done.stderr
     assert "starting again (1 of at most 10 times)" in done.stderr
     assert len(terminal.records("launched")) == 2
-    check_complete(terminal, 60)
+    check_complete(terminal, 150)
