@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hpo.evaluation.process.global_state import GlobalState
 from hpo.evaluation.process.python_state import KINDS as PYTHON_KINDS
@@ -75,7 +76,9 @@ def state():
 
 
 CASES = CHANGES.strip().splitlines()
-if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # torch 2.6 does not say which there are
+if not hasattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks"
+):  # torch 2.6 does not say which there are
     CASES = [case for case in CASES if "saved_tensors" not in case]
 
 
