@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("hpo", "trainers")
 DOCUMENTS = [
     ROOT / "README.md",
+    *(ROOT / ".github").glob("*.md"),
     *(
         path
         for name in (*PACKAGES, "search_spaces", "jobs", "tests")

@@ -41,7 +41,7 @@ JOURNAL = "processes/test_journal.py"
 LOCK = "processes/test_lock.py fast/test_heartbeat.py"
 AVERAGING = "processes/test_trainers_communication.py processes/test_trainers_ddp.py"
 SCHEDULES = "fast/test_trainers_schedules.py"
-LOW_RANK = "fast/test_trainers_lowrank.py"
+LOW_RANK = "fast/test_trainers_lowrank.py processes/test_trainers_decomposition.py"
 
 MUTANTS = (
     # search
@@ -83,7 +83,7 @@ MUTANTS = (
     ),
     Mutant("hpo/islands", "max(_FEWEST, math.ceil(", "min(_FEWEST, math.ceil(", HEALTH),
     Mutant(
-        "hpo/islands", "if not moves[hop].copy:", "if True:", "fast/test_migration.py fast/test_snapshot.py"
+        "hpo/islands", "if not moves[hop].copy:", "if True:", "fast/test_migration.py"
     ),
     # journal
     Mutant("hpo/journal", "if line[-11:-3] != b", "if False and line[-11:-3] != b", JOURNAL),
