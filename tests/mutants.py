@@ -82,9 +82,7 @@ MUTANTS = (
         "fast/test_status_file.py fast/test_protocol.py fast/test_results.py",
     ),
     Mutant("hpo/islands", "max(_FEWEST, math.ceil(", "min(_FEWEST, math.ceil(", HEALTH),
-    Mutant(
-        "hpo/islands", "if not moves[hop].copy:", "if True:", "fast/test_migration.py"
-    ),
+    Mutant("hpo/islands", "if not moves[hop].copy:", "if True:", "fast/test_migration.py"),
     # journal
     Mutant("hpo/journal", "if line[-11:-3] != b", "if False and line[-11:-3] != b", JOURNAL),
     Mutant("hpo/journal", "os.fsync(self._file)", "pass", JOURNAL + " fast/test_storage.py"),

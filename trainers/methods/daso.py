@@ -184,8 +184,8 @@ class _DASOStrategy(Strategy):
         # Checked before groups are made: a rank with an error ends, and others could still be connecting to it.
         if len(setup.communicator.nodes) > 1:
             refuse_synchronised_norms("DASO", setup.model)
+        self._across = setup.communicator.across  # first, as it refuses nodes of different sizes
         self._node = setup.communicator.node
-        self._across = setup.communicator.across
         self._world = setup.communicator.world
         self._periods = _Periods(sync_every=method.sync_every, sync_delay=method.sync_delay)
         self._used = (method.sync_every, method.sync_delay)
