@@ -386,11 +386,7 @@ class Coordinator(CoordinatorView):
             self._finish(refused if self._budget.exhausted else DONE)
         elif self._grants.idle and self._granting.too_late():
             self.stop(self._ending.reason_of_lateness)
-        elif not any(
-            self._granting.can_get_more(one)
-            for one in self._registry.at_work
-            if one not in self._granting.drained
-        ):
+        elif not self._granting.anybody_can_get_more:
             # What is left belongs to islands without workers.
             self.stop(STOPPED if self._granting.drained else LOST)
 

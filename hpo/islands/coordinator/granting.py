@@ -198,14 +198,14 @@ class Granting:
         for leader in [one for one in ready if not self._health.holds(one)]:
             self.answer(leader, Claim(self.grants.held.pop(leader), False))
 
-    def can_get_more(self, leader: int) -> bool:
+    def _can_get_more(self, leader: int) -> bool:
         """Whether anything is left that ``leader`` may evaluate."""
         return self.budget.available_to(self._islands[leader])
 
     @property
     def anybody_can_get_more(self) -> bool:
         """Whether anything is left that any worker at work may evaluate."""
-        return any(self.can_get_more(one) for one in self._registry.at_work if one not in self.drained)
+        return any(self._can_get_more(one) for one in self._registry.at_work if one not in self.drained)
 
     def _is_used_up(self, leader: int) -> bool:
         """Whether nothing that is given back could be for ``leader``."""
@@ -218,12 +218,12 @@ class Granting:
         grants = self.grants
         # Looked at anew each time: what is too late is put back.
         while grants.idle and self.budget.available and not self.too_late():
-            claim = grants.next_idle(self.can_get_more)
+            claim = grants.next_idle(self._can_get_more)
             if claim is None:
                 break
             self.answer(claim[0], Claim([claim[1]], False))
         while grants.later and self.budget.available:
-            leader = next(filter(self.can_get_more, grants.later), None)
+            leader = next(filter(self._can_get_more, grants.later), None)
             if leader is None or self.too_late(leader):  # the others have as much before them
                 break
             self.answer(leader, Claim(grants.later.pop(leader), False))
