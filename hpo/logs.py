@@ -36,6 +36,8 @@ if not _shown.handlers:
 
 
 _manager = logging.Manager(logging.root)
+_opened: list[logging.Handler] = []
+"""The handler of this process's debug file, if it has one."""
 
 
 def keep_loggers() -> None:
@@ -87,6 +89,13 @@ def follow_rank() -> None:
     except OSError as error:
         _shown.warning("the debug file %s cannot be written (%s): there is none.", name, error.strerror)
         return
+    # A process may run several campaigns in turn, each with a file of its own.
+    while _opened:
+        former = _opened.pop()
+        for root in _ROOTS:
+            logging.getLogger(root).removeHandler(former)
+        former.close()
+    _opened.append(handler)
     handler.setFormatter(
         logging.Formatter("%(asctime)s.%(msecs)03d %(process)d %(name)s: %(message)s", "%F %T")
     )

@@ -43,6 +43,19 @@ def test_the_debug_file_has_what_ranks_evaluators_and_trainings_do(
     assert capsys.readouterr().err == "hpo: stopped \\x1b[31m\n"
 
 
+def test_a_second_campaign_of_a_process_has_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPO_LOG", "debug")
+    monkeypatch.setenv("HPO_LOG_FILE", "")
+    for name in ("first", "second"):
+        logs.open_debug_file(tmp_path / name, 0)
+        logging.getLogger("hpo.islands").debug("in %s", name)
+    for name in ("first", "second"):
+        lines = (tmp_path / name / "logs" / "ranks" / "0.log").read_text().splitlines()
+        assert [line.rpartition(": ")[2] for line in lines] == [f"in {name}"]
+
+
 def test_no_file_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPO_LOG", raising=False)
     logs.open_debug_file(tmp_path, 0)
