@@ -58,10 +58,10 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     if ranks is not None:
         Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
     if (sentence := finished(campaign, file)) is not None:
-        _say(f"{sentence}.")
+        _log.info(f"{sentence}.")
         return 0
     if (sentence := second_campaign(file, campaign.settings.directory)) is not None:
-        _say(f"{sentence}.")
+        _log.info(f"{sentence}.")
     listed = None if hostfile is None else hosts.read_hostfile(hostfile)
     ranks = _fewest_ranks(file, campaign.settings, listed) if ranks is None else ranks
     if ranks == 1 and listed is None:
@@ -81,7 +81,7 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
             MpirunSettings(mpirun=mpirun, listed=listed, inherited=inherited),
         ).run()
     if code not in (0, EXIT_RESUMABLE) and logs.debugging():
-        _say(f"what each rank did is in {quoted(logs.debug_folder(campaign.settings.directory))}.")
+        _log.info(f"what each rank did is in {quoted(logs.debug_folder(campaign.settings.directory))}.")
     return code
 
 
@@ -97,7 +97,7 @@ def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...
         + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
     )
     if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, process.environment())):
-        _say(idle)
+        _log.info(idle)
     return ranks
 
 
@@ -115,10 +115,10 @@ def may_start(campaign: CampaignDefinition) -> bool:
     the lock for good, but its refusal would stand between mpirun's own lines. False where `hpo stop` keeps it from
     beginning."""
     campaign.check()
-    lock = acquire(campaign.settings.directory, waiting=_say)
+    lock = acquire(campaign.settings.directory, waiting=_log.info)
     try:
         if (sentence := blocked_by_stop(campaign.settings.directory)) is not None:
-            _say(sentence)
+            _log.info(sentence)
             return False
         end_stop(campaign.settings.directory)
         return True
@@ -149,7 +149,3 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
         return None
     reason = used_up(directory, use.final, use.budget, file)
     return f"{directory}: {reason}. What was found: hpo best {quoted(directory)}"
-
-
-def _say(sentence: str) -> None:
-    _log.info("%s", sentence)

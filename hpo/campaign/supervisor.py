@@ -96,7 +96,7 @@ class Supervisor:
         self._version = version_of(started.mpirun)
         self._live = process.panel_shown()
         self._rank = [*rank]
-        self._say = say or _say
+        self._say = say or _log.info
         self._tolerant = tolerates_faults(started.mpirun)
         self._environment = environment(
             keepalive(settings.evaluation.hang_timeout_s) | process.environment() | dict(started.variables)
@@ -414,7 +414,3 @@ def _ending(code: int | None) -> str:
     if code is None:
         return "mpirun was killed"
     return f"mpirun returned {code}" if code >= 0 else f"signal {-code} ended mpirun"
-
-
-def _say(sentence: str) -> None:
-    _log.info("%s", sentence)

@@ -1,5 +1,5 @@
-"""Environment of this process: its launcher, its Slurm job, its terminal. Besides this module only evaluators read
-environment variables."""
+"""Environment of this process: its launcher, its Slurm job, its terminal. Besides this module only ``hpo.logs`` and
+evaluators read environment variables."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Rank:
                     acquire(
                         self._settings.directory,
                         supervisor=process.launcher().supervisor,
-                        waiting=_say,
+                        waiting=_log.info,
                     )
                 )
                 if (end := self._claim_directory()) is not None:
@@ -174,11 +174,11 @@ class Rank:
             directory.write_identity(home, {**definition.identity, "seed": self._settings.seed})
         if not process.launcher().started_by_hpo:
             if (sentence := blocked_by_stop(home)) is not None:
-                _say(sentence)
+                _log.info(sentence)
                 return End(STOPPED, 0, None)
             end_stop(home)
         if owner := directory.foreign_owner(home):
-            _say(
+            _log.info(
                 f"{one_line(home)} belongs to {one_line(owner)}, who can read and remove what this campaign writes "
                 "there."
             )
@@ -203,7 +203,7 @@ class Rank:
             earlier.contest()
         earlier.avoid(EvaluationDirectories(home).taken())
         for line in starting.left_out:
-            _say(one_line(line))
+            _log.info(one_line(line))
         return earlier
 
     def _greet_all(self, lock: Lock) -> list[Hello]:
@@ -245,7 +245,7 @@ class Rank:
             settings.logging.sinks,
             settings.logging.directory,
             child_environment(process.environment(), threads=1, devices=()),
-            lambda sentence: _say(f"{one_line(sentence)}."),
+            lambda sentence: _log.info(f"{one_line(sentence)}."),
         )
 
     # --- the other ranks ------------------------------------------------------------------------------------
@@ -367,7 +367,3 @@ def _raise_failure(end: End) -> None:
         raise CampaignError(end.error or "the constraints refused all proposals")
     if end.reason == FUTILE:
         raise CampaignError(end.error or "the first evaluations all failed")
-
-
-def _say(sentence: str) -> None:
-    _log.info("%s", sentence)
