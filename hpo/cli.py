@@ -233,7 +233,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "check": _check,
     **dict.fromkeys(("stop", "pause", "unpause", "drain", "retry", "enqueue", "set"), _steer),
 }
-"""By name of the command, the function that runs it and returns the exit code."""
+"""Function that runs a command and returns the exit code, by the command's name."""
 
 
 if __name__ == "__main__":

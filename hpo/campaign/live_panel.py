@@ -174,7 +174,7 @@ class _TerminalPanel:
             live.stop()
 
     def _read(self) -> bytes:
-        """What has arrived."""
+        """Bytes that have arrived."""
         with suppress(BlockingIOError):
             return os.read(self._source, _PIPE_BYTES)
         return b""
@@ -186,7 +186,7 @@ class _TerminalPanel:
 
 
 class Printed:
-    """What is printed above the panel, made of the bytes that arrive: whole lines with their colours, and without any
+    """Text printed above the panel, made of the bytes that arrive: whole lines with their colours, and without any
     other order to the terminal."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class Printed:
 
 
 def _as_shown(line: str) -> Text:
-    """What is left to see of a line that was overwritten after carriage returns."""
+    """Visible rest of a line that was overwritten after carriage returns."""
     from rich.text import Text
 
     # rich ends an operating system command at ST alone, not at BEL.

@@ -107,7 +107,7 @@ def _importable() -> dict[str, str]:
 
 @contextmanager
 def _output() -> Iterator[_Output | None]:
-    """What the ranks write, kept in a notebook; None anywhere else, where they write to this process's streams."""
+    """Output of the ranks, kept in a notebook; None anywhere else, where they write to this process's streams."""
     if not in_notebook():
         yield None
         return

@@ -42,17 +42,17 @@ from hpo.journal.lock import STALE_S, last_refresh
 _log = logging.getLogger("hpo.campaign")
 
 _INTERRUPTED_S = 5.0
-"""What an mpirun that was interrupted gets to end its ranks: it ends them 0.2 s later, unless it starts too many."""
+"""Time for an interrupted mpirun to end its ranks: it ends them 0.2 s later, unless it starts too many."""
 _GONE_S = PATIENCE_S
 """A directory that is gone may come back within this time."""
 _LEAVE_S = 30.0
-"""What an mpirun gets once a campaign that was to stop is on record as ended: a job's time limit may be near."""
+"""Time for mpirun to end after a stopped campaign is on record as ended: a job's time limit may be near."""
 _PAUSES_S = (5.0, 60.0)
 """Before another start, by how many launches in a row got nothing done: what ended them may pass."""
 _NETWORK_S = 120.0
 """How long hosts are asked again of which none answers: it may be the network, and not all of them."""
 _FIRST_PROBE_S = 60.0
-"""What hosts get to answer while the first launch begins, which does not wait for it."""
+"""Time for hosts to answer while the first launch begins, which does not wait for them."""
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals by which a person, or a machine that is short of memory, ends an mpirun; others are its own errors."""
 

@@ -17,7 +17,7 @@ from hpo.errors import CampaignError, RanksDied
 
 _VERSION_S = 60.0
 _AGENT = "PRTE_MCA_prte_launch_agent"
-"""What Open MPI 5 starts on other nodes, there to start ranks."""
+"""Variable that names the program with which Open MPI 5 starts its daemons on other nodes."""
 
 
 def find_mpirun() -> str:

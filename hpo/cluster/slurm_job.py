@@ -19,7 +19,7 @@ _COMMAND_S = 30.0
 _OFTEN_S, _SOON_S = 600.0, 30.0
 """How long after each other a job's end is asked for: usually, and once it is as near as the first."""
 _MARGIN_S = 5.0
-"""What a campaign needs to write down its end."""
+"""Time that a campaign needs to write down its end."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def limits(environ: Mapping[str, str] | None = None) -> JobLimits | None:
 
 
 def read_job(shown: str, config: str) -> JobLimits:
-    """What ``scontrol show job -o`` and ``scontrol show config`` say."""
+    """Output of ``scontrol show job -o`` and ``scontrol show config``."""
     end = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", shown)
     wait = re.search(r"^KillWait\s*=\s*(\d+) sec", config, re.MULTILINE)
     return JobLimits(

@@ -76,7 +76,7 @@ class Coordinator(CoordinatorView):
         self._log = log or LaunchLog()
         self._waiting = {}
         self._storage_failed: str | None = None
-        """What could not be waited for any longer."""
+        """Error of the storage that could not be waited for any longer."""
         self._registry = registry
         self._health = health
         self._overdue = Overdue(timed=rules.timed)

@@ -179,7 +179,7 @@ class Granting:
                 self._send(one, Retired(retired, heir))
 
     def release(self, item: Admitted) -> None:
-        """What was granted and not begun is free again."""
+        """Make free what was granted and not begun."""
         if isinstance(item, Assignment) and item.rests:
             self._tally.reopen(number=-1)
         else:

@@ -109,7 +109,7 @@ class Tally:
                 self.next_losses = min(losses, self.next_losses or losses)
 
     def best_digits(self, least: int = 4) -> list[int]:
-        """Of each objective, the significant digits at which the best and the next losses differ."""
+        """Significant digits, for each objective, at which the best and the next losses differ."""
         if self.best is None:
             return []
         return [

@@ -294,5 +294,5 @@ class Evaluations:
 
 
 def fault(status: str, *, resumed: bool, error: str) -> str | None:
-    """What to count an end as: ``error`` where the individual failed of its own, else None."""
+    """Cause to count an end under: ``error`` where the individual failed of its own, else None."""
     return error if status in (FAILED, TIMEOUT, CRASHED) and not resumed else None
