@@ -56,7 +56,7 @@ def load_bigearthnet(
     if lacking:
         raise ValueError(
             f"{path} holds the bands {', '.join(store.layout.bands)}, not {', '.join(sorted(lacking))}. Ask for "
-            "those, or make it anew with all that you need."
+            "those, or make it again with all that you need."
         )
     rows = store.rows(known)
     if patches is not None:

@@ -1,14 +1,19 @@
-"""BigEarthNet's archives: real patches, made-up ones, and what is wrong with some of them."""
+"""BigEarthNet's archives: real patches, synthetic patches, and damaged files, each refused by name or skipped."""
 
 from __future__ import annotations
 
+import bz2
 import json
+import os
 import shutil
+import signal
+import sys
 import tarfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,8 +27,11 @@ import rasterio
 from pyarrow import parquet
 from safetensors.numpy import save
 
+from search_spaces.readers.bigearthnet import main
 from search_spaces.readers.bigearthnet_archive import main as make
 from search_spaces.readers.bigearthnet_archive import make_archive
+from search_spaces.readers.bigearthnet_files import convert as converting
+from search_spaces.readers.bigearthnet_files import lmdb_reader
 from search_spaces.readers.bigearthnet_files.convert import CLASSLESS, convert
 from search_spaces.readers.bigearthnet_files.format import (
     BANDS,
@@ -31,15 +39,12 @@ from search_spaces.readers.bigearthnet_files.format import (
     CLASSES,
     MEAN_AND_DEVIATION,
     SIDES,
-    PatchError,
     Sample,
-    class_numbers,
+    Version,
 )
-from search_spaces.readers.bigearthnet_files.lists import CLOUD, SNOW
-from search_spaces.readers.bigearthnet_files.lmdb_reader import LmdbReader
+from search_spaces.readers.bigearthnet_files.lists import CLOUD, SNOW, Patch
 from search_spaces.readers.bigearthnet_files.scenes import made_up_patch
 from search_spaces.readers.bigearthnet_files.sources import UNLISTED, open_archive
-from search_spaces.readers.bigearthnet_files.store import Store
 
 PATCHES = 12
 
@@ -51,16 +56,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version in ("v1", "v2"):
         make_archive(root / version, patches=PATCHES, version=version, processes=1, show=False)  # type: ignore[arg-type]
     return root
-
-
-@pytest.fixture
-def v1(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made / "v1", tmp_path / "v1"))
-
-
-@pytest.fixture
-def v2(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made / "v2", tmp_path / "v2"))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +71,33 @@ def rico(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for table in made.glob("v2/*.parquet"):
         shutil.copy(table, root.parent)
     return root
+
+
+@pytest.fixture
+def copied(made: Path, rico: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Copy of an archive, "v1", "v2" or "rico"."""
+
+    def copy(form: str) -> Path:
+        if form == "rico":
+            return Path(shutil.copytree(rico.parent, tmp_path / "rico")) / rico.name
+        return Path(shutil.copytree(made / form, tmp_path / form))
+
+    return copy
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Exit code of the command with its output, or its error."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        code = main([str(argument) for argument in (*arguments, "--processes", 1)])
+        printed = capsys.readouterr()
+        return code, printed.err if code else printed.out
+
+    return run
+
+
+Command = Callable[..., tuple[int, str]]
 
 
 # --- the real ones ------------------------------------------------------------------------------------------
@@ -199,7 +221,10 @@ def test_what_the_lists_leave_out_is_counted(made: Path, version: str) -> None:
     assert archive.left_out == (expected | {UNLISTED: 1} if version == "v1" else expected)
 
 
-def test_a_patch_whose_classes_were_given_up_is_left_out(v1: Path, tmp_path: Path) -> None:
+def test_a_patch_without_any_of_the_19_classes_is_left_out(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    v1 = copied("v1")
     archive = open_archive(v1)
     listed = {patch.name for patch in archive.patches}
     # The one folder of no list; the official lists leave such ones out, a user's own may not.
@@ -214,228 +239,346 @@ def test_a_patch_whose_classes_were_given_up_is_left_out(v1: Path, tmp_path: Pat
     assert sum(summary.stored.values()) == PATCHES
 
 
-def test_the_made_up_archive_refuses_what_it_cannot_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ValueError, match=r"patches = 3: must be from 4 to 30000\."):
-        make_archive(tmp_path / "new", patches=3)
-    with pytest.raises(ValueError, match=r"version = 'v3': must be v1 or v2\."):
-        make_archive(tmp_path / "new", version="v3")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("option", "value"), [("patches", 3), ("patches", 30_001), ("version", "v3"), ("directory", None)]
+)
+def test_the_synthetic_archive_refuses_what_it_cannot_be(tmp_path: Path, option: str, value: object) -> None:
     (tmp_path / "mine").write_text("precious")
+    directory = tmp_path if option == "directory" else tmp_path / "new"
+    options: dict[str, Any] = {} if option == "directory" else {option: value}
+    with pytest.raises((ValueError, FileExistsError)) as refused:
+        make_archive(directory, **options)
+    assert (str(directory) if value is None else f"{option} = {value!r}: must be ") in str(refused.value)
     assert make([str(tmp_path)]) == 1
-    assert f"{tmp_path} is not empty." in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-# --- broken ones --------------------------------------------------------------------------------------------
+# --- damaged patches ----------------------------------------------------------------------------------------
 
 
 def write_tiff(path: Path, pixels: np.ndarray) -> None:
     count, height, width = pixels.shape
     with rasterio.open(
-        path,
-        "w",
-        driver="GTiff",
-        width=width,
-        height=height,
-        count=count,
-        dtype=pixels.dtype,
-        crs="EPSG:32633",
+        path, "w", driver="GTiff", width=width, height=height, count=count, dtype=pixels.dtype, crs="EPSG:32633",
         transform=rasterio.Affine(10, 0, 300_000, 0, -10, 5_400_000),
-    ) as file:
+    ) as file:  # fmt: skip
         file.write(pixels)
 
 
-def band(folder: Path, name: str) -> Path:
-    return folder / f"{folder.name}_{name}.tif"
-
-
-def labels(folder: Path) -> Path:
-    return folder / f"{folder.name}_labels_metadata.json"
+def write_tiff_that_fits_no_memory(path: Path) -> None:
+    with rasterio.open(
+        path, "w", driver="GTiff", width=900_000, height=900_000, count=1, dtype="uint16", SPARSE_OK=True,
+        tiled=True, blockxsize=4096, blockysize=4096, BIGTIFF="YES",
+        transform=rasterio.Affine(60, 0, 300_000, 0, -60, 5_400_000),
+    ):  # fmt: skip
+        pass
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-TIFF_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no band": (lambda folder: band(folder, "B05").unlink(), "_B05.tif is missing."),
-    "torn": (lambda folder: cut(band(folder, "B02")), "_B02.tif is damaged ("),
-    "empty": (lambda folder: band(folder, "B12").write_bytes(b""), "_B12.tif is damaged ("),
-    "no TIFF": (lambda folder: band(folder, "B01").write_bytes(b"x" * 999), "_B01.tif is damaged ("),
-    "size": (
-        lambda folder: write_tiff(band(folder, "B09"), np.zeros((1, 60, 60), np.uint16)),
-        "B09 is 60×60 pixels, not 20×20.",
+# Form, file of the patch, its damage, and words of the reason beside the file or band.
+FILE_DAMAGES: list[tuple[str, str, Callable[[Path], object], str]] = [
+    ("v2", "B05.tif", Path.unlink, "is missing"),
+    ("v2", "B02.tif", cut, "is damaged"),
+    ("v2", "B12.tif", lambda path: path.write_bytes(b""), "is damaged"),
+    ("v1", "B01.tif", lambda path: path.write_bytes(b"x" * 999), "is damaged"),
+    ("v2", "B09.tif", lambda path: write_tiff(path, np.zeros((1, 60, 60), np.uint16)), "60×60"),
+    ("v2", "B8A.tif", lambda path: write_tiff(path, np.zeros((1, 60, 60), np.float32)), "float32"),
+    ("v2", "B11.tif", lambda path: write_tiff(path, np.zeros((2, 60, 60), np.uint16)), "2 bands"),
+    ("v2", "B01.tif", write_tiff_that_fits_no_memory, "900000×900000"),
+    ("v1", "labels_metadata.json", Path.unlink, "is missing"),
+    ("v1", "labels_metadata.json", cut, "is damaged"),
+    *(
+        ("v1", "labels_metadata.json", lambda path, content=content: path.write_text(content), words)
+        for content, words in (
+            ("[]", "is damaged"),
+            ("[" * 100_000, "is damaged"),
+            ('{"labels": "Pastures"}', "no list"),
+            ('{"labels": ["Pastures", "Lawn"]}', "'Lawn'"),
+            ('{"labels": ["Arable land"]}', "'Arable land'"),
+            ('{"labels": [["Foo"]]}', "['Foo']"),
+            ('{"labels": [7]}', "label 7"),
+        )
     ),
-    "type": (
-        lambda folder: write_tiff(band(folder, "B8A"), np.zeros((1, 60, 60), np.float32)),
-        "B8A holds float32, not uint16.",
-    ),
-    "two in one": (
-        lambda folder: write_tiff(band(folder, "B11"), np.zeros((2, 60, 60), np.uint16)),
-        "_B11.tif holds 2 bands, not one.",
-    ),
-}
-JSON_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no labels": (lambda folder: labels(folder).unlink(), "_labels_metadata.json is missing."),
-    "torn labels": (lambda folder: cut(labels(folder)), "_labels_metadata.json is damaged ("),
-    "other content": (lambda folder: labels(folder).write_text("[]"), "_labels_metadata.json is damaged ("),
-    "no list": (lambda folder: labels(folder).write_text('{"labels": "Pastures"}'), "labels is no list."),
-    "unknown label": (
-        lambda folder: labels(folder).write_text('{"labels": ["Pastures", "Lawn"]}'),
-        "label 'Lawn' is none of the 43 classes of v1.",
-    ),
-    "label of 19": (
-        lambda folder: labels(folder).write_text('{"labels": ["Arable land"]}'),
-        "label 'Arable land' is none of the 43 classes of v1.",
-    ),
-}
+]
 
 
-@pytest.mark.parametrize(
-    ("version", "damage"),
-    [("v2", name) for name in TIFF_DAMAGES] + [("v1", name) for name in ["torn", *JSON_DAMAGES]],
-)
-def test_a_broken_patch_is_named_and_refused_or_skipped(
-    request: pytest.FixtureRequest, tmp_path: Path, version: str, damage: str
+@pytest.mark.parametrize(("form", "file", "damage", "words"), FILE_DAMAGES)
+def test_a_damaged_patch_is_named_and_refused_or_skipped(
+    copied: Callable[[str], Path],
+    command: Command,
+    tmp_path: Path,
+    form: str,
+    file: str,
+    damage: Callable[[Path], object],
+    words: str,
 ) -> None:
-    root: Path = request.getfixturevalue(version)
-    patch = open_archive(root).patches[4]
-    (folder,) = (path for path in root.rglob(patch.name) if path.is_dir())
-    break_it, said = (TIFF_DAMAGES | JSON_DAMAGES)[damage]
-    break_it(folder)
-    with pytest.raises(PatchError) as refused:
-        convert(root, tmp_path / "store", processes=1, show=False)
-    assert str(refused.value).startswith(f"Patch {patch.name}: ")
-    assert said in str(refused.value)
-    assert str(refused.value).endswith("Repair it and start again, which goes on; or pass --on-error skip.")
-    with pytest.raises(ValueError, match="is not complete"):
-        Store(tmp_path / "store")
-
-    summary = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False)
-    assert list(summary.skipped) == [patch.name]
-    assert said in summary.skipped[patch.name]
-    assert sum(summary.stored.values()) == PATCHES - 1
-    assert "skipped: 1, which could not be read" in str(summary)
-    assert patch.name in str(summary)
+    root, out = copied(form), tmp_path / "store"
+    name = open_archive(root).patches[4].name
+    (path,) = root.rglob(f"{name}_{file}")
+    damage(path)
+    code, error = command(root, out)
+    assert code == 1 and error.startswith(f"Patch {name}: ") and words in error
+    assert error.endswith("or pass --on-error skip.\n")
+    assert not (out / "patches.npy").exists()
+    code, printed = command(root, out, "--on-error", "skip")
+    assert code == 0 and "skipped: 1," in printed and f"{name}: " in printed and words in printed
+    assert np.load(out / "patches.npy")["labels"].any(axis=1).sum() == PATCHES - 1
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("lost", [1, 2, 5])
+@pytest.mark.parametrize("form", ["v1", "v2"])
 def test_a_half_extracted_archive_is_noticed_before_anything_is_read(
-    request: pytest.FixtureRequest, tmp_path: Path, version: str
+    copied: Callable[[str], Path], command: Command, tmp_path: Path, form: str, lost: int
 ) -> None:
-    root: Path = request.getfixturevalue(version)
-    lost = [patch.name for patch in open_archive(root).patches[-5:]]
-    for name in lost:
+    root = copied(form)
+    names = [patch.name for patch in open_archive(root).patches[:lost]]
+    for name in names:
         for folder in root.rglob(name):
             shutil.rmtree(folder)
-    with pytest.raises(PatchError) as refused:
-        convert(root, tmp_path / "store", processes=1, show=False)
-    assert refused.value.patch in lost
-    assert "is missing, and so are 4 others of the 12 to read" in str(refused.value)
+    code, error = command(root, tmp_path / "store")
+    assert code == 1 and error.startswith(f"Patch {names[0]}: its folder is missing")
+    assert lost == 1 or f"{lost - 1} other" in error
     assert not np.load(tmp_path / "store" / "patches.partial.npy")["labels"].any()
-    summary = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False)
-    assert set(summary.skipped) == set(lost)
-    assert all(
-        "is missing: the archive is not completely extracted." in why for why in summary.skipped.values()
+    assert set(convert(root, tmp_path / "store", on_error="skip", processes=1, show=False).skipped) == set(
+        names
     )
 
 
-def test_an_unknown_label_of_v2(v2: Path, tmp_path: Path) -> None:
-    path = v2 / "metadata.parquet"
-    rows = parquet.read_table(path).to_pylist()
-    rows[2]["labels"] = ["Vineyards"]  # of the 43
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    summary = convert(v2, tmp_path / "store", on_error="skip", processes=1, show=False)
-    assert summary.skipped == {rows[2]["patch_id"]: "label 'Vineyards' is none of the 19 classes of v2."}
+# --- rico-hdl's LMDB ----------------------------------------------------------------------------------------
 
 
-def test_broken_values_of_an_lmdb(rico: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(rico.parent, tmp_path / "rico")) / rico.name
-    gone, torn, bare = (patch.name for patch in open_archive(root).patches[:3])
+def number_that_numpy_lacks() -> bytes:
+    header = json.dumps({"B02": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    return len(header).to_bytes(8, "little") + header + b"\0\0"
+
+
+def test_damaged_values_of_an_lmdb_are_skipped(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    root = copied("rico")
+    gone, torn, bare, other = (patch.name for patch in open_archive(root).patches[:4])
     with lmdb.open(str(root), map_size=2**28) as environment, environment.begin(write=True) as transaction:
         transaction.delete(gone.encode())
         transaction.put(torn.encode(), transaction.get(torn.encode())[:1000])
         transaction.put(bare.encode(), save({"B02": np.zeros((120, 120), np.uint16)}))
-    summary = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False)
-    assert list(summary.skipped) == [gone, torn, bare]
-    assert summary.skipped[gone] == f"it is not in {root}."
-    assert summary.skipped[torn].startswith("its value is no safetensors dictionary of numbers (")
-    assert summary.skipped[bare].startswith("B01, B03, B04, ")
-    assert summary.skipped[bare].endswith(" is missing in its value.")
+        transaction.put(other.encode(), number_that_numpy_lacks())
+    skipped = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False).skipped
+    for name, words in ((gone, "not in"), (torn, "safetensors"), (bare, "B01, B03"), (other, "safetensors")):
+        assert words in skipped.pop(name)
+    assert not skipped
 
 
-def test_no_lmdb(tmp_path: Path) -> None:
-    (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
-    with pytest.raises(ValueError, match=f"{tmp_path} is no LMDB"):
-        LmdbReader(tmp_path).check()
+@pytest.mark.parametrize("damage", ["page", "length"])
+def test_a_patch_that_lmdb_cannot_find_is_named(
+    copied: Callable[[str], Path], command: Command, tmp_path: Path, damage: str
+) -> None:
+    root = copied("rico")
+    path, name = root / "data.mdb", open_archive(root).patches[0].name.encode()
+    content = bytearray(path.read_bytes())
+    # In a leaf, the name lies between the length of the value and the number of its page.
+    at = content.find(name)
+    assert at >= 0
+    while at >= 0:
+        if damage == "page":
+            content[at + len(name) : at + len(name) + 8] = b"\xff" * 8
+        else:
+            content[at - 6] = 0x11
+        at = content.find(name, at + 1)
+    path.write_bytes(content)
+    code, error = command(root, tmp_path / "out")
+    assert code == 1 and error.startswith(f"Patch {name.decode()}: ") and str(path) in error
+    code, printed = command(root, tmp_path / "out", "--on-error", "skip")
+    assert code == 0 and "skipped: 1," in printed
 
 
-# --- broken lists -------------------------------------------------------------------------------------------
+def test_overwritten_pages_of_an_lmdb(
+    copied: Callable[[str], Path], command: Command, tmp_path: Path
+) -> None:
+    root = copied("rico")
+    path = root / "data.mdb"
+    content = bytearray(path.read_bytes())
+    for start in range(8192, len(content), 4096):
+        if content[start + 10] in (1, 2):  # branches and leaves
+            content[start + 10 : start + 4096] = b"\xa5" * 4086
+    path.write_bytes(content)
+    first = open_archive(root).patches[0].name
+    code, error = command(root, tmp_path / "out")
+    assert code == 1 and error.startswith(f"Patch {first}: {path} is damaged")
 
 
-def test_lists_that_cannot_be(v1: Path, v2: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no directory\."):
-        open_archive(tmp_path / "nowhere")
-    first = (v1 / "train.csv").read_text().splitlines()[0]
-    with open(v1 / "val.csv", "a") as file:
-        file.write(f"{first}\n")
-    with pytest.raises(ValueError, match=f"{first} is in train too"):
-        open_archive(v1)
-    (v1 / "val.csv").write_text(f"{first}\nsomething\n")
-    with pytest.raises(ValueError, match=r"val.csv, line 2: 'something' is no patch's name\."):
-        open_archive(v1)
-    (v1 / "val.csv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"val.csv is not in .* or say with --lists where they are\."):
-        open_archive(v1)
-
-    table = parquet.read_table(v2 / "metadata.parquet")
-    parquet.write_table(table.drop_columns(["split"]), v2 / "metadata.parquet")
-    with pytest.raises(ValueError, match=r"metadata.parquet lacks the column split\."):
-        open_archive(v2)
-    rows = table.to_pylist()
-    rows[0]["split"] = "training"
-    parquet.write_table(pyarrow.Table.from_pylist(rows), v2 / "metadata.parquet")
-    with pytest.raises(
-        ValueError, match=f"{rows[0]['patch_id']} has split 'training': must be train, validation, test"
-    ):
-        open_archive(v2)
-    (v2 / "metadata.parquet").write_bytes(b"PAR1 it is not")
-    with pytest.raises(ValueError, match=r"metadata.parquet is no parquet file"):
-        open_archive(v2)
+@pytest.mark.parametrize("left", [900_000, 8192, 5000, None])
+def test_a_file_that_is_no_whole_lmdb_is_refused_before_anything_starts(
+    copied: Callable[[str], Path], command: Command, tmp_path: Path, left: int | None
+) -> None:
+    root = copied("rico")
+    path = root / "data.mdb"
+    if left is None:
+        path.write_bytes(b"x" * 8192)
+    else:
+        os.truncate(path, left)
+    code, error = command(root, tmp_path / "out", "--on-error", "skip")
+    assert code == 1 and str(root) in error and error.endswith("Bring it again, whole.\n")
+    assert left is None or f"has {left} bytes" in error
+    assert not (tmp_path / "out").exists()
 
 
-def test_rows_with_flags_are_left_out_wherever_they_are(v2: Path) -> None:
+@dataclass(frozen=True)
+class Dying:
+    """Reader whose memory map ends early."""
+
+    version: Version = "v2"
+    mapped: ClassVar[bool] = True
+
+    def read(self, patch: Patch, bands: Sequence[str] = ()) -> Any:
+        signal.raise_signal(signal.SIGBUS)
+
+    def present(self) -> set[str] | None:
+        return None
+
+
+def test_a_memory_map_kills_no_more_than_a_process_of_its_own(
+    made: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = replace(open_archive(made / "v2"), reader=Dying())
+    monkeypatch.setattr(converting, "open_archive", lambda path, lists: opened)
+    code, error = command(made / "v2", tmp_path / "out")
+    assert code == 1 and error.startswith(f"{made / 'v2'}: A process that shared the work was killed")
+
+
+# --- damaged lists ------------------------------------------------------------------------------------------
+
+EXAMPLE = b"S2A_MSIL2A_20170613T101031_87_48"
+
+
+def rows_changed(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    rows = parquet.read_table(path).to_pylist()
+    change(rows)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def damaged_inside(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 2000 + content[2004:])
+
+
+def numbers_for_labels(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        row["labels"] = 7
+
+
+# List, its content or damage (None: it is missing), and words of the error beside its name.
+LIST_DAMAGES: list[tuple[str, bytes | Callable[[Path], object] | None, str]] = [
+    ("train.csv", b"", "for train"),
+    ("train.csv", b"\xef\xbb\xbf\r\n", "for train"),
+    ("test.csv", b"patch,split\n", "for test"),
+    ("val.csv", b"S2 is a satellite\n", "line 1: 'S2 is a satellite'"),
+    ("val.csv", EXAMPLE + b"\n<html>\n", "line 2: '<html>'"),
+    ("val.csv", EXAMPLE + b"\n" + EXAMPLE + b"\n", "line 2"),
+    ("val.csv", lambda path: shutil.copy(path.with_name("train.csv"), path), "in train too"),
+    ("val.csv", None, "is not in"),
+    ("train.csv", b"\x1f\x8b\x08\xff\xfe", "UTF-8"),
+    ("train.csv.bz2", b"BZh9garbage", "bz2"),
+    ("train.csv.bz2", bz2.compress(b"x" * 99)[:-9], "bz2"),
+    ("patches_with_seasonal_snow.csv", b"\xff\xfe", "UTF-8"),
+    ("metadata.parquet", None, "is not in"),
+    ("metadata.parquet", b"PAR1 it is not", "no parquet file"),
+    ("metadata.parquet", damaged_inside, "damaged"),
+    *(
+        ("metadata.parquet", lambda path, change=change: change(path), words)
+        for change, words in (
+            (lambda path: parquet.write_table(parquet.read_table(path).slice(0, 0), path), "no patch"),
+            (
+                lambda path: parquet.write_table(parquet.read_table(path).drop_columns(["split"]), path),
+                "split",
+            ),
+            (lambda path: rows_changed(path, lambda rows: rows.append(rows[0])), "listed twice"),
+            (lambda path: rows_changed(path, lambda rows: rows[4].update(patch_id=None)), "row 5 of 12"),
+            (lambda path: rows_changed(path, lambda rows: rows[4].update(patch_id="")), "row 5 of 12"),
+            (lambda path: rows_changed(path, numbers_for_labels), "labels 7"),
+            (lambda path: rows_changed(path, lambda rows: rows[0].update(split="training")), "'training'"),
+            (lambda path: rows_changed(path, lambda rows: rows[0].update(split=None)), "None"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "words"), LIST_DAMAGES)
+def test_a_damaged_list_is_refused(
+    copied: Callable[[str], Path],
+    command: Command,
+    tmp_path: Path,
+    file: str,
+    damage: bytes | Callable[[Path], object] | None,
+    words: str,
+) -> None:
+    root = copied("v2" if file.endswith("parquet") else "v1")
+    path = root / file
+    if callable(damage):
+        damage(path)
+    else:
+        (root / file.removesuffix(".bz2")).unlink()
+        if damage is not None:
+            path.write_bytes(damage)
+    code, error = command(root, tmp_path / "out", "--on-error", "skip")
+    assert code == 1 and file in error and words in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_byte_order_mark_costs_no_patch(copied: Callable[[str], Path]) -> None:
+    root = copied("v1")
+    path = root / "train.csv"
+    before = open_archive(root).patches
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert open_archive(root).patches == before
+
+
+def test_a_split_without_any_patch_is_warned_of(
+    copied: Callable[[str], Path], command: Command, tmp_path: Path
+) -> None:
+    root = copied("v1")
+    (root / "train.csv").write_text("S2A_MSIL2A_20170613T101031_200_2\nS2A_MSIL2A_20170613T101031_200_3\n")
+    code, printed = command(root, tmp_path / "out", "--on-error", "skip")
+    assert code == 0 and ": 0 train, 3 validation, 3 test patches" in printed
+    assert "nothing for train: of 2 patches" in printed and "nothing for test" not in printed
+
+
+def test_an_unknown_label_of_v2(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    root = copied("v2")
+    rows_changed(root / "metadata.parquet", lambda rows: rows[2].update(labels=["Vineyards"]))  # of the 43
+    (reason,) = convert(root, tmp_path / "store", on_error="skip", processes=1, show=False).skipped.values()
+    assert "'Vineyards'" in reason and "v2" in reason
+
+
+def test_rows_with_flags_are_left_out_wherever_they_are(copied: Callable[[str], Path]) -> None:
     """v2's first release had all patches in one table."""
-    tables = [parquet.read_table(path) for path in v2.glob("*.parquet")]
-    for path in v2.glob("*.parquet"):
+    root = copied("v2")
+    tables = [parquet.read_table(path) for path in root.glob("*.parquet")]
+    for path in root.glob("*.parquet"):
         path.unlink()
-    parquet.write_table(pyarrow.concat_tables(tables), v2 / "metadata.parquet")
-    archive = open_archive(v2)
+    parquet.write_table(pyarrow.concat_tables(tables), root / "metadata.parquet")
+    archive = open_archive(root)
     assert len(archive.patches) == PATCHES
     assert archive.left_out == {SNOW: 1, CLOUD: 1}
 
 
-def test_labels_convert_to_classes() -> None:
-    assert class_numbers("p", ["Vineyards", "Olive groves", "Airports", "Pastures"], "v1") == (15, 16)
-    assert class_numbers("p", ["Airports"], "v1") == ()
-    with pytest.raises(PatchError, match=r"^Patch p: label 'Vineyards' is none of the 19 classes of v2\.$"):
-        class_numbers("p", ["Vineyards"], "v2")
+def test_a_name_that_is_too_long_is_refused(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """It would be cut."""
+    root = copied("v1")
+    (root / "train.csv").write_text(f"S2A_{'1' * 60}_1_2\n")
+    with pytest.raises(ValueError, match=r"'S2A_1+_1_2' has more than 64 bytes"):
+        convert(root, tmp_path / "out", processes=1, show=False)
 
 
 @pytest.mark.parametrize(
-    ("package", "version"), [("rasterio", "v1"), ("rasterio", "v2"), ("pyarrow", "v2"), ("lmdb", "rico")]
+    ("package", "form"), [("rasterio", "v1"), ("rasterio", "v2"), ("pyarrow", "v2"), ("lmdb", "rico")]
 )
-def test_a_package_that_lacks_is_named_with_the_remedy(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, made: Path, package: str, version: str
+def test_a_missing_package_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, made: Path, rico: Path, package: str, form: str
 ) -> None:
-    root: Path = request.getfixturevalue("rico") if version == "rico" else made / version
+    root = rico if form == "rico" else made / form
     archive = open_archive(root)
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    from search_spaces.readers.bigearthnet_files import lmdb_reader
-
+    monkeypatch.setitem(sys.modules, package, None)
     lmdb_reader._opened_here.clear()
-    with pytest.raises(
-        ModuleNotFoundError, match=rf"package {package}\. Run: bash jobs/setup.sh bigearthnet"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=rf"{package}\. Run: bash jobs/setup.sh bigearthnet"):
         open_archive(root).reader.read(archive.patches[0])

@@ -35,7 +35,9 @@ from search_spaces.readers.files import made_directory
 
 ON_ERROR = ("refuse", "skip")
 CLASSLESS = "has none of the 19 classes"
-_CHUNK = 64  # patches that a process reads at a time: 10 MB
+# Patches that a process reads at a time: 10 MB.
+_CHUNK = 64
+# Flushing the pixels may take seconds on a network file system.
 _KEPT_EVERY_S = 30.0
 
 _Chunk = Sequence[tuple[int, Patch]]
@@ -43,17 +45,19 @@ _Chunk = Sequence[tuple[int, Patch]]
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What became of every patch: ``stored`` by split, ``left_out`` by reason, ``skipped`` by name.
-
-    ``listed``: how many the lists name, by split. ``damaged``: how many were read again; None if none was looked for.
-    """
+    """Result of a conversion."""
 
     directory: Path
     stored: dict[str, int]
+    """Number of stored patches by split."""
     left_out: dict[str, int]
+    """Number of patches that are not for training, by reason."""
     skipped: dict[str, str]
+    """Reasons why patches could not be read, by name."""
     listed: dict[str, int]
+    """Number of patches that the lists name, by split."""
     damaged: int | None = None
+    """Number of damaged patches that were read again; None if nothing was verified."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{self.stored.get(split, 0)} {split}" for split in SPLITS)
@@ -90,15 +94,27 @@ def convert(
     processes: int | None = None,
     show: bool = True,
 ) -> Summary:
-    """Read the archive's patches and store them in ``directory``; goes on if some of them are there.
+    """Read the patches of an archive and store them in ``directory``; continue if some of them are there.
 
-    ``patches``: this many of all splits together, always the same ones (default: all). ``on_error``: "refuse"
-    raises the PatchError of the first that cannot be read, "skip" leaves such ones out and names them. ``repair``:
-    what is stored is verified first, and what is damaged read again.
+    An error loses nothing that was read; a kill or a power cut loses the last half minute.
 
-    What was read before an error is kept, and all but the last half minute's before a kill or a power cut. ValueError
-    for options that contradict what ``directory`` holds or the archive's lists, or damaged files; FileNotFoundError;
-    OSError if the disk is full; ChildProcessError if a process that reads was killed.
+    Args:
+        archive_path (path): archive of BigEarthNet.
+        directory (path): directory to make.
+        lists (path; default None): directory of the split lists or parquet files; None: in or beside the archive.
+        bands (sequence of str; default None): bands to store; None: all.
+        patches (int; default None): number of patches, drawn from all splits and always the same; None: all.
+        on_error (str; default "refuse"): "refuse" raises the error of the first unreadable patch, "skip" reports it.
+        repair (bool; default False): whether to verify the stored patches first, and to read damaged patches again.
+        processes (int; default None): number of processes that read; None: one for each core.
+        show (bool; default True): whether to show the progress.
+
+    Raises:
+        ValueError: options contradict the content of ``directory`` or the lists, or files are damaged.
+        PatchError: a patch cannot be read.
+        FileNotFoundError: the archive or a list is missing.
+        OSError: the disk is full.
+        ChildProcessError: a process that reads was killed.
     """
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error = {on_error!r}: must be {' or '.join(ON_ERROR)}. Correct it.")
@@ -130,6 +146,7 @@ def convert(
                     unread = next((name for name, why in found.skipped.items() if why != CLASSLESS), None)
                     if unread is not None and on_error == "refuse":
                         raise _unread(unread, skipped[unread])
+                    # The rows name what a later run need not read again.
                     if time.monotonic() > kept_at + _KEPT_EVERY_S:
                         keep(directory, rows)
                         kept_at = time.monotonic()
@@ -156,16 +173,17 @@ def convert(
 
 
 def _forget_damaged(directory: Path, rows: Patches, *, show: bool) -> int:
-    """Take the labels of what is damaged, by which it is still to be read; returns the number of such patches."""
+    """Remove the labels of damaged patches, so that they are read again; returns their number."""
     if not (directory / INDEX).exists():
-        return 0  # the last run did not come to the end, and its patches have only just been written
+        # The last run did not come to its end; its patches have only just been written.
+        return 0
     damaged = np.isin(rows["name"], np.array(verify(directory, show=show), dtype=rows["name"].dtype))
     rows["labels"][damaged] = False
     return int(damaged.sum())
 
 
 def verify(directory: str | Path, *, show: bool = True) -> list[str]:
-    """The names of the stored patches that are not what was once read from the archive; empty if all are."""
+    """Names of the stored patches whose checksum is wrong."""
     store, names = Store(directory), []
     with shown("verified", len(store), show=show) as advance:
         for name in store.damaged():
@@ -177,11 +195,13 @@ def verify(directory: str | Path, *, show: bool = True) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stored:
-    """What one process made of its chunk: rows of patches.npy, at ``numbers``, and why some have no pixels."""
+    """Chunk of patches that a process has stored."""
 
     numbers: list[int]
+    """Row numbers in patches.npy."""
     rows: Patches
     skipped: dict[str, str]
+    """Reasons why patches have no pixels, by name."""
 
 
 def _store(reader: Reader, pixels: Path, begin: int, bands: Sequence[str], chunk: _Chunk) -> _Stored:
@@ -223,7 +243,7 @@ def _all_stored(
 
 
 def _apart(archive: Archive, directory: Path) -> Path:
-    """ValueError where what is made would lie among what it is made from."""
+    """``directory``; ValueError if it is inside the archive."""
     if directory.resolve() in (archive.path.resolve(), (archive.path / V2_FOLDER).resolve()):
         raise ValueError(
             f"OUT is {directory}, which holds the archive itself. Name another directory to make."
@@ -234,7 +254,7 @@ def _apart(archive: Archive, directory: Path) -> Path:
 def _check_beforehand(
     archive: Archive, directory: Path, todo: list[Patch], bands: Sequence[str], on_error: str
 ) -> None:
-    """What can be known before hours of reading: patches that are not there, a disk that is too small."""
+    """Errors that are known before hours of reading: missing patches, a disk that is too small."""
     known = set(archive.missing)
     missing = [patch.name for patch in todo if patch.name in known]
     if missing and on_error == "refuse":
@@ -256,8 +276,8 @@ def _unread(patch: str, reason: str) -> PatchError:
 
 
 def _some(patches: list[Patch], count: int | None) -> list[Patch]:
-    """So many, drawn from all; a larger number's contain a smaller one's."""
     if count is None:
         return patches
+    # A prefix of one permutation: a larger selection contains each smaller one.
     chosen = np.random.default_rng(0).permutation(len(patches))[:count]
     return [patches[i] for i in sorted(chosen.tolist())]

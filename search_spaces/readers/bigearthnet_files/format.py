@@ -1,4 +1,4 @@
-"""What BigEarthNet's files hold: bands, classes and statistics of its versions. Imports numpy only.
+"""Bands, classes and statistics of BigEarthNet's versions. Imports numpy only.
 
 Sumbul et al. 2019 and 2021 (v1, 43 and 19 classes), Clasen et al. 2024 (v2, or reBEN).
 """
@@ -18,10 +18,10 @@ Split = Literal["train", "validation", "test"]
 VERSIONS: tuple[Version, ...] = ("v1", "v2")
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 EXTRA = "Run: bash jobs/setup.sh bigearthnet"
-"""What to do where a package lacks that only these readers need."""
+"""Remedy for a missing package of these readers."""
 
 PARQUETS = ("metadata.parquet", "metadata_for_patches_with_snow_cloud_or_shadow.parquet")
-"""Of v2: its patches, and those that are left out."""
+"""Tables of v2: its patches, and the patches that are not for training."""
 
 Pixels = npt.NDArray[np.uint16]
 
@@ -80,7 +80,7 @@ MEAN_AND_DEVIATION: Mapping[Version, Mapping[str, tuple[float, float]]] = Mappin
         },
     }
 )
-"""Of each band's pixels over the training part, after nearest-neighbour upsampling; digital numbers."""
+"""Mean and standard deviation of each band over the training part, after nearest-neighbour upsampling."""
 
 CLASSES: tuple[str, ...] = (
     "Agro-forestry areas",
@@ -158,13 +158,11 @@ CLASS_OF_43: Mapping[str, str | None] = MappingProxyType(
         "Sea and ocean": "Marine waters",
     }
 )
-"""What of CORINE's 43 classes, which v1's files name, each is among the 19; None: it was given up."""
-
-_NUMBER: Mapping[str, int] = {name: number for number, name in enumerate(CLASSES)}
+"""Class among the 19 for each of CORINE's 43 classes, which v1's files name; None: no longer used."""
 
 
 class PatchError(ValueError):
-    """A patch cannot be read; the text begins with its name and says what is wrong with which file."""
+    """A patch cannot be read; the text names the patch, the file and what is wrong with it."""
 
     def __init__(self, patch: str, reason: str) -> None:
         super().__init__(patch, reason)
@@ -177,47 +175,45 @@ class PatchError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One patch as its files hold it: a (side, side) array a band, and its classes' numbers in ``CLASSES``."""
+    """Content of a patch's files."""
 
     bands: Mapping[str, Pixels]
+    """Pixels (side, side) by band."""
     classes: tuple[int, ...]
+    """Positions in ``CLASSES``."""
 
 
 def class_numbers(patch: str, labels: Iterable[object], version: Version) -> tuple[int, ...]:
-    """The labels' places in ``CLASSES``, ascending; v1's 43 are converted, and those given up are left out.
+    """Ascending positions of the labels in ``CLASSES``; v1's 43 classes are converted.
 
-    PatchError for a label that the version does not know.
+    Raises:
+        PatchError: the version has no such label.
     """
+    class_of: Mapping[str, str | None] = CLASS_OF_43 if version == "v1" else {name: name for name in CLASSES}
     numbers = set()
     for label in labels:
-        if version == "v1":
-            if not isinstance(label, str) or label not in CLASS_OF_43:
-                raise PatchError(patch, f"label {label!r} is none of the 43 classes of v1.")
-            name = CLASS_OF_43[label]
-            if name is None:
-                continue
-        else:
-            if not isinstance(label, str) or label not in _NUMBER:
-                raise PatchError(patch, f"label {label!r} is none of the 19 classes of v2.")
-            name = label
-        numbers.add(_NUMBER[name])
+        if not isinstance(label, str) or label not in class_of:
+            raise PatchError(patch, f"label {label!r} is none of the {len(class_of)} classes of {version}.")
+        name = class_of[label]
+        if name is not None:
+            numbers.add(CLASSES.index(name))
     return tuple(sorted(numbers))
 
 
 def checked_bands(bands: Sequence[str] | None) -> tuple[str, ...]:
-    """``bands`` as a tuple, all twelve for None. ValueError for one that is not there, twice there, or none."""
+    """``bands`` as a tuple, all twelve for None; ValueError for an unknown or repeated band, or no band."""
     if bands is None:
         return BANDS
     unknown = [band for band in bands if band not in SIDES]
     if unknown or not bands or len(set(bands)) != len(bands):
         raise ValueError(
-            f"bands = {', '.join(bands) or 'none'}: must be different ones of {', '.join(BANDS)}. Correct them."
+            f"bands = {', '.join(bands) or 'none'}: must be different bands among {', '.join(BANDS)}. Correct them."
         )
     return tuple(bands)
 
 
 def check_band(patch: str, band: str, pixels: npt.NDArray[np.generic]) -> Pixels:
-    """``pixels`` if they are as the band's must be; PatchError for another type or size."""
+    """``pixels``; PatchError if their type or size is not that of the band."""
     if pixels.dtype != np.uint16:
         raise PatchError(patch, f"{band} holds {pixels.dtype}, not uint16.")
     check_side(patch, band, pixels.shape)

@@ -19,6 +19,7 @@ _V1_SPLITS: dict[Split, tuple[str, ...]] = {
     "test": ("test",),
 }
 _V1_LEFT_OUT = {SNOW: "patches_with_seasonal_snow", CLOUD: "patches_with_cloud_and_shadow"}
+# Names become paths: nothing else is admitted.
 _NAME = re.compile(r"S2[A-Z]_\w+_\d+_\d+")
 _EXAMPLE = "S2A_MSIL2A_20170613T101031_87_48"
 _COLUMNS = ("patch_id", "labels", "split", "contains_seasonal_snow", "contains_cloud_or_shadow")
@@ -26,19 +27,21 @@ _COLUMNS = ("patch_id", "labels", "split", "contains_seasonal_snow", "contains_c
 
 @dataclass(frozen=True)
 class Patch:
-    """One that the lists name; ``labels`` where they have them (v2), else None (v1: in the patch's JSON)."""
+    """Patch that the lists name."""
 
     name: str
     split: Split
     labels: tuple[str, ...] | None = None
+    """Labels of v2; None for v1, which has them in a file of each patch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lists:
-    """``patches`` in their order; ``left_out``: the reason by the name of a patch that is not to be used."""
+    """Content of an archive's lists."""
 
     patches: list[Patch]
     left_out: dict[str, str]
+    """Reasons not to use patches, by name."""
 
 
 def first_in(folders: Iterable[Path], name: str) -> Path | None:
@@ -46,10 +49,11 @@ def first_in(folders: Iterable[Path], name: str) -> Path | None:
 
 
 def v1_lists(folders: Sequence[Path]) -> Lists:
-    """v1's official split lists, without what its lists of snow and clouds name.
+    """Official split lists of v1, without the patches in its lists of snow and clouds.
 
-    FileNotFoundError if a split list lacks (the other two may), ValueError for one that names no patch or is
-    damaged, and for a patch in two splits.
+    Raises:
+        FileNotFoundError: a split list is missing; lists of snow and clouds may be.
+        ValueError: a list is damaged or names no patch, or a patch is in two splits.
     """
     left_out: dict[str, str] = {}
     for reason, name in _V1_LEFT_OUT.items():
@@ -81,16 +85,15 @@ def v1_lists(folders: Sequence[Path]) -> Lists:
 
 
 def _listed(names: Iterable[str], folders: Sequence[Path]) -> Path | None:
-    """A list of one of these names, whatever its suffix; archives keep them in a folder splits too."""
+    """First file with one of the ``names`` and any suffix."""
+    # Some archives have the lists in a folder "splits".
     places = [place for folder in folders for place in (folder, folder / "splits")]
     files = (f"{name}{suffix}" for name in names for suffix in (".csv", ".txt", ".csv.bz2", ".txt.bz2"))
     return next((found for file in files if (found := first_in(places, file)) is not None), None)
 
 
 def _names(path: Path | None) -> dict[str, None]:
-    """A list's names, in order; the first line may be a header. ValueError for another line that begins with no
-    name, for a name that comes twice, and for what is no text.
-    """
+    """Names of a list, in order; ValueError for any other line but a header, and for a repeated name."""
     if path is None:
         return {}
     names: dict[str, None] = {}
@@ -128,9 +131,11 @@ def _text(path: Path) -> str:
 
 
 def v2_lists(folders: Sequence[Path]) -> Lists:
-    """What v2's metadata.parquet lists, without what the table of snow, clouds and shadows does.
+    """Patches in v2's metadata.parquet, without those in its table of snow, clouds and shadows.
 
-    FileNotFoundError if the former lacks, ValueError if it is no parquet file or not as it must be.
+    Raises:
+        FileNotFoundError: metadata.parquet is missing; the other table may be.
+        ValueError: a table is damaged or has other columns or values.
     """
     path, path_left_out = (first_in(folders, name) for name in PARQUETS)
     if path is None:
@@ -171,7 +176,6 @@ def _reason(row: dict[str, Any]) -> str | None:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The table's rows, each with a name. ValueError if it is damaged or not as published."""
     try:
         from pyarrow import ArrowException, BufferReader, parquet
     except ImportError:

@@ -1,7 +1,7 @@
 """rico-hdl's LMDB of BigEarthNet v2: patch -> safetensors dictionary by band.
 
-What LMDB finds comes straight from a memory map: it is checked that the file is as long as its own pages say, and
-what is damaged further in may still kill the process that reads it (``LmdbReader.mapped``).
+LMDB reads through a memory map. The length of the file is checked; other damage may still kill the process that reads
+it (``LmdbReader.mapped``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import lmdb
 
 FILE = "data.mdb"
-_LONGEST = 2**20  # bytes of a patch's value; twelve bands are 160 kB
+# Bytes of a patch; twelve bands are 160 kB.
+_LONGEST = 2**20
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class LmdbReader:
         return None
 
     def check(self) -> None:
-        """ValueError if the file is none, or shorter than it was. Keeps nothing open."""
+        """Raise ValueError if the file is no LMDB or is cut short. Keeps no file open."""
         if (self.root, os.getpid()) not in _opened_here:
             _opened(self.root).close()
 
@@ -85,8 +86,8 @@ class LmdbReader:
             raise PatchError(name, f"{path} is damaged where it is kept ({error}).") from error
 
 
+# Keyed by process, as a process may open a file only once, and never use it across a fork.
 _opened_here: dict[tuple[Path, int], lmdb.Environment] = {}
-"""One a process, which may open a file only once; never used across a fork."""
 
 
 def _environment(root: Path) -> lmdb.Environment:

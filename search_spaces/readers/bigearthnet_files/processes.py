@@ -1,4 +1,4 @@
-"""Long work over many patches: shared by processes, and showing how far it is."""
+"""Work on many patches, shared by processes, with a progress bar."""
 
 from __future__ import annotations
 
@@ -22,9 +22,16 @@ _LINE_S = 60.0
 def in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], *, processes: int | None, apart: bool = False
 ) -> Iterator[Result]:
-    """``function`` of each item, in order, in ``processes`` processes (None: one a core that this one may use).
+    """Results of ``function`` for each item, in order.
 
-    A single one is this one, unless the work is to be done ``apart``. ChildProcessError if a process dies.
+    Args:
+        function (callable): the work.
+        items (iterable): its arguments.
+        processes (int): number of processes; None: one for each core that this process may use.
+        apart (bool; default False): whether one process is another than the caller's, too.
+
+    Raises:
+        ChildProcessError: a process died.
     """
     count = processes or len(os.sched_getaffinity(0))
     if count == 1 and not apart:
@@ -57,10 +64,8 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def shown(what: str, total: int, *, done: int = 0, show: bool = True) -> Iterator[Callable[[int], None]]:
-    """How far the work is, on standard error: a bar on a terminal, a line a minute anywhere else.
-
-    What it gives is to be called with how many more are done.
-    """
+    """Progress on standard error, as a bar on a terminal and else as a line a minute; yields a function that adds to
+    the number of finished items."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

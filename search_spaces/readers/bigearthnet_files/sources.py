@@ -47,36 +47,38 @@ class Reader(Protocol):
 
     @property
     def mapped(self) -> bool:
-        """Whether it reads through a memory map, where damaged data may kill the process."""
+        """Whether damaged data may kill the process, as the file is a memory map."""
         ...
 
     def read(self, patch: Patch, bands: Sequence[str] = BANDS) -> Sample:
-        """PatchError if anything of it is missing, damaged or not as it must be."""
+        """Content of a patch; PatchError if a file is missing or damaged."""
         ...
 
     def present(self) -> set[str] | None:
-        """Names of the patches that seem to be there, from listing folders; None where that would be slow."""
+        """Names of the folders of patches; None if listing them would be slow."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """What lies at ``path``. ``patches`` in the lists' order; ``left_out``: how many others there are, by the
-    reason; ``missing``: those of ``patches`` that are not there, as far as listing folders shows.
-    """
+    """Archive with its lists."""
 
     path: Path
     reader: Reader
     patches: list[Patch]
+    """Patches for training, validation and test, in the order of the lists."""
     left_out: dict[str, int]
+    """Number of other patches by reason."""
     missing: list[str]
+    """Names of patches without a folder."""
 
 
 def open_archive(path: str | Path, *, lists: str | Path | None = None) -> Archive:
-    """The archive at ``path``, whichever of the three it is; reads its lists but no pixels.
+    """Open an archive of any of the three forms; reads its lists but no pixels.
 
-    FileNotFoundError if there is no archive or a list lacks, ValueError for lists that contradict themselves or
-    are damaged, and for an LMDB that is not whole.
+    Raises:
+        FileNotFoundError: there is no archive, or a list is missing.
+        ValueError: lists are damaged or contradict themselves, or an LMDB is cut short.
     """
     path = Path(path)
     if not path.is_dir():

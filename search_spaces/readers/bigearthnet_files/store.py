@@ -1,4 +1,4 @@
-"""BigEarthNet's patches as two .npy files, which numpy alone opens, and how they are read and verified.
+"""BigEarthNet's patches as two .npy files, which numpy alone opens.
 
 pixels.npy      a row a patch, with a field a band in its own resolution: B02 is uint16 (120, 120), B05 (60, 60)
 patches.npy     a row a patch: version (of the archive), name, split, labels (of the 19 classes) and crc32 (of what is
@@ -57,28 +57,28 @@ _npy: Any = np.lib.format  # without types before numpy 2
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which version's patches a file holds, and which bands, in this order."""
+    """Version and bands of a file's patches."""
 
     version: Version
     bands: tuple[str, ...]
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Where each band lies among a patch's values."""
+        """Place of each band among the values of a patch."""
         ends = list(accumulate(SIDES[band] ** 2 for band in self.bands))
         return {band: slice(*ends) for band, ends in zip(self.bands, pairwise([0, *ends]))}
 
     @property
     def values(self) -> int:
-        """Pixels a patch, of all bands together."""
+        """Number of pixels of a patch, over all bands."""
         return sum(SIDES[band] ** 2 for band in self.bands)
 
     def only(self, bands: Sequence[str]) -> Layout:
-        """Of these bands, in this layout's order."""
+        """Layout with some of the bands, in the same order."""
         return Layout(version=self.version, bands=tuple(band for band in self.bands if band in bands))
 
     def parts(self, bands: Sequence[str]) -> list[tuple[int, int]]:
-        """Where these bands begin among a patch's values, neighbours together, and how many values they have."""
+        """First value and number of values of the bands, with neighbouring bands joined."""
         found: list[tuple[int, int]] = []
         for column in (column for band, column in self.columns.items() if band in bands):
             start = found.pop()[0] if found and sum(found[-1]) == column.start else column.start
@@ -92,13 +92,13 @@ def row_of(bands: Sequence[str]) -> np.dtype[np.void]:
 
 
 def write_header(file: IO[bytes], row: np.dtype[np.void], count: int) -> None:
-    """Of a .npy file of ``count`` rows."""
+    """Write the header of a .npy file with ``count`` rows."""
     form = {"descr": _npy.dtype_to_descr(row), "fortran_order": False, "shape": (count,)}
     _npy.write_array_header_1_0(file, form)
 
 
 def bands_of(path: Path, patches: int) -> tuple[tuple[str, ...], int]:
-    """The bands of pixels.npy in their order, and where its first row begins. ValueError if it has not all rows."""
+    """Bands of pixels.npy in order, and the byte at which its first row begins; ValueError if it is cut short."""
     with refused(path, "read"), _damaged(path):
         if not path.is_file():
             raise ValueError("there is no such file")
@@ -131,16 +131,16 @@ def patches_of(path: Path) -> Patches:
 def _damaged(path: Path) -> Iterator[None]:
     try:
         yield
-    # What numpy raises for bytes that are no .npy file.
+    # numpy raises errors of all these classes for bytes that are no .npy file.
     except (
         ValueError, TypeError, LookupError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError,
     ) as error:  # fmt: skip
-        raise ValueError(f"{path} is damaged: {error}. {anew(path.parent)}") from error
+        raise ValueError(f"{path} is damaged: {error}. {rebuild_hint(path.parent)}") from error
 
 
 @contextmanager
 def refused(path: Path, what: str) -> Iterator[None]:
-    """An OSError is a sentence: ``path`` cannot be ``what``."""
+    """Replace an OSError by an OSError with a remedy, which says that ``path`` cannot be ``what``."""
     try:
         yield
     except OSError as error:
@@ -148,17 +148,17 @@ def refused(path: Path, what: str) -> Iterator[None]:
 
 
 def checksum(patch: np.void, pixels: bytes | memoryview) -> int:
-    """What ``patch["crc32"]`` must be."""
+    """CRC-32 of the labels and pixels of a patch."""
     return zlib.crc32(pixels, zlib.crc32(patch.tobytes()[: -PATCH["crc32"].itemsize]))
 
 
-def anew(directory: str | Path) -> str:
-    """The remedy for what is damaged in ``directory``."""
-    return f"Remove {directory} and begin anew."
+def rebuild_hint(directory: str | Path) -> str:
+    """Remedy for damaged files in ``directory``."""
+    return f"Remove {directory} and begin again."
 
 
 def refuse_earlier(directory: Path) -> None:
-    """ValueError for the files that were made until November 2026."""
+    """ValueError for files that were made until November 2026."""
     if (directory / "pixels.bin").is_file() and not (directory / PIXELS).exists():
         raise ValueError(
             f"{directory} was made by an earlier version, whose pixels.bin is no longer read. Remove it and convert "
@@ -167,10 +167,10 @@ def refuse_earlier(directory: Path) -> None:
 
 
 class Store:
-    """Complete files, for reading, by any number of processes; pickles as its path."""
+    """Complete files for reading, by any number of processes; pickles as its path."""
 
     def __init__(self, directory: str | Path) -> None:
-        """FileNotFoundError if nothing was made there, ValueError if it is incomplete or damaged."""
+        """Raise FileNotFoundError if ``directory`` has no store, ValueError if it is incomplete or damaged."""
         self.directory = Path(directory)
         path = self.directory / INDEX
         if not path.is_file():
@@ -203,7 +203,7 @@ class Store:
         return self._rows[split]
 
     def labels(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """(n, 19)."""
+        """Whether each class applies (n, 19)."""
         return cast("npt.NDArray[np.bool_]", self._labels[rows])
 
     def names(self, rows: Rows) -> list[str]:
@@ -213,9 +213,10 @@ class Store:
         ]
 
     def read(self, rows: Rows, parts: Sequence[tuple[int, int]]) -> Pixels:
-        """These parts of each patch's values, as they are stored, (n, values).
+        """Stored values (n, values) of the ``parts``, pairs of first value and number, of the patches ``rows``.
 
-        OSError, as a sentence, for what the disk does not give.
+        Raises:
+            OSError: the disk returns an error; the text has a remedy.
         """
         file = self._opened()
         found = np.empty((len(rows), sum(count for _, count in parts)), "<u2")
@@ -227,10 +228,11 @@ class Store:
                 part, at = view[at : at + size], at + size
                 try:
                     count = os.preadv(file, [part], start, os.RWF_NOWAIT)
-                except OSError:  # a file system without this flag, or one that is to say it again below
+                # A file system without this flag; any other error comes again below.
+                except OSError:
                     count = 0
                 if count < size:
-                    # All are asked for before the first is waited for.
+                    # The disk gets all requests before the first is waited for.
                     os.posix_fadvise(file, start + count, size - count, os.POSIX_FADV_WILLNEED)
                     waited_for.append((part[count:], start + count))
         for part, start in waited_for:
@@ -238,12 +240,13 @@ class Store:
         return found
 
     def damaged(self) -> Iterator[str | None]:
-        """Reads each patch again: its name if it is not what was written, else None."""
+        """Read each patch again; yields its name if its checksum is wrong, else None."""
         everything, patches = [(0, self.layout.values)], patches_of(self.directory / INDEX)
         for row in np.concatenate([*self._rows.values()]):
             try:
                 whole = checksum(patches[row], self.read(row[None], everything).data) == patches[row]["crc32"]
-            except OSError:  # what the disk does not give
+            # A bad sector is damage, too.
+            except OSError:
                 whole = False
             yield None if whole else patches[row]["name"].decode(errors="replace")
 
@@ -254,7 +257,7 @@ class Store:
             if not count:
                 raise OSError(
                     f"{self.directory / PIXELS} ends at byte {start}, and was longer when it was opened. "
-                    f"{anew(self.directory)}"
+                    f"{rebuild_hint(self.directory)}"
                 )
             part, start = part[count:], start + count
 

@@ -1,4 +1,4 @@
-"""How the files that training reads are begun, kept and finished, so that any death leaves some to go on with."""
+"""Writing of the files for training, so that a conversion that was killed at any point continues."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from search_spaces.readers.bigearthnet_files.store import (
     PATCH,
     PIXELS,
     Patches,
-    anew,
     bands_of,
     patches_of,
+    rebuild_hint,
     refused,
     row_of,
     write_header,
@@ -29,9 +29,10 @@ from search_spaces.readers.bigearthnet_files.store import (
 
 
 def begun(directory: Path, version: Version, wanted: list[Patch], bands: Sequence[str]) -> Patches:
-    """The rows of patches.npy as the last run left them, or new ones; pixels.npy is there too.
+    """Rows of patches.npy of an earlier run, or new rows; makes pixels.npy if it is missing.
 
-    ValueError if what is there is damaged, or of other patches or bands.
+    Raises:
+        ValueError: the files are damaged, or have other patches or bands.
     """
     pixels, rows = directory / PIXELS, named(wanted, version)
     if (path := _index(directory)).exists():
@@ -43,7 +44,9 @@ def begun(directory: Path, version: Version, wanted: list[Patch], bands: Sequenc
             )
         rows = kept
     elif pixels.exists():
-        raise ValueError(f"{directory} has {PIXELS} without names: it is unknown of what. {anew(directory)}")
+        raise ValueError(
+            f"{directory} has {PIXELS} without names: it is unknown of what. {rebuild_hint(directory)}"
+        )
     else:
         keep(directory, rows)
     if not pixels.exists() and not rows["labels"].any():
@@ -71,8 +74,9 @@ def _index(directory: Path) -> Path:
 
 
 def keep(directory: Path, rows: Patches) -> None:
-    """Write what has been stored, once the disk has the pixels."""
+    """Write the rows of patches that have been stored."""
     pixels = directory / PIXELS
+    # Pixels first: rows must not name patches that a power cut loses.
     if pixels.exists():
         with refused(pixels, "written"), open(pixels, "rb") as file:
             os.fsync(file.fileno())
@@ -81,14 +85,14 @@ def keep(directory: Path, rows: Patches) -> None:
 
 
 def finish(directory: Path) -> None:
-    """All have been tried: from now on the files can be read."""
+    """Make the files readable, once all patches have been tried."""
     with refused(directory / INDEX, "written"):
         os.replace(_index(directory), directory / INDEX)
 
 
 @contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which is there once it is whole."""
+    """File to write, which replaces ``path`` when it is complete."""
     partial = path.with_name(f".{path.name}")
     with refused(path, "written"):
         with open(partial, "wb") as file:
@@ -100,7 +104,7 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """ValueError while another process writes there."""
+    """Lock of a directory; ValueError if another process has it."""
     with refused(directory, "written to"):
         lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -108,7 +112,8 @@ def locked(directory: Path) -> Iterator[None]:
     except BlockingIOError:
         os.close(lock)
         raise ValueError(f"Another process is writing {directory}. Wait for it, or end it.") from None
-    except OSError:  # a file system without locks
+    # A file system without locks.
+    except OSError:
         pass
     try:
         yield

@@ -1,6 +1,5 @@
-"""The folder tree of ImageNet: a folder for each class, for the validation part also one folder with all images and a
-list that says what each is. It imports no torch.
-"""
+"""ImageNet as folders: one for each class, or for the validation part one folder with a list of classes. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -15,21 +14,23 @@ import numpy.typing as npt
 from search_spaces.readers.files import content_of
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
-"""Of images, in any case; names that begin with a dot are none."""
+"""Suffixes of images, in upper or lower case."""
 VALIDATION = ("val", "validation")
 DEVKIT = "ILSVRC2012_devkit_t12/data"
 DEVKIT_LIST, DEVKIT_CLASSES = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 LISTS = ("LOC_val_solution.csv", "val.txt")
-"""Of the validation part, with a line for each image: its name, then its class; what follows is not read."""
+"""Lists of the validation part, with a line for each image: its name, its class and ignored words."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The folders of the classes, by name, of either part. ``validation`` None: it is flat, in ``flat``."""
+class ClassFolders:
+    """Folders of the classes, by name, for each split."""
 
     train: dict[str, Path]
     validation: dict[str, Path] | None
+    """None: ``flat`` has the images themselves."""
     flat: Path
+    """Folder of the validation part."""
 
 
 def is_there(root: Path) -> bool:
@@ -41,8 +42,8 @@ def is_there(root: Path) -> bool:
         return False
 
 
-def find(root: Path) -> Parts:
-    """The folders of the classes. FileNotFoundError for a missing part, ValueError for other classes in it."""
+def find(root: Path) -> ClassFolders:
+    """Find the folders of the classes; FileNotFoundError for a missing split, ValueError if it has other classes."""
     flat = next((root / name for name in VALIDATION if (root / name).is_dir()), None)
     if flat is None:
         raise FileNotFoundError(
@@ -59,11 +60,11 @@ def find(root: Path) -> Parts:
                     f"{lacks} has no folder {_some(missing)}, and the other part has. Both must have the same "
                     "classes: bring it, or remove it there."
                 )
-    return Parts(train=train, validation=validation or None, flat=flat)
+    return ClassFolders(train=train, validation=validation or None, flat=flat)
 
 
-def stamps(parts: Parts) -> list[tuple[str, int]]:
-    """When names last changed in each folder, and lists were written."""
+def stamps(parts: ClassFolders) -> list[tuple[str, int]]:
+    """Times of the last change of each folder and list."""
     found = [*parts.train.values(), parts.flat, *(parts.validation or {}).values()]
     if parts.validation is None:
         places = (parts.flat.parent, parts.flat, parts.flat.parent / DEVKIT)
@@ -72,8 +73,8 @@ def stamps(parts: Parts) -> list[tuple[str, int]]:
     return [(str(path), path.stat().st_mtime_ns) for path in found]
 
 
-def listed(root: Path, parts: Parts) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a ``Listing``, by name. ValueError for a class without images, or a list that does not fit."""
+def listed(root: Path, parts: ClassFolders) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of a ``Listing``, by name; ValueError for a class without images, or a list that does not fit."""
     names = sorted(parts.train)
     train = _in_classes(root, parts.train, names)
     if parts.validation is not None:
@@ -120,7 +121,7 @@ def _flat(root: Path, folder: Path, names: list[str]) -> list[tuple[str, int]]:
 
 
 def _ground_truth(root: Path, folder: Path, images: list[str]) -> tuple[Path, dict[str, str]]:
-    """The list that is there, and by image, with or without its suffix, the name of its class."""
+    """The list, and the name of the class by image, with or without its suffix."""
     for place in (root, folder):
         for name in LISTS:
             if (place / name).is_file():
@@ -138,7 +139,8 @@ def _named(path: Path) -> dict[str, str]:
     found = {}
     for number, line in enumerate(content_of(path).decode("utf-8", "replace").splitlines(), start=1):
         words = line.replace(",", " ").split()
-        if not words or words[0] == "ImageId":  # the first line of Kaggle's
+        # "ImageId" begins the header of Kaggle's list.
+        if not words or words[0] == "ImageId":
             continue
         if len(words) < 2:
             raise ValueError(f"{path}: line {number} must be an image and its class, and is {line[:60]!r}.")
@@ -147,7 +149,7 @@ def _named(path: Path) -> dict[str, str]:
 
 
 def _of_devkit(place: Path, images: list[str]) -> dict[str, str]:
-    """A line for each image, in the order of their names: the number of its class, from 1, as in meta.mat."""
+    """Classes by image, from the devkit's list of class numbers in the order of the images' names."""
     lines = content_of(place / DEVKIT_LIST).decode("ascii", "replace").split()
     if len(lines) != len(images):
         raise ValueError(
@@ -176,7 +178,7 @@ def _devkit_classes(path: Path) -> dict[str, str]:
         synsets = loadmat(str(path), squeeze_me=True, variable_names=["synsets"])["synsets"]
         pairs = zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True)
         return {str(int(number)): str(name) for number, name in pairs}
-    # What scipy raises for a file that is none of Matlab's, or another one.
+    # scipy raises errors of all these classes for other files.
     except (
         KeyError,
         ValueError,
@@ -186,7 +188,7 @@ def _devkit_classes(path: Path) -> dict[str, str]:
         NotImplementedError,
         OSError,
     ) as error:
-        raise ValueError(f"{path} is not the devkit's ({error!r}). Extract it again.") from error
+        raise ValueError(f"{path} is not the file of the devkit ({error!r}). Extract it again.") from error
 
 
 def _subfolders(path: Path) -> dict[str, Path]:

@@ -1,6 +1,5 @@
-"""Which images a folder holds and of which class, in either form, as arrays that are kept in a file: 1.3 million names
-are looked up once, not by each rank at each start. It imports no torch.
-"""
+"""Images of a folder and their classes, as arrays in a file, so that 1.3 million names are looked up once and not by
+each rank at each start. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,23 +25,21 @@ from search_spaces.readers.files import content_of, made_once, refused_by_system
 from search_spaces.readers.imagenet_files import folders, shards
 
 FORMAT = 1
+# Open shards of a process, which may have 1 024 files; ImageNet often has more shards.
 _MOST_OPEN = 64
-"""Shards that a process keeps open: it may have 1 024 files, and ImageNet is often cut into more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageFiles:
-    """The images of a part, sorted by class and then by name, whichever form they come in.
-
-    ``names`` (files): paths below ``root``, as bytes. ``classes`` (images,): int64. ``places`` (images, 3): the number
-    of the file, the first byte and the length of each image, int64; (0, 3) where each has a file of its own. Picklable;
-    files are opened by each process for itself.
-    """
+    """Images of a split, sorted by class and then by name. Picklable; each process opens the files for itself."""
 
     root: Path
     names: npt.NDArray[np.bytes_]
+    """Paths of the files below ``root``."""
     classes: npt.NDArray[np.int64]
+    """Class of each image."""
     places: npt.NDArray[np.int64]
+    """Number of the file, first byte and length of each image in a shard (images, 3); (0, 3) for images in files."""
     _opened: OrderedDict[int, int] = field(default_factory=OrderedDict, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -57,7 +54,7 @@ class ImageFiles:
             close(descriptor)
 
     def read(self, image: int) -> bytes:
-        """Its bytes. OSError, as a sentence, where its file cannot be read; ValueError where that is cut short."""
+        """Bytes of an image; OSError, with a remedy, if its file cannot be read, ValueError if it is cut short."""
         if not len(self.places):
             return content_of(self._path(image))
         file, start, length = self.places[image].tolist()
@@ -70,7 +67,7 @@ class ImageFiles:
         return content
 
     def describe(self, image: int) -> str:
-        """Where it lies, for messages."""
+        """File and name of an image, for errors."""
         if not len(self.places):
             return str(self._path(image))
         file, start, _ = self.places[image].tolist()
@@ -97,9 +94,10 @@ class ImageFiles:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Listing:
-    """What a folder holds. ``class_names``: those of the folders, sorted; empty for shards, which have numbers."""
+    """Images of a folder."""
 
     class_names: tuple[str, ...]
+    """Sorted names of the classes; empty for shards, which have numbers."""
     classes: int
     train: ImageFiles
     validation: ImageFiles
@@ -107,11 +105,18 @@ class Listing:
 
 @lru_cache(maxsize=2)
 def list_images(path: str | Path, kept_in: str | Path) -> Listing:
-    """The images of the folder ``path``: see ``search_spaces.readers.imagenet`` for what is accepted.
+    """List the images of a folder in one of the forms of ``search_spaces.readers.imagenet``.
 
-    The list is kept in the folder ``kept_in``, which is made; who comes first makes it, the others wait. It is made
-    anew where files have been added, taken away or renamed since, or a shard was written. FileNotFoundError for what is
-    not there, ValueError for what is not as it must be; both name the place and the remedy.
+    The list is kept, and made again if files were added, removed or renamed, or a shard was written. The first process
+    makes it while others wait.
+
+    Args:
+        path (path): folder of the data set.
+        kept_in (path): folder of lists, which is made if it is missing.
+
+    Raises:
+        FileNotFoundError: a file or folder is missing.
+        ValueError: a file has another form.
     """
     root = Path(path).resolve()
     form = folders if folders.is_there(root) else shards
@@ -141,7 +146,7 @@ def _read(path: Path, root: Path) -> Listing:
                 train=_part(found, "train", root),
                 validation=_part(found, "validation", root),
             )
-    # What zipfile and numpy raise for bytes that are none of theirs.
+    # zipfile and numpy raise errors of all these classes for damaged files.
     except (
         KeyError, EOFError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError,
         SyntaxError, zipfile.BadZipFile, zlib.error, struct.error,

@@ -1,6 +1,5 @@
-"""Made-up images in the forms of ImageNet, whose classes can be learnt: gratings of a colour and a direction, in noise.
-It imports no torch.
-"""
+"""Synthetic images in the forms of ImageNet, with classes that can be learnt: gratings of a colour and a direction, in
+noise. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from PIL import Image
 from search_spaces.readers.files import made_directory
 
 CLASSES, TRAINED, TESTED = 8, 96, 96
-"""By default: classes, and images of a class to train and to test with."""
+"""Defaults: number of classes, and of training and test images of each."""
 Form = Literal["folders", "shards"]
 _IMAGES_IN_SHARD = 100
 
@@ -30,8 +29,18 @@ def write_made_up(
     tested: int = TESTED,
     seed: int = 0,
 ) -> None:
-    """Write a set of ``classes`` classes, ``trained`` images to train with of each and ``tested`` to test with, as a
-    folder for each class or as shards: of the same images. FileExistsError if ``path`` is not empty.
+    """Write a synthetic data set; its images are the same in both forms.
+
+    Args:
+        path (path): folder of the data set.
+        form (str; default "folders"): "folders", one for each class, or "shards".
+        classes (int; default 8): number of classes.
+        trained (int; default 96): training images of each class.
+        tested (int; default 96): test images of each class.
+        seed (int; default 0): seed of the images.
+
+    Raises:
+        FileExistsError: ``path`` is not empty.
     """
     root = Path(path)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
@@ -48,7 +57,7 @@ def write_made_up(
 
 
 def _made(part: str, classes: int, count: int, seed: int) -> Iterator[tuple[str, str, bytes, int]]:
-    """Of each image the name of its class, its own, its bytes and the number of its class."""
+    """Name of the class, name, bytes and number of the class of each image."""
     for number in range(classes):
         wnid = f"n{1_440_764 + 10 * number:08d}"
         for image in range(count):
@@ -57,9 +66,9 @@ def _made(part: str, classes: int, count: int, seed: int) -> Iterator[tuple[str,
 
 
 def _jpeg(number: int, classes: int, rng: np.random.Generator) -> bytes:
-    """The direction of the grating says more of the class than its colour: both are noisy."""
     width, height = (int(side) for side in rng.integers(40, 72, 2))
     y, x = np.mgrid[:height, :width].astype(np.float64)
+    # The direction tells more about the class than the colour; both are noisy.
     angle = np.pi * (number + rng.normal(0, 0.15)) / classes
     wave = np.sin(
         (x * np.cos(angle) + y * np.sin(angle)) * rng.uniform(0.35, 0.7) + rng.uniform(0, 2 * np.pi)
@@ -73,7 +82,7 @@ def _jpeg(number: int, classes: int, rng: np.random.Generator) -> bytes:
 
 
 def _write_shards(folder: Path, part: str, images: list[tuple[str, str, bytes, int]]) -> None:
-    """Shuffled, as shards are for those who read them in their order."""
+    # Shuffled, as shards are for programs that read them in sequence.
     order = np.random.default_rng(0).permutation(len(images)).tolist()
     for shard, first in enumerate(range(0, len(order), _IMAGES_IN_SHARD)):
         with tarfile.open(folder / f"imagenet-{part}-{shard:06d}.tar", "w") as archive:

@@ -1,9 +1,8 @@
-"""Shards of ImageNet: tar files in webdataset's form, in which KEY.jpg and KEY.cls, its class as a number, make up an
-image. It imports no torch.
+"""Shards of ImageNet: tar files in webdataset's form, with KEY.jpg and KEY.cls, the number of its class, for an image.
+Imports no torch.
 
-webdataset itself reads such files from beginning to end and shuffles what it holds of them, so that neither an exact
-order nor an exact resumption can be had, and its random access (wids) unpickles. Here headers are read once, by
-Python's tarfile, and images by their place: any order, any number of processes, and a run goes on where it was.
+webdataset reads such files in sequence and shuffles a buffer, which allows neither an exact order nor an exact
+resumption, and its random access (wids) unpickles. Here headers are read once, and images by their place in the file.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ AGAIN = "Copy or download it again."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The shards of either part, by name."""
+class Shards:
+    """Shards of each split, sorted by name."""
 
     train: list[Path]
     validation: list[Path]
 
 
-def find(root: Path) -> Parts:
-    """The shards in ``root``, or in its folders train and val (or validation). FileNotFoundError for a part without,
-    ValueError for a shard that would be of both."""
+def find(root: Path) -> Shards:
+    """Find the shards in ``root`` or in its folders train and val; FileNotFoundError for a split without shards,
+    ValueError for a shard of both."""
     found: dict[str, list[Path]] = {}
     for part, folders in (("train", ("train",)), ("val", ("val", "validation"))):
         here = [path for path in _tars(root) if part in path.name]
@@ -51,17 +50,17 @@ def find(root: Path) -> Parts:
         raise ValueError(
             f"{min(both)} has both train and val in its name. Rename it, or put shards into folders train and val."
         )
-    return Parts(train=found["train"], validation=found["val"])
+    return Shards(train=found["train"], validation=found["val"])
 
 
-def stamps(parts: Parts) -> list[tuple[str, int, int]]:
-    """Sizes of all shards, and when they were written."""
+def stamps(parts: Shards) -> list[tuple[str, int, int]]:
+    """Size and time of the last change of each shard."""
     states = [(path, path.stat()) for path in (*parts.train, *parts.validation)]
     return [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
 
 
-def listed(root: Path, parts: Parts) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a ``Listing``, by name. ValueError for a file that is no shard, or a class without images."""
+def listed(root: Path, parts: Shards) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of a ``Listing``, by name; ValueError for a file that is no shard, or a class without images."""
     found: dict[str, npt.NDArray[Any]] = {"class_names": np.array([], dtype=np.bytes_)}
     for part, shards in (("train", parts.train), ("validation", parts.validation)):
         images = [
@@ -90,7 +89,7 @@ def listed(root: Path, parts: Parts) -> dict[str, npt.NDArray[Any]]:
 
 
 def _in_shard(path: Path) -> dict[str, tuple[int, int, int]]:
-    """By key class, first byte and length of each image."""
+    """Class, first byte and length of each image, by key."""
     images: dict[str, tuple[int, int]] = {}
     classes: dict[str, int] = {}
     try:
@@ -106,7 +105,8 @@ def _in_shard(path: Path) -> dict[str, tuple[int, int, int]]:
                 elif kind.lower() == CLASS:
                     content = shard.extractfile(member)
                     classes[key] = _number(path, member.name, b"" if content is None else content.read(32))
-                shard.members = []  # type: ignore[attr-defined]  # it would keep all of them
+                # tarfile would keep all headers in memory.
+                shard.members = []  # type: ignore[attr-defined]
             end = shard.offset
     except tarfile.TarError as error:
         raise ValueError(f"{path} is no whole tar file ({error}). {AGAIN}") from error
@@ -123,9 +123,7 @@ def _in_shard(path: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def _check_end(path: Path, end: int) -> None:
-    """ValueError unless the tar file ends as such files do, with a block of zeros, where its last header was read:
-    ``tarfile`` takes a file that is cut short, or has a damaged header after the first, for one that ends there.
-    """
+    # tarfile reports no error for a file that is cut short or has a damaged header: a whole file has zeros there.
     with open(path, "rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
