@@ -25,8 +25,12 @@ def excerpt(value: object, *, as_json: bool = False) -> str:
 
 
 def cut(text: str) -> str:
-    """``text``, cut to MOST_SHOWN characters."""
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} …"
+    """``text`` on one line, cut to MOST_SHOWN characters, with control characters as escape sequences."""
+    # A name with a carriage return or a terminal's codes must not change what is seen of a message.
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: MOST_SHOWN + 1]
+    )
+    return shown if len(text) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]} …"
 
 
 def digits(values: Iterable[object], least: int = 4) -> int:
