@@ -20,30 +20,14 @@ from msgspec.structs import replace
 
 from hpo import logs
 from hpo.errors import HpoError
+from hpo.evaluation import conversation as messages
 from hpo.evaluation import cuda
-from hpo.evaluation.conversation import (
-    Broken,
-    Evaluate,
-    EvaluationOver,
-    Exit,
-    FormGroup,
-    GroupFormed,
-    Hello,
-    LeaveGroup,
-    Prepared,
-    Ready,
-    Waits,
-    Warned,
-)
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import evaluator_device
 from hpo.evaluation.process.control_socket import ControlSocket
-from hpo.evaluation.process.global_seeds import Seeder
-from hpo.evaluation.process.global_state import GlobalState
+from hpo.evaluation.process.global_state import GlobalState, Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
-from hpo.evaluation.process.python_state import KINDS as PYTHON_KINDS
 from hpo.evaluation.process.task_groups import TaskGroups
-from hpo.evaluation.process.torch_state import KINDS as TORCH_KINDS
 from hpo.evaluation.process.torch_state import accept_repetition
 from hpo.evaluation.process.wait_watch import Wait
 from hpo.evaluation.process.when_imported import when_imported
@@ -62,8 +46,11 @@ _log = logging.getLogger("hpo.evaluation")
 _HELLO_S = 60.0
 _DUMP_LEAD_S = 0.2
 """Stacks are written this long before the time-out."""
-
 _VERDICTS: tuple[Verdict, ...] = (GO, STOP, PAUSE)
+_LEFT_BEHIND = (
+    "the evaluation changed what cannot be put back ({}): the next evaluation gets a new evaluator, which imports the "
+    "task again. Set or begin it at the top of the task's module, or undo it before `evaluate` returns."
+)
 
 
 class EvaluatorLink:
@@ -97,7 +84,7 @@ class EvaluatorLink:
         """Let the campaign know where the task cannot use the device that is there."""
         text = self._device.take_warning()
         if text is not None:
-            self._channel.send(Warned(text))
+            self._channel.send(messages.Warned(text))
 
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         verdict: Verdict = GO
@@ -122,9 +109,9 @@ class EvaluatorLink:
 
 
 class Evaluator:
-    """Serves one rank: takes orders from the channel until the one to exit."""
+    """Serves one rank: follows the orders from the channel until ``Exit``."""
 
-    def __init__(self, channel: ControlSocket, hello: Hello) -> None:
+    def __init__(self, channel: ControlSocket, hello: messages.Hello) -> None:
         self._channel = channel
         self._rank = hello.worker_rank
         self._size = hello.size
@@ -138,12 +125,12 @@ class Evaluator:
         # Before torch is imported, here or by the task.
         self._task_groups = TaskGroups()
         self._group = (
-            WorkerGroup(hello, self._device, self._task_groups, self._tell_wait) if self._size > 1 else None
+            WorkerGroup(hello, self._device, self._task_groups, self._send_wait) if self._size > 1 else None
         )
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
         self._task = hello.source.load()
         self._objectives = tuple(self._task.objectives)
-        self._state = GlobalState({**PYTHON_KINDS, **TORCH_KINDS})
+        self._state = GlobalState()
         self._left: list[str] = []
         """Kinds of global state that the evaluation has changed and that cannot be put back."""
         self._modules = 0
@@ -153,7 +140,7 @@ class Evaluator:
         """Say that this rank is ready, and follow orders."""
         self._clean()
         self._channel.send(
-            Ready(
+            messages.Ready(
                 host=socket.gethostname(),
                 gpu=None if self._group is None else self._group.gpu,
                 address=None if self._group is None else self._group.address,
@@ -163,18 +150,18 @@ class Evaluator:
             order = self._channel.receive()
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("the rank orders %s", excerpt(order))
-            if isinstance(order, Exit):
+            if isinstance(order, messages.Exit):
                 self._leave_or_end()
                 return
-            if isinstance(order, Evaluate):
+            if isinstance(order, messages.Evaluate):
                 self._evaluate(order)
                 continue
             self._state.changed()  # forming a group sets environment variables
-            if isinstance(order, FormGroup) and self._group is not None:
+            if isinstance(order, messages.FormGroup) and self._group is not None:
                 self._group.join(order)
                 _log.debug("the worker's group %d is formed", order.generation)
-                self._channel.send(GroupFormed(order.generation))
-            elif isinstance(order, LeaveGroup):
+                self._channel.send(messages.GroupFormed(order.generation))
+            elif isinstance(order, messages.LeaveGroup):
                 self._leave_or_end()
             else:
                 raise TypeError(f"an evaluator does not follow {order!r}")
@@ -190,7 +177,7 @@ class Evaluator:
             sys.stderr.flush()
             os._exit(1)
 
-    def _evaluate(self, order: Evaluate) -> None:
+    def _evaluate(self, order: messages.Evaluate) -> None:
         self._turn = order.turn
         self._left = []
         self._link.begin(self._turn)
@@ -205,36 +192,36 @@ class Evaluator:
             outcome = not_begun(error, job.directory)
         else:
             if order.confirm:
-                self._channel.send(Prepared(order.turn))
+                self._channel.send(messages.Prepared(order.turn))
             outcome = self._attempt(job, order.timeout_s)
             if self._left:
-                text = _left_behind(self._left)
+                text = _LEFT_BEHIND.format(", ".join(self._left))
                 _log.warning("%s", text)
-                self._channel.send(Warned(text))
+                self._channel.send(messages.Warned(text))
             self._output.close()
             self._link.warn()
             fault = self._device.take_fault()
             if fault is not None:  # whatever the task made of it: the individual is not to blame
-                self._channel.send(Broken(fault))
+                self._channel.send(messages.Broken(fault))
                 return
-        if self._size > 1 and outcome.status == FAILED and not outcome.storage:
-            outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
-        # A CUDA error may poison all later calls of the process, and need not have reached the task, or ended it. One
-        # that failed is not waited for: its kernels may wait for ranks that never come.
         failed = outcome.status == FAILED and not outcome.storage
+        if self._size > 1 and failed:
+            outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
+        # A CUDA error may poison all later calls of the process, and need not have reached the task, or ended it. After
+        # a failure nothing is awaited: kernels may wait for ranks that never come.
         poisoned = bool(self._left) or (cuda.used() and (failed or not cuda.healthy()))
         if outcome.status != COMPLETED and not outcome.storage:
-            # What it had started may hold a GPU, and would go on beside the next ones. Another process evaluates these:
-            # a pool that lost its workers is of no use.
+            # Processes that it started may hold a GPU, and would go on beside the next evaluations. These get another
+            # evaluator: a pool that lost its workers is of no use.
             poisoned = kill_started_since(began) or poisoned
-        # Of a worker that failed all groups are left, when the first failure is known.
+        # Where a worker failed, it leaves all groups when the first failure is known.
         poisoned = poisoned or ((self._size == 1 or not failed) and not self._task_groups.tidy())
         self._channel.send(
-            EvaluationOver(
+            messages.EvaluationOver(
                 turn=order.turn,
                 outcome=outcome,
                 replace=poisoned,
-                regroup=self._group is not None and not self._group.whole,
+                regroup=self._group is not None and not self._task_groups.whole,
             )
         )
         if not poisoned:
@@ -260,19 +247,20 @@ class Evaluator:
             faulthandler.cancel_dump_traceback_later()
 
     def _clean(self) -> None:
-        """Free models in reference cycles, which hold memory that the next one needs, and what CUDA keeps of them.
+        """Free models in reference cycles, whose memory the next model needs, and what CUDA keeps of them.
 
-        What modules are made of is set aside whenever new ones have been imported, or each collection would look
-        through all of torch, which takes 0.2 s.
-        """
+        Objects of modules are set aside whenever more modules have been imported, or each collection would look through
+        all of torch, which takes 0.2 s."""
         gc.collect()
         cuda.free()
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             gc.freeze()
 
-    def _tell_wait(self, wait: Wait) -> None:
-        self._channel.send(Waits(turn=self._turn, call=wait.call, of_all=wait.of_all, large=wait.large))
+    def _send_wait(self, wait: Wait) -> None:
+        self._channel.send(
+            messages.Waits(turn=self._turn, call=wait.call, of_all=wait.of_all, large=wait.large)
+        )
 
     def _call(self, trial: Trial) -> object:
         """The task, begun on all ranks at once: when rank 0 has emptied the directory."""
@@ -289,28 +277,19 @@ class Evaluator:
             self._left = self._state.restore()
 
 
-def _left_behind(kinds: list[str]) -> str:
-    return (
-        f"the evaluation changed what cannot be put back ({', '.join(kinds)}): the next one gets a new evaluator, "
-        "which imports the task again. Set or begin it at the top of the task's module, or undo it before `evaluate` "
-        "returns."
-    )
-
-
 def main(arguments: list[str]) -> int:
     """Serve the control rank at the other end of the socket that ``arguments[0]`` numbers."""
     faulthandler.enable(file=2, all_threads=False)
     logs.follow_rank()
     channel = ControlSocket(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
-    if not isinstance(hello, Hello):
+    if not isinstance(hello, messages.Hello):
         raise TypeError(f"the first order to an evaluator is Hello, not {hello!r}")
     try:
         evaluator = Evaluator(channel, hello)
     except (Exception, SystemExit) as error:  # the task's module runs in there
-        ours = isinstance(error, HpoError)
-        text = str(error) if ours else describe_exception(error)
-        channel.send(Broken(f"{hello.label} could not load the task: {text}"))
+        text = str(error) if isinstance(error, HpoError) else describe_exception(error)
+        channel.send(messages.Broken(f"{hello.label} could not load the task: {text}"))
         return 1
     evaluator.serve()
     return 0

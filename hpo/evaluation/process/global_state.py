@@ -1,24 +1,52 @@
-"""Global state of the process, as it was before an evaluation, for the next one."""
+"""Global state and global generators of the process: each evaluation finds them as if it were the first there."""
 
 from __future__ import annotations
 
 import functools
 import gc
+import random
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-from hpo.evaluation.process.state_kind import Kind
-from hpo.evaluation.process.when_imported import Execute, execute_with, find_behind
+from hpo.evaluation.process import python_state, torch_state
+from hpo.evaluation.process.when_imported import Execute, execute_with, find_behind, when_imported
 from hpo.task.outcome import is_users_file
 
+_KINDS = {**python_state.KINDS, **torch_state.KINDS}
+_SEEDED: dict[str, Callable[[Any, int], object]] = {
+    "numpy": lambda numpy, seed: numpy.random.seed(seed % 2**32),
+    "torch": lambda torch, seed: torch.manual_seed(seed % 2**63),
+}
 _ENDS_S = 0.1
 """Time for a thread that is about to end."""
 _ABSENT = object()
+
+
+class Seeder:
+    """Seeds Python's, NumPy's and torch's global generators.
+
+    A library that a task imports only while it evaluates is seeded right after that: otherwise the first evaluation of
+    a process would draw differently from the others.
+    """
+
+    def __init__(self) -> None:
+        self._seed = 0
+        when_imported({name: functools.partial(self._seed_module, name) for name in _SEEDED})
+
+    def seed(self, seed: int) -> None:
+        """Begin an evaluation."""
+        self._seed = seed
+        random.seed(seed)
+        for name in _SEEDED.keys() & sys.modules.keys():
+            self._seed_module(name, sys.modules[name])
+
+    def _seed_module(self, name: str, module: ModuleType) -> None:
+        _SEEDED[name](module, self._seed)
 
 
 class GlobalState:
@@ -28,9 +56,7 @@ class GlobalState:
     at the top of a script: these changes stay.
     """
 
-    def __init__(self, kinds: Mapping[str, Kind]) -> None:
-        """``kinds``: by name, in the order in which they are put back."""
-        self._kinds = kinds
+    def __init__(self) -> None:
         self._before: dict[str, Any] = {}
         self._known = False
         """Whether the state is as ``_before``: reading it takes a quarter of a millisecond."""
@@ -41,8 +67,8 @@ class GlobalState:
         sys.meta_path.insert(0, _ImportWatch(self))
 
     def begin(self) -> None:
-        """Remember the state that the evaluation begins with: where nothing has been changed since ``restore``, what
-        that has put back."""
+        """Remember the state that the evaluation begins with: where nothing has been changed since ``restore``, the
+        state that this has put back."""
         if not self._known:
             self._before = self.read()
         self._known = False
@@ -60,10 +86,10 @@ class GlobalState:
         for name, value in self._before.items():
             if _same(value, now.get(name, _ABSENT)):
                 continue
-            kind = self._kinds[name]
+            get, put = _KINDS[name]
             try:
-                kind.put(value)
-                restored = _same(kind.get(), value)
+                put(value)
+                restored = _same(get(), value)
             except Exception:  # a limit that only root may raise; what a task has replaced by something else
                 restored = False
             if not restored:
@@ -84,7 +110,7 @@ class GlobalState:
     def read(self) -> dict[str, Any]:
         """All kinds of state that exist, by name."""
         found = {}
-        for name, (get, _) in self._kinds.items():
+        for name, (get, _) in _KINDS.items():
             try:
                 found[name] = get()
             except Exception:  # its module is not imported, or this torch does not have it
@@ -142,9 +168,9 @@ class _ImportWatch(MetaPathFinder):
             self._busy = False
 
 
-def _same(one: object, other: object) -> bool:
+def _same(value: object, other: object) -> bool:
     try:
-        return one is other or bool(one == other)
+        return value is other or bool(value == other)
     except Exception:  # arrays, and what else cannot be compared
         return False
 

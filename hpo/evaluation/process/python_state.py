@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # whose getsignal makes no enum members, 60 µs an evaluation
 import builtins
-import faulthandler
 import gc
 import locale
 import logging
@@ -13,10 +12,8 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from hpo.evaluation.process.state_kind import Kind, attribute, entries, items, of_module
@@ -24,7 +21,6 @@ from hpo.evaluation.process.state_kind import Kind, attribute, entries, items, o
 _SIGNALS = tuple(int(number) for number in signal.valid_signals() if number < signal.SIGRTMIN)
 _TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 _LIMITS = tuple(sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}))
-_ABSENT = object()
 
 
 def _put_environment(value: dict[bytes, bytes]) -> None:
@@ -58,7 +54,7 @@ def _put_limits(value: dict[int, tuple[int, int]]) -> None:
 
 def _put_filters(value: list[Any]) -> None:
     warnings.filters[:] = value  # type: ignore[index]
-    # Else modules go on to leave out warnings that they have given under the other filters.
+    # Modules remember which warnings they have given, and would leave these out under the restored filters, too.
     getattr(warnings, "_filters_mutated", lambda: None)()
 
 
@@ -67,52 +63,23 @@ _NEW_LOGGER = logging.NOTSET, True, False, (), ()
 
 def _loggers() -> dict[str, tuple[Any, ...]]:
     """Loggers that anything was set for, by name. Others come into being wherever a module asks for its own."""
-    named = logging.root.manager.loggerDict.items()
-    found = {name: _logger_state(one) for name, one in list(named) if isinstance(one, logging.Logger)}
-    found[""] = _logger_state(logging.root)
+    named = [*logging.root.manager.loggerDict.items(), ("", logging.root)]
+    found = {name: _logger_state(logger) for name, logger in named if isinstance(logger, logging.Logger)}
     return {name: state for name, state in found.items() if state != _NEW_LOGGER}
 
 
-def _logger_state(one: logging.Logger) -> tuple[Any, ...]:
-    return one.level, one.propagate, one.disabled, tuple(one.handlers), tuple(one.filters)
+def _logger_state(logger: logging.Logger) -> tuple[Any, ...]:
+    return logger.level, logger.propagate, logger.disabled, tuple(logger.handlers), tuple(logger.filters)
 
 
 def _put_loggers(value: dict[str, tuple[Any, ...]]) -> None:
     for name in {*value, *_loggers()}:
-        one = logging.getLogger(name)
+        logger = logging.getLogger(name)
         state = value.get(name, _NEW_LOGGER)
-        if _logger_state(one) != state:
-            one.setLevel(state[0])
-            one.propagate, one.disabled = state[1:3]
-            one.handlers[:], one.filters[:] = state[3:]
-
-
-def _event_loop(module: Any) -> tuple[Any, ...]:
-    """Policy of event loops, what it holds for this thread, and whether the loop there has been closed."""
-    policy = module._event_loop_policy
-    local = getattr(policy, "_local", None)
-    held = {} if local is None else dict(vars(local))
-    loop = held.get("_loop")
-    return policy, held, loop is not None and loop.is_closed()
-
-
-def _put_event_loop(module: Any, value: tuple[Any, ...]) -> None:
-    module._event_loop_policy, held, _ = value
-    if hasattr(value[0], "_local"):
-        own = vars(value[0]._local)
-        own.clear()
-        own.update(held)
-
-
-def _decimal_state(module: Any) -> dict[str, Any]:
-    context = module.getcontext()
-    names = "prec", "rounding", "Emin", "Emax", "capitals", "clamp"
-    return {**{name: getattr(context, name) for name in names}, "traps": dict(context.traps)}
-
-
-def _put_decimal(module: Any, value: dict[str, Any]) -> None:
-    traps = [trap for trap, is_set in value["traps"].items() if is_set]
-    module.setcontext(module.Context(**{**value, "traps": traps}))
+        if _logger_state(logger) != state:
+            logger.setLevel(state[0])
+            logger.propagate, logger.disabled = state[1:3]
+            logger.handlers[:], logger.filters[:] = state[3:]
 
 
 def _flushes_denormals() -> bool:
@@ -120,34 +87,18 @@ def _flushes_denormals() -> bool:
     return sys.float_info.min / 4 == 0.0
 
 
-def _this(module: Any) -> Callable[[], Any]:
-    return lambda: module
-
-
-_SYS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook", "dont_write_bytecode", "stdin")
-
 KINDS: dict[str, Kind] = {
     # A timer's signal must not come when its handler is no longer there.
     "timers": Kind(
-        lambda: tuple(signal.getitimer(one) == (0.0, 0.0) for one in _TIMERS),
-        lambda value: [signal.setitimer(one, 0.0) for one, off in zip(_TIMERS, value, strict=True) if off],
+        lambda: tuple(signal.getitimer(timer) == (0.0, 0.0) for timer in _TIMERS),
+        lambda value: [
+            signal.setitimer(timer, 0.0) for timer, off in zip(_TIMERS, value, strict=True) if off
+        ],
     ),
-    "signal handlers": Kind(lambda: {one: _signal.getsignal(one) for one in _SIGNALS}, _put_signals),
-    "blocked signals": Kind(
-        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        lambda value: signal.pthread_sigmask(signal.SIG_SETMASK, value),
-    ),
-    "fault handler": Kind(
-        faulthandler.is_enabled,
-        lambda value: faulthandler.enable(file=2, all_threads=False) if value else faulthandler.disable(),
-    ),
+    "signal handlers": Kind(lambda: {number: _signal.getsignal(number) for number in _SIGNALS}, _put_signals),
     "environment variables": Kind(lambda: dict(vars(os.environ)["_data"]), _put_environment),
     "umask": Kind(_umask, os.umask),
-    "resource limits": Kind(lambda: {one: resource.getrlimit(one) for one in _LIMITS}, _put_limits),
-    "priority": Kind(
-        lambda: os.getpriority(os.PRIO_PROCESS, 0),
-        lambda value: os.setpriority(os.PRIO_PROCESS, 0, value),
-    ),
+    "resource limits": Kind(lambda: {limit: resource.getrlimit(limit) for limit in _LIMITS}, _put_limits),
     "processors": Kind(lambda: os.sched_getaffinity(0), lambda value: os.sched_setaffinity(0, value)),
     "locale": Kind(
         lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)
@@ -156,31 +107,17 @@ KINDS: dict[str, Kind] = {
     "sys.path": items(lambda: sys.path),
     "sys.meta_path": items(lambda: sys.meta_path),
     "sys.argv": items(lambda: sys.argv),
-    **{f"sys.{name}": attribute(_this(sys), name) for name in _SYS},
-    "sys.tracebacklimit": Kind(
-        lambda: getattr(sys, "tracebacklimit", _ABSENT),
-        lambda value: (
-            delattr(sys, "tracebacklimit") if value is _ABSENT else setattr(sys, "tracebacklimit", value)
-        ),
-    ),
-    "threading.excepthook": attribute(_this(threading), "excepthook"),
+    "sys.stdin": attribute(sys, "stdin"),
+    "sys.excepthook": attribute(sys, "excepthook"),
     "trace function": Kind(sys.gettrace, sys.settrace),
     "profile function": Kind(sys.getprofile, sys.setprofile),
-    "trace function of threads": Kind(lambda: threading.gettrace(), lambda value: threading.settrace(value)),
-    "profile function of threads": Kind(
-        lambda: threading.getprofile(), lambda value: threading.setprofile(value)
-    ),
     "recursion limit": Kind(sys.getrecursionlimit, sys.setrecursionlimit),
-    "switch interval of threads": Kind(sys.getswitchinterval, sys.setswitchinterval),
     "garbage collection": Kind(gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
-    "thresholds of garbage collection": Kind(gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "captured warnings": Kind(
         lambda: logging._warnings_showwarning is not None,  # type: ignore[attr-defined]
         logging.captureWarnings,
     ),
-    "warnings.showwarning": attribute(_this(warnings), "showwarning"),
-    "warnings.formatwarning": attribute(_this(warnings), "formatwarning"),
-    "logging.raiseExceptions": attribute(_this(logging), "raiseExceptions"),
+    "warnings.showwarning": attribute(warnings, "showwarning"),
     "warning filters": Kind(lambda: list(warnings.filters), _put_filters),
     "loggers": Kind(_loggers, _put_loggers),
     # The function, as loggers remember which levels are disabled.
@@ -197,17 +134,10 @@ KINDS: dict[str, Kind] = {
         lambda module: module.get_start_method(allow_none=True),
         lambda module, value: module.set_start_method(value, force=True),
     ),
-    "event loop of asyncio": of_module("asyncio.events", _event_loop, _put_event_loop),
-    "decimal context": of_module("decimal", _decimal_state, _put_decimal),
     "NumPy's handling of floating-point errors": of_module(
         "numpy",
         lambda module: (dict(module.geterr()), module.geterrcall()),
         lambda module, value: (module.seterr(**value[0]), module.seterrcall(value[1])),
-    ),
-    "NumPy's print options": of_module(
-        "numpy",
-        lambda module: module.get_printoptions(),
-        lambda module, value: module.set_printoptions(**value),
     ),
 }
 """Kinds by name, in the order in which they are put back. tempfile and others are imported by some tasks only."""

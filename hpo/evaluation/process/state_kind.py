@@ -17,9 +17,8 @@ class Kind(NamedTuple):
     put: Callable[[Any], object]
 
 
-def attribute(owner: Callable[[], Any], name: str) -> Kind:
-    """An attribute of what ``owner`` returns."""
-    return Kind(lambda: getattr(owner(), name), lambda value: setattr(owner(), name, value))
+def attribute(owner: Any, name: str) -> Kind:
+    return Kind(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 
 def items(owner: Callable[[], list[Any]]) -> Kind:

@@ -26,7 +26,6 @@ _SWITCHES = {
     "preferred library for linear algebra": "_linalg_preferred_backend",
     "preferred BLAS library": "_blas_preferred_backend",
     "NNPACK": "_nnpack_enabled",
-    "repeated warnings of torch": "_warnAlways",
 }
 """``torch._C`` has a function with ``_get`` and one with ``_set`` before each."""
 _ATTENTION = {
@@ -39,15 +38,6 @@ _PRECISIONS = [
     ("generic", "all"),
     *((backend, part) for backend in ("cuda", "mkldnn") for part in ("all", "matmul", "conv", "rnn")),
 ]
-_HOOKS = {
-    "torch.nn.modules.module": (
-        *(f"_global_{what}_registration_hooks" for what in ("buffer", "module", "parameter")),
-        *(f"_global_{when}_hooks" for when in ("backward_pre", "backward", "forward_pre", "forward")),
-        "_global_forward_hooks_always_called",
-        "_global_forward_hooks_with_kwargs",
-    ),
-    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
-}
 
 
 @functools.cache
@@ -72,32 +62,6 @@ def _precision(backend: str, part: str) -> Kind:
     )
 
 
-def _hooks(module: str, name: str) -> Kind:
-    def get() -> dict[Any, Any]:
-        return dict(getattr(sys.modules[module], name))
-
-    def put(value: dict[Any, Any]) -> None:
-        there = getattr(sys.modules[module], name)
-        there.clear()
-        there.update(value)
-
-    return Kind(get, put)
-
-
-def _stack(depth: Callable[[], int], pop: Callable[[], object]) -> Kind:
-    """A stack, which is put back by popping."""
-
-    def put(value: int) -> None:
-        while depth() > value:
-            pop()
-
-    return Kind(depth, put)
-
-
-def _c_stack(depth: str, pop: str) -> Kind:
-    return _stack(lambda: getattr(_module("torch._C"), depth)(), lambda: getattr(_module("torch._C"), pop)())
-
-
 def _nesting() -> int:
     torch = sys.modules["torch"]
     depth: int = torch.autocast_increment_nesting() - 1
@@ -105,9 +69,14 @@ def _nesting() -> int:
     return depth
 
 
+def _put_nesting(value: int) -> None:
+    while _nesting() > value:
+        sys.modules["torch"].autocast_decrement_nesting()
+
+
 def _autocast() -> tuple[Any, ...]:
     torch = sys.modules["torch"]
-    types = [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda")]
+    types = [(torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in ("cpu", "cuda")]
     return (*types, torch.is_autocast_cache_enabled())
 
 
@@ -126,40 +95,14 @@ def _default_device() -> Any:
     return None if context is None else context.device
 
 
-def _hooked() -> bool:
-    return _module("torch._C._autograd")._top_saved_tensors_default_hooks(True) is not None
-
-
-def _put_hooked(value: bool) -> None:
-    while _hooked() > value:
-        _module("torch._C._autograd")._pop_saved_tensors_default_hooks()
-
-
-def _put_print_options(value: dict[str, Any]) -> None:
-    vars(_module("torch._tensor_str").PRINT_OPTS).update(value)
-
-
 def _cuda_device() -> int:
     cuda = _module("torch.cuda")
     return int(cuda.current_device()) if cuda.is_initialized() else 0
 
 
-def _cuda_stream() -> Any:
-    """The stream that work goes to, None for the default one."""
-    cuda = _module("torch.cuda")
-    if not cuda.is_initialized() or (stream := cuda.current_stream()) == cuda.default_stream():
-        return None
-    return stream
-
-
-def _put_cuda_stream(value: Any) -> None:
-    cuda = _module("torch.cuda")
-    cuda.set_stream(cuda.default_stream() if value is None else value)
-
-
 def accept_repetition(torch: Any) -> None:
     """Let ``torch.set_num_interop_threads`` accept the number that is in force: torch allows one call a process, and an
-    evaluation that makes it may not be the first one there."""
+    evaluation that makes it may not be the first there."""
     first: Callable[[int], None] | None = getattr(torch, "set_num_interop_threads", None)
     if first is None:  # a build without threads
         return
@@ -179,10 +122,6 @@ def _nothing(value: object) -> None:
 KINDS: dict[str, Kind] = {
     "gradients": _call("is_grad_enabled", "set_grad_enabled"),
     "torch.inference_mode": Kind(lambda: _module("torch").is_inference_mode_enabled(), _nothing),
-    "profiler of torch": Kind(lambda: _module("torch._C._autograd")._profiler_enabled(), _nothing),
-    "threads of the backward pass": _call(
-        "_is_multithreading_enabled", "_set_multithreading_enabled", "torch._C"
-    ),
     "anomaly detection": Kind(
         lambda: (_module("torch").is_anomaly_enabled(), _module("torch").is_anomaly_check_nan_enabled()),
         lambda value: _module("torch._C").set_anomaly_enabled(*value),
@@ -196,19 +135,10 @@ KINDS: dict[str, Kind] = {
     ),
     "default dtype": _call("get_default_dtype", "set_default_dtype"),
     "default device": Kind(_default_device, lambda value: _module("torch").set_default_device(value)),
-    "modes of torch functions": _c_stack("_len_torch_function_stack", "_pop_torch_function_stack"),
-    "modes of torch dispatch": _c_stack("_len_torch_dispatch_stack", "_pop_torch_dispatch_stack"),
-    "hooks of saved tensors": Kind(_hooked, _put_hooked),
-    "nested autocast": _stack(_nesting, lambda: _module("torch").autocast_decrement_nesting()),
+    "nested autocast": Kind(_nesting, _put_nesting),
     "autocast": Kind(_autocast, _put_autocast),
     "threads of torch": _call("get_num_threads", "set_num_threads"),
     "threads between operations of torch": Kind(lambda: _module("torch").get_num_interop_threads(), _nothing),
-    "print options of torch": Kind(
-        lambda: dict(vars(_module("torch._tensor_str").PRINT_OPTS)), _put_print_options
-    ),
-    "sharing strategy of tensors": _call(
-        "get_sharing_strategy", "set_sharing_strategy", "torch.multiprocessing"
-    ),
     **{words: _call(f"_get{name}", f"_set{name}", "torch._C") for words, name in _SWITCHES.items()},
     # The old names of these change them, too, so they come after.
     **{f"precision of {backend}, {part}": _precision(backend, part) for backend, part in _PRECISIONS},
@@ -218,12 +148,6 @@ KINDS: dict[str, Kind] = {
         for owner, names in _BACKENDS.items()
         for name in names
     },
-    **{
-        f"{name[1:].replace('_', ' ')} of torch": _hooks(module, name)
-        for module, names in _HOOKS.items()
-        for name in names
-    },
     "current GPU": Kind(_cuda_device, lambda value: _module("torch.cuda").set_device(value)),
-    "current stream of the GPU": Kind(_cuda_stream, _put_cuda_stream),
 }
-"""Kinds by name, in the order in which they are put back. A default device is a mode of torch functions, too."""
+"""Kinds by name, in the order in which they are put back."""

@@ -29,8 +29,7 @@ def find_behind(
 ) -> ModuleSpec | None:
     """The specification that the finders behind ``finder`` have of a module."""
     for other in sys.meta_path[sys.meta_path.index(finder) + 1 :]:
-        find = getattr(other, "find_spec", None)
-        spec: ModuleSpec | None = None if find is None else find(name, path, target)
+        spec = other.find_spec(name, path, target)
         if spec is not None:
             return spec
     return None
@@ -63,15 +62,10 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module's own, with a loader that calls the action; None for modules without one."""
-        if fullname not in self._actions:
-            return None
-        spec = find_behind(self, fullname, path, target)
-        if spec is None:
-            return None
-        act = self._actions[fullname]
+        spec = find_behind(self, fullname, path, target) if fullname in self._actions else None
 
         def run(execute: Execute, module: ModuleType) -> None:
             execute(module)
-            act(module)
+            self._actions[fullname](module)
 
-        return execute_with(spec, run)
+        return None if spec is None else execute_with(spec, run)
