@@ -106,8 +106,7 @@ def _where(ranks: int, visible: Sequence[str]) -> str:
 
 def _inline(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
     crew = InlineCrew(
-        evaluate=campaign.task.evaluate,
-        objectives=tuple(campaign.task.objectives),
+        task=campaign.task,
         on_warning=_warn,
         device=inline_device(process.environment(), 0, f"rank 0 on {socket.gethostname()}"),
     )
@@ -138,7 +137,6 @@ def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
         size=size,
         child_factory=child_factory(settings, Surroundings(hosts, 0, size, 1, cores_agreed=True), 0, source),
         send=lambda rank, message: to_others.append((rank, message)),
-        objectives=tuple(campaign.task.objectives),
         settings=settings.evaluation,
         on_warning=_warn,
         clock=time.time,

@@ -7,7 +7,6 @@ numbers and integers of any size: metrics hold both."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any, Union
 
 import msgspec
@@ -28,9 +27,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Order, frozen=True, kw_only=True):
-    """The first order to an evaluator: where it stands. ``hosts``: names by worker rank; ``local_rank`` and
-    ``local_size``: of the worker on this host; ``device``: the index of its own among those that it may see; ``curve``:
-    where it keeps what trials report, if it does."""
+    """The first order to an evaluator. ``hosts``: names by worker rank; ``local_rank`` and ``local_size``: within the
+    worker on this host; ``device``: index of its own among the visible devices."""
 
     worker_rank: int
     size: int
@@ -45,7 +43,7 @@ class Hello(Order, frozen=True, kw_only=True):
 
 
 class Spawn(Order, frozen=True):
-    """Start a new evaluator in the place of the one that is there."""
+    """Start a new evaluator in place of the present."""
 
     start_timeout_s: float
 
@@ -157,8 +155,8 @@ class Prepared(Answer, frozen=True):
 
 
 class Waits(Answer, frozen=True, kw_only=True):
-    """This rank has waited for long, and still waits, in ``call`` for other ranks of the worker. ``of_all`` and
-    ``large`` as in ``hpo.evaluation.process.wait_watch.Wait``."""
+    """This rank has waited for long, and still waits, in ``call`` for other ranks of the worker. ``of_all``: all ranks
+    of the worker must make this call, not only those of some group; ``large``: its exchange may take long."""
 
     turn: int
     call: str
@@ -232,10 +230,3 @@ def unpack_answer(content: dict[str, Any]) -> tuple[int, int, Answer]:
     """Epoch, worker rank and answer. ValueError if ``content`` is no such thing."""
     packed = msgspec.convert(content, _AnswerInEpoch)
     return packed.epoch, packed.worker_rank, packed.answer
-
-
-def check_handled(handled: Iterable[type[Answer]]) -> None:
-    """TypeError unless ``handled`` are all types of answer."""
-    missing = {*Answer.__subclasses__()} - {*handled}
-    if missing:
-        raise TypeError(f"no handler for {', '.join(sorted(one.__name__ for one in missing))}")

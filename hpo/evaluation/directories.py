@@ -32,8 +32,8 @@ class EvaluationDirectories:
         return self._attempts(identity)[-1]
 
     def _attempts(self, identity: str) -> list[Path]:
-        """Of the attempts that have a directory of their own, the first in any case. OSError where the storage fails:
-        what an earlier attempt may still write to is not to be taken for the latest's."""
+        """The directories of the attempts that have one, the first in any case. OSError where the storage fails: an
+        earlier attempt, which may still write, is not to be taken for the latest."""
         found = [self._root / identity]
         while stat.S_ISDIR(mode_of(following := self._attempt(identity, len(found) + 1)) or 0):
             found.append(following)
@@ -43,13 +43,13 @@ class EvaluationDirectories:
         return self._root / f"{identity}{_ATTEMPT}{number}"
 
     def copy(self, identity: str) -> tuple[Path, bool]:
-        """The directory of another attempt, a copy of the latest; and whether that could be made, else it is to
-        begin anew there. OSError as of ``path``."""
-        latest = self.path(identity)
-        target = self._attempt(identity, len(self._attempts(identity)) + 1)
+        """The directory of another attempt, a copy of the latest; and whether that could be made: if not, it is empty.
+        OSError as in ``path``."""
+        attempts = self._attempts(identity)
+        target = self._attempt(identity, len(attempts) + 1)
         try:
-            check_place(latest)
-            shutil.copytree(latest, target, symlinks=True, ignore=shutil.ignore_patterns(f"{OUTPUT}*"))
+            check_place(attempts[-1])
+            shutil.copytree(attempts[-1], target, symlinks=True, ignore=shutil.ignore_patterns(f"{OUTPUT}*"))
         except OSError:  # half a copy is no checkpoint
             shutil.rmtree(target, ignore_errors=True)
             with suppress(OSError):
@@ -58,8 +58,8 @@ class EvaluationDirectories:
         return target, True
 
     def taken(self) -> dict[tuple[int, int], int]:
-        """By island and worker, the first sequence number beyond all ids that something here is called by, whatever
-        it is and whatever made it: a new individual gets a directory that was not there."""
+        """The first sequence number, by island and worker, beyond the ids by which anything here is called, whatever it
+        is and whatever made it: a new individual gets a directory that was not there."""
         first: dict[tuple[int, int], int] = {}
         for name in self._names():
             if found := _ID.fullmatch(name):
@@ -79,25 +79,23 @@ class EvaluationDirectories:
 
     def printed(self, identity: str) -> str:
         """Which files have what the individual printed, in words; empty where it printed nothing."""
-        try:
-            names = sorted(name for name in os.listdir(self.path(identity)) if name.startswith(OUTPUT))
-        except OSError:
-            return ""
-        more = f" (and {len(names) - 1} more there)" if len(names) > 1 else ""
-        return f"{self.path(identity) / names[0]}{more} has what it printed" if names else ""
-
-    def there(self, identity: str) -> Path | None:
-        """The individual's directory where there is one; None too where the storage does not say."""
-        if is_known(identity):
-            return None
         with suppress(OSError):
-            if stat.S_ISDIR(mode_of(path := self.path(identity)) or 0):
+            path = self.path(identity)
+            names = sorted(name for name in os.listdir(path) if name.startswith(OUTPUT))
+            more = f" (and {len(names) - 1} more there)" if len(names) > 1 else ""
+            return f"{path / names[0]}{more} has what it printed" if names else ""
+        return ""
+
+    def existing(self, identity: str) -> Path | None:
+        """The individual's directory where there is one; None too where the storage does not say."""
+        with suppress(OSError):
+            if not is_known(identity) and stat.S_ISDIR(mode_of(path := self.path(identity)) or 0):
                 return path
         return None
 
     def holds(self, identity: str) -> bool:
         """Whether the individual has saved anything that is still there and may be read. OSError where the storage
-        fails: after a False a child begins anew, for good."""
+        fails: after a False a child begins without it, for good."""
         path = self.path(identity)
         try:
             check_place(path)
@@ -106,7 +104,7 @@ class EvaluationDirectories:
             return False
 
     def may_hold(self, identity: str) -> bool:
-        """As ``holds``, for those who only choose: True where the storage fails."""
+        """Like ``holds``, for those who only choose: True where the storage fails."""
         try:
             return self.holds(identity)
         except OSError:
@@ -114,12 +112,9 @@ class EvaluationDirectories:
 
     def forget(self, identity: str) -> None:
         """Remove what the individual saved; what it printed stays. Nothing happens where there is nothing."""
-        try:
-            attempts = self._attempts(identity)
-        except OSError:  # it is only space
-            return
-        for path in reversed(attempts):
-            with suppress(OSError):  # another process may hold a file there
-                clear_directory(path)
-            with suppress(OSError):  # not empty: it holds output
-                path.rmdir()
+        with suppress(OSError):  # the storage fails: it is only space
+            for path in reversed(self._attempts(identity)):
+                with suppress(OSError):  # another process may hold a file there
+                    clear_directory(path)
+                with suppress(OSError):  # not empty: it holds output
+                    path.rmdir()

@@ -21,7 +21,7 @@ from hpo.evaluation.cores import evaluator_share, read_host, running_on
 from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment, sharing
 from hpo.evaluation.output_limit import OutputLimit
-from hpo.evaluation.process_tree import descendants
+from hpo.evaluation.process_tree import descendants, flags_of, kill_all
 from hpo.task.trial_directory import OUTPUT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _TAIL_BYTES = 64_000
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 """faulthandler's last line lists every one of them, kilobytes, and comes after the stack."""
 _PF_EXITING = 4
-"""Of the kernel's flags of a process; a zombie has it too."""
+"""Flag of the kernel for a process that ends; a zombie has it too."""
 _HINTS = {
     signal.SIGKILL: "most likely by the out-of-memory killer: use less memory, or fewer ranks on the host",
     signal.SIGSEGV: "a segmentation fault in native code; the stack is in the output",
@@ -50,13 +50,11 @@ def worker_local_rank(hosts: Sequence[str], worker_rank: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """Where an evaluator stands. ``local_rank`` and ``local_size`` count all ranks of the launch on this host;
-    ``cores_agreed``: whether all of these see the same cores and GPUs.
+    """An evaluator's place in its worker and on its host.
 
-    ``hosts``: host names by worker rank. ``interface``: the network interface between them, if the user
-    named one. ``curve``: where reports are kept, if here. ``output_bytes``: the most that is kept of what an evaluation
-    prints, None where all is.
-    """
+    ``local_rank`` and ``local_size`` count all ranks of the launch on this host; ``cores_agreed``: whether all of these
+    see the same cores and GPUs. ``hosts``: host names by worker rank. ``interface``: the network interface between
+    them, if the user named one. ``output_bytes``: limit of the kept output of an evaluation, if there is one."""
 
     worker_rank: int
     size: int
@@ -70,25 +68,10 @@ class RankContext:
     output_bytes: int | None = None
 
     @property
-    def host(self) -> str:
-        return self.hosts[self.worker_rank]
-
-    @property
-    def worker_local_rank(self) -> int:
-        return worker_local_rank(self.hosts, self.worker_rank)
-
-    @property
-    def worker_local_size(self) -> int:
-        return self.hosts.count(self.host)
-
-    @property
     def label(self) -> str:
-        """How errors name this rank."""
-        return (
-            f"worker rank {self.worker_rank} on {self.host}"
-            if self.size > 1
-            else f"the evaluator on {self.host}"
-        )
+        """The name of this rank in errors."""
+        rank = f"worker rank {self.worker_rank}" if self.size > 1 else "the evaluator"
+        return f"{rank} on {self.hosts[self.worker_rank]}"
 
 
 class EvaluatorProcess:
@@ -99,12 +82,15 @@ class EvaluatorProcess:
 
     def __init__(self, context: RankContext, environment: Mapping[str, str]) -> None:
         self.context = context
+        self.label = context.label
+        local_rank = worker_local_rank(context.hosts, context.worker_rank)
+        local_size = context.hosts.count(context.hosts[context.worker_rank])
         visible = visible_devices(environment)
         devices, index = bind_device(
             visible,
             local_rank=context.local_rank,
-            worker_local_rank=context.worker_local_rank,
-            worker_local_size=context.worker_local_size,
+            worker_local_rank=local_rank,
+            worker_local_size=local_size,
         )
         share = evaluator_share(
             read_host(environment),
@@ -115,8 +101,7 @@ class EvaluatorProcess:
         )
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
-        # What is printed outside evaluations, while importing above all: for the error text of a failed
-        # start.
+        # For what is printed outside evaluations, above all while importing: the error of a failed start shows it.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed in release)
         # The evaluator's CPUs are set before it begins, so that all that it starts or imports has them from the start.
         with theirs, running_on(share.cpus):
@@ -145,8 +130,8 @@ class EvaluatorProcess:
                 worker_rank=context.worker_rank,
                 size=context.size,
                 hosts=context.hosts,
-                local_rank=context.worker_local_rank,
-                local_size=context.worker_local_size,
+                local_rank=local_rank,
+                local_size=local_size,
                 label=context.label,
                 interface=context.interface,
                 source=context.source,
@@ -155,13 +140,8 @@ class EvaluatorProcess:
             )
         )
 
-    @property
-    def label(self) -> str:
-        """How errors name the child."""
-        return self.context.label
-
     def filenos(self) -> list[int]:
-        """What becomes readable when the child says something or ends."""
+        """Descriptors that become readable when the child says something or ends."""
         numbers = [self._socket.fileno()] if self._connected else []
         return numbers if self._pidfd is None else [*numbers, self._pidfd]
 
@@ -191,7 +171,6 @@ class EvaluatorProcess:
 
     def receive(self) -> list[Answer]:
         """The answers that have arrived."""
-        chunks = [self._incoming]
         while self._connected:
             try:
                 chunk = self._socket.recv(_READ_BYTES)
@@ -199,12 +178,9 @@ class EvaluatorProcess:
                 break
             except OSError:
                 chunk = b""
-            if not chunk:
-                self._connected = False
-            chunks.append(chunk)
-        if len(chunks) == 1:
-            return []
-        *lines, self._incoming = b"".join(chunks).split(b"\n")
+            self._connected = bool(chunk)
+            self._incoming += chunk
+        *lines, self._incoming = self._incoming.split(b"\n")
         return [answer_of(line) for line in lines]
 
     def ended(self) -> str | None:
@@ -215,31 +191,24 @@ class EvaluatorProcess:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     return None
                 # Until it is waited for, its number belongs to no other process: none can be hit.
-                _signal_group(self.pid)
+                _kill_group(self.pid)
             except ChildProcessError:  # other code in this process has waited for it
                 pass
             self._process.wait()
-        return describe_exit(self._process.returncode)
+        return _describe_exit(self._process.returncode)
 
     @property
     def ending(self) -> bool:
         """Whether the child has ended or is about to: its connections may be closed long before all of it is gone."""
-        try:
-            # After the name, which may hold anything: state, four numbers of processes, one of a terminal's, flags.
-            flags = int(Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[6])
-        except (OSError, ValueError, IndexError):
-            return self.ended() is not None
-        return bool(flags & _PF_EXITING)
+        flags = flags_of(self.pid)
+        return self.ended() is not None if flags is None else bool(flags & _PF_EXITING)
 
     def kill(self) -> None:
         """Kill the child and all that it started; does not wait. ``ended`` says when it is gone."""
-        if self._process.returncode is not None:
-            return
-        started = descendants(self.pid)
-        _signal_group(self.pid)
-        for pid in started:  # those that left the group
-            with suppress(OSError):  # it has ended, or is another user's, as what sudo started
-                os.kill(pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            started = descendants(self.pid)  # asked now: those that left the group lose their parent
+            _kill_group(self.pid)
+            kill_all(started)
 
     def release(self) -> None:
         """Close what this process holds of a child that has ended."""
@@ -278,7 +247,7 @@ class Guard:
         """From now on these, and no others, are to be killed."""
         line = " ".join(map(str, pids)).encode() + b"\n"
         try:
-            if self._shell is None or self._shell.stdin is None:
+            if self._shell is None:
                 self._shell = subprocess.Popen(
                     ["/bin/sh", "-c", self._SCRIPT],
                     bufsize=0,
@@ -290,9 +259,7 @@ class Guard:
                 )
             if self._shell.stdin is not None:
                 self._shell.stdin.write(line)
-        except (
-            OSError
-        ):  # no shell, or it was killed: evaluators still end with this process, what they started may not
+        except OSError:  # no shell, or it was killed: what evaluators started may then outlive this process
             self._shell = None
 
     def close(self) -> None:
@@ -304,14 +271,10 @@ class Guard:
         self._shell = None
 
 
-def describe_exit(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """A clause for a process's exit code as ``subprocess`` gives it."""
     if code >= 0:
-        return (
-            f"exited with code {code} in the middle of its work"
-            if code
-            else "exited in the middle of its work"
-        )
+        return f"exited {f'with code {code} ' if code else ''}in the middle of its work"
     try:
         number = signal.Signals(-code)
     except ValueError:
@@ -351,8 +314,6 @@ def _open_pidfd(pid: int) -> int | None:
         return None
 
 
-def _signal_group(pid: int) -> None:
-    try:
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass

@@ -6,21 +6,22 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STATE, _TIMES, _STARTED, _RESIDENT = 0, slice(11, 15), 19, 21
-"""Of the fields of /proc/PID/stat after the name: R, S, Z and so on; user and system time of the process, and of its
+_STATE, _FLAGS, _TIMES, _STARTED, _RESIDENT = 0, 6, slice(11, 15), 19, 21
+"""Fields of /proc/PID/stat after the name: R, S, Z and so on; flags; user and system time of the process, and of its
 children that have ended; ticks from the boot to its start; resident pages."""
 _SHARED = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"compile_worker", b"loky")
-"""In the command lines of what libraries start once a process, and use again."""
+"""Parts of the command lines of helpers that libraries start once a process, and use again."""
 _ENDS_S = 0.1
 
 
-class Use(NamedTuple):
+class ResourceUse(NamedTuple):
     """``cpu_s``: processor time so far, ``memory``: resident bytes."""
 
     cpu_s: float
@@ -32,28 +33,35 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     waiting = [pid]
     while waiting:
-        current = waiting.pop()
-        try:
-            for thread in os.scandir(f"/proc/{current}/task"):
-                listed = Path(thread.path, "children").read_bytes().split()
-                waiting += (children := [int(number) for number in listed])
+        with suppress(OSError):  # it ended meanwhile
+            for thread in os.scandir(f"/proc/{waiting.pop()}/task"):
+                children = list(map(int, Path(thread.path, "children").read_bytes().split()))
+                waiting += children
                 found += children
-        except OSError:  # it ended meanwhile
-            continue
     return found
 
 
-def use(pid: int) -> Use:
-    """What ``pid`` and its descendants use together; memory that they share counts for each."""
+def resource_use(pid: int) -> ResourceUse:
+    """Use of ``pid`` and its descendants together; memory that they share counts for each."""
     ticks = pages = 0
-    for one in (pid, *descendants(pid)):
-        try:
-            fields = _stat(one)
+    for process in (pid, *descendants(pid)):
+        if fields := _stat(process):
             ticks += sum(map(int, fields[_TIMES]))
             pages += int(fields[_RESIDENT])
-        except (OSError, ValueError, IndexError):  # it ended meanwhile
-            continue
-    return Use(ticks / _TICKS_A_SECOND, pages * _PAGE_BYTES)
+    return ResourceUse(ticks / _TICKS_A_SECOND, pages * _PAGE_BYTES)
+
+
+def flags_of(pid: int) -> int | None:
+    """The kernel's flags of a process, None where it is gone."""
+    fields = _stat(pid)
+    return int(fields[_FLAGS]) if fields else None
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """Kill processes of which some may have ended."""
+    for pid in pids:
+        with suppress(OSError):  # it has ended, or is another user's, as what sudo started
+            os.kill(pid, signal.SIGKILL)
 
 
 def kill_started_since(moment: float) -> bool:
@@ -64,25 +72,24 @@ def kill_started_since(moment: float) -> bool:
     gc.collect()  # loaders end with their objects
     time.sleep(_ENDS_S)  # it may be about to end, or to become what it is
     left = _started_since(moment)
-    for pid in left:
-        with suppress(OSError):  # it has ended, or is another user's, as what sudo started
-            os.kill(pid, signal.SIGKILL)
+    kill_all(left)
     return bool(left)
 
 
 def _started_since(moment: float) -> list[int]:
     found = []
     for pid in descendants(os.getpid()):
-        try:
-            fields, command = _stat(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (OSError, IndexError):  # it ended meanwhile
-            continue
-        began = int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND
-        if began and fields[_STATE] != "Z" and not any(name in command for name in _SHARED):
-            found.append(pid)
+        fields = _stat(pid)
+        if fields and fields[_STATE] != "Z" and int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND:
+            with suppress(OSError):  # it ended meanwhile
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if not any(name in command for name in _SHARED):
+                    found.append(pid)
     return found
 
 
 def _stat(pid: int) -> list[str]:
-    # The name may hold anything, so what counts is behind its last bracket.
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    """The fields after the process's name, which may hold anything; none where the process is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []

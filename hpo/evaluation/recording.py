@@ -1,4 +1,4 @@
-"""What the evaluator of worker rank 0, or the rank itself where it evaluates, keeps of evaluations while they run."""
+"""Learning curves, and samples of what evaluations use, kept by the process of worker rank 0 that evaluates."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from hpo.evaluation.cuda import used
-from hpo.evaluation.process_tree import Use, use
+from hpo.evaluation.process_tree import resource_use
 from hpo.journal.curves import CurveFile, CurveWriter, Sample
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Curve, Job
@@ -27,20 +26,20 @@ class Recording:
     None where nothing is kept; ``device``: the number by which torch knows this process's GPU."""
 
     def __init__(self, file: CurveFile | None, device: int = 0) -> None:
-        self._writer = (
-            None
-            if file is None
-            else CurveWriter(Path(file.path), file.every_s or 0.0, maximize=file.maximize)
-        )
-        self.curve: Curve | None = None if file is None or file.every_s is None else self._writer
-        """For the trials."""
-        self._sampler: Sampler | None = None
-        if file is not None and self._writer is not None and file.system_s is not None:
-            writer = self._writer
-            self._sampler = Sampler(
-                file.system_s, identity=lambda: writer.id, write=writer.write, device=device
-            )
-            self._sampler.start()
+        self.curve: Curve | None = None
+        """Takes the reports of trials."""
+        self._writer: CurveWriter | None = None
+        self._closed = threading.Event()
+        self._sampler: threading.Thread | None = None
+        self._device = device
+        if file is not None:
+            self._writer = CurveWriter(Path(file.path), file.every_s or 0.0, maximize=file.maximize)
+            self.curve = None if file.every_s is None else self._writer
+            if file.system_s is not None:
+                self._sampler = threading.Thread(
+                    target=self._sample, args=(self._writer, file.system_s), name="hpo-samples", daemon=True
+                )
+                self._sampler.start()
 
     def begin(self, job: Job) -> None:
         """The evaluation of ``job`` begins."""
@@ -48,7 +47,7 @@ class Recording:
             self._writer.begin(job.id, resumed=job.resumed)
 
     def finish(self, outcome: TaskOutcome) -> TaskOutcome:
-        """It has ended: its last report is written. ``outcome``, with a remark where reports could not be kept."""
+        """Write the last report; ``outcome``, with a remark where reports could not be kept."""
         error = None if self._writer is None else self._writer.finish()
         if error is None:
             return outcome
@@ -56,81 +55,44 @@ class Recording:
         return replace(outcome, remarks={**outcome.remarks, _REMARK: remark})
 
     def close(self) -> None:
-        """Nothing is kept any more."""
+        """Keep nothing any more; waits for a sample that is being written, a second at most."""
+        self._closed.set()
         if self._sampler is not None:
-            self._sampler.stop()
+            self._sampler.join(1.0)
         if self._writer is not None:
             self._writer.close()
 
-
-class Sampler:
-    """Writes a sample every ``interval_s`` seconds from ``start`` to ``stop``. ``identity``: of the individual under
-    evaluation; ``device``: the number by which torch knows the process's GPU."""
-
-    def __init__(
-        self,
-        interval_s: float,
-        *,
-        identity: Callable[[], str],
-        write: Callable[[Sample], None],
-        device: int,
-    ) -> None:
-        self._interval_s = interval_s
-        self._identity = identity
-        self._write = write
-        self._device = device
-        self._before = time.monotonic(), use(os.getpid())
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hpo-samples", daemon=True)
-
-    def start(self) -> None:
-        """Begin, in a daemon thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Write no more; waits for a sample that is being written, a second at most."""
-        self._stop.set()
-        self._thread.join(1.0)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            self._write(self.sample())
-
-    def sample(self) -> Sample:
-        """What is used now; of the processor, in the mean since the last sample."""
-        (since, before), now = self._before, (time.monotonic(), use(os.getpid()))
-        self._before = now
-        busy, reserved, total = _gpu(self._device)
-        return Sample(
-            time=time.time(),
-            host=socket.gethostname(),
-            id=self._identity(),
-            cpu=_cores(now[1], before, now[0] - since),
-            memory=now[1].memory,
-            gpu=busy,
-            gpu_memory=reserved,
-            gpu_memory_total=total,
-        )
+    def _sample(self, writer: CurveWriter, interval_s: float) -> None:
+        since, before = time.monotonic(), resource_use(os.getpid())
+        while not self._closed.wait(interval_s):
+            now, current = time.monotonic(), resource_use(os.getpid())
+            busy, reserved, total = _gpu_use(self._device)
+            sample = Sample(
+                time=time.time(),
+                host=socket.gethostname(),
+                id=writer.id,
+                # Less than before where a process was killed whose time nobody has taken over.
+                cpu=max(0.0, current.cpu_s - before.cpu_s) / (now - since),
+                memory=current.memory,
+                gpu=busy,
+                gpu_memory=reserved,
+                gpu_memory_total=total,
+            )
+            writer.write(sample)
+            since, before = now, current
 
 
-def _cores(now: Use, before: Use, seconds: float) -> float | None:
-    # Less than before where a process was killed whose time nobody has taken over.
-    return max(0.0, now.cpu_s - before.cpu_s) / seconds if seconds > 0 else None
-
-
-def _gpu(device: int) -> tuple[float | None, int | None, int | None]:
+def _gpu_use(device: int) -> tuple[float | None, int | None, int | None]:
     """Busy share, bytes that torch holds and bytes that there are, as far as they can be known. Nothing here calls
     CUDA, which another thread may be using in a way that allows no other calls."""
     if not used():
         return None, None, None
     torch = sys.modules["torch"]
-    busy: float | None
+    busy: float | None = None
     try:
         busy = torch.cuda.utilization(device) / 100
-    except (
-        Exception
-    ):  # without NVML or its Python package, on MIG: their errors have no narrower class in common
-        busy = None
+    except Exception:  # without NVML or its package, or on MIG: their errors have no narrower class in common
+        pass
     try:
         reserved = int(torch.cuda.memory_reserved(device))
         total = int(torch.cuda.get_device_properties(device).total_memory)

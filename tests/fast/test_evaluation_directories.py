@@ -95,7 +95,7 @@ def test_an_individual_whose_directory_was_moved_and_linked_is_left_alone(tmp_pa
     directories.forget(best.id)
     assert (
         not directories.holds(best.id)
-        and directories.there(best.id) is None
+        and directories.existing(best.id) is None
         and (tmp_path / "archive" / "weights").exists()
     )
 
@@ -106,7 +106,7 @@ def test_a_link_in_the_place_of_an_individual_fails_that_one(resumed: bool, tmp_
     (tmp_path / "elsewhere" / "thesis.txt").write_text("mine")
     (tmp_path / "0-0-0").symlink_to(tmp_path / "elsewhere")
     job = make_job(id="0-0-0", params={"x": 1.0}, seed=0, directory=str(tmp_path / "0-0-0"), resumed=resumed)
-    crew = InlineCrew(evaluate=evaluate, objectives=("value",))
+    crew = InlineCrew(task=hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate))
     crew.start(job)
     (outcome,) = crew.poll()
     assert outcome.status == "failed" and outcome.error is not None

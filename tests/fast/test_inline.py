@@ -16,9 +16,8 @@ import pytest
 from individuals import make_job
 
 import hpo
-from hpo.cli import main
 from hpo.evaluation.cuda import OwnDevice
-from hpo.evaluation.inline import InlineCrew, InlineHost, WorkerRanks
+from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.background import BackgroundTurns
 from hpo.journal.commands import Stop, asked, give
 from hpo.search.protocols import GO, STOP, ReportHandler, TrialReport, Verdict
@@ -30,24 +29,19 @@ class ThreadedComm:
     """The ``bcast`` of a communicator of two threads."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(2, timeout=30)
-        self._value: object = None
+        self.barrier = threading.Barrier(2, timeout=30)
+        self.value: object = None
 
-    def of(self, rank: int) -> ThreadedComm.Side:
-        return ThreadedComm.Side(self, rank)
-
-    class Side:
-        def __init__(self, comm: ThreadedComm, rank: int) -> None:
-            self._comm = comm
-            self._rank = rank
-
-        def bcast(self, obj: Any, root: int = 0) -> Any:
-            if self._rank == root:
-                self._comm._value = obj
-            self._comm._barrier.wait()
-            value = self._comm._value
-            self._comm._barrier.wait()
+    def of(self, rank: int) -> Any:
+        def bcast(obj: Any, root: int = 0) -> Any:
+            if rank == root:
+                self.value = obj
+            self.barrier.wait()
+            value = self.value
+            self.barrier.wait()
             return value
+
+        return SimpleNamespace(bcast=bcast)
 
 
 def job(directory: Path, resumed: bool = False, **params: Any) -> Job:
@@ -65,11 +59,14 @@ def run(crew: InlineCrew, order: Job) -> TaskOutcome:
     return outcome
 
 
+def task_of(evaluate: Callable[[hpo.Trial], object]) -> Any:
+    return SimpleNamespace(evaluate=evaluate, objectives=("value",))
+
+
 def crew_of(
     evaluate: Callable[[hpo.Trial], object], *, on_report: ReportHandler | None = None, **more: Any
 ) -> InlineCrew:
-    ranks = WorkerRanks(**{name: more.pop(name) for name in ("size", "comm", "send") if name in more})
-    crew = InlineCrew(evaluate=evaluate, objectives=("value",), ranks=ranks, **more)
+    crew = InlineCrew(task=task_of(evaluate), **more)
     if on_report is not None:
         crew.listen(on_report)
     return crew
@@ -122,17 +119,8 @@ def test_directory_is_emptied_unless_resumed(tmp_path: Path) -> None:
         return found
 
     crew = crew_of(count)
-    for resumed, found in ((False, 0.0), (False, 0.0), (True, 1.0)):
-        assert run(crew, job(tmp_path, resumed=resumed)).objectives == {"value": found}
-
-
-def test_communicator_is_handed_to_the_task(tmp_path: Path) -> None:
-    comm = ThreadedComm().of(0)
-    seen: list[object] = []
-    crew = crew_of(lambda trial: seen.append(trial.comm) or 0.0, comm=comm)
-    assert run(crew, job(tmp_path)).status == "completed" and seen == [comm]
-    outcome = run(crew_of(lambda trial: trial.comm), job(tmp_path))
-    assert outcome.status == "failed" and "inline" in outcome.error
+    found = [run(crew, job(tmp_path, resumed=resumed)).objectives for resumed in (False, False, True)]
+    assert found == [{"value": 0.0}, {"value": 0.0}, {"value": 1.0}]
 
 
 @pytest.mark.parametrize(
@@ -141,10 +129,12 @@ def test_communicator_is_handed_to_the_task(tmp_path: Path) -> None:
 )
 def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> None:
     comm = ThreadedComm()
+    sides = [comm.of(0), comm.of(1)]
     ranks: list[tuple[int, int]] = []
 
     def evaluate(trial: hpo.Trial) -> float:
         ranks.append((trial.rank, trial.size))
+        assert trial.comm is sides[trial.rank]
         if what == "raise" and trial.rank:
             raise ValueError("one rank only")
         if what == "report":
@@ -167,14 +157,12 @@ def test_two_ranks_evaluate_together(tmp_path: Path, what: str, status: str) -> 
     crew = crew_of(
         evaluate,
         size=2,
-        comm=comm.of(0),
+        comm=sides[0],
         send=send,
         on_report=lambda report: STOP if report.value >= 2 else GO,
         stopping=lambda: True,
     )
-    host = InlineHost(
-        worker_rank=1, size=2, evaluate=evaluate, objectives=("value",), comm=comm.of(1), send=to_crew.append
-    )
+    host = InlineHost(worker_rank=1, size=2, task=task_of(evaluate), comm=sides[1], send=to_crew.append)
     crew.start(job(tmp_path))
     crew.evaluate()
     assert crew.poll() == [] and crew.busy, "the other rank has not told its end yet"
@@ -235,20 +223,6 @@ def test_what_runs_is_not_ended_and_counts_unless_other_ranks_are_missing(tmp_pa
     assert not crew.gone and not crew.ready, "its directory is still in use"
     crew.evaluate()
     assert crew.gone and crew.poll() == []
-
-
-def test_hpo_try_evaluates_inline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("task.py").write_text(
-        "import hpo\ntask = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 4.25, default={'x': 0.5})\n"
-    )
-    Path("c.toml").write_text(
-        'task = "task.py:task"\ndirectory = "run"\nevaluations = 1\n[evaluation]\nisolation = "inline"\n'
-    )
-    assert main(["try", "c.toml"]) == 0
-    assert "4.25" in capsys.readouterr().out
 
 
 def test_a_task_that_returns_nothing_ends_the_launch_however_it_reports(tmp_path: Path) -> None:
@@ -314,11 +288,6 @@ def test_what_ends_the_event_loop_during_an_evaluation_is_raised_after_it() -> N
     ):
         beside.evaluate(lambda: None if failed.wait(20) else pytest.fail("no turn was taken"))
     assert reported == [raised.value]
-
-
-def test_worker_of_several_ranks_needs_a_communicator() -> None:
-    with pytest.raises(ValueError, match="comm and send"):
-        crew_of(lambda trial: 0.0, size=2)
 
 
 def test_an_error_of_the_directory_itself_is_the_storage_s_and_any_other_the_task_s(

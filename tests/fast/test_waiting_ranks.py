@@ -56,7 +56,7 @@ def test_where_another_rank_will_not_come_the_evaluation_ends(size, said, status
     now = [0.0]
     settings = EvaluationSettings(timeout=700.0)
     crew = ProcessCrew(
-        size=size, child_factory=Child, send=lambda rank, content: None, objectives=("value",), settings=settings,
+        size=size, child_factory=Child, send=lambda rank, content: None, settings=settings,
         clock=lambda: now[0], guard=Guard(),
     )  # fmt: skip
     crew.start(make_job(id="0-0-1", params={}, seed=1, directory="/nowhere"))

@@ -93,7 +93,6 @@ class Bench:
             size=size,
             child_factory=lambda: self.child(0),
             send=lambda rank, content: self._to_hosts.append((rank, carried(content))),
-            objectives=("value",),
             settings=self.settings,  # type: ignore[arg-type]
             clock=self.clock,
         )

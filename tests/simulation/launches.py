@@ -177,7 +177,6 @@ class SimulatedLaunch:
             size=len(place.ranks),
             child_factory=child,
             send=lambda one, content: transport.send(place.ranks[one], encode(WorkerMessage(content))),
-            objectives=("value",),
             settings=self._settings.evaluation,
             clock=transport.now,
             guard=NoGuard(),

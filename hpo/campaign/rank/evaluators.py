@@ -18,7 +18,7 @@ from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, worker_local_rank
-from hpo.evaluation.inline import InlineCrew, InlineHost, WorkerRanks
+from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.messages import Surroundings, WorkerMessage, encode
 from hpo.islands.transport import Transport
 from hpo.journal.curves import CurveFile, curve_path
@@ -160,7 +160,6 @@ def make_crew(
         size=len(place.ranks),
         child_factory=child_factory(settings, surroundings, 0, source, curve),
         send=send,
-        objectives=tuple(objectives),
         settings=settings.evaluation,
         on_warning=_warner(place),
         clock=transport.now,
@@ -207,9 +206,10 @@ def make_inline_crew(
         transport.send(place.ranks[worker_rank], encode(WorkerMessage(content)))
 
     return InlineCrew(
-        evaluate=task.evaluate,
-        objectives=tuple(task.objectives),
-        ranks=WorkerRanks(size=len(place.ranks), comm=transport.communicator(place.ranks), send=send),
+        task=task,
+        size=len(place.ranks),
+        comm=transport.communicator(place.ranks),
+        send=send,
         stopping=stopping,
         on_warning=_warner(place),
         device=_inline_device(surroundings, 0, place),
@@ -228,8 +228,7 @@ def make_inline_host(
         worker_rank=worker_rank,
         local_rank=worker_local_rank(surroundings.hosts, worker_rank),
         size=len(place.ranks),
-        evaluate=task.evaluate,
-        objectives=tuple(task.objectives),
+        task=task,
         comm=comm,
         send=lambda content: transport.send(place.leader, encode(WorkerMessage(content))),
         device=_inline_device(surroundings, worker_rank, place),

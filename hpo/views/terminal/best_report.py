@@ -54,7 +54,7 @@ def best(directory: Path, top: int | None) -> str:
             text.step_ranges(of_individuals(directory, {each.id for each in line})) if len(line) > 1 else {}
         )
         parts.append(text.schedule(line, results.changed(line), steps))
-        if home := EvaluationDirectories(directory).there(one.id):
+        if home := EvaluationDirectories(directory).existing(one.id):
             parts.append(f"{one.id} has its files in {one_line(home)}")
         parts.append(text.code(record, one))
     return "\n".join([*filter(None, parts), *map(str, _importance(record).values())])
@@ -94,7 +94,7 @@ def best_json(directory: Path, top: int | None) -> str:
             "task": record.identity.get("task"),
             "options": record.identity.get("options") or {},
             "code": record.code_versions.get(one.launch),
-            "directory": None if (home := directories.there(one.id)) is None else str(home),
+            "directory": None if (home := directories.existing(one.id)) is None else str(home),
         }
         if one.id in repeated:
             entry["evaluations"] = len(repeated[one.id].values)

@@ -80,7 +80,7 @@ def show(directory: Path, identity: str) -> Shown:
     curves = of_individuals(directory, {each.id for each in schedule})
     (direction, *others) = record.objectives.values()
     runs, events = history(directory, identity, direction=None if others else direction)
-    home = EvaluationDirectories(directory).there(identity)
+    home = EvaluationDirectories(directory).existing(identity)
     return Shown(
         record=record,
         one=one,
