@@ -47,13 +47,11 @@ class CodeVersion:
     @functools.cached_property
     def hash(self) -> str:
         """Twelve hexadecimal digits of BLAKE2b over names and contents; "" where there are no files."""
-        if not self.files:
-            return ""
         digest = hashlib.blake2b(digest_size=6)
         for name, content in sorted(self.files.items()):
             for part in (os.fsencode(name), content):
                 digest.update(len(part).to_bytes(8, "big") + part)
-        return digest.hexdigest()
+        return digest.hexdigest() if self.files else ""
 
     def differences(self, other: CodeVersion) -> list[str]:
         """The names of the files that are not the same in both, sorted."""
@@ -72,23 +70,16 @@ def code_of(task: Task) -> CodeVersion:
 
 def _files_of(task: Task) -> dict[str, bytes]:
     source = task.source
-    if source is not None and source.reference is not None:
-        place, _ = split_reference(source.reference)
-        if place.endswith(".py") or "/" in place:
-            path = (Path(source.base) / place).resolve()
-            files = _Files(path.parent)
-        else:
-            path = _file_of(sys.modules[place]) or Path()
-            files = _Files.of_module(place, path)
-        files.add(path)
-        return files.found
     evaluate = _definition(task.evaluate)
-    name = getattr(evaluate, "__module__", None) or "__main__"
-    defined_in = _file_of(sys.modules.get(name))
-    if name != "__main__" and defined_in is not None:
-        files = _Files.of_module(name, defined_in)
-        files.add(defined_in)
-        return files.found
+    module = getattr(evaluate, "__module__", None) or "__main__"
+    if source is not None and source.reference is not None:
+        module, _ = split_reference(source.reference)
+        if module.endswith(".py") or "/" in module:
+            named = (Path(source.base) / module).resolve()
+            return _Files(named.parent).add(named)
+    path = _file_of(sys.modules[module])
+    if module != "__main__" and path is not None:
+        return _Files.of_module(module, path).add(path)
     script = _file_of(sys.modules.get("__main__"))
     files = _Files(Path.cwd() if script is None else script.parent)
     if text := _source_of(evaluate, files):
@@ -121,12 +112,11 @@ class _Files:
         self._bytes = 0
         # A bundled task is itself in one of these.
         self._ours = [path for path in _OURS if not self.root.is_relative_to(path)]
-        entries = [Path(entry).resolve() for entry in sys.path]
         prefixes = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
         self._bases = [self.root if base is None else base]
         self._bases += [
             entry
-            for entry in dict.fromkeys(entries)
+            for entry in dict.fromkeys(Path(entry).resolve() for entry in sys.path)
             if (entry.is_relative_to(self.root) or self.root.is_relative_to(entry))
             and _INSTALLED.isdisjoint(entry.parts)
             and not any(entry.is_relative_to(prefix) for prefix in prefixes)
@@ -141,15 +131,18 @@ class _Files:
             return cls(path.parents[depth - 1], path.parents[depth])
         return cls(path.parent)
 
-    def add(self, path: Path) -> None:
-        """Take the file at ``path`` and all that it imports; nothing where it is no file that belongs to these."""
+    def add(self, path: Path) -> dict[str, bytes]:
+        """Take the file at ``path`` and all that it imports, unless it is no file that belongs to these; all files."""
         waiting = [path]
-        for one in waiting:  # grows by what is imported
-            name = self._take(one)
+        for candidate in waiting:  # grows by what is imported
+            name = self._take(candidate)
             if name is not None:
-                waiting += self.imported(self.found[name], one.resolve())
-                inside = (parent for parent in one.resolve().parents if parent.is_relative_to(self.root))
-                waiting += [parent / "__init__.py" for parent in inside]
+                own = candidate.resolve()
+                waiting += self.imported(self.found[name], own)
+                waiting += [
+                    parent / "__init__.py" for parent in own.parents if parent.is_relative_to(self.root)
+                ]
+        return self.found
 
     def _take(self, path: Path) -> str | None:
         """The name of a file that was not there before."""
@@ -157,7 +150,7 @@ class _Files:
         if not path.is_relative_to(self.root) or not os.path.isfile(path):
             return None
         path = path.resolve()
-        if not path.is_relative_to(self.root) or any(path.is_relative_to(one) for one in self._ours):
+        if not path.is_relative_to(self.root) or any(path.is_relative_to(ours) for ours in self._ours):
             return None
         name = path.relative_to(self.root).as_posix()
         if name in self.found or path.stat().st_size > MOST_BYTES:
@@ -190,11 +183,11 @@ class _Files:
                     bases = [] if path is None else [*path.parents][node.level - 1 : node.level]
             for base in bases:
                 for name in names:
-                    parts = name.split(".")
-                    for end in range(1, len(parts) + 1):
-                        place = base.joinpath(*parts[:end])
+                    place = base
+                    for part in name.split("."):
+                        yield place / f"{part}.py"
+                        place /= part
                         yield place / "__init__.py"
-                        yield place.with_name(f"{place.name}.py")
 
 
 def _source_of(evaluate: object, files: _Files) -> str:
@@ -214,16 +207,15 @@ def _source_of(evaluate: object, files: _Files) -> str:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if module is not main and (path := _file_of(module)) is not None:
-            files.add(path)
         if module is not main:
+            if (path := _file_of(module)) is not None:
+                files.add(path)
             continue
         try:
             text = textwrap.dedent(inspect.getsource(value)).rstrip()  # type: ignore[arg-type]
         except (OSError, TypeError, SyntaxError, IndexError):
-            if isinstance(
-                value, type
-            ):  # Python finds no source of a notebook's classes, but of their methods
+            # Python finds no source of a notebook's classes, but of their methods.
+            if isinstance(value, type):
                 waiting += [(base.__name__, base) for base in value.__bases__]
                 waiting += [item for item in vars(value).items() if item[0] not in _OF_EACH_CLASS]
             continue
@@ -235,7 +227,7 @@ def _source_of(evaluate: object, files: _Files) -> str:
         words = list(dict.fromkeys(re.findall(r"[^\W\d]\w*", text)))
         waiting += [(word, known[word]) for word in words if word in known]
         packages = [known[word] for word in words if isinstance(known.get(word), ModuleType)]
-        # Of ``import package.module`` only the package is among the names.
+        # After ``import package.module`` the package alone is among the names.
         within = [sys.modules.get(f"{package.__name__}.{word}") for package in packages for word in words]
-        waiting += [(one.__name__, one) for one in within if one is not None]
+        waiting += [(module.__name__, module) for module in within if module is not None]
     return "\n\n".join(texts) + "\n" if texts else ""

@@ -93,7 +93,7 @@ def _place(frames: Sequence[traceback.FrameSummary], *ours: str) -> str:
     """File and line of the innermost frame outside of the packages ``ours`` and of libraries; "" without any.
 
     Frames of libraries are skipped because a library usually raises for arguments that its caller gave it; and some,
-    as of contextlib and of dataclasses, lie between the user's code and these packages.
+    such as those of contextlib and dataclasses, lie between the user's code and these packages.
     """
     home = Path(__file__).parents[2]
     not_theirs = tuple(f"{home / name}/" for name in ours)

@@ -20,7 +20,6 @@ class KnownPoint:
     """A configuration of the task's space with its result from elsewhere."""
 
     params: Params
-    """Configuration in the canonical form of the space."""
     objectives: dict[str, float] | None
     """Values by objective; None where the evaluation failed."""
     status: str = COMPLETED
@@ -42,7 +41,7 @@ def single_point(
     objectives: Mapping[str, str],
     allows: Allows = lambda params: True,
 ) -> KnownPoint:
-    """Known point from values that a user entered by hand.
+    """Known point from values that a user entered by hand; UsageError where they are not valid.
 
     Args:
         params (dict): the configuration.
@@ -50,9 +49,6 @@ def single_point(
         space (SearchSpace): the task's space.
         objectives (dict): directions by objective.
         allows (callable): whether the task's constraints allow a configuration.
-
-    Raises:
-        UsageError: the configuration or the results are not valid.
     """
     try:
         checked = space.validate(params)

@@ -13,7 +13,10 @@ MOST_CHARACTERS = 10_000
 """Most characters of a text that is kept as a metric."""
 MOST_NUMBERS = 1_000
 """Most entries of a list that is kept as a metric."""
-_RULE = f"kept are numbers, text, True, False, None, and flat lists of at most {MOST_NUMBERS:,} numbers"
+_RULE = (
+    f"kept are numbers, text, True, False, None, and flat lists of at most {MOST_NUMBERS:,} numbers. Log its parts "
+    "under names of their own, or save it in trial.directory"
+)
 
 
 def keep(name: str, value: object, metrics: dict[str, Metric], remarks: dict[str, str]) -> None:
@@ -31,30 +34,30 @@ def keep(name: str, value: object, metrics: dict[str, Metric], remarks: dict[str
         metrics[name] = value
         return
     try:
-        metrics[name] = _plain(value)
-    except _NotWholeError as reason:
-        remarks[name] = f"metric {name!r} is {reason}"
-        if reason.kept is not None:
-            metrics[name] = reason.kept
+        metrics[name] = kept = _plain(value)
+        if isinstance(kept, str) and len(kept) > MOST_CHARACTERS:
+            metrics[name] = f"{kept[:MOST_CHARACTERS]}…"
+            remarks[name] = (
+                f"metric {name!r} is text of {len(kept):,} characters, of which the first {MOST_CHARACTERS:,} are "
+                "kept. Save longer text in trial.directory"
+            )
+    except _NotKept as reason:
+        remarks[name] = f"metric {name!r} is {_kind(value)}{reason} and is not kept: {_RULE}"
     except Exception as error:  # raised by the value's own methods, so of any class
-        remarks[name] = (
-            f"metric {name!r} is {_kind(value)} and is not kept: {type(error).__name__} while it was read"
-        )
+        cause = f"{type(error).__name__} while it was read"
+        remarks[name] = f"metric {name!r} is {_kind(value)} and is not kept: {cause}"
 
 
-class _NotWholeError(Exception):
-    """A value that is not kept as a whole. ``kept``: the part of it that is kept, if any."""
-
-    def __init__(self, reason: str, kept: str | None = None) -> None:
-        super().__init__(reason)
-        self.kept = kept
+class _NotKept(Exception):
+    """A value that is not kept; the text says more of it than its type."""
 
 
 def _plain(value: object) -> Metric:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(value)
+        # Lone surrogates cannot be written to the journal, which is UTF-8.
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
     number = _number(value)
     if number is not None:
         return number
@@ -64,33 +67,18 @@ def _plain(value: object) -> Metric:
     inner = _item(value)
     if isinstance(inner, (bool, int, float, str)):
         return _plain(inner)
-    raise _NotWholeError(f"{_kind(value)} and is not kept: {_RULE}. Log its parts under names of their own")
-
-
-def _text(value: str) -> str:
-    # Lone surrogates cannot be written to the journal, which is UTF-8.
-    text = value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    raise _NotWholeError(
-        f"text of {len(text):,} characters, of which the first {MOST_CHARACTERS:,} are kept. Save longer text in "
-        "trial.directory",
-        f"{text[:MOST_CHARACTERS]}…",
-    )
+    raise _NotKept
 
 
 def _list(value: object) -> list[int | float]:
     length = len(value)  # type: ignore[arg-type]  # a list, a tuple or an array of one dimension
     if length > MOST_NUMBERS:
-        raise _NotWholeError(
-            f"{_kind(value)} with {length:,} entries and is not kept: {_RULE}. Log fewer, or save it in trial.directory"
-        )
-    entries = value if isinstance(value, (list, tuple)) else value.tolist()  # type: ignore[attr-defined]
+        raise _NotKept(f" with {length:,} entries")
     found: list[int | float] = []
-    for entry in entries:
+    for entry in value if isinstance(value, (list, tuple)) else value.tolist():  # type: ignore[attr-defined]
         number = _number(entry)
         if number is None:
-            raise _NotWholeError(f"{_kind(value)} with an entry {_kind(entry)} and is not kept: {_RULE}")
+            raise _NotKept(f" with an entry {_kind(entry)}")
         found.append(number)
     return found
 
@@ -131,10 +119,8 @@ def as_number(value: object) -> float | None:
 def _item(value: object) -> object:
     """Only element of an array or a tensor; None for any other number of elements."""
     unwrap = getattr(value, "item", None)
-    if not callable(unwrap):
-        return None
     try:
-        inner: object = unwrap()
+        inner: object = unwrap() if callable(unwrap) else None
     except (
         TypeError,
         ValueError,

@@ -23,8 +23,7 @@ _LIBRARY = re.compile(r"python3\.\d+")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _WIDEST = 300
-"""Characters of the one line that describes an error."""
-
+"""Characters of an error's summary."""
 _TRACEBACK_LIMIT = 12_000
 """Characters of a traceback that are kept: its end, where the cause stands."""
 
@@ -54,8 +53,8 @@ class TaskOutcome(Outcome, frozen=True, kw_only=True, array_like=True):
 def pruned_outcome(
     last: tuple[int, float] | None, objective: str | None, metrics: Mapping[str, Metric] = {}
 ) -> TaskOutcome:
-    """The outcome of an evaluation that was stopped after its report ``last`` of step and value. ``objective``: the
-    name of the only one, which a finite value is of; None: there are several, and the value is a metric."""
+    """The outcome of an evaluation that was stopped after its report ``last`` of step and value. ``objective``: name of
+    the only objective, whose value a finite report is; None: there are several, and the value is a metric."""
     if last is None:
         return TaskOutcome(status=PRUNED)
     step, value = last
@@ -79,45 +78,38 @@ def brief_outcome(outcome: Outcome, *, objectives: bool) -> Outcome:
 
 
 def judge(returned: object, objectives: Sequence[str]) -> TaskOutcome:
-    """What a task's return value says: completed, invalid (NaN or infinite) or failed (not a fitness).
+    """The outcome of a task that returned this: completed, invalid (NaN or infinite) or failed (not a fitness).
 
     Numbers, NumPy scalars and tensors of one element are values. A dictionary holds every objective by name;
     its other entries are metrics.
     """
     if isinstance(returned, Mapping):
-        return _judge_mapping(returned, objectives)
+        metrics: dict[str, Metric] = {}
+        remarks: dict[str, str] = {}
+        for name, entry in returned.items():
+            if name not in objectives:
+                keep(str(name), entry, metrics, remarks)
+        return replace(_judge_objectives(returned, objectives), metrics=metrics, remarks=remarks)
     value = as_number(returned)
     if value is None:
-        return _no_value(_wrong_type("the task", returned, objectives))
-    if len(objectives) != 1:
-        return _no_value(
-            f"the task returned the number {value!r}, but it has the objectives {_listed(objectives)}: "
-            "return a dictionary that holds each of them."
-        )
+        return _no_value("the task returned", returned, objectives)
+    if len(objectives) > 1:
+        return _no_value("the task returned the number", returned, objectives)
     return _judge_values({objectives[0]: value})
-
-
-def _no_value(error: str) -> TaskOutcome:
-    return TaskOutcome(status=FAILED, error=error, no_value=True)
-
-
-def _judge_mapping(returned: Mapping[object, object], objectives: Sequence[str]) -> TaskOutcome:
-    metrics: dict[str, Metric] = {}
-    remarks: dict[str, str] = {}
-    for name, entry in returned.items():
-        if name not in objectives:
-            keep(str(name), entry, metrics, remarks)
-    return replace(_judge_objectives(returned, objectives), metrics=metrics, remarks=remarks)
 
 
 def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[str]) -> TaskOutcome:
     values: dict[str, float] = {}
     for name in objectives:
         if name not in returned:
-            return _no_value(_missing(name, returned))
+            names = [str(key) for key in returned]
+            near = get_close_matches(name, names, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "Return it by that name."
+            error = f"the task returned a dictionary without objective {name!r} (it holds {_listed(names)}). {hint}"
+            return TaskOutcome(status=FAILED, error=error, no_value=True)
         value = as_number(returned[name])
         if value is None:
-            return _no_value(_wrong_type(f"objective {name!r}", returned[name], (name,)))
+            return _no_value(f"objective {name!r} is", returned[name], (name,))
         values[name] = value
     return _judge_values(values)
 
@@ -128,6 +120,17 @@ def _judge_values(values: dict[str, float]) -> TaskOutcome:
         error = f"objective {' and '.join(bad)}: only finite values can be compared."
         return TaskOutcome(status=INVALID, error=error)
     return TaskOutcome(status=COMPLETED, objectives=values)
+
+
+def _no_value(what: str, value: object, objectives: Sequence[str]) -> TaskOutcome:
+    shown = "None" if value is None else f"{_encodable(excerpt(value))} of type {type(value).__name__}"
+    rule = (
+        "one real number, or a dictionary that holds"
+        if len(objectives) == 1
+        else "a dictionary that holds all of"
+    )
+    error = f"{what} {shown}: return {rule} {_listed(objectives)}."
+    return TaskOutcome(status=FAILED, error=error, no_value=True)
 
 
 def describe_exception(error: BaseException) -> str:
@@ -143,8 +146,8 @@ def describe_exception(error: BaseException) -> str:
 
 
 def summary_line(error: str) -> str:
-    """The line that says what went wrong: of a traceback the exception's first with the place in the user's files, else
-    the first. Of a long one the middle is left out: remedies stand at the end."""
+    """The line that says what went wrong: a traceback's first line of the exception, with the place in the user's
+    files; else the first line. The middle of a long line is left out: remedies stand at the end."""
     _, header, last = error.rpartition("Traceback (most recent call last):")
     lines = last.splitlines()
     found = next((line.strip() for line in lines if line.strip() and not line.startswith(" ")), "no message")
@@ -163,30 +166,13 @@ def alike(line: str) -> str:
 
 
 def is_users_file(path: str) -> bool:
-    """Whether a frame's file is none of Python, of an installed package or of what is installed with this one."""
+    """Whether a frame's file belongs neither to Python, nor to an installed package, nor to hpo or trainers."""
     parts = Path(path).parts
     return not (
         path.startswith((_PACKAGE, _TRAINERS, "<"))
         or {"site-packages", "dist-packages"} & {*parts}
         or any(_LIBRARY.fullmatch(part) for part in parts)
     )
-
-
-def _wrong_type(what: str, value: object, objectives: Sequence[str]) -> str:
-    verb = "returned" if what == "the task" else "is"
-    if value is None:
-        return f"{what} {verb} None: return one number, or a dictionary that holds {_listed(objectives)}."
-    return (
-        f"{what} {verb} {_encodable(excerpt(value))} of type {type(value).__name__}: "
-        f"return one real number, or a dictionary that holds {_listed(objectives)}."
-    )
-
-
-def _missing(name: str, returned: Mapping[object, object]) -> str:
-    names = [str(key) for key in returned]
-    near = get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else " Return it by that name."
-    return f"the task returned a dictionary without objective {name!r} (it holds {_listed(names)}).{hint}"
 
 
 def _listed(names: Sequence[str]) -> str:

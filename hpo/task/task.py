@@ -78,8 +78,10 @@ class Task:
         self.objectives: dict[str, str] = checked_objectives(direction, objectives)
         self.constraints: tuple[Constraint, ...] = checked_constraints(constraints)
         self.default: Params | None = None if default is None else self._point("default", default)
+        rule = "a list of configurations. Write points=[{…}], or default={…} for one."
         self.points: tuple[Params, ...] = tuple(
-            self._point(f"points[{number}]", point) for number, point in enumerate(_checked_points(points))
+            self._point(f"points[{number}]", cast("Mapping[str, object]", point))
+            for number, point in enumerate(_checked_list("Task: points", points, rule))
         )
         self.steps: int | Callable[[Params], int] | None = (
             steps if steps is None or callable(steps) else _checked_steps("", steps)
@@ -183,18 +185,13 @@ class Task:
 
 
 def losses_of(values: Mapping[str, float], objectives: Mapping[str, str]) -> tuple[float, ...]:
-    """The objectives' values in order, with the sign that makes smaller better. ``objectives``: name to direction."""
+    """``values`` in the order of ``objectives`` (name to direction), with the sign that makes smaller better."""
     return tuple(-values[name] if way == MAXIMIZE else values[name] for name, way in objectives.items())
 
 
 def listed(space: SearchSpace, allows: Callable[[Params], bool]) -> Iterator[tuple[Params, str] | None]:
-    """All configurations of the finite ``space`` with their keys, with None in place of those that are not allowed.
-
-    Args:
-        space (SearchSpace): a finite space.
-        allows (callable): whether the constraints allow a configuration.
-    """
-    # None in place of a refused configuration lets callers stop after a number of steps, allowed or not.
+    """All configurations of the finite ``space`` with their keys, with None in place of those that are not allowed, so
+    that callers can stop after a number of steps, allowed or not."""
     for params in space.enumerate():
         yield (params, space.key(params)) if allows(params) else None
 
@@ -237,11 +234,7 @@ class TaskSource:
                 f"the task cannot be rebuilt in the evaluator process: {type(error).__name__}: {error}. "
                 'Define it in a module that can be imported from anywhere, or use isolation = "inline".'
             ) from error
-        if not isinstance(task, Task):
-            raise CampaignError(
-                f"the evaluator process was sent a {type(task).__name__} instead of an hpo.Task."
-            )
-        return task
+        return cast(Task, task)
 
 
 def load_task(reference: str, *, base: Path, options: Mapping[str, object] | None = None) -> Task:
@@ -292,18 +285,14 @@ def checked_objectives(direction: object, objectives: object, of: str = "Task") 
             f"{of}: direction = {excerpt(direction)} and objectives = {excerpt(objectives)} are given. "
             "Remove direction: objectives has one for each name."
         )
-    if (
-        not isinstance(objectives, Mapping)
-        or not objectives
-        or not all(isinstance(n, str) and n for n in objectives)
-    ):
+    named = isinstance(objectives, Mapping) and all(isinstance(name, str) and name for name in objectives)
+    if not named or not objectives:
         raise UsageError(
             f"{of}: objectives = {excerpt(objectives)}: must map names to directions. "
             'Write {"f1": "maximize", "seconds": "minimize"}.'
         )
-    return {
-        name: _checked_direction(f"{of}: objectives[{name!r}]", value) for name, value in objectives.items()
-    }
+    given = cast("Mapping[str, object]", objectives)
+    return {name: _checked_direction(f"{of}: objectives[{name!r}]", value) for name, value in given.items()}
 
 
 def _checked_steps(where: str, steps: object) -> int:
@@ -316,49 +305,35 @@ def _checked_steps(where: str, steps: object) -> int:
 
 
 def _checked_direction(label: str, direction: object) -> str:
-    if not isinstance(direction, str) or direction not in _DIRECTIONS:
-        meant = (
-            aliases.VALUES["direction"].get(aliases.folded(direction)) if isinstance(direction, str) else None
-        )
-        raise UsageError(
-            f'{label} = {excerpt(direction)}: must be "minimize" or "maximize". '
-            f"{suggestion(meant or direction, _DIRECTIONS)}"
-        )
-    return str(direction)
+    if isinstance(direction, str) and direction in _DIRECTIONS:
+        return direction
+    meant = isinstance(direction, str) and aliases.VALUES["direction"].get(aliases.folded(direction))
+    raise UsageError(
+        f'{label} = {excerpt(direction)}: must be "minimize" or "maximize". '
+        f"{suggestion(meant or direction, _DIRECTIONS)}"
+    )
 
 
-def _is_listed(given: object) -> bool:
-    """Whether ``given`` is iterable, and not a function, a text or a mapping."""
-    if callable(given) or isinstance(given, (str, bytes, Mapping)):
-        return False
+def _checked_list(label: str, given: object, rule: str) -> list[object]:
+    """The entries of an iterable that is not a function, a text or a mapping."""
     try:
-        iter(given)  # type: ignore[call-overload]
-    except TypeError:  # checked by a call, as arrays without dimensions have __iter__, too
-        return False
-    return True
-
-
-def _checked_points(points: object) -> Iterable[Mapping[str, object]]:
-    if not _is_listed(points):
-        raise UsageError(
-            f"Task: points = {excerpt(points)}: must be a list of configurations. "
-            "Write points=[{…}], or default={…} for one."
-        )
-    return cast("Iterable[Mapping[str, object]]", points)
+        if not callable(given) and not isinstance(given, (str, bytes, Mapping)):
+            return list(given)  # type: ignore[call-overload, no-any-return]
+    except TypeError:
+        pass
+    raise UsageError(f"{label} = {excerpt(given)}: must be {rule}")
 
 
 def checked_constraints(constraints: object) -> tuple[Constraint, ...]:
-    if not _is_listed(constraints):
-        raise UsageError(
-            f"constraints = {excerpt(constraints)}: must be a list of functions. Write constraints=[…]."
-        )
-    checked = tuple(cast("Iterable[Constraint]", constraints))
-    for constraint in checked:
+    """The entries of ``constraints``; UsageError where it is no list of functions."""
+    rule = "a list of functions of the parameters, true where allowed. Write constraints=[…]."
+    checked = _checked_list("constraints", constraints, rule)
+    for number, constraint in enumerate(checked):
         if not callable(constraint):
             raise UsageError(
-                f"constraint {excerpt(constraint)} must be a function of the parameters, true where allowed."
+                f"constraints[{number}] = {excerpt(constraint)}: must be a function of the parameters."
             )
-    return checked
+    return tuple(cast("list[Constraint]", checked))
 
 
 def _place(function: object) -> str:
@@ -410,21 +385,15 @@ def _culprit(parts: Mapping[str, object], depth: int = 5) -> str | None:
 
 
 def _as_task(reference: str, module: ModuleType, name: str, options: dict[str, object]) -> Task:
-    own = {
-        n: value for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__
-    }
     tasks = [n for n, value in vars(module).items() if isinstance(value, Task)]
     if name not in vars(module):
-        candidates = [
-            *tasks,
-            *(
-                n
-                for n, value in own.items()
-                if callable(value) and not inspect.isclass(value) and n not in tasks
-            ),
+        functions = [
+            n
+            for n, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         raise CampaignError(
-            f'task = "{reference}": the module has no {name!r}. {suggestion(name, candidates)}'
+            f'task = "{reference}": the module has no {name!r}. {suggestion(name, tasks + functions)}'
         )
     found = vars(module)[name]
     if isinstance(found, Task):

@@ -1,8 +1,7 @@
-"""What a task sees of its evaluation: parameters, its place in the worker, and how to report and save."""
+"""Trial: a task's view of its evaluation, with parameters, its place in the worker, and ways to report and save."""
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 import os
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -36,7 +35,6 @@ from hpo.task.outcome import TaskOutcome, describe_exception, judge, pruned_outc
 from hpo.task.trial_directory import clear_directory, make_directory, not_begun
 from hpo.text import excerpt
 
-_Given = ParamSpec("_Given")
 _TAKEN = frozenset(CURVE_COLUMNS)
 _DIVERGED = "[diverged]"
 """No name of a metric, as remarks have."""
@@ -50,10 +48,10 @@ class Job(Facts):
     attempt: Attempt = FIRST_ATTEMPT
     seed: int
     directory: str
-    """The individual's own. It is emptied first, but for printed output, unless the evaluation was interrupted and goes
-    on (``attempt.resumed``)."""
+    """The individual's own. It is emptied first, but for printed output, unless the evaluation goes on
+    (``attempt.resumed``)."""
     parent: str | None = None
-    """The directory of the individual from whose checkpoint it goes on; empty where what that had saved is gone."""
+    """Directory of the individual from whose checkpoint it goes on; empty where that checkpoint is gone."""
 
 
 class Link(Protocol):
@@ -73,7 +71,7 @@ class Link(Protocol):
     def should_checkpoint(self) -> bool: ...
 
     def should_checkpoint_soon(self) -> bool:
-        """As ``should_checkpoint``, with an answer that may be some calls old: no rank waits for another."""
+        """Like ``should_checkpoint``, with an answer that may be some calls old: no rank waits for another."""
         ...
 
 
@@ -81,24 +79,6 @@ class Curve(Protocol):
     """Keeps what a trial reports."""
 
     def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None: ...
-
-
-def _refusing_taken_names(report: Callable[_Given, None]) -> Callable[_Given, None]:
-    """Have ``trial.report`` say which metrics need another name, where Python would speak of arguments."""
-
-    @functools.wraps(report)
-    def checked(*arguments: _Given.args, **named: _Given.kwargs) -> None:
-        if not _TAKEN.isdisjoint(named):
-            own = ("trial", "step", "value")[len(arguments) :]
-            taken = [name for name in CURVE_COLUMNS if name in named and name not in own]
-            if taken:
-                raise UsageError(
-                    f"trial.report: {taken[0]} = {excerpt(named[taken[0]])}: no metric may be called "
-                    f"{', '.join(CURVE_COLUMNS)}, as columns of the curves are. Give it another name."
-                )
-        report(*arguments, **named)
-
-    return checked
 
 
 class Trial:
@@ -198,14 +178,12 @@ class Trial:
         Raises:
             UsageError: ``params`` is no dictionary, or ``directory`` no path.
         """
-        if not isinstance(params, Mapping):
-            raise UsageError(
-                f"Trial.alone: params = {excerpt(params)}: must be a configuration, such as {{'lr': 0.1}}"
-            )
-        if not isinstance(directory, (str, os.PathLike)):
-            raise UsageError(
-                f"Trial.alone: directory = {excerpt(directory)}: must be the path of a directory"
-            )
+        for name, value, kinds, rule in (
+            ("params", params, Mapping, "a configuration, such as {'lr': 0.1}"),
+            ("directory", directory, (str, os.PathLike), "the path of a directory"),
+        ):
+            if not isinstance(value, kinds):
+                raise UsageError(f"Trial.alone: {name} = {excerpt(value)}: must be {rule}.")
         job = Job(
             configuration=Configuration(id="alone", params=dict(params)),
             attempt=Attempt(resumed=True),
@@ -235,8 +213,8 @@ class Trial:
 
     @property
     def parent_checkpoint(self) -> Path | None:
-        """With kind "pbt", ``inherit`` or phases: the directory of the individual whose training this one continues, to
-        be read only. None where the training begins anew, or where that state is gone.
+        """Directory of the individual whose training this individual continues (kind "pbt", ``inherit``, phases), to be
+        read only. None where the training starts from scratch, or where that state is gone.
         """
         return Path(self._parent) if self._parent else None
 
@@ -260,7 +238,6 @@ class Trial:
             )
         return comm
 
-    @_refusing_taken_names
     def report(self, /, step: int, value: object, **metrics: object) -> None:
         """Report an intermediate value of the objective, for the learning curves and early stopping. Every rank must
         call it; worker rank 0's value and metrics count.
@@ -280,21 +257,27 @@ class Trial:
             kind = type(value).__name__
             raise UsageError(f"trial.report takes one number as value, not {excerpt(value)} of type {kind}.")
         try:
-            step = operator.index(step)
+            whole = operator.index(step)
         except TypeError:
+            whole = None
+        if whole is None or abs(whole) > MOST_STEPS:  # a journal's numbers have 64 bits
             raise UsageError(
-                f"trial.report takes a whole number of steps, not {excerpt(step)}: write trial.report(step, value)."
-            ) from None
-        if abs(step) > MOST_STEPS:  # a journal's numbers have 64 bits
-            raise UsageError(f"trial.report: step {excerpt(step)} must be a number of steps, at most 2**53.")
-        self.last_report = (step, number)
+                f"trial.report takes a whole number of steps, at most 2**53, not {excerpt(step)}: write "
+                "trial.report(step, value)."
+            )
+        for name in _TAKEN & metrics.keys():
+            raise UsageError(
+                f"trial.report: {name} = {excerpt(metrics[name])}: no metric may be called "
+                f"{', '.join(CURVE_COLUMNS)}, as columns of the curves are. Give it another name."
+            )
+        self.last_report = (whole, number)
         if self._curve is not None:
             kept: dict[str, Metric] = {}
             for name, metric in metrics.items():
                 keep(name, metric, kept, self.remarks)
-            self._curve.add(step, number, kept)
-        if self._link.report(step, number, self._last_step):
-            pruned = Pruned(f"pruned at step {step} with value {number!r}")
+            self._curve.add(whole, number, kept)
+        if self._link.report(whole, number, self._last_step):
+            pruned = Pruned(f"pruned at step {whole} with value {number!r}")
             pruned.on_all_ranks = True
             raise pruned
 
@@ -321,9 +304,9 @@ class Trial:
         """Keywords for ``trainers.train`` by which the campaign stops, resumes and prunes a training:
         ``trainers.train(…, **trial.training(value="accuracy"))``.
 
-        They are ``seed``, ``checkpoint`` (a directory in ``directory``, named after the number of ranks that began the
-        training), ``on_other_ranks``, by which other ranks than those that saved go on where the method can, and else
-        begin anew, ``interrupt``, by which a stop takes effect within about a second or two steps, and
+        They are ``seed``; ``checkpoint``, a directory in ``directory``, named after the number of ranks that began the
+        training; ``on_other_ranks``: on another number of ranks a training goes on where its method can, and starts
+        from scratch elsewhere; ``interrupt``, by which a stop takes effect within about a second or two steps; and
         ``report``. The ranks do not wait for one another to ask whether to stop, as ``should_checkpoint`` would have
         them do before each step.
 
@@ -347,9 +330,8 @@ class Trial:
 
 
 def checkpoint_in(directory: Path, ranks: int) -> Path:
-    """The checkpoint directory of the training in an individual's ``directory``: the one that was written last, by
-    whichever number of ranks, or where there is none the one that ``ranks`` ranks begin.
-    """
+    """Checkpoint directory of the training in an individual's ``directory``: the latest, by whichever number of ranks
+    it was written; without any the directory that ``ranks`` ranks begin."""
     # trainers names what it saved last in a file called latest.
     saved = [(latest.stat().st_mtime_ns, latest.parent) for latest in directory.glob("*-ranks/latest")]
     return max(saved)[1] if saved else directory / f"{ranks}-ranks"
@@ -382,9 +364,8 @@ class _EpochReport:
             )
         named = {name: metric for name, metric in metrics.items() if name not in CURVE_COLUMNS}
         for name in metrics.keys() - named.keys() - {self._value}:
-            self._trial.remarks[name] = (
-                f"metric {name!r} of the training is not in the curves, where {name} is another"
-            )
+            remark = f"metric {name!r} of the training is not in the curves, whose column {name} is another"
+            self._trial.remarks[name] = remark
         if not all(math.isfinite(metrics.get(name, 0.0)) for name in ("train_loss", "validation_loss")):
             self._trial._diverged_in = epoch
         self._trial.report(epoch, metrics[self._value], **named)
@@ -413,31 +394,28 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
         )
     except Exception as error:
         # As trainers.train ends where its ``interrupt`` is ``trial.should_checkpoint``.
-        saved = trial._asked_to_save and getattr(error, "saved", False) is True
-        outcome = (
-            TaskOutcome(status=INTERRUPTED)
-            if saved
-            else TaskOutcome(status=FAILED, error=describe_exception(error))
-        )
-        if error is trial._storage_error:
+        if trial._asked_to_save and getattr(error, "saved", False) is True:
+            outcome = TaskOutcome(status=INTERRUPTED)
+        elif error is trial._storage_error:
             outcome = not_begun(trial._storage_error, trial._directory)
+        else:
+            outcome = TaskOutcome(status=FAILED, error=describe_exception(error))
     if outcome.status == COMPLETED and trial._diverged_in is not None:
         trial.remarks[_DIVERGED] = (
             f"the loss of a training was not finite in epoch {trial._diverged_in}, where it ended, and what evaluate "
             f"returned counts all the same. Where result.reason is 'diverged', return float('nan')"
         )
-    seconds = time.perf_counter() - begun
     return replace(
         outcome,
         metrics={**trial.metrics, **outcome.metrics},
         remarks={**trial.remarks, **outcome.remarks},
-        seconds=seconds,
+        seconds=time.perf_counter() - begun,
     )
 
 
 @contextmanager
 def _same_working_directory() -> Iterator[None]:
-    """Else where the next evaluation of this process begins would depend on this one."""
+    """Restores the working directory, so that the next evaluation does not inherit a changed directory."""
     try:
         before = os.getcwd()
     except OSError:  # it was removed
@@ -453,9 +431,10 @@ def _same_working_directory() -> Iterator[None]:
 class _Alone:
     """The link of a trial outside any campaign."""
 
+    comm: object | None = None
+
     def __init__(self, device: str) -> None:
         self.device = device
-        self.comm: object | None = None
 
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         return False
@@ -463,5 +442,4 @@ class _Alone:
     def should_checkpoint(self) -> bool:
         return False
 
-    def should_checkpoint_soon(self) -> bool:
-        return False
+    should_checkpoint_soon = should_checkpoint

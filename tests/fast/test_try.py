@@ -40,15 +40,15 @@ def test_the_default_comes_before_points_and_points_before_chance() -> None:
 def test_its_exit_code_says_whether_the_task_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, code: int, status: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "tried.py").write_text(
         f"import hpo\ndef evaluate(trial):\n    {body}\n"
         "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate, default={'x': 0.25})\n"
     )
-    (tmp_path / "mine.toml").write_text(
-        f'task = "mine.py:task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 1\n'
+    (tmp_path / "tried.toml").write_text(
+        f'task = "tried.py:task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 1\n'
         '[evaluation]\nisolation = "inline"\n'
     )
-    assert attempt(tmp_path / "mine.toml") == code
+    assert attempt(tmp_path / "tried.toml") == code
     shown = capsys.readouterr()
     assert "evaluating the default point: x=0.25" in shown.out.replace(" = ", "=")
     assert f"{status} after" in shown.out
