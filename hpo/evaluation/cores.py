@@ -1,12 +1,12 @@
-"""Which CPUs an evaluator gets: of those that the ranks of its host may use, a share of its own, beside its GPU.
+"""Which CPUs an evaluator gets: a share of its own of the CPUs that the ranks of its host may use, beside its GPU.
 
 A rank keeps what its launcher or its user bound it to, as does its evaluator. Where all ranks of a host may use the
 same CPUs, nobody has dealt them out: then each evaluator gets a share, and what sizes itself by the CPUs of its process
 (threads, data loaders, ``n_jobs=-1``) fits beside the others. Memory is not bound: Linux takes it from the NUMA node
 of the CPU that first touches it.
 
-How much CPU time the cgroups of this process allow, as ``docker --cpus``, Kubernetes' limits and systemd's ``CPUQuota``
-set it, its set of CPUs does not show; more threads than that wait for each other.
+The CPU time that cgroups allow (``docker --cpus``, Kubernetes' limits, systemd's ``CPUQuota``) bounds the threads, too:
+a process's set of CPUs does not show it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from hpo.evaluation.devices import visible_devices
 
 _ROOT = Path("/")
-_CGROUPS = Path("sys/fs/cgroup")
 _CPUS = Path("sys/devices/system/cpu")
 _NODES = Path("sys/devices/system/node")
 _PCI = Path("sys/bus/pci/devices")
 _DRIVER = Path("proc/driver/nvidia/gpus")
 _DEV = Path("dev")
 _NVIDIA, _DISPLAYS = "0x10de", "0x03"
-"""The bus' numbers of the vendor, and of the classes of devices that GPUs are in."""
+"""Numbers on the PCI bus of the vendor, and of the classes of devices that GPUs are in."""
 _HYBRID = Path("sys/devices/cpu_atom")
 """Exists where some cores are slower than others; of equal shares some would be slower, too."""
 _GLOBAL_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -47,7 +45,7 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HostCores:
-    """What a rank sees of its host.
+    """A rank's view of its host.
 
     ``cores``: those that evaluators of this rank may use; ``distances``: from each NUMA node to each, as Linux gives
     them; ``gpu_nodes``: the NUMA node of each visible GPU, None where it is not known; ``total``: how many CPUs the
@@ -68,7 +66,6 @@ class HostCores:
 
     @property
     def cpus(self) -> frozenset[int]:
-        """Of all its cores."""
         return frozenset(cpu for core in self.cores for cpu in core.cpus)
 
 
@@ -82,15 +79,16 @@ class Share(NamedTuple):
 def evaluator_share(
     host: HostCores, environment: Mapping[str, str], *, local_rank: int, local_size: int, agreed: bool
 ) -> Share:
-    """What the evaluator of ``local_rank``, of ``local_size`` ranks on this host, gets; ``agreed``: whether all of
-    these see the same as this one.
+    """The share of the evaluator of ``local_rank``, of ``local_size`` ranks on this host; ``agreed``: whether all of
+    these see the same as this rank.
 
     It is all that its rank may use where they do not, where there are fewer cores than ranks, where some cores are
     slower than others, and where the user wants more threads in each evaluator (OMP_NUM_THREADS) than the smallest
     share has CPUs. A quota of CPU time is shared alike, and bounds the threads."""
     shares = deal(host, local_size) if agreed and host.uniform else None
-    if shares is not None and _wanted_threads(environment) <= min(map(len, shares)):
-        # One a core, as torch has it, and the same for all: the ranks of a worker keep pace.
+    wanted = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if shares is not None and (int(wanted) if wanted.isdecimal() else 0) <= min(map(len, shares)):
+        # One thread a core, as torch has it, and as many in all shares: the ranks of a worker keep pace.
         threads = min(sum(share.issuperset(core.cpus) for core in host.cores) for share in shares)
         return Share(shares[local_rank], within(host.quota, threads, local_size))
     everything = len(host.cpus) if agreed else host.total
@@ -107,43 +105,38 @@ def deal(host: HostCores, ranks: int) -> list[frozenset[int]] | None:
     if len(host.cores) < ranks:
         return None
     cores = sorted(host.cores, key=lambda core: (core.node, core.cpus))
-    left: dict[int, list[Core]] = {}
+    free: dict[int, list[Core]] = {}
     for core in cores:
-        left.setdefault(core.node, []).append(core)
+        free.setdefault(core.node, []).append(core)
     homes = [_home(host, cores, rank, ranks) for rank in range(ranks)]
     room = [len(cores) // ranks + (rank < len(cores) % ranks) for rank in range(ranks)]
-    found: list[list[int]] = [[] for _ in range(ranks)]
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
     # Nearest pairs first, so that no rank takes from afar what another has at home.
-    for distance, node in sorted({(host.distances[home][node], node) for home in homes for node in left}):
-        while left[node] and (
-            takers := [
-                rank for rank in range(ranks) if room[rank] and host.distances[homes[rank]][node] == distance
-            ]
-        ):
+    for distance, node in sorted({(host.distances[home][node], node) for home in homes for node in free}):
+        while takers := [
+            rank
+            for rank in range(ranks)
+            if free[node] and room[rank] and host.distances[homes[rank]][node] == distance
+        ]:
             for index, rank in enumerate(takers):
-                count = min(room[rank], -(-len(left[node]) // (len(takers) - index)))
-                taken, left[node] = left[node][:count], left[node][count:]
+                count = min(room[rank], -(-len(free[node]) // (len(takers) - index)))
+                taken, free[node] = free[node][:count], free[node][count:]
                 room[rank] -= len(taken)
-                found[rank] += (cpu for core in taken for cpu in core.cpus)
-    return [frozenset(cpus) for cpus in found]
+                dealt[rank] += (cpu for core in taken for cpu in core.cpus)
+    return [frozenset(cpus) for cpus in dealt]
 
 
 def _home(host: HostCores, cores: Sequence[Core], rank: int, ranks: int) -> int:
-    # By the rank's number, as devices are: see ``bind_device``.
+    # Ranks take GPUs by number: see ``bind_device``.
     node = host.gpu_nodes[rank % len(host.gpu_nodes)] if host.gpu_nodes else None
     return cores[rank * len(cores) // ranks].node if node is None else node
 
 
-def _wanted_threads(environment: Mapping[str, str]) -> int:
-    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() else 0
-
-
-# --- what there is ---------------------------------------------------------------------------------------------------
+# --- reading the host -------------------------------------------------------------------------------------------------
 
 
 def cores_here() -> int:
-    """How many CPUs processes of this host can keep busy, as far as the system lets this one know."""
+    """How many CPUs processes of this host can keep busy, as far as the system lets this process know."""
     return within(cpu_quota(), len(may_use()))
 
 
@@ -174,7 +167,7 @@ def running_on(cpus: frozenset[int]) -> Iterator[None]:
 
 
 def read_host(environment: Mapping[str, str]) -> HostCores:
-    """This host as this thread sees it. Of a thread that is bound to a single core evaluators leave the binding: it is
+    """This host as this thread sees it. Where the thread is bound to a single core, evaluators leave the binding: it is
     what mpirun and srun do by default, and nobody's wish."""
     return described(environment, bound=frozenset(os.sched_getaffinity(0)), widest=may_use())
 
@@ -184,13 +177,10 @@ def described(
 ) -> HostCores:
     """The host below ``root`` as a rank sees it that is ``bound`` to these CPUs and might use the ``widest`` set. What
     cannot be read there is as on a machine with one NUMA node and one hardware thread a core."""
-    siblings = {cpu: _siblings(root, cpu) for cpu in bound}
+    siblings = {cpu: _siblings(root, cpu) for cpu in widest | bound}
     if bound <= siblings[min(bound)]:
         bound = widest
-        siblings = {cpu: _siblings(root, cpu) for cpu in bound}
-    nodes = sorted(
-        int(path.name.removeprefix("node")) for path in (root / _NODES).glob("node[0-9]*") if path.is_dir()
-    )
+    nodes = sorted(int(path.name.removeprefix("node")) for path in (root / _NODES).glob("node[0-9]*"))
     node_of = {
         cpu: position
         for position, node in enumerate(nodes)
@@ -229,56 +219,53 @@ def _distances(root: Path, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     read = [_text(root / _NODES / f"node{node}/distance").split() for node in nodes]
     if not nodes or any(len(row) != len(nodes) or not all(map(str.isdecimal, row)) for row in read):
         size = max(1, len(nodes))
-        return tuple(tuple(10 if one == other else 20 for other in range(size)) for one in range(size))
+        return tuple(tuple(10 if to == node else 20 for to in range(size)) for node in range(size))
     return tuple(tuple(map(int, row)) for row in read)
 
 
 def _gpu_nodes(root: Path, environment: Mapping[str, str]) -> list[int | None]:
     """The NUMA node's number of each visible GPU, in order; empty where that is not known."""
     visible = visible_devices(environment, root / _DRIVER, root / _DEV)
-    there = _bus_ids(root)
+    bus_ids = _bus_ids(root)
     # Where the launcher gave each rank one, the others' are not known.
-    if not there or len(visible) == 1 < len(there):
+    if not bus_ids or len(visible) == 1 < len(bus_ids):
         return []
     for name in _GLOBAL_GPUS:
         numbers = tuple(environment.get(name, "").split(","))
         if len(numbers) == len(visible) and all(map(str.isdecimal, (*numbers, *visible))):
             visible = numbers
             break
-    return [_node_of(root, _bus_id(root, name, there)) for name in visible]
+    return [_node_of(root, name, bus_ids) for name in visible]
 
 
 def _bus_ids(root: Path) -> list[str]:
-    """Of the host's GPUs, in their order. In containers without the driver's folder those of the bus, if all of them
-    have a device file there.
-    """
+    """The host's GPUs by bus id. In containers without the driver's folder the GPUs of the bus, if all of them have a
+    device file there."""
     with suppress(OSError):
         if found := sorted(path.name for path in (root / _DRIVER).iterdir()):
             return found
-    with suppress(OSError):
-        found = sorted(
-            path.name
-            for path in (root / _PCI).iterdir()
-            if _text(path / "vendor").strip() == _NVIDIA and _text(path / "class").startswith(_DISPLAYS)
-        )
-        if len(found) == len(visible_devices({}, root / _DRIVER, root / _DEV)):
-            return found
-    return []
+    found = sorted(
+        path.name
+        for path in (root / _PCI).glob("*")
+        if _text(path / "vendor").strip() == _NVIDIA and _text(path / "class").startswith(_DISPLAYS)
+    )
+    return found if len(found) == len(visible_devices({}, root / _DRIVER, root / _DEV)) else []
 
 
-def _bus_id(root: Path, name: str, there: Sequence[str]) -> str | None:
-    """Of the device that CUDA_VISIBLE_DEVICES calls ``name``; None where it is not known, as of MIG instances."""
+def _node_of(root: Path, name: str, bus_ids: Sequence[str]) -> int | None:
+    """The NUMA node of the device that CUDA_VISIBLE_DEVICES calls ``name``; None for MIG instances, and where it is not
+    known."""
     if name.isdecimal():
-        return there[int(name)] if int(name) < len(there) else None
-    if not name.startswith("GPU-"):
-        return None
-    found = [one for one in there if f" {name}" in _text(root / _DRIVER / one / "information").expandtabs(1)]
-    return found[0] if len(found) == 1 else None
-
-
-def _node_of(root: Path, bus_id: str | None) -> int | None:
-    text = "" if bus_id is None else _text(root / _PCI / bus_id.lower() / "numa_node").strip()
-    return int(text) if text.isdecimal() else None
+        found = bus_ids[int(name) : int(name) + 1]
+    else:
+        found = [
+            bus_id
+            for bus_id in bus_ids
+            if name.startswith("GPU-")
+            and f" {name}" in _text(root / _DRIVER / bus_id / "information").expandtabs(1)
+        ]
+    node = _text(root / _PCI / found[0].lower() / "numa_node").strip() if len(found) == 1 else ""
+    return int(node) if node.isdecimal() else None
 
 
 # --- CPU time that cgroups allow ------------------------------------------------------------------------------------
@@ -288,7 +275,7 @@ def cpu_quota(root: Path = _ROOT) -> float:
     """CPUs' worth of time a second, the least of what this process' cgroups and theirs allow; infinite without a limit.
     See "cpu.max" in Linux's documentation of cgroups version 2, and "cpu.cfs_quota_us" in that of version 1.
     """
-    return min(_limits(root), default=inf)
+    return min(_limits(root), default=math.inf)
 
 
 def within(quota: float, cpus: int, ranks: int = 1) -> int:
@@ -298,31 +285,19 @@ def within(quota: float, cpus: int, ranks: int = 1) -> int:
 
 def _limits(root: Path) -> Iterator[float]:
     for line in _text(root / "proc/self/cgroup").splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if hierarchy == "0":
-            for folder in _up(root / _CGROUPS, path):
-                yield from _limit(*_text(folder / "cpu.max").split()[:2])
-        elif "cpu" in controllers.split(","):
-            # Folders have the controllers' names in an order of their own; "cpu" is a link to the right one.
-            for base in dict.fromkeys((controllers, "cpu")):
-                for folder in _up(root / _CGROUPS / base, path):
-                    quota, period = (
-                        _text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
-                    )
-                    yield from _limit(quota, period)
-
-
-def _up(base: Path, path: str) -> Iterator[Path]:
-    """The cgroup ``path`` and those that it is in. In a container its own may be ``base``, whatever ``path`` says."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for count in range(len(parts), -1, -1):
-        yield base.joinpath(*parts[:count])
-
-
-def _limit(quota: str = "", period: str = "") -> Iterator[float]:
-    if quota.isdecimal() and period.isdecimal() and int(quota) and int(period):
-        yield int(quota) / int(period)
+        hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
+        # Version 1's folder has its controllers' names in an order of its own; "cpu" is a link to it.
+        versions = {"": "cpu.max"} if hierarchy == "0" else {}
+        if "cpu" in controllers.split(","):
+            versions = dict.fromkeys((controllers, "cpu"), "cpu.cfs_quota_us cpu.cfs_period_us")
+        # The cgroup and those that it is in. In a container its own may be the root, whatever ``path`` says.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for base, names in versions.items():
+            for count in range(len(parts) + 1):
+                folder = (root / "sys/fs/cgroup" / base).joinpath(*parts[:count])
+                numbers = " ".join(_text(folder / name) for name in names.split()).split()
+                if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and "0" not in numbers:
+                    yield int(numbers[0]) / int(numbers[1])
 
 
 def _text(path: Path) -> str:

@@ -12,7 +12,7 @@ from types import ModuleType
 from hpo.errors import CampaignError
 
 _SYNCHRONIZE_S = 20.0
-"""What a task has queued when it returns may take seconds; less than the other ranks are given once one has ended."""
+"""Work that a task has queued when it returns may take seconds; less than the other ranks get once a rank has ended."""
 
 
 class NoDevice(CampaignError):
@@ -31,11 +31,7 @@ class OwnDevice:
         self._found = name if name == "cpu" else None
         self._fault: str | None = None
         self._warned = False
-
-    @property
-    def index(self) -> int:
-        """The number by which torch knows the device that was assigned."""
-        return int(self._assigned.partition(":")[2] or 0)
+        self.index = int(name.partition(":")[2] or 0)
 
     @property
     def name(self) -> str:
@@ -58,37 +54,32 @@ class OwnDevice:
         return fault
 
     def take_warning(self) -> str | None:
-        """That the task's torch cannot use the device that is there, or could use one that was not found; said once,
-        as soon as torch is loaded."""
+        """A sentence for the user where the task's torch cannot use the device that is there, or could use a device
+        that was not found; returned once, as soon as torch is loaded."""
         torch = sys.modules.get("torch")
-        built = getattr(torch, "version", None)
-        if self._warned or torch is None or built is None:
+        if self._warned or torch is None or not hasattr(torch, "version"):
             return None
-        if self._assigned == "cpu":
-            return self._unfound(torch) if self._visible is None and _built_for(torch) else None
-        if _built_for(torch):
-            return None
-        self._warned = True
-        return (
-            f"{self._label} has a GPU, {self._assigned}, and its torch is built without CUDA: it trains on the CPU, "
-            "which may take days in place of hours. Run `bash jobs/setup.sh --cuda` for a torch that uses GPUs. To "
-            "train on CPUs, start with CUDA_VISIBLE_DEVICES empty."
-        )
-
-    def _unfound(self, torch: ModuleType) -> str | None:
-        """That torch sees GPUs where none was found."""
-        self._warned = True
-        try:
-            found = torch.cuda.device_count()
-        except (RuntimeError, AssertionError):  # partly imported, or the driver is in trouble
-            return None
-        if not found:
-            return None
-        return (
-            f"{self._label} trains on the CPU, as neither /proc/driver/nvidia/gpus nor /dev shows a GPU, and its torch "
-            f"sees {found}. Start with CUDA_VISIBLE_DEVICES naming those to use, such as "
-            f"{','.join(map(str, range(found)))}; empty, to train on CPUs."
-        )
+        built = _built_for(torch)
+        if self._assigned != "cpu" and not built:
+            self._warned = True
+            return (
+                f"{self._label} has a GPU, {self._assigned}, and its torch is built without CUDA: it trains on the "
+                "CPU, which may take days in place of hours. Run `bash jobs/setup.sh --cuda` for a torch that uses "
+                "GPUs. To train on CPUs, start with CUDA_VISIBLE_DEVICES empty."
+            )
+        if self._assigned == "cpu" and built and self._visible is None:
+            self._warned = True
+            try:
+                found = torch.cuda.device_count()
+            except (RuntimeError, AssertionError):  # partly imported, or the driver is in trouble
+                return None
+            if found:
+                return (
+                    f"{self._label} trains on the CPU, as neither /proc/driver/nvidia/gpus nor /dev shows a GPU, and "
+                    f"its torch sees {found}. Start with CUDA_VISIBLE_DEVICES naming those to use, such as "
+                    f"{','.join(map(str, range(found)))}; empty, to train on CPUs."
+                )
+        return None
 
     def _works(self) -> bool:
         try:
@@ -99,35 +90,29 @@ class OwnDevice:
             return True
         if not _built_for(torch):
             return False
-        there = "CUDA_VISIBLE_DEVICES is " + ("not set" if self._visible is None else repr(self._visible))
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            reason = f"torch finds {torch.cuda.device_count()} devices"
+        except (RuntimeError, AssertionError) as error:
+            reason = (str(error).splitlines() or ["no reason is given"])[0].rstrip(".")
+        visible = "CUDA_VISIBLE_DEVICES is " + ("not set" if self._visible is None else repr(self._visible))
         raise NoDevice(
-            f"{self._label} cannot use its GPU, {self._assigned} ({there}): {_reason()}. torch is built for "
+            f"{self._label} cannot use its GPU, {self._assigned} ({visible}): {reason}. torch is built for "
             f"{_built_for(torch)}. See with nvidia-smi on that host whether the GPU is there and its driver new "
             "enough, and that CUDA_VISIBLE_DEVICES names what is there. To train on CPUs, start with it empty."
         )
 
 
 def _built_for(torch: ModuleType) -> str | None:
-    """What GPUs this torch can use, with its version; None where it can use none. Of AMD's, torch calls them CUDA's."""
+    """The kind of GPUs that this torch can use, with its version, if any. AMD's GPUs are called cuda:0, too."""
     if torch.version.cuda is not None:
         return f"CUDA {torch.version.cuda}"
     hip = getattr(torch.version, "hip", None)
     return None if hip is None else f"ROCm {hip}"
 
 
-def _reason() -> str:
-    """What CUDA says to being started, without a full stop."""
-    import torch
-
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        return (str(error).splitlines() or ["no reason is given"])[0].rstrip(".")
-    return f"torch finds {torch.cuda.device_count()} devices"
-
-
 def identity(index: int) -> str | None:
-    """What identifies this device for NCCL; None for a MIG instance, which NCCL takes for its whole GPU."""
+    """NCCL's identity of a device; None for a MIG instance, which NCCL takes for its whole GPU."""
     import torch
 
     properties = torch.cuda.get_device_properties(index)
@@ -154,10 +139,9 @@ def healthy(timeout_s: float = _SYNCHRONIZE_S) -> bool:
     def wait(device: int) -> None:
         try:
             torch.cuda.synchronize(device)
+            done.put(True)
         except RuntimeError:
             done.put(False)
-        else:
-            done.put(True)
 
     try:
         # Asked here: each thread has a current device of its own.
@@ -171,16 +155,13 @@ def free() -> None:
     """Give back what the last trial has left behind: memory that torch keeps for itself, of the GPU, which other
     processes on the device lack, and of the host, which is page-locked there; and compiled code. Dynamo compiles a
     function a limited number of times, however many models it has served."""
+    torch = sys.modules.get("torch")
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    if getattr(frames, "FRAME_COMPILE_COUNTER", None):
-        import torch
-
+    if torch is not None and getattr(frames, "FRAME_COMPILE_COUNTER", None):
         torch.compiler.reset()
-    if used():
-        import torch
-
+    if torch is not None and used():
         torch.cuda.empty_cache()
-        # By its public name, which torch 2.6 lacks, or the earlier one of CUDA alone.
+        # torch 2.6 has it under an earlier name, for CUDA alone.
         accelerator = getattr(torch, "accelerator", None)
         host = getattr(accelerator, "empty_host_cache", None) or getattr(torch._C, "_host_emptyCache", None)
         if host is not None:

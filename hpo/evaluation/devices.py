@@ -11,7 +11,6 @@ from hpo.evaluation.cuda import NoDevice, OwnDevice
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/dev")
-_NODE = re.compile(r"nvidia[0-9]+")
 _NAME = re.compile(r"[0-9]+$|GPU-|MIG-")
 
 
@@ -20,11 +19,11 @@ def visible_devices(
 ) -> tuple[str, ...]:
     """The CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES names them, without asking CUDA.
 
-    Where that is not set, those that the ``driver`` lists; in containers without that folder, those whose device files
-    are among ``nodes``."""
+    Where that is not set, the devices that the ``driver`` lists; in containers without that folder, those whose device
+    files are among ``nodes``."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
-        return tuple(map(str, range(_listed(driver) or _listed(nodes, _NODE))))
+        return tuple(map(str, range(_count(driver, ".*") or _count(nodes, "nvidia[0-9]+"))))
     devices: list[str] = []
     for name in listed.split(","):
         # CUDA ignores all that follow an entry such as -1, or Slurm's NoDevFiles.
@@ -34,10 +33,10 @@ def visible_devices(
     return tuple(devices)
 
 
-def _listed(folder: Path, name: re.Pattern[str] | None = None) -> int:
-    """How many entries ``folder`` has, of those with such a ``name``; 0 where it is not there."""
+def _count(folder: Path, pattern: str) -> int:
+    """The number of entries of ``folder`` whose names match ``pattern``; 0 where there is no such folder."""
     try:
-        return sum(name is None or name.fullmatch(one.name) is not None for one in folder.iterdir())
+        return sum(re.fullmatch(pattern, path.name) is not None for path in folder.iterdir())
     except OSError:
         return 0
 
@@ -76,10 +75,8 @@ def inline_device(environment: Mapping[str, str], local_rank: int, label: str) -
 
     ``local_rank``: among all ranks of the launch on its host; ``label`` names the rank."""
     visible = visible_devices(environment)
-    name = "cpu"
-    if visible:
-        name = "cuda:0" if is_mig(visible) else f"cuda:{local_rank % len(visible)}"
-    return OwnDevice(name, label=label, visible=environment.get("CUDA_VISIBLE_DEVICES"))
+    index = 0 if is_mig(visible) else local_rank % max(1, len(visible))
+    return evaluator_device(environment, index if visible else None, label)
 
 
 def select_for_group(device: OwnDevice, environment: Mapping[str, str]) -> str | None:

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hpo.errors import CampaignError
 
@@ -23,35 +24,27 @@ def own_address(hosts: Sequence[str], worker_rank: int, interface: str | None) -
     if not others:
         return _LOOPBACK
     if interface is not None:
-        return address_of(interface)
+        if (named := _query(interface)) is not None:
+            return named
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        raise CampaignError(
+            f"network interface {interface!r} has no IPv4 address on {socket.gethostname()}: "
+            f"set interface in [evaluation] to an interface that has. There are {known}."
+        )
     try:
         # Connecting a datagram socket sends nothing: the kernel only looks up which way leads there.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((others[0], 9))
             address = str(probe.getsockname()[0])
+            reason = f"only {address} leads there"
     except OSError as error:
-        raise CampaignError(
-            f"{hosts[worker_rank]} finds no way to {others[0]}, where its worker has another rank: {error}. "
-            'Name the network interface that connects them: interface = "ib0" in [evaluation].'
-        ) from error
-    if address.startswith("127."):
-        raise CampaignError(
-            f"{hosts[worker_rank]} reaches {others[0]}, where its worker has another rank, as {address} only. "
-            'Name the network interface that connects them: interface = "ib0" in [evaluation].'
-        )
-    return address
-
-
-def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface; CampaignError, naming those there are, when it has none."""
-    address = _query(interface)
-    if address is None:
-        known = ", ".join(name for _, name in socket.if_nameindex())
-        raise CampaignError(
-            f"network interface {interface!r} has no IPv4 address on {socket.gethostname()}: "
-            f"set interface in [evaluation] to one that has. There are {known}."
-        )
-    return address
+        address, reason = _LOOPBACK, str(error)
+    if not address.startswith("127."):
+        return address
+    raise CampaignError(
+        f"{hosts[worker_rank]} does not reach {others[0]}, where its worker has another rank: {reason}. "
+        'Name the network interface that connects them: interface = "ib0" in [evaluation].'
+    )
 
 
 def interface_of(address: str) -> str | None:
@@ -73,12 +66,10 @@ def open_sockets() -> dict[int, int]:
     """Inodes of this process's sockets by descriptor."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with suppress(OSError):  # the descriptor of this very listing
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith("socket:"):
                 found[int(name)] = int(target[len("socket:[") : -1])
-        except OSError:  # the descriptor of this very listing
-            continue
     return found
 
 
@@ -87,10 +78,8 @@ def shut_connection(number: int, *, keep_port: int) -> None:
 
     A listening socket is left as well: gloo ends the process when accepting fails.
     """
-    try:
-        with socket.socket(fileno=os.dup(number)) as connection:
-            listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if not listens and keep_port not in (connection.getsockname()[1], connection.getpeername()[1]):
-                connection.shutdown(socket.SHUT_RDWR)
-    except (OSError, IndexError):  # closed meanwhile, or no connection of the network at all
-        pass
+    # An OSError where it was closed meanwhile, an IndexError where it is no connection of the network at all.
+    with suppress(OSError, IndexError), socket.socket(fileno=os.dup(number)) as connection:
+        listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if not listens and keep_port not in (connection.getsockname()[1], connection.getpeername()[1]):
+            connection.shutdown(socket.SHUT_RDWR)

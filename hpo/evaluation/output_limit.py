@@ -16,7 +16,7 @@ from pathlib import Path
 _SHORTEST_S, _LONGEST_S = 0.25, 2.0
 """Between two looks: the shorter time while something is printed."""
 _WATCHED = 16
-"""Files that are looked at, the last ones: a process that a completed evaluation left behind goes on printing."""
+"""How many files, the latest, are looked at: a process that a completed evaluation left behind goes on printing."""
 _CLOSE_S = 1.0
 _PIECE = 1 << 20
 _LINE_BYTES = 1 << 16
@@ -56,10 +56,7 @@ class OutputLimit:
 
 def shorten(path: Path, most_bytes: int) -> int:
     """Leave the first and the last quarter of ``most_bytes`` in a file that is longer, with a line between them; return
-    the bytes that it had, 0 where it cannot be read.
-
-    The end is copied behind the beginning before the file is cut, so that it is there at any moment.
-    """
+    the bytes that it had, 0 where it cannot be read."""
     size = 0
     with suppress(OSError):  # not printed yet, or the storage fails, which the evaluation will say
         size = os.stat(path, follow_symlinks=False).st_size
@@ -73,11 +70,16 @@ def shorten(path: Path, most_bytes: int) -> int:
 
 
 def _shorten(number: int, most_bytes: int) -> None:
+    """The end is copied behind the beginning before the file is cut, so that it is there at any moment."""
     notice = (
         b"[hpo: output left out here, as more than %d bytes were printed: [logging] output]\n" % most_bytes
     )
     quarter = most_bytes // 4
-    end = _end_of_beginning(number, quarter, notice)
+    window = min(_LINE_BYTES, quarter)
+    text = os.pread(number, window, quarter - window)
+    # The beginning ends at the notice of an earlier time, or else after its last line.
+    place = text.find(notice)
+    end = quarter - window + (place if place >= 0 else text.rfind(b"\n") + 1 or window)
     start = read = os.fstat(number).st_size - quarter
     # Who prints faster than a file can be copied is not waited for.
     while read < start + most_bytes and (text := os.pread(number, min(_PIECE, most_bytes), read)):
@@ -89,13 +91,3 @@ def _shorten(number: int, most_bytes: int) -> None:
             break
         end += os.pwrite(number, text, end)
     os.ftruncate(number, end)
-
-
-def _end_of_beginning(number: int, quarter: int, notice: bytes) -> int:
-    """Where the beginning that stays ends: at the notice of an earlier time, or else after the last line."""
-    window = min(_LINE_BYTES, quarter)
-    text = os.pread(number, window, quarter - window)
-    place = text.find(notice)
-    if place < 0:
-        place = text.rfind(b"\n") + 1 or window
-    return quarter - window + place

@@ -19,9 +19,8 @@ _MOST_CALLS = 200
 
 
 class Announcement:
-    """Of one evaluation. ``send`` begins to send rank 0's words to all ranks, and returns what waits for them.
-
-    ``rank``: of the worker; ``clock``: seconds."""
+    """The messages of an evaluation. ``send`` begins to send rank 0's words to all ranks, and returns a function that
+    waits for them. ``rank``: of the worker."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from hpo.search.protocols import GO, Verdict
 
 _PR_SET_PDEATHSIG = 1
 _VERDICT_S = 60.0
-"""How long a report waits for an answer. Then it goes on: a slow disk of the campaign must not fail a training."""
+"""Longest wait for the answer to a report. Then training goes on: a slow disk of the campaign must not fail it."""
 
 
 class ControlSocket:
@@ -82,8 +82,10 @@ class ControlSocket:
                 chunk = self._socket.recv(1 << 16)
             except OSError:
                 chunk = b""
-            if not chunk:
-                _end_group()
+            if not chunk:  # the control rank is gone: end this process and all in its process group
+                if os.getpgrp() == os.getpid():
+                    os.killpg(os.getpid(), signal.SIGKILL)
+                os._exit(1)
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 order = order_of(line)
@@ -95,18 +97,11 @@ class ControlSocket:
                     self._orders.put(order)
 
 
-def _end_group() -> None:
-    """End this process and all in its process group."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
-
-
 def _shield(connection: socket.socket) -> None:
-    """Signals to the campaign are not for its evaluators.
+    """Ignore signals to the campaign.
 
-    They get handlers, as SIG_IGN would be passed on to the programs that a task starts. Forked processes,
-    such as data loaders' workers, get the former ones back, and must not hold the socket.
+    By handlers, as SIG_IGN would be passed on to the programs that a task starts. Forked processes, such as data
+    loaders' workers, get the former handlers back, and must not hold the socket.
     """
     former = {
         number: signal.signal(number, _ignore)

@@ -1,4 +1,4 @@
-"""What an evaluation prints goes to a file of its own, whatever prints it."""
+"""Sends all that an evaluation prints to a file of its own, whatever prints it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class OutputCapture:
         for _ in range(10):
             make_directory(path.parent)
             try:
-                number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
                 break
             except FileNotFoundError:  # a rank that printed nothing has just removed the directory
                 continue
         else:
             raise OSError(f"{path.parent} disappears as fast as it is made")
-        self._redirect(number)
-        self._number, self._path = number, path
+        self._path = path
+        self._redirect(self._number)
 
     def close(self) -> None:
         """End the file. If it is empty it is removed, and the directory with it unless that holds more."""
@@ -44,21 +44,19 @@ class OutputCapture:
             return
         path, self._path = self._path, None
         self._flush()
-        # Else what a task put there would write into its files in later evaluations too.
+        # A stream that a task put there would write into its files in later evaluations too.
         sys.stdout, sys.stderr = self._streams
-        try:
+        empty = False
+        # Errors of its file system, such as a quota on NFS, are reported here, when the evaluation is over as it is.
+        with suppress(OSError):
             empty = os.fstat(self._number).st_size == 0  # not of 1, which the task may have led elsewhere
-        except OSError:  # its file system is in trouble; the evaluation is over as it is
-            empty = False
-        with suppress(OSError):  # a quota on NFS is reported here, and the evaluation is over as it is
+        with suppress(OSError):
             os.close(self._number)
         self._redirect(self._between)
         if empty:
-            try:
+            with suppress(OSError):  # other ranks or the task have left something there
                 path.unlink()
                 path.parent.rmdir()
-            except OSError:  # other ranks or the task have left something there
-                pass
 
     def _redirect(self, number: int) -> None:
         self._flush()

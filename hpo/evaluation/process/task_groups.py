@@ -1,10 +1,10 @@
 """torch.distributed's groups as a task meets them in an evaluator that outlives its evaluations.
 
 A script of one's own begins with ``init_process_group`` and ends with ``destroy_process_group``. On several ranks the
-worker's group is there already: the one takes it up and the other puts it aside until the next evaluation. Ranks that
-formed a new one each time would need as long as a short training for it. On one rank a group is made and destroyed
-indeed. Groups that a task makes beside, and leaves, are destroyed when its evaluation is over, but for those that
-``trainers`` keeps for its next training.
+worker's group is there already: the first call takes it up and the second puts it aside until the next evaluation. To
+form a new group each time would take as long as a short training. On one rank a group is made and destroyed indeed.
+Groups that a task makes beside, and leaves, are destroyed when its evaluation is over, but for those that ``trainers``
+keeps for its next training.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup
 
 _MODULE = "torch.distributed.distributed_c10d"
-_NAMES = ("init_process_group", "destroy_process_group")
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-"""What scripts read beside their calls. Not set before: libraries take LOCAL_RANK for a launcher's, and train so."""
+"""Variables that scripts read beside their calls. Not set before: libraries take LOCAL_RANK for a launcher's."""
 _SPARED = "kept for the next training"
-"""The description of groups that ``trainers`` keeps where NCCL would need seconds to form them anew: no operation is
-under way in them."""
+"""The description of groups that ``trainers`` keeps, as NCCL needs seconds to form them: no operation is under way in
+them."""
 _TIDY_S = 20.0
 """Groups that are not destroyed within it have operations under way whose other ranks never come."""
 _SETTLE_S = 0.2
@@ -51,27 +50,30 @@ class TaskGroups:
         self._taken_up = False
         """Whether the task has called ``init_process_group`` and not ``destroy_process_group`` since."""
         self._kept: list[ProcessGroup] = []
-        """Destroyed, but for this reference: one that a model were the last to let go would wait for its threads, and
-        these for the interpreter that the model's end holds."""
+        """Destroyed, but for this reference. If a model were the last to let a group go, it would wait for the group's
+        threads, and these for the interpreter, which the model's end holds."""
         self._real: dict[str, Callable[..., Any]] = {}
         self._named: set[str] = set()
         if _MODULE in sys.modules:
             self._stand_in(sys.modules[_MODULE])
-            for name in _NAMES:
-                setattr(sys.modules["torch.distributed"], name, getattr(sys.modules[_MODULE], name))
         else:
             when_imported({_MODULE: self._stand_in})
 
     def _stand_in(self, module: ModuleType) -> None:
-        for name, method in zip(_NAMES, (self._initialise, self._destroy), strict=True):
-            self._real[name] = getattr(module, name)
-            setattr(module, name, _function(method, self._real[name]))
+        for name, method in (
+            ("init_process_group", self._initialise),
+            ("destroy_process_group", self._destroy),
+        ):
+            self._real[name] = real = getattr(module, name)
+            function = functools.wraps(real)(functools.partial(method))
+            setattr(module, name, function)
+            if hasattr(sys.modules["torch.distributed"], name):  # it was imported before this
+                setattr(sys.modules["torch.distributed"], name, function)
 
     def adopt(self, control: ProcessGroup, timeout: timedelta) -> None:
-        """The default group, and with it ``control``, are the worker's own: tasks share the one, and never see the
-        other. ``timeout``: of the default group's collectives."""
+        """The default group, and with it ``control``, are the worker's own: tasks share the default group, and never
+        see the other. ``timeout``: of the default group's collectives."""
         world, default = self._world, self._c10d.GroupMember.WORLD
-        assert default is not None
         self._ours, self._timeout = (default, control), timeout
         self._store, self._count = world.pg_map[default], world.group_count
 
@@ -116,17 +118,12 @@ class TaskGroups:
     def _destroy_left(self) -> None:
         for group in reversed(self._unwanted()):
             self._forget(group)
-        if self._kept and self._settles:
+        version = tuple(map(int, sys.modules["torch"].__version__.split(".")[:2]))
+        if self._kept and version < (2, 13):
             time.sleep(_SETTLE_S)
         self._kept.clear()
 
-    @property
-    def _settles(self) -> bool:
-        import torch
-
-        return tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-
-    # What tasks call
+    # --- what tasks call -------------------------------------------------------------------------------------
 
     def _initialise(self, *arguments: Any, **named: Any) -> None:
         real = self._real["init_process_group"]
@@ -159,43 +156,34 @@ class TaskGroups:
     def _refuse_other(self, given: dict[str, Any]) -> None:
         """ValueError where the task asks for another group than the worker's."""
         default = self._ours[0]
-        for name, own in (("rank", default.rank()), ("world_size", default.size())):
-            if given.get(name, -1) not in (-1, own):
-                raise ValueError(
-                    f"init_process_group({name}={given[name]}): this is rank {default.rank()} of a worker of "
-                    f"{default.size()} ranks, whose group is there already. Leave {name} out."
-                )
-        there = {*_backends(self._c10d.get_backend_config(default)), "gloo"}
-        other = sorted({*_backends(str(given.get("backend") or "gloo"))} - there)
-        if other:
-            needs = (
-                "NCCL needs a GPU for each rank. Leave the backend out, which takes NCCL where there are GPUs"
-                if other == ["nccl"]
-                else "Leave the backend out, and make a group of this one beside by torch.distributed.new_group"
-            )
+        own = {*_backends(self._c10d.get_backend_config(default)), "gloo"}
+        places = (("rank", default.rank()), ("world_size", default.size()))
+        wrong = [name for name, value in places if given.get(name, -1) not in (-1, value)]
+        if not own.issuperset(_backends(str(given.get("backend") or "gloo"))):
+            wrong.append("backend")
+        for name in wrong:
             raise ValueError(
-                f"init_process_group({given['backend']!r}): the group of this worker is there already, with "
-                f"{' and '.join(sorted(there))}. {needs}."
+                f"init_process_group({name}={given[name]!r}): this is rank {default.rank()} of a worker of "
+                f"{default.size()} ranks, whose group is there already, with {' and '.join(sorted(own))} (NCCL needs a "
+                f"GPU for each rank). Leave {name} out, or make a group beside it by torch.distributed.new_group."
             )
 
     def _destroy(self, group: ProcessGroup | None = None) -> None:
         default = self._c10d.GroupMember.WORLD
-        if group is None or group is default:
-            if default is None or not self._ours:
-                # Of one rank; or there is none, which torch says.
-                self._kept += self._left()
-                self._real["destroy_process_group"](group)
-                return
+        if group is not None and group is not default:
+            if group in self._world.pg_map:
+                self._kept.append(group)
+            self._real["destroy_process_group"](group)
+        elif default is None or not self._ours:  # a group of one rank; or there is none, which torch says
+            self._kept += self._left()
+            self._real["destroy_process_group"](group)
+        else:
             for other in reversed(self._left()):
                 self._forget(other)
             self._c10d._update_default_pg(None)
             self._taken_up = False
-            return
-        if group in self._world.pg_map:
-            self._kept.append(group)
-        self._real["destroy_process_group"](group)
 
-    # torch's own state
+    # --- torch's own state -----------------------------------------------------------------------------------
 
     @property
     def _c10d(self) -> Any:
@@ -226,16 +214,6 @@ class TaskGroups:
         self._taken_up = False
 
 
-def _function(method: Callable[..., None], real: Callable[..., None]) -> Callable[..., None]:
-    """``method`` as a function that looks like ``real``."""
-
-    @functools.wraps(real)
-    def stand_in(*arguments: Any, **named: Any) -> None:
-        method(*arguments, **named)
-
-    return stand_in
-
-
 def _backends(config: str) -> list[str]:
     """The backends named in ``config``: "nccl", "cpu:gloo,cuda:nccl"."""
-    return [one.rpartition(":")[2].lower() for one in config.split(",")]
+    return [name.rpartition(":")[2].lower() for name in config.split(",")]

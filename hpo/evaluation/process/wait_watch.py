@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -17,16 +18,7 @@ _LARGE_BYTES = 64 << 20
 """Exchanging more than this may take long on a slow network."""
 _TORCH = "torch.distributed.distributed_c10d"
 _CHANNEL = "trainers.communication.channel"
-_OF_TWO_RANKS = (
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "batch_isend_irecv",
-    "send_object_list",
-    "recv_object_list",
-)
-_LEFT_OUT = {*_OF_TWO_RANKS, "init_process_group"}
+_LEFT_OUT = re.compile("i?(send|recv)(_object_list)?|batch_isend_irecv|init_process_group")
 """Calls that wait for one rank, which need not wait for this rank, or for processes that the task may have started."""
 
 
@@ -42,18 +34,17 @@ class Wait(NamedTuple):
 
 class WaitWatch:
     """Says on standard error, once an evaluation, where this rank has waited for the others for long: a task in which
-    not all ranks make a call would hang without a word.
+    not all ranks make a call would hang without a word. ``tell`` gets the wait every few seconds while it goes on.
 
-    ``begun``: the call of hpo in which this rank waits, None outside these. Collectives of torch and of trainers are
-    found by the frame in which the main thread stands still: it is inside such a function. A wait for a ``Work`` in the
-    task's own code, DistributedDataParallel's backward pass and GPUs' streams cannot be distinguished from work.
-    """
+    Collectives of torch and of trainers are found by the frame in which the main thread stands still: it is inside such
+    a function. A wait for a ``Work`` in the task's own code, DistributedDataParallel's backward pass and GPUs' streams
+    cannot be distinguished from work."""
 
     def __init__(self, rank: int, tell: Callable[[Wait], None] = lambda wait: None) -> None:
-        """``tell`` gets a long wait every few seconds for as long as it goes on."""
         self._rank = rank
         self._tell = tell
         self.begun: Wait | None = None
+        """The call of hpo in which this rank waits."""
         self.evaluating = False
         """Whether the main thread is in the task's code."""
         self.said = False
@@ -73,16 +64,15 @@ class WaitWatch:
                 continue
             next_word = now + _SLOW_S / 4
             self._tell(wait)
-            if self.said:
-                continue
-            write(
-                f"hpo: worker rank {self._rank} has waited {now - wait.since:.0f} s in {wait.call} for other ranks of "
-                "the worker. Every rank of the group has to make this call; where one of them still works, nothing is "
-                "wrong.",
-                sys.stderr,
-                flush=True,
-            )
-            self.said = True
+            if not self.said:
+                write(
+                    f"hpo: worker rank {self._rank} has waited {now - wait.since:.0f} s in {wait.call} for other ranks "
+                    "of the worker. Every rank of the group has to make this call; while another rank still works, "
+                    "nothing is wrong.",
+                    sys.stderr,
+                    flush=True,
+                )
+                self.said = True
 
     def _collective(self) -> Wait | None:
         """The collective in which the main thread is, since it was first seen at this place of this call."""
@@ -103,31 +93,30 @@ def _call(innermost: FrameType) -> str | None:
     """The call of a collective that a thread is in: the outermost function of trainers, or of torch; None outside
     collectives."""
     torch, channel = (getattr(sys.modules.get(name), "__file__", None) for name in (_TORCH, _CHANNEL))
-    trainers = None if channel is None else f"{Path(channel).parents[1]}/"
     if innermost.f_code.co_filename not in (torch, channel):
         return None
-    of_torch = of_trainers = None
+    trainers = None if channel is None else f"{Path(channel).parents[1]}/"
+    torch_call = trainers_call = None
     frame: FrameType | None = innermost
     while frame is not None:
         path, name = frame.f_code.co_filename, frame.f_code.co_name
         if trainers is not None and path.startswith(trainers):
-            of_trainers = name
+            trainers_call = name
         elif path == torch:
-            of_torch = name
+            torch_call = name
         frame = frame.f_back
-    if of_torch in _LEFT_OUT:
+    if torch_call is not None and _LEFT_OUT.fullmatch(torch_call):
         return None
-    return f"trainers.{of_trainers}" if of_trainers else f"torch.distributed.{of_torch}"
+    return f"trainers.{trainers_call}" if trainers_call else f"torch.distributed.{torch_call}"
 
 
 def _bytes(frame: FrameType) -> float:
     """Size of the tensors, and of the lists of tensors, that a call has been given; infinite where it is not known."""
+    size = 0
     try:
-        found = [
-            one
-            for local in list(frame.f_locals.values())
-            for one in (local if isinstance(local, (list, tuple)) else (local,))
-        ]
-        return sum(int(getattr(one, "nbytes", 0)) for one in found)
+        for local in list(frame.f_locals.values()):
+            for value in local if isinstance(local, (list, tuple)) else (local,):
+                size += int(getattr(value, "nbytes", 0))
     except Exception:  # tensors of some layouts have no size; objects of the task may do anything
         return float("inf")
+    return size

@@ -22,13 +22,12 @@ class WaitingRanks:
     def __init__(self, size: int, clock: Callable[[], float]) -> None:
         self._size = size
         self._clock = clock
-        self._waits: dict[int, tuple[Waits, float]] = {}
-        self._ended: dict[int, float] = {}
+        self.clear()
 
     def clear(self) -> None:
         """The next evaluation begins."""
-        self._waits.clear()
-        self._ended.clear()
+        self._waits: dict[int, tuple[Waits, float]] = {}
+        self._ended: dict[int, float] = {}
 
     def waits(self, rank: int, answer: Waits) -> None:
         """``rank`` has said that it waits."""

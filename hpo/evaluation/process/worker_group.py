@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 _COLLECTIVE_S = 1_800.0
 """torch's own time-out for gloo. A longer time-out of the evaluation replaces it."""
 _AGREEMENT_S = 86_400.0
-"""One rank may validate for hours while the others wait for it in ``report``."""
+"""A rank may validate for hours while the others wait for it in ``report``."""
 
 BEGIN, REPORT, CHECKPOINT = range(3)
 _CALLS = ("the start of the evaluation", "trial.report", "trial.should_checkpoint")
 
 
 class WorkerGroup:
-    """The torch.distributed group of a worker of several ranks, and what these agree on."""
+    """The torch.distributed group of a worker of several ranks, and what these agree on. ``tell`` gets the waits of
+    this rank that last long."""
 
     def __init__(
         self, hello: Hello, device: OwnDevice, tasks: TaskGroups, tell: Callable[[Wait], None]
     ) -> None:
-        """``tell`` gets the waits of this rank that last long."""
         self._tasks = tasks
         self._rank = hello.worker_rank
         self._watch = WaitWatch(self._rank, tell)
@@ -56,7 +56,7 @@ class WorkerGroup:
             LOCAL_WORLD_SIZE=str(hello.local_size),
         )
 
-        # It holds the default group as default arguments. Imported when there is one already, by the first
+        # It holds the default group as default arguments. Imported when there is a group already, by the first
         # optimizer through torch._dynamo, it would keep that group alive for good, threads and all.
         import_module("torch.distributed.nn.functional")
         self.gpu = select_for_group(device, os.environ)
@@ -68,15 +68,14 @@ class WorkerGroup:
         """Set the interface of gloo and NCCL; between hosts the user's environment comes first."""
         on_one_host = len(set(hello.hosts)) == 1
         name = interface_of(own) if on_one_host else hello.interface or interface_of(own)
-        # NCCL takes a bare name for the beginning of one: eth1 would be eth10 as well.
+        # NCCL takes a bare name for the beginning of a name: eth1 would be eth10 as well.
         for variable, sign in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):
             if name is not None and (on_one_host or variable not in os.environ):
                 os.environ[variable] = f"{sign}{name}"
 
     def _listen(self, own: str) -> tuple[str, int]:
-        from torch._C._distributed_c10d import (
-            TCPStore,
-        )  # torch.distributed exports it, but not to type checkers
+        # torch.distributed exports it, but not to type checkers.
+        from torch._C._distributed_c10d import TCPStore
 
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind((own, 0))
@@ -95,13 +94,11 @@ class WorkerGroup:
 
         self.leave()
         start = timedelta(seconds=order.start_timeout_s)
-        if order.address is None:
-            raise RuntimeError("worker rank 0 of several has named no address of its store")
-        host, port = order.address
-        self._port = port
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+        assert order.address is not None, "worker rank 0 of several names the address of its store"
+        host, self._port = order.address
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(self._port))
         if self._store is None:
-            self._store = TCPStore(host, port, None, False, start)
+            self._store = TCPStore(host, self._port, None, False, start)
         self._store.set_timeout(start)
         before = open_sockets()
         limit = order.timeout_s or 0.0
@@ -113,7 +110,7 @@ class WorkerGroup:
             world_size=self._size,
             timeout=timeout,
         )
-        # A group of its own: what the ranks agree on must not meet what a task has under way in the other.
+        # A group of its own: agreements of the ranks must not meet what a task has under way in the other.
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=max(_AGREEMENT_S, limit)))
         self._tasks.adopt(self._control, timeout)
         self._connections = {
@@ -121,7 +118,7 @@ class WorkerGroup:
         }
 
     def leave(self) -> None:
-        """Leave the group, so that ranks which wait for this one in a collective get an error at once."""
+        """Leave the group, so that ranks which wait for this rank in a collective get an error at once."""
         # A model wrapped for data parallelism keeps the group, and with it the connections, alive beyond
         # destroy_process_group; so they are closed by hand.
         present = open_sockets()
@@ -133,14 +130,9 @@ class WorkerGroup:
         self.announcement = Announcement(self._rank, self.send)
         self._tasks.leave()
 
-    @property
-    def whole(self) -> bool:
-        """False when the task has broken the group."""
-        return self._tasks.whole
-
     def begin(self, turn: int) -> None:
         """All ranks begin the evaluation of this turn. Collective."""
-        # One that the last evaluation left under way would meet the messages of this one.
+        # A message that the last evaluation left under way would meet those of this evaluation.
         self.announcement.finish()
         self._watch.said = False
         self.announcement = Announcement(self._rank, self.send)
@@ -152,7 +144,7 @@ class WorkerGroup:
         self._watch.evaluating = False
 
     def agree(self, turn: int, call: int, answer: int) -> int:
-        """What worker rank 0 says. Collective; RuntimeError where the ranks make different calls."""
+        """Worker rank 0's answer on all ranks. Collective; RuntimeError where the ranks make different calls."""
         if call != BEGIN:  # others may still import the task
             self._watch.begun = Wait(_CALLS[call], time.monotonic(), of_all=True)
         try:
@@ -172,7 +164,7 @@ class WorkerGroup:
         import torch
         import torch.distributed as dist
 
-        # Of one length, whatever they are about: a call that meets another kind is found out.
+        # All messages have one length, so that a call that meets a call of another kind is found out.
         sent = torch.tensor(words, dtype=torch.int64)
         work = dist.broadcast(sent, 0, group=self._control, async_op=True)
 
