@@ -15,7 +15,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,17 +30,15 @@ from hpo.journal.files import journal_files, journal_name
 from hpo.journal.records import Command, Launched, Record, decode
 
 MOST_BYTES = 1 << 20
-"""Of a command's file."""
-_MOST_AT_ONCE = 100
+"""Largest size of a command's file."""
 _FOLDER, _STOP = "commands", "stop"
 _NAME = re.compile(r"([0-9]{20}-[0-9a-f]{16})\.json")
 _SUFFIX = ".json"
 _RECORD = b'{"type":"command",'
-"""Beginning of the line of a ``Command``."""
 _REFUSED = ".refused"
-"""The suffix of files that are no commands, once that was said."""
+"""Suffix of files that are no commands, once that was logged."""
+# Errors of a symbolic link, another user's file, a socket: none of them passes.
 _UNREADABLE = (errno.ELOOP, errno.EMLINK, errno.EACCES, errno.EPERM, errno.ENXIO)
-"""Of a symbolic link, a file of another user, a socket: none of them passes."""
 
 RETRIED = (FAILED, CRASHED, TIMEOUT, INVALID)
 """Statuses of failures, which ``hpo retry`` evaluates again."""
@@ -52,51 +50,52 @@ _Status = Literal["failed", "crashed", "timeout", "invalid"]
 class Request(
     msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="name", tag=str.lower
 ):
-    """What a person asks for. ``time``: when, in Unix seconds; ``by``: user and host."""
+    """A command that a person gave."""
 
     time: float
+    """Unix seconds."""
     by: Annotated[str, msgspec.Meta(max_length=500)]
+    """User and host."""
 
 
 class Stop(Request, kw_only=True, frozen=True):
-    """As a signal would."""
+    """End the launch, as a signal would."""
 
 
 class Pause(Request, kw_only=True, frozen=True):
-    """What runs goes on, nothing new starts, over launches."""
+    """Start nothing new, in later launches either."""
 
 
 class Unpause(Request, kw_only=True, frozen=True):
-    """The opposite of ``Pause``."""
+    """End a pause."""
 
 
 class Drain(Request, kw_only=True, frozen=True):
-    """``worker``, by island and number, gets nothing more in this launch."""
+    """Give ``worker``, named by island and number, nothing more in this launch."""
 
     worker: _Worker
 
 
 class Retry(Request, kw_only=True, frozen=True):
-    """Individuals that ended with one of ``statuses`` are evaluated again."""
+    """Evaluate individuals again that ended with one of ``statuses``."""
 
     statuses: tuple[_Status, ...]
 
 
 class Enqueue(Request, kw_only=True, frozen=True):
-    """``points`` are evaluated before anything that is bred; they count for the budget."""
+    """Evaluate ``points`` before anything that is bred; they count for the budget."""
 
     points: list[dict[str, Scalar]]
 
 
 class Set(Request, kw_only=True, frozen=True):
-    """Another budget or deadline; None stays as it is."""
+    """Change the budget or the deadline; None stays as it is."""
 
     evaluations: int | None = None
     deadline_s: float | None = None
 
     @property
     def values(self) -> dict[str, int | float]:
-        """What is to change."""
         given = {"evaluations": self.evaluations, "deadline_s": self.deadline_s}
         return {key: value for key, value in given.items() if value is not None}
 
@@ -106,12 +105,12 @@ _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_REQUEST)
 
 
 def name_of(request: Request) -> str:
-    """The command's name, as ``hpo`` has it."""
+    """Name of the command on the command line."""
     return str(request.__struct_config__.tag)
 
 
 def asked() -> dict[str, Any]:
-    """``time`` and ``by`` of a request that is made now by this process."""
+    """``time`` and ``by`` of a request that this process makes now."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # as in many containers
@@ -123,7 +122,7 @@ def asked() -> dict[str, Any]:
 
 
 def give(directory: Path, request: Request) -> str:
-    """Leave ``request`` for the campaign in ``directory``; the command's id.
+    """Leave ``request`` for the campaign in ``directory`` and return the command's id.
 
     Raises:
         UsageError: it is too large.
@@ -181,20 +180,19 @@ def clear_stop(directory: Path) -> None:
 
 
 def waiting(directory: Path) -> int:
-    """How many commands have not been applied yet."""
+    """Number of commands that have not been applied yet."""
     requests = _all_requests(directory)
     applied = _on_record(directory)[0] if requests else {}
     return sum(identity not in applied for identity, _ in requests)
 
 
 def _all_requests(directory: Path) -> list[tuple[str, Request]]:
-    return Inbox(directory, most=None).look().requests
+    return Inbox(directory).look().requests
 
 
 def _on_record(directory: Path) -> tuple[dict[str, int], int]:
-    """Launch that applied each command on record, by the command's id; and the last launch. For those who find a
-    command and have not read the journals: mostly there is none. What cannot be read is left out: such a
-    command counts as new."""
+    """Launch that applied each command on record, by the command's id; and the last launch. Commands in journals that
+    cannot be read count as new."""
     found: dict[str, int] = {}
     last = 0
     with suppress(CampaignError):
@@ -223,11 +221,12 @@ def _file(directory: Path, identity: str) -> Path:
 
 
 class Look(NamedTuple):
-    """``requests``: by id, in the order in which they were given; ``nonsense``: the names of files that are no
-    commands, with what is wrong with each."""
+    """Files that were found in ``commands/``."""
 
     requests: list[tuple[str, Request]]
+    """Requests by id, in the order in which they were given."""
     nonsense: list[tuple[str, str]]
+    """Names of files that are no commands, with the reason."""
 
 
 class _NoCommand(ValueError):
@@ -235,21 +234,13 @@ class _NoCommand(ValueError):
 
 
 class Inbox:
-    """The commands in ``directory``. Errors of the storage pass: then nothing is there. ``applied``: ids of those that
-    need not be applied any more, which are never in the way of others; ``most``: how many others one look returns, None
-    for all."""
+    """The commands in ``directory``. Errors of the storage pass: until then nothing is found."""
 
-    def __init__(
-        self, directory: Path, *, applied: Collection[str] = (), most: int | None = _MOST_AT_ONCE
-    ) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._applied = applied
-        self._most = most
         self._ignored: set[str] = set()
         self.error: OSError | None = None
         """Why the last ``look`` may have missed something."""
-        self.stuck: OSError | None = None
-        """Why a command that is on record could not be removed, and stays."""
 
     def look(self) -> Look:
         found = Look([], [])
@@ -257,7 +248,7 @@ class Inbox:
         try:
             folder = os.open(self._directory / _FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # also where another user's is closed to us
+            if error.errno != errno.ENOENT:
                 self.error = error
             return found
         try:
@@ -265,7 +256,7 @@ class Inbox:
                 match = _NAME.fullmatch(name)
                 try:
                     if match is None:
-                        raise _NoCommand("its name is none of a command")
+                        raise _NoCommand("a command has another name")
                     found.requests.append((match[1], _read(name, folder)))
                 except _NoCommand as error:
                     found.nonsense.append((name, str(error)))
@@ -284,35 +275,27 @@ class Inbox:
         except OSError as error:
             self.error = error
             return []
-        mine = [
-            name
-            for name in names
-            if not name.startswith(".") and not name.endswith(_REFUSED) and name not in self._ignored
-        ]
-        mine.sort(key=lambda name: (name.removesuffix(_SUFFIX) in self._applied, name))
-        others = sum(name.removesuffix(_SUFFIX) not in self._applied for name in mine)
-        return mine if self._most is None else mine[: min(others, self._most)] + mine[others:][: self._most]
+        known = (name for name in names if name not in self._ignored)
+        return sorted(name for name in known if not name.startswith(".") and not name.endswith(_REFUSED))
 
     def set_aside(self, name: str) -> None:
-        """Look at this file no more."""
+        """Ignore this file from now on."""
         self._ignored.add(name)
         path = self._directory / _FOLDER / name
         with suppress(OSError):
             path.rename(path.with_name(name + _REFUSED))
 
     def finish(self, identity: str, request: Request) -> None:
-        """The command is on record: its file goes. Where another user's folder does not allow that, it is looked at no
-        more; after another error it is found again, and known."""
+        """Remove the file of a command that is on record. Where another user's folder does not allow that, the file is
+        ignored; after another error it is found again, and known."""
         try:
             if isinstance(request, Stop):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
                 os.close(os.open(self._directory / _STOP, flags, 0o666))
                 sync_directory(self._directory)
-            path = _file(self._directory, identity)
-            path.unlink(missing_ok=True)
+            _file(self._directory, identity).unlink(missing_ok=True)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
-                self.stuck = error
                 self._ignored.add(f"{identity}{_SUFFIX}")
 
 
@@ -321,7 +304,7 @@ def _read(name: str, folder: int) -> Request:
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise _NoCommand("it is no file")
+            raise _NoCommand("it is no plain file")
         data = b""
         while len(data) <= MOST_BYTES and (piece := os.read(handle, MOST_BYTES)):
             data += piece
@@ -332,11 +315,11 @@ def _read(name: str, folder: int) -> Request:
     try:
         request: Request = _decoder.decode(data)
     except (ValueError, RecursionError) as error:
-        raise _NoCommand(f"it is not written as one: {error}") from None
+        raise _NoCommand(str(error)) from None
     return request
 
 
-# --- what is on record ----------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------------------------
 
 
 def record_of(
@@ -347,8 +330,8 @@ def record_of(
     refused: str | None = None,
     in_file: Mapping[str, int | float | None] | None = None,
 ) -> Command:
-    """The record of a command that was applied at ``time``, or refused. ``in_file``: of ``set``, what the campaign file
-    has in place of the new values."""
+    """Record of a command that was applied at ``time``, or ``refused`` for a reason. ``in_file``: the campaign file's
+    values that ``hpo set`` replaces."""
     arguments: dict[str, Any] = msgspec.to_builtins(request)
     for key in ("name", "time", "by"):
         del arguments[key]
@@ -365,7 +348,7 @@ def record_of(
 
 
 def request_of(record: Command) -> Request | None:
-    """The request that was applied; None where it came to nothing, or this version does not know it."""
+    """The request that was applied; None where it was refused, or this version does not know it."""
     if record.refused is not None:
         return None
     try:
@@ -379,13 +362,14 @@ def request_of(record: Command) -> Request | None:
 
 @dataclass
 class Standing:
-    """What the commands on record come to. ``applied``: their ids; ``points``: all that were enqueued, with
-    the id of their command."""
+    """State that follows from the commands on record."""
 
     applied: set[str] = field(default_factory=set)
+    """Ids of all commands."""
     paused: bool = False
     points: list[tuple[str, dict[str, Scalar]]] = field(default_factory=list)
-    # By key the value that holds, and the one that the campaign file had then.
+    """Points that were enqueued, each with the id of its command."""
+    # New value by key, and the campaign file's value when it was set.
     _set: dict[str, tuple[int | float, int | float | None]] = field(default_factory=dict)
 
     def take(self, record: Record) -> None:
@@ -396,13 +380,13 @@ class Standing:
             self.add(record)
 
     def launched(self, record: Launched) -> None:
-        """A launch begins."""
+        """Forget values of ``hpo set`` where the campaign file has changed since."""
         for key, (value, _) in list(self._set.items()):
-            if getattr(record, key) != value:  # the file has been changed since
+            if getattr(record, key) != value:
                 del self._set[key]
 
     def add(self, record: Command) -> Request | None:
-        """A command was applied: what it was, None where it came to nothing."""
+        """Count a command; the request that had an effect, if any."""
         if record.id in self.applied:
             return None
         self.applied.add(record.id)
@@ -417,12 +401,12 @@ class Standing:
         return request
 
     def evaluations(self, in_file: int | None) -> int | None:
-        """The budget, where the campaign file has this one: what was changed later."""
+        """Budget that holds where the campaign file has the budget ``in_file``."""
         value = self._changed("evaluations", in_file)
         return None if value is None else int(value)
 
     def deadline_s(self, in_file: float | None) -> float | None:
-        """The deadline, likewise."""
+        """Deadline that holds where the campaign file has the deadline ``in_file``."""
         return self._changed("deadline_s", in_file)
 
     def _changed(self, key: str, in_file: int | float | None) -> int | float | None:

@@ -1,4 +1,4 @@
-"""What has to happen every few seconds whatever the rest of the process does: called from a thread of its own."""
+"""Calls of functions every few seconds from a thread of its own, whatever the rest of the process does."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from hpo.terminal import one_line
 
 _log = logging.getLogger("hpo.journal")
 
+# A call that is under way is waited for: a storage that hangs must not keep the process from ending.
 _FAREWELL_S = 5.0
-"""For a call that is under way: a storage that hangs must not keep the process from ending."""
 
 
 class Heartbeat:
     """Calls the registered functions one after the other, every ``interval_s`` seconds from ``start`` to ``stop``.
 
-    The thread lives while this process waits for a disk, folds journals or evaluates inline; only C code that keeps
-    Python's global lock holds it up. What a function raises is shown once, until it succeeds again, and keeps neither
-    the others nor the process from going on."""
+    Only C code that keeps Python's global lock holds the thread up. What a function raises is logged once, until it
+    succeeds again, and stops neither the other functions nor the process."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -38,11 +37,11 @@ class Heartbeat:
         self._thread.start()
 
     def hasten(self) -> None:
-        """Call them soon, and not only when it is time to."""
+        """Call the functions soon, and not only when it is time to."""
         self._hastened.set()
 
     def stop(self) -> None:
-        """Call nothing more; waits for a call that is under way, for a few seconds."""
+        """Call nothing more."""
         self._stop.set()
         self._hastened.set()
         if self._thread.is_alive():
@@ -56,7 +55,6 @@ class Heartbeat:
                 self.beat()
 
     def beat(self) -> None:
-        """Call each function once."""
         for function in tuple(self._functions):
             try:
                 function()

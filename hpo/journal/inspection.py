@@ -1,7 +1,7 @@
-"""``hpo check``: the damaged lines of a campaign's journals; with ``--repair`` the whole records are kept without them.
+"""``hpo check``: the damaged lines of a campaign's journals; with ``--repair`` the whole lines are kept without them.
 
-A repair deletes nothing: a journal that is rewritten is first kept in ``DIR/damaged/``, as its name with
-``.damaged-N`` added, and a reader sees the old file or the new one at any moment."""
+A repair deletes nothing: a journal that is rewritten is first copied to ``DIR/damaged/NAME.damaged-N``, and a reader
+sees the old file or the new file at any moment."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import filecmp
 import os
 import re
 import shutil
-import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
@@ -24,21 +24,14 @@ from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import (
     LONGEST_LINE,
     JournalName,
+    PlaceInFile,
     excluded_parts,
     journal_files,
     journal_name,
-    read_file,
+    opened,
+    read_on,
 )
-from hpo.journal.records import (
-    VERSION,
-    Finished,
-    Header,
-    NotWhole,
-    Record,
-    Started,
-    decode,
-    encode,
-)
+from hpo.journal.records import VERSION, Finished, Header, Record, Started, decode, encode
 from hpo.space.description import described_space
 from hpo.space.space import SearchSpace
 from hpo.steps import Steps
@@ -46,19 +39,15 @@ from hpo.terminal import one_line, quoted
 
 DAMAGE, LOST, NOTE = "damage", "lost", "note"
 
-_RECORD_END = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
-_RECORD_BEGIN = b'{"type":'
 _SHOWN_FROM_BYTES = 1 << 22
-_MOST_SUMMED = 1 << 28
-"""Bytes of one broken line to take checksums of while whole records are looked for in it."""
 _ID = re.compile(rb'"id":"([0-9]{1,9}-[0-9]{1,9}-[0-9]{1,18})"')
 _LISTED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """``kind``: DAMAGE, LOST for what a repair could not keep, or NOTE for what does no harm; ``file``: relative to the
-    campaign's directory; ``lines``: first and last, from 1."""
+    """A sentence about a file, which is relative to the campaign's directory. ``kind``: DAMAGE, LOST for lines that a
+    repair could not keep, or NOTE where no harm is done; ``lines``: first and last, from 1."""
 
     kind: str
     file: str
@@ -75,8 +64,8 @@ class Finding:
 
 @dataclass(kw_only=True)
 class Inspection:
-    """What is in a campaign's directory. ``lock``: "free", "live" or "stale"; ``unfinished``: ids of what was begun
-    and not finished; ``repaired``: what was done, a sentence a file."""
+    """Content of a campaign's directory. ``lock``: "free", "live" or "stale"; ``unfinished``: ids of individuals that
+    were begun and not finished; ``repaired``: a sentence for each file that was repaired."""
 
     directory: Path
     task: str | None = None
@@ -100,7 +89,7 @@ class Inspection:
         return 1 if self.damaged else 0
 
     def to_json(self) -> dict[str, object]:
-        """What ``hpo check --json`` prints."""
+        """Output of ``hpo check --json``."""
         return {**asdict(self), "directory": str(self.directory), "ok": not self.damaged}
 
     def __str__(self) -> str:
@@ -135,7 +124,7 @@ class Inspection:
 
 
 def check(directory: Path) -> Inspection:
-    """What is whole and what is not in ``directory``, which may be at work; nothing is changed.
+    """Look for damage in the campaign in ``directory``, which may be at work; nothing is changed.
 
     Raises:
         CampaignError: there is no campaign, or its files cannot be listed.
@@ -144,7 +133,7 @@ def check(directory: Path) -> Inspection:
 
 
 def repair(directory: Path) -> Inspection:
-    """Keep what is whole of damaged journals, and the damaged ones aside; then ``check``, with what was done.
+    """Keep the whole lines of damaged journals, and the damaged files aside; then ``check``, with the repairs.
 
     Raises:
         CampaignError: a campaign is at work, there is none, or the directory cannot be read or written.
@@ -168,63 +157,48 @@ def repair(directory: Path) -> Inspection:
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of a journal, at byte ``start``: a whole record with its newline (None if its type is unknown), or bytes
-    that are none, for the ``reason``."""
-
-    line: int
-    start: int
-    data: bytes
-    record: Record | None = None
-    reason: str = ""
-
-
 @dataclass
 class _Journal:
-    """One journal; ``dropped``: where the pieces begin that a repair leaves out."""
-
     path: Path
     name: JournalName
     header: Header | None = None
     records: int = 0
     first_time: float | None = None
     dropped: set[int] = field(default_factory=set)
+    """Numbers of the lines that a repair leaves out."""
     to_do: bool = False
 
 
 class _Inspection:
-    """Reads all journals of a directory and writes the report."""
+    """Reads all journals of a directory and writes the report. ``locked``: this process holds the campaign's lock."""
 
     def __init__(self, directory: Path, *, locked: bool = False) -> None:
-        """``locked``: by this process, so that no campaign is at work."""
         self._directory = directory
-        self.report = Inspection(directory=directory)
+        self.report = report = Inspection(directory=directory)
         self._space: SearchSpace | None = None
         self._objectives: set[str] = set()
         self._read_identity()
         if not locked and (holder := locks.holder(directory)) is not None:
-            self.report.lock, self.report.holder = "live", str(holder)
+            report.lock, report.holder = "live", str(holder)
         elif not locked and (stale := locks.stale_holder(directory)) is not None:
-            self.report.lock, self.report.holder = "stale", stale
+            report.lock, report.holder = "stale", stale
         self._evaluations = CurrentEvaluations()
-        # By id and run, how it ended.
+        # How each run of an individual ended.
         self._ends: dict[tuple[str, tuple[int, int]], tuple[str, object]] = {}
         self._results = 0
-        self._misfits: list[tuple[_Journal, _Piece, str]] = []
-        self.journals = [
-            _Journal(path, name)
-            for path in journal_files(directory)
-            if (name := journal_name(path)) is not None
-        ]
-        with Steps(len(self.journals), shown=self._takes_long()) as steps:
+        self._misfits: list[tuple[_Journal, int, str, str]] = []
+        named = ((path, journal_name(path)) for path in journal_files(directory))
+        self.journals = [_Journal(path, name) for path, name in named if name is not None]
+        with Steps(len(self.journals), shown=_bytes(self.journals) > _SHOWN_FROM_BYTES) as steps:
             for journal in self.journals:
                 steps.begin(f"checking {journal.path.name}")
-                self._read(journal)
-        self._say_misfits()
+                try:
+                    self._read(journal)
+                except CampaignError as error:  # another version's, or unreadable: to be left alone
+                    self._report(DAMAGE, journal.path, str(error))
+        self._report_misfits()
         for path in excluded_parts(directory):
-            self._say(NOTE, path, "begun after its worker had been given up, so that it does not count")
-        report = self.report
+            self._report(NOTE, path, "begun after its worker had been given up, so that it does not count")
         report.journals = len(self.journals)
         report.launches = len({journal.name.launch for journal in self.journals})
         report.records = sum(journal.records for journal in self.journals)
@@ -241,90 +215,90 @@ class _Inspection:
         except CampaignError as error:
             if not (self._directory / "journal").is_dir():
                 raise
-            self._say(
+            self._report(
                 DAMAGE,
                 "campaign.json",
                 f"{error} Where there is no copy of it: `hpo run` of the same campaign file with another directory "
                 "writes the same one; copy it from there.",
             )
         except (KeyError, TypeError):
-            self._say(
+            self._report(
                 DAMAGE,
                 "campaign.json",
                 "it is JSON and describes no campaign. It is written once and never edited: restore it.",
             )
 
-    def _say(self, kind: str, file: Path | str, text: str, lines: tuple[int, int] | None = None) -> None:
+    def _report(self, kind: str, file: Path | str, text: str, lines: tuple[int, int] | None = None) -> None:
         name = str(file.relative_to(self._directory)) if isinstance(file, Path) else file
         self.report.findings.append(Finding(kind=kind, file=name, text=text, lines=lines))
 
-    def _damage(self, journal: _Journal, pieces: list[_Piece], reason: str) -> None:
+    def _drop(self, journal: _Journal, first: int, last: int, reason: str, ids: Iterable[str]) -> None:
+        """Lines of a journal do not count: a repair leaves them out."""
         journal.to_do = True
-        journal.dropped.update(piece.start for piece in pieces)
-        found = dict.fromkeys(name.decode() for piece in pieces for name in _ID.findall(piece.data))
-        named = f"; it is about {listed([*found])}" if found else ""
-        self._say(DAMAGE, journal.path, reason + named, (pieces[0].line, pieces[-1].line))
+        journal.dropped.update(range(first, last + 1))
+        found = dict.fromkeys(ids)
+        named = f"; it is about {listed(found)}" if found else ""
+        self._report(DAMAGE, journal.path, reason + named, (first, last))
 
     def _read(self, journal: _Journal) -> None:
-        try:
-            next(read_file(journal.path), None)
-        except JournalDamaged:
-            pass
-        except CampaignError as error:  # of another version, or unreadable: to be left alone
-            self._say(DAMAGE, journal.path, str(error))
-            return
-        broken: list[_Piece] = []
-        first = True
-        for piece in _pieces(journal.path):
-            if piece.reason == _TORN:
-                if self.report.lock != "live":
-                    self._say(NOTE, journal.path, _TORN, (piece.line, piece.line))
-            elif piece.reason:
-                if broken and broken[-1].line < piece.line - 1:
-                    self._damage(journal, broken, broken[0].reason)
-                    broken = []
-                broken.append(piece)
-            else:
-                if first and not isinstance(piece.record, Header):
-                    journal.to_do = True
-                    self._say(
-                        DAMAGE,
-                        journal.path,
-                        "its header is missing or damaged; the file's name says the same",
-                    )
-                first = False
-                self._take(journal, piece)
-        if broken:
-            self._damage(journal, broken, broken[0].reason)
+        place = PlaceInFile()
+        damaged: list[tuple[int, str, list[str]]] = []
+        with opened(journal.path) as (file, size):
+            while place.offset < size:
+                try:
+                    for record in read_on(journal.path, file, place, size):
+                        self._take(journal, place.line, record)
+                    if not place.torn:
+                        break
+                    error = "the checksum does not fit"
+                except JournalDamaged as damage:
+                    error = str(damage.__cause__)
+                file.seek(place.offset)
+                line = file.readline(LONGEST_LINE)
+                place.line, place.offset = place.line + 1, place.offset + len(line)
+                # A power cut may leave zeros where records that did not count yet were being written.
+                if place.torn and (not line.endswith(b"\n") or b"\0" in line):
+                    if self.report.lock != "live":
+                        self._report(NOTE, journal.path, _TORN, (place.line, place.line))
+                    break
+                with suppress(ValueError):
+                    record = decode(line)  # whole, and no header where that belongs
+                    if record is not None:
+                        self._take(journal, place.line, record)
+                    continue
+                damaged.append((place.line, error, [name.decode() for name in _ID.findall(line)]))
+        # Damaged lines that follow one another are one finding.
+        for _, group in groupby(enumerate(damaged), lambda entry: entry[1][0] - entry[0]):
+            lines = [entry for _, entry in group]
+            ids = [identity for _, _, found in lines for identity in found]
+            self._drop(journal, lines[0][0], lines[-1][0], lines[0][1], ids)
 
-    def _take(self, journal: _Journal, piece: _Piece) -> None:
-        record = piece.record
+    def _take(self, journal: _Journal, line: int, record: Record) -> None:
+        if not journal.records and not isinstance(record, Header):
+            journal.to_do = True
+            self._report(
+                DAMAGE, journal.path, "its header is missing or damaged; the file's name says the same"
+            )
         journal.records += 1
         if isinstance(record, Header):
             journal.header = journal.header or record
-        if record is not None and journal.first_time is None:
+        if journal.first_time is None:
             journal.first_time = record.at
-        if not isinstance(record, (Started, Finished)):
-            if record is not None:
-                self._evaluations.take(record)
-            return
-        if (misfit := self._misfit(record)) is not None:
-            self._misfits.append((journal, piece, misfit))
-            return
-        self._results += isinstance(record, Finished)
-        if isinstance(record, Finished) and record.status in FINAL:
-            end = (record.status, record.objectives)
-            if self._ends.setdefault((record.id, record.run), end) != end:
-                self._damage(
-                    journal,
-                    [piece],
-                    "an individual that had ended otherwise ends again; the first end counts",
-                )
+        if isinstance(record, (Started, Finished)):
+            if (misfit := self._misfit(record)) is not None:
+                self._misfits.append((journal, line, misfit, record.id))
                 return
+            self._results += isinstance(record, Finished)
+            if isinstance(record, Finished) and record.status in FINAL:
+                end = (record.status, record.objectives)
+                if self._ends.setdefault((record.id, record.run), end) != end:
+                    reason = "an individual that had ended otherwise ends again; the first end counts"
+                    self._drop(journal, line, line, reason, [record.id])
+                    return
         self._evaluations.take(record)
 
     def _misfit(self, record: Started | Finished) -> str | None:
-        """Why an individual is none of the campaign that ``campaign.json`` describes; None if it is."""
+        """Why an individual does not belong to the campaign that ``campaign.json`` describes; None if it does."""
         if self._space is None:
             return None
         try:
@@ -335,25 +309,19 @@ class _Inspection:
             return f"its objectives are {', '.join(record.objectives)}"
         return None
 
-    def _takes_long(self) -> bool:
-        size = 0
-        for journal in self.journals:
-            with suppress(OSError):
-                size += journal.path.stat().st_size
-        return size > _SHOWN_FROM_BYTES
-
-    def _say_misfits(self) -> None:
+    def _report_misfits(self) -> None:
         if self._misfits and not self._results:
-            journal, _, misfit = self._misfits[0]
-            self._say(
+            journal, _, misfit, _ = self._misfits[0]
+            self._report(
                 DAMAGE,
                 "campaign.json",
                 f"no journal fits it ({journal.path.name}: {misfit}). It is written once and never edited, as are "
                 "journals: restore what was.",
             )
             return
-        for journal, piece, misfit in self._misfits:
-            self._damage(journal, [piece], f"an individual of another search space or task: {misfit}")
+        for journal, line, misfit, identity in self._misfits:
+            reason = f"an individual of another search space or task: {misfit}"
+            self._drop(journal, line, line, reason, [identity])
 
 
 _TORN = (
@@ -361,78 +329,33 @@ _TORN = (
 )
 
 
-def _pieces(path: Path) -> Iterator[_Piece]:
-    with open(path, "rb", buffering=1 << 20) as file:
-        left = os.fstat(file.fileno()).st_size
-        line, start = 1, 0
-        while left > 0 and (data := file.readline(min(left, LONGEST_LINE))):
-            left -= len(data)
-            yield from _split(_Piece(line, start, data), last=left == 0)
-            start += len(data)
-            line += 1
-
-
-def _split(whole: _Piece, *, last: bool) -> Iterator[_Piece]:
-    try:
-        yield replace(whole, record=decode(whole.data))
-        return
-    except ValueError as error:
-        reason = str(error)
-        spans = [*_records_in(whole.data)] if isinstance(error, NotWhole) else []
-    cut = not whole.data.endswith(b"\n") and spans in ([], [(0, len(whole.data))])
-    # A power cut may leave zeros where records that did not count yet were being written.
-    if last and (cut or (not spans and b"\0" in whole.data)):
-        yield replace(whole, reason=_TORN)
-        return
-    done = 0
-    for begin, end in [*spans, (len(whole.data), len(whole.data))]:
-        if whole.data[done:begin].strip(b"\n"):
-            yield replace(whole, start=whole.start + done, data=whole.data[done:begin], reason=reason)
-        if begin < end:
-            data = whole.data[begin:end] + b"\n"
-            yield replace(whole, start=whole.start + begin, data=data, record=decode(data))
-        done = end
-
-
-def _records_in(line: bytes) -> Iterator[tuple[int, int]]:
-    """Where whole records are in a line that is none, as after a lost newline."""
-    done, summed = 0, 0
-    for found in _RECORD_END.finditer(line):
-        begin = line.rfind(_RECORD_BEGIN, done, found.start())
-        while begin >= 0:
-            summed += found.end() - begin
-            if summed > _MOST_SUMMED:
-                return
-            if zlib.crc32(line[begin : found.start()]) == int(found[1], 16):
-                yield begin, found.end()
-                done = found.end()
-                break
-            begin = line.rfind(_RECORD_BEGIN, done, begin)
+def _bytes(journals: Iterable[_Journal]) -> int:
+    size = 0
+    for journal in journals:
+        with suppress(OSError):
+            size += journal.path.stat().st_size
+    return size
 
 
 def _rewrite(directory: Path, journal: _Journal) -> str:
-    """Put what is whole of a journal in its place, the file as it was aside; a sentence on it."""
+    """Replace a journal by its whole records, keep the file as it was aside, and say so in a sentence."""
     kept = _keep_aside(directory, journal.path)
-    header = journal.header or _header(journal)
-    lines = [
-        piece.data
-        for piece in _pieces(journal.path)
-        if not piece.reason and not isinstance(piece.record, Header) and piece.start not in journal.dropped
-    ]
-    write_atomically(journal.path, b"".join([encode(header), *lines]))
-    made = "" if journal.header is not None else ", its header made anew from its name"
-    return f"{journal.path.name}: {counted(len(lines), 'record')} kept{made}; as it was, it is {kept}"
-
-
-def _header(journal: _Journal) -> Header:
-    """A header by the file's name; its time is that of the first record."""
     launch, island, worker, _ = journal.name
     at = journal.path.stat().st_mtime if journal.first_time is None else journal.first_time
-    return Header(version=VERSION, launch=launch, island=island, worker=worker, host="unknown", time=at)
+    by_name = Header(version=VERSION, launch=launch, island=island, worker=worker, host="unknown", time=at)
+    lines = [encode(journal.header or by_name)]
+    with open(journal.path, "rb", buffering=1 << 20) as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
+            with suppress(ValueError):  # a line that was cut off
+                if number not in journal.dropped and not isinstance(decode(line), Header):
+                    lines.append(line)
+    write_atomically(journal.path, b"".join(lines))
+    made = "" if journal.header is not None else ", its header made from its name"
+    return f"{journal.path.name}: {counted(len(lines) - 1, 'record')} kept{made}; as it was, it is {kept}"
 
 
 def _keep_aside(directory: Path, path: Path) -> Path:
-    """The file in ``damaged/`` that now has what ``path`` has."""
+    """Copy ``path`` to a new file in ``damaged/``, unless a file there has its content; that file."""
     aside = directory / "damaged"
     aside.mkdir(exist_ok=True)
     number = 1
@@ -444,9 +367,8 @@ def _keep_aside(directory: Path, path: Path) -> Path:
                 target.flush()
                 os.fsync(target.fileno())
         except FileExistsError:
-            # A repair that was cut off has kept it already.
             if filecmp.cmp(kept, path, shallow=False):
-                return kept
+                return kept  # by a repair that was cut off
             number += 1
             continue
         except OSError:

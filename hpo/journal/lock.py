@@ -21,13 +21,13 @@ from hpo.journal.machine import THIS_MACHINE, Machine
 from hpo.terminal import quoted
 
 _PATIENCE_S = 120.0
-"""For which errors of the storage are borne; then a holder gives up."""
+"""Seconds for which a holder bears errors of the storage before it gives up."""
 STALE_S = _PATIENCE_S + 30.0
-"""A lock held on another machine counts as abandoned when it has not been refreshed for this many seconds. By then
-its holder has given up, unless it was stopped; and then it looks at the lock before it does anything else."""
+"""Age at which a lock held on another machine counts as abandoned. By then its holder has given up, unless it was
+stopped; and then it looks at the lock before it does anything else."""
 REFRESH_S = 5.0
 _LOOK_S = 1.0
-
+_MOST_TURNS = 10
 
 _Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
 _Time = Annotated[float, msgspec.Meta(ge=0, lt=2**33)]
@@ -38,40 +38,36 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     machine: str
-    """See ``Machine.identity``: only there can ``pid`` be looked up."""
+    """``Machine.identity``: ``pid`` can be looked up there alone."""
     pid: _Pid
     process_started: int | None
-    """Clock ticks after boot: distinguishes a process from a later one with its ``pid``; None if unknown."""
+    """Clock ticks after boot, which tell the process from a later one with its ``pid``; None if unknown."""
     time: _Time
     token: str
     supervisor: str | None = None
-    """Token of the ``hpo run`` that started the launch of this process and watches it; None without one."""
+    """Token of the ``hpo run`` that started this launch and watches it."""
     contested: bool = False
-    """Whether ranks of the launch that held the lock before may still run, and no launch has put that on record yet."""
+    """Whether ranks of the former holder's launch may still run, which no launch has put on record yet."""
     ranks: tuple[tuple[_Pid, int | None], ...] | None = None
-    """The other processes that may evaluate for its launch, each as ``pid`` and ``process_started``, where all are on
-    its machine; None where some are not, or that is not known."""
+    """``pid`` and ``process_started`` of the launch's other processes; None unless all are on its machine."""
     over: bool = False
-    """Whether it has ended, and leaves the lock for the next launch to know that some of ``ranks`` may not have."""
+    """Whether the holder has ended, and left the lock because some of ``ranks`` may not have."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
         return f"process {self.pid} on {self.host} since {since}"
 
 
-class _Found(NamedTuple):
-    """What the lock file says. ``holder``: None while it is being written; ``local``: its process can be looked up
-    here; ``alive``: as far as one look shows; ``data``: all of it."""
-
+class _LockFile(NamedTuple):
     holder: Holder | None
+    """None while it is being written."""
     mtime_ns: int
     local: bool
+    """Whether the holder's process can be looked up here."""
     alive: bool
-    data: bytes
 
 
-def _read_lock(path: Path, machine: Machine) -> _Found | None:
-    """None if there is no lock."""
+def _read_lock(path: Path, machine: Machine) -> _LockFile | None:
     try:
         # Attributes after the file was opened: those of an NFS client may be a minute old otherwise.
         with open(path, "rb") as file:
@@ -80,32 +76,35 @@ def _read_lock(path: Path, machine: Machine) -> _Found | None:
         return None
     except OSError as error:
         raise unwritable(path.parent, error) from error
-    holder = _decoded(data)
-    if holder is not None and holder.over:
-        return _Found(holder, mtime_ns, local=holder.machine == machine.identity, alive=False, data=data)
-    if holder is not None and holder.machine == machine.identity:
-        alive = machine.is_running(holder.pid, holder.process_started)
-        return _Found(holder, mtime_ns, local=True, alive=alive, data=data)
-    # Of two stamps of one clock, whatever ours says.
-    age_s = machine.file_time(path.parent) - mtime_ns / 1e9
-    return _Found(holder, mtime_ns, local=False, alive=age_s < STALE_S, data=data)
+    holder = _decode(data)
+    local = holder is not None and holder.machine == machine.identity
+    if holder is not None and (local or holder.over):
+        alive = not holder.over and machine.is_running(holder.pid, holder.process_started)
+    else:
+        # The difference of two stamps by one clock, whatever this machine's own clock says.
+        alive = machine.file_time(path.parent) - mtime_ns / 1e9 < STALE_S
+    return _LockFile(holder, mtime_ns, local, alive)
 
 
-def _decoded(data: bytes) -> Holder | None:
+def _decode(data: bytes) -> Holder | None:
     try:
         return msgspec.json.decode(data, type=Holder)
     except ValueError:
         return None
 
 
+def _encode(holder: Holder) -> bytes:
+    return msgspec.json.encode(holder) + b"\n"
+
+
 def holder(directory: Path) -> Holder | None:
-    """The process that is at work on the campaign in ``directory``; None if there is none, or it has died."""
+    """The living process at work on the campaign in ``directory``."""
     found = _read_lock(directory / "lock", THIS_MACHINE)
     return found.holder if found and found.alive else None
 
 
 def stale_holder(directory: Path) -> str | None:
-    """What the lock that a dead process left says of it; None without such a lock."""
+    """The dead process, in words, whose lock is left in ``directory``."""
     found = _read_lock(directory / "lock", THIS_MACHINE)
     if not found or found.alive:
         return None
@@ -113,7 +112,7 @@ def stale_holder(directory: Path) -> str | None:
 
 
 def last_refresh(directory: Path) -> int | None:
-    """When the lock was last refreshed, in nanoseconds of its storage's clock: to be compared with an earlier answer. 0
+    """Time of the lock's last refresh, in nanoseconds of its storage's clock, to be compared with an earlier answer. 0
     where there is no lock, None where that cannot be seen now."""
     try:
         with open(directory / "lock", "rb") as file:
@@ -125,16 +124,12 @@ def last_refresh(directory: Path) -> int | None:
 
 
 class Lock:
-    """The right to be the one campaign at work in a directory; from :func:`acquire`. As a context it is kept alive by
+    """The right to be the only campaign at work in a directory; from :func:`acquire`. As a context it is kept alive by
     its ``heartbeat``, on which others may register what they do as often, and released in the end."""
 
-    def __init__(
-        self, path: Path, holder: Holder, *, machine: Machine = THIS_MACHINE, former: _Found | None = None
-    ) -> None:
+    def __init__(self, path: Path, holder: Holder, *, machine: Machine = THIS_MACHINE) -> None:
         self.path = path
         self.holder = holder
-        self._former = former
-        """What it was taken over from."""
         self._machine = machine
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self.refresh)
@@ -142,7 +137,7 @@ class Lock:
         self._refreshing = False
         self._lost: LockLost | None = None
         self.all_ended = False
-        """Whether nothing is left at work for its launch, although some of its ranks may still run."""
+        """Whether nothing is left at work for this launch, although some of its ranks may still run."""
 
     def __enter__(self) -> Lock:
         self.heartbeat.start()
@@ -156,18 +151,18 @@ class Lock:
 
     @property
     def contested(self) -> bool:
-        """Whether ranks of the launch that held the lock before may still run (see ``Holder``)."""
+        """Whether ranks of the former holder's launch may still run (see ``Holder``)."""
         return self.holder.contested
 
     def settle(self) -> None:
-        """It is on record that the lock was contested: whoever has it next need not know."""
+        """The journal says that the lock was contested: its next holder need not know."""
         if self.contested:
-            with suppress(OSError):  # the next will see to it once more
+            with suppress(OSError):  # the next holder puts it on record once more
                 self._rewrite(msgspec.structs.replace(self.holder, contested=False))
 
     def name_ranks(self, processes: Iterable[tuple[str, int]]) -> None:
-        """Put the other processes of the launch into the lock before any of them begins to evaluate, so that whoever
-        takes the lock over can see whether they have ended. ``processes``: identity of the machine and pid of each.
+        """Put the launch's other ``processes``, each by its machine's identity and its pid, into the lock before any
+        of them begins to evaluate: whoever takes the lock over can see whether they have ended.
 
         Raises:
             CampaignError: the lock cannot be written.
@@ -185,17 +180,20 @@ class Lock:
             raise unwritable(self.path.parent, error) from error
 
     def _rewrite(self, holder: Holder) -> bool:
-        """Change what the lock says of this holder; False where it is another's. OSError as the file system says."""
-        named = _decoded(self.path.read_bytes())
-        if named is None or named.token != self.holder.token:
+        """Replace the lock's content; False where it is another holder's. OSError as the file system says."""
+        if not self._is_own():
             return False
-        write_atomically(self.path, _encoded(holder))
+        write_atomically(self.path, _encode(holder))
         self._machine.touch(self.path)
         self.holder = holder
         return True
 
+    def _is_own(self) -> bool:
+        named = _decode(self.path.read_bytes())
+        return named is not None and named.token == self.holder.token
+
     def refresh(self) -> None:
-        """Show other machines that the holder lives, at least every few seconds; ``check`` says what came of it.
+        """Show other machines that the holder lives, at least every few seconds; ``check`` raises what came of it.
 
         Errors of the storage are borne for ``_PATIENCE_S``: they pass, as where a file server changes over."""
         self._refreshing = True
@@ -209,27 +207,26 @@ class Lock:
 
     def _refresh(self) -> None:
         try:
-            named = _decoded(self.path.read_bytes())
+            named = _decode(self.path.read_bytes())
         except FileNotFoundError:
             if not (self.path.parent / "campaign.json").exists():
                 raise  # the whole directory is away, whatever evaluations make in its place
-            # Until others think it stale, only a person can have removed it; later, one of them may have come and gone.
+            # Until it is stale only a person can have removed it; later another launch may have come and gone.
             if self._silent_s >= STALE_S:
                 self._lost = self._taken("")
                 return
-            self._machine.create(self.path, _encoded(self.holder))
+            self._machine.create(self.path, _encode(self.holder))
             named = None
         if named is not None and named.token != self.holder.token:
             self._lost = self._taken(f" by {named}")
             return
-        # From before the call: it may take long, and others count from the stamp.
+        # The time before the call: it may take long, and others count from the stamp.
         began = self._machine.monotonic()
         self._machine.touch(self.path)
         self._refreshed = began
 
     @property
     def _silent_s(self) -> float:
-        """For how long it has not been refreshed."""
         return self._machine.monotonic() - self._refreshed
 
     def _given_up(self, reason: str) -> LockLost:
@@ -245,11 +242,11 @@ class Lock:
         )
 
     def check(self) -> None:
-        """To be called before anything is done that only the holder may do.
+        """Make sure of the lock before anything is done that its holder alone may do.
 
-        Raises LockLost: another campaign has taken the lock, or may have, as this one was not seen for too long."""
+        Raises LockLost: another campaign has taken the lock, or may have, as this holder was silent for too long."""
         if self._silent_s >= _PATIENCE_S and not self._refreshing:
-            self.refresh()  # this process was stopped, and its heartbeat has not gone on yet
+            self.refresh()  # this process was stopped, and its heartbeat has not beaten yet
         if self._silent_s >= _PATIENCE_S and self._lost is None:
             self._lost = self._given_up("the file server does not answer")
         if self._lost is not None:
@@ -257,17 +254,12 @@ class Lock:
 
     def release(self) -> None:
         """Let others in; a lock that was taken away is left to its new holder, and one that cannot be removed gets
-        stale. Who takes it over next has to know where ranks may still run: a lock that was contested and is not
-        settled is put back as it was found, and one whose own ranks may still be at work stays, marked as over."""
+        stale."""
         with suppress(OSError):
-            named = _decoded(self.path.read_bytes())
-            if named is None or named.token != self.holder.token:
+            if not self._is_own():
                 return
-            former = self._former if self.contested else None
-            if former is not None:
-                write_atomically(self.path, former.data)
-                os.utime(self.path, ns=(former.mtime_ns, former.mtime_ns))
-            elif self.all_ended or self.holder.ranks == ():
+            # The next holder has to know where ranks may still run, those of this launch or of the one before.
+            if not self.contested and (self.all_ended or self.holder.ranks == ()):
                 self.path.unlink()
             else:
                 self._rewrite(msgspec.structs.replace(self.holder, over=True))
@@ -280,17 +272,16 @@ def acquire(
     waiting: Callable[[str], None] | None = None,
     machine: Machine = THIS_MACHINE,
 ) -> Lock:
-    """Become the one campaign at work in ``directory``, which is made if need be.
+    """Become the only campaign at work in ``directory``, which is made if need be.
 
-    A dead holder's lock is taken over: one that ran here and whose process is gone, one that ran elsewhere and has not
-    refreshed the lock for ``STALE_S`` seconds, and that of an earlier launch of the same supervisor. File locks are no
-    alternative: across the nodes of a cluster they are not to be relied on.
+    A dead holder's lock is taken over: that of a process of this machine that is gone, that of another machine which
+    was not refreshed for ``STALE_S`` seconds, and that of an earlier launch of the same supervisor. Locks of the
+    operating system are no alternative: across the nodes of a cluster they are not to be relied on.
 
     Args:
-        machine: that this process runs on.
         supervisor: a token of the ``hpo run`` that starts this launch, and starts none while another is at work.
-        waiting: where a holder elsewhere may have died, it is waited for until it refreshes the lock or that is stale;
-            called once, with a sentence. None: it is refused at once.
+        waiting: called once, with a sentence, where a holder elsewhere may have died: this function then waits until
+            the lock is refreshed or stale. None: the lock is refused at once.
 
     Raises:
         CampaignError: another campaign holds the lock (the text says which process, where), or the directory
@@ -308,32 +299,38 @@ def acquire(
         supervisor=supervisor,
         ranks=(),
     )
-    watch = _Watch(machine)
-    turns, said = 0, False
+    seen: _LockFile | None = None
+    turns, unchanged_since, said = 0, machine.monotonic(), False
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # One turn is enough unless others acquire or release the lock at the same moment.
-        while turns < 10:
-            if machine.create(path, _encoded(mine)):
+        while turns < _MOST_TURNS:
+            if machine.create(path, _encode(mine)):
                 return Lock(path, mine, machine=machine)
-            found = _read_lock(path, machine)
-            if found is None:
+            former, seen = seen, _read_lock(path, machine)
+            if seen is None:
                 turns += 1
                 continue
-            refreshed = watch.refreshed(found)
-            if not found.alive or watch.stale or _same_supervisor(found.holder, mine):
+            if former is None or former[:2] != seen[:2]:
+                unchanged_since = machine.monotonic()
+            refreshed = (
+                former is not None and former.holder == seen.holder and former.mtime_ns != seen.mtime_ns
+            )
+            # Whatever the stamp says: a file server's clock may be wrong, this machine's monotonic clock is not.
+            stale = not seen.local and machine.monotonic() - unchanged_since >= STALE_S
+            same_supervisor = supervisor is not None and seen.holder and seen.holder.supervisor == supervisor
+            if not seen.alive or stale or same_supervisor:
                 turns += 1
-                taken = msgspec.structs.replace(mine, contested=_may_run(found, machine))
-                if _take_over(path, found, _encoded(taken), machine):
-                    return Lock(path, taken, machine=machine, former=found)
-            elif waiting is None or found.local or refreshed:
-                raise _refused(directory, found.holder)
+                taken = msgspec.structs.replace(mine, contested=_ranks_may_run(seen, machine))
+                if _take_over(path, seen, _encode(taken), machine):
+                    return Lock(path, taken, machine=machine)
+            elif waiting is None or seen.local or refreshed:
+                raise _refused(directory, seen.holder)
             else:
                 if not said:
-                    by = found.holder or "another campaign"
                     waiting(
-                        f"{directory} is in use by {by}. Waiting until that shows that it lives, or for at most "
-                        f"{STALE_S:.0f} s in case it has died."
+                        f"{directory} is in use by {seen.holder or 'another campaign'}. Waiting until that shows that "
+                        f"it lives, or for at most {STALE_S:.0f} s in case it has died."
                     )
                 said = True
                 machine.sleep(_LOOK_S)
@@ -342,33 +339,7 @@ def acquire(
     raise _refused(directory, None)
 
 
-class _Watch:
-    """Looks at a lock again and again, and trusts no clock but this machine's own monotonic one."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._seen: _Found | None = None
-        self._since = 0.0
-
-    def refreshed(self, found: _Found) -> bool:
-        """Whether its holder has refreshed the lock since the last look. To be asked once a look."""
-        former, self._seen = self._seen, found
-        if former is None or former[:2] != found[:2]:
-            self._since = self._machine.monotonic()
-        return former is not None and former.holder == found.holder and former.mtime_ns != found.mtime_ns
-
-    @property
-    def stale(self) -> bool:
-        """Whether a holder elsewhere has not refreshed it for long enough, whatever the lock's stamp says."""
-        seen = self._seen
-        return seen is not None and not seen.local and self._machine.monotonic() - self._since >= STALE_S
-
-
-def _same_supervisor(former: Holder | None, mine: Holder) -> bool:
-    return former is not None and mine.supervisor is not None and former.supervisor == mine.supervisor
-
-
-def _may_run(found: _Found, machine: Machine) -> bool:
+def _ranks_may_run(found: _LockFile, machine: Machine) -> bool:
     """Whether ranks of the launch that held this lock may still run: always, unless it is seen that none does."""
     former = found.holder
     if former is None or former.contested or former.ranks is None or not found.local or found.alive:
@@ -376,16 +347,10 @@ def _may_run(found: _Found, machine: Machine) -> bool:
     return any(machine.is_running(pid, started) for pid, started in former.ranks)
 
 
-def _encoded(holder: Holder) -> bytes:
-    return msgspec.json.encode(holder) + b"\n"
-
-
-def _take_over(path: Path, stale: _Found, data: bytes, machine: Machine) -> bool:
-    """Put ``data`` in the place of a dead holder's lock; False if another is doing so, or has done it.
-
-    Of several that found the same dead holder, only the one that could create the claim on it may go on, and
-    only if the lock is still as it found it: so none replaces the lock of another that was quicker.
-    """
+def _take_over(path: Path, stale: _LockFile, data: bytes, machine: Machine) -> bool:
+    """Put ``data`` in the place of a dead holder's lock; False if another process is doing so, or has done it."""
+    # Several processes may find the same dead holder. Only the process that could create the claim on it may go on, and
+    # only if the lock is still as it found it: so none replaces the lock of a process that was quicker.
     claim = path.with_name(f".lock.{stale.holder.token if stale.holder else 'unreadable'}")
     if not machine.create(claim, data):
         claimed = _read_lock(claim, machine)

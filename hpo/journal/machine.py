@@ -1,5 +1,4 @@
-"""The machine that a process runs on, as far as others must know of it: names, processes, clocks, and the clock of the
-file server that stamps what it writes."""
+"""Names, processes and clocks of the machine that a process runs on, and the clock of its file server."""
 
 from __future__ import annotations
 
@@ -12,11 +11,10 @@ from pathlib import Path
 
 
 class Machine:
-    """This machine."""
+    """This machine; a simulation overrides what it is asked."""
 
     @property
     def host(self) -> str:
-        """Its name."""
         return socket.gethostname()
 
     @property
@@ -30,7 +28,6 @@ class Machine:
 
     @property
     def pid(self) -> int:
-        """Of this process."""
         return os.getpid()
 
     def process_started(self, pid: int) -> int | None:
@@ -44,7 +41,7 @@ class Machine:
         return None if state in "ZX" else int(fields[18])
 
     def is_running(self, pid: int, started: int | None) -> bool:
-        """Whether the process ``pid`` that began at ``started`` (None if unknown) runs."""
+        """Whether the process ``pid`` that began at ``started`` clock ticks (None if unknown) runs."""
         if started is not None:
             return self.process_started(pid) == started
         try:
@@ -52,7 +49,7 @@ class Machine:
         except ProcessLookupError:
             return False
         except PermissionError:
-            return True
+            pass  # another user's
         return True
 
     def time(self) -> float:
@@ -60,14 +57,13 @@ class Machine:
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds by a clock that nobody sets."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def create(self, path: Path, data: bytes) -> bool:
-        """Make a file that is not there; whether it was not. OSError as the file system says: it is not there then."""
+        """Make a file, unless it exists: then False. OSError as the file system says; no file is left then."""
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
@@ -75,7 +71,7 @@ class Machine:
         try:
             with open(handle, "wb") as file:
                 file.write(data)
-        except OSError:  # an empty one would be in the way of the next
+        except OSError:  # an empty file would be in the way of the next process
             with suppress(OSError):
                 path.unlink()
             raise
@@ -86,8 +82,8 @@ class Machine:
         os.utime(path)
 
     def file_time(self, directory: Path) -> float:
-        """Unix seconds by the clock that stamps files in ``directory``: that of a file server may be minutes off ours.
-        Ours where nothing can be written."""
+        """Unix seconds by the clock that stamps files in ``directory``, which may be minutes off this machine's. The
+        latter where nothing can be written."""
         probe = directory / f".lock.{uuid.uuid4().hex}"
         try:
             handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

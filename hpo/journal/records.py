@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 import msgspec
 from msgspec import structs
 
-from hpo.individual import Attempt, Configuration, Facts, FinalFacts, Outcome, Scalar, birthplace, make_id
+from hpo.individual import Attempt, Configuration, Facts, FinalFacts, Outcome, Scalar, make_id
 
 VERSION = 1
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Count = int
     Hash = str
 else:
-    # A whole number stays one; a word becomes its number in ``decode``.
+    # A whole number stays whole; a word becomes its number in ``decode``.
     Number = int | float | Literal["nan", "inf", "-inf"]
     # The name of a directory: nothing else may pass for an id.
     Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,18}\Z")]
@@ -43,17 +43,17 @@ else:
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower):
-    """What all records have: ``type``, the name of the class in lower case, and a time."""
+    """Base of all records, which have a ``type``, the name of the class in lower case, and a time."""
 
     @property
     def at(self) -> float:
-        """When what it says came about."""
+        """The time that orders this record among others."""
         return self.time  # type: ignore[attr-defined, no-any-return]
 
 
 class Header(Record, kw_only=True, rename={"launch": "leg"}):
-    """The first record of each file: which worker of which launch wrote it, and where. ``job``: the attempt at a Slurm
-    job, such as "123.0" (see ``hpo.config.process.SlurmAttempt``), "" outside one."""
+    """First record of each file: which worker of which launch wrote it, and where. ``job``: the attempt at a Slurm job,
+    such as "123.0" (see ``hpo.config.process.SlurmAttempt``), "" outside Slurm."""
 
     version: int
     launch: Annotated[int, msgspec.Meta(ge=1)]
@@ -79,10 +79,9 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
 
 
 class Launched(Record, kw_only=True):
-    """What a launch was started with. ``workers``: of all islands together; ``reference``: by objective; ``code``: the
-    hash of the task's code (``hpo.task.code_version``), "" where it could not be read; ``contested``: it took the lock
-    over from a launch of which ranks may have gone on; ``pruner``: the first of its islands' that is not "none".
-    """
+    """Settings that a launch was started with. ``workers``: of all islands together; ``reference``: by objective;
+    ``code``: hash of the task's code (``hpo.task.code_version``), "" where it could not be read; ``contested``: it took
+    the lock over from a launch of which ranks may run on; ``pruner``: the islands' first that is not "none"."""
 
     evaluations: int | None
     deadline_s: float | None
@@ -110,22 +109,25 @@ class Started(Evaluation, kw_only=True):
 
 
 class Finished(FinalFacts, Evaluation, kw_only=True):
-    """An evaluation has ended; a ``Started`` of it need not exist."""
+    """An evaluation has ended; a ``Started`` of it need not exist. ``resting``: it was pruned and may go on."""
 
     outcome: Outcome
     started: float | None
     finished: float
     resting: bool = False
-    """Whether it was pruned and may go on."""
 
     @property
     def at(self) -> float:
         return self.finished
 
+    @property
+    def steps(self) -> int | None:
+        return self.outcome.steps
+
 
 class Reopened(Record, kw_only=True):
-    """A failure of an individual does not count: it is evaluated again, anew. ``number``: how often this has been done;
-    its records from then on have it as ``reopened``."""
+    """A failure does not count: its individual is evaluated from the start again. ``number``: how often this has been
+    done; later records of the individual have it as ``reopened``."""
 
     id: Id
     number: Annotated[int, msgspec.Meta(ge=1)]
@@ -134,7 +136,7 @@ class Reopened(Record, kw_only=True):
 
 
 class Note(Record, kw_only=True):
-    """An evaluation crashed and is tried again by the same worker."""
+    """An evaluation crashed, and the same worker tries it again."""
 
     id: Id
     status: str
@@ -143,8 +145,7 @@ class Note(Record, kw_only=True):
 
 
 class Reported(Record, kw_only=True):
-    """An intermediate result at a rung, on the island of that number; ``loss``, to be minimised, is null where it was
-    not finite."""
+    """An intermediate result at a rung. ``loss``, to be minimised, is null where it was not finite."""
 
     id: Id
     island: Index
@@ -166,7 +167,7 @@ class Migrated(Record, kw_only=True):
 
 
 class Known(Record, kw_only=True):
-    """A result from elsewhere. ``number``: from 1; ``origin``: what ``source`` calls it."""
+    """A result from elsewhere. ``number``: from 1; ``origin``: its name in ``source``."""
 
     number: Annotated[int, msgspec.Meta(ge=1)]
     params: dict[str, Scalar]
@@ -178,8 +179,8 @@ class Known(Record, kw_only=True):
 
 
 class Entered(Record, kw_only=True):
-    """All known points of ``source`` are on record; ``told``: the sentence that the user read about them; ``entry``:
-    how the campaign's entry reads the source, empty for the defaults; ``content``: hash of a table, else empty."""
+    """All known points of ``source`` are on record, and the sentence that the user read about them. ``entry``: how the
+    campaign's entry reads the source, empty for the defaults; ``content``: hash of a table, else empty."""
 
     source: str
     told: str
@@ -198,8 +199,7 @@ class Withdrawn(Record, kw_only=True):
 
 class Command(Record, kw_only=True):
     """A command to the campaign was applied (see ``hpo.journal.commands``). ``by``, ``given``: who gave it, and when;
-    ``refused``: why it came to nothing, else null; ``in_file``: of ``set``, what the campaign file had in place of the
-    new values."""
+    ``refused``: why it had no effect, else null; ``in_file``: the campaign file's values that ``set`` replaced."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{20}-[0-9a-f]{16}\Z")]
     name: str
@@ -219,7 +219,7 @@ class Storage(Record, kw_only=True):
 
 
 class Left(Record, kw_only=True):
-    """A worker takes no more part in this launch. ``may_run``: a rank of it counts as dead and may go on."""
+    """A worker takes no more part in this launch. ``may_run``: a rank of it counts as dead and may run on."""
 
     island: Index
     worker: Index
@@ -229,14 +229,14 @@ class Left(Record, kw_only=True):
 
 
 class Stopping(Record, kw_only=True):
-    """The launch begins nothing more, and what runs may save itself."""
+    """The launch begins nothing more, and running evaluations may save themselves."""
 
     reason: str
     time: float
 
 
 class Ended(Record, kw_only=True):
-    """The launch stopped by itself, and returned the code ``exit``."""
+    """The launch ended by itself, and returned the code ``exit``."""
 
     reason: str
     exit: int
@@ -246,7 +246,7 @@ class Ended(Record, kw_only=True):
 class _EvaluationLine(
     msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", rename={"resumed_at_step": "promoted"}
 ):
-    """The line of an ``Evaluation``: all fields side by side, and the three numbers that make up the id."""
+    """Line of an ``Evaluation``: all facts side by side, and the three numbers that make up the id."""
 
     id: str
     island: Index
@@ -284,35 +284,8 @@ def flat(record: Record) -> msgspec.Struct:
     """``record`` as its line has it."""
     if not isinstance(record, Evaluation):
         return record
-    configuration, attempt = record.configuration, record.attempt
-    island, worker, sequence = birthplace(configuration.id)
-    values: dict[str, Any] = {
-        "id": configuration.id,
-        "island": island,
-        "worker": worker,
-        "sequence": sequence,
-        "params": configuration.params,
-        "operator": configuration.operator,
-        "parents": configuration.parents,
-        "retries": attempt.retries,
-        "resumed_at_step": attempt.resumed_at_step,
-        "inherits": configuration.inherits,
-        "reopened": attempt.reopened,
-    }
-    if not isinstance(record, Finished):
-        return _StartedLine(**values, time=record.at)
-    outcome = record.outcome
-    return _FinishedLine(
-        **values,
-        started=record.started,
-        finished=record.finished,
-        status=outcome.status,
-        objectives=outcome.objectives,
-        metrics=outcome.metrics,
-        error=outcome.error,
-        resting=record.resting,
-        steps=outcome.steps,
-    )
+    kind = _FinishedLine if isinstance(record, Finished) else _StartedLine
+    return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
 
 def nested(line: msgspec.Struct) -> Record:
@@ -367,8 +340,6 @@ class _Type(msgspec.Struct):
     type: str
 
 
-_type_decoder = msgspec.json.Decoder(_Type)
-
 CRC_KEY = b',"crc":"'
 TAIL_BYTES = len(CRC_KEY) + 8 + len(b'"}\n')
 _NONFINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -376,14 +347,12 @@ _NONFINITE_WORD = re.compile(b'"(?:nan|-?inf)"')
 
 
 class NotWhole(ValueError):
-    """Bytes that are no whole record, as a write that was cut off leaves them."""
+    """The bytes are no whole record: a write was cut off, or they are damaged."""
 
 
 def encode(record: Record) -> bytes:
-    """``record`` as one line of the journal, newline included.
-
-    What JSON cannot hold (text that is not Unicode, objects of other types, integers beyond 64 bits) is stored as text,
-    because a strange metric must not cost the result it came with."""
+    """``record`` as one line of the journal, newline included. Values that JSON cannot hold are stored as text: a
+    strange metric must not cost the result that it came with."""
     line = flat(record)
     for name in ("metrics", "objectives"):
         values = getattr(line, name, None)
@@ -397,12 +366,12 @@ def encode(record: Record) -> bytes:
 
 
 def with_checksum(body: bytes) -> bytes:
-    """The line of a JSON object. ``body``: its bytes but for the closing brace."""
+    """Line of the JSON object whose bytes but for the closing brace are ``body``."""
     return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 
 def check_line(line: bytes) -> None:
-    """NotWhole where ``line`` is cut off, or does not fit its checksum."""
+    """Raise NotWhole where ``line`` is cut off, or does not fit its checksum."""
     if line[-3:] != b'"}\n' or line[-TAIL_BYTES : 8 - TAIL_BYTES] != CRC_KEY:
         raise NotWhole("this is not a whole record")
     if line[-11:-3] != b"%08x" % zlib.crc32(line[:-TAIL_BYTES]):
@@ -414,8 +383,7 @@ def decode(line: bytes) -> Record | None:
 
     Raises:
         NotWhole: the line is cut off, or does not fit its checksum.
-        ValueError: it is whole and no record: it was edited. A checksum distinguishes damage from data, and not
-            who wrote it.
+        ValueError: it is whole and no record, as after an edit.
     """
     check_line(line)
     try:
@@ -434,20 +402,20 @@ def decode(line: bytes) -> Record | None:
 
 def _type_of(line: bytes) -> str:
     try:
-        return _type_decoder.decode(line).type
+        return msgspec.json.decode(line, type=_Type).type
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the record has no type ({error})") from error
 
 
 def numbers_in(value: Any) -> Any:
-    """``value`` with the numbers for which words stand in JSON."""
+    """``value`` with numbers in place of the words "nan", "inf" and "-inf"."""
     if isinstance(value, list):
         return [numbers_in(one) for one in value]
     return _NONFINITE.get(value, value) if isinstance(value, str) else value
 
 
 def fits_json(value: object) -> bool:
-    """Whether ``value``, which may be a metric, is in JSON what it is."""
+    """Whether JSON keeps ``value``, a metric, as it is."""
     if isinstance(value, list):
         return all(map(fits_json, value))
     if isinstance(value, float):
@@ -456,7 +424,7 @@ def fits_json(value: object) -> bool:
 
 
 def storable(value: object) -> object:
-    """``value`` in what JSON can hold: text with lone surrogates, huge integers and numpy scalars too."""
+    """``value`` in types that JSON has; text with lone surrogates, huge integers and numpy scalars are converted."""
     if isinstance(value, Mapping):
         return {str(storable(str(key))): storable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -468,10 +436,6 @@ def storable(value: object) -> object:
     if isinstance(value, int):
         return int(value) if fits_json(value) else str(value)
     if isinstance(value, float):
-        return float(value) if isfinite(value) else _spelt(value)
+        return float(value) if isfinite(value) else str(float(value))
     item = getattr(value, "item", None)
     return repr(value) if item is None else storable(item())
-
-
-def _spelt(value: float) -> str:
-    return "nan" if value != value else "inf" if value > 0 else "-inf"

@@ -104,7 +104,9 @@ def kept(path: Path) -> list[Path]:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    """All but the lock, in which each repair has its own token."""
+    every = (one for one in path.rglob("*") if one.is_file() and one.name != "lock")
+    return {str(one.relative_to(path)): one.read_bytes() for one in every}
 
 
 def damages(report: Inspection) -> str:
@@ -248,15 +250,14 @@ def test_blocks_lost_in_a_power_cut(home: Path, start: int, size: int) -> None:
     goes_on(home)
 
 
-def test_a_lost_newline_costs_no_record(home: Path) -> None:
+def test_a_lost_newline_costs_the_records_beside_it(home: Path) -> None:
     path = journal_of(home)
-    before = finals(home)
-    content = path.read_bytes()
-    lines = content.splitlines()
+    lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join(lines[:3]) + b"\0" + b"\n".join(lines[3:]) + b"\n")
     assert check(home).exit_code == 1
     repaired(home)
-    assert path.read_bytes() == content and finals(home) == before
+    assert path.read_bytes().splitlines() == lines[:2] + lines[4:]
+    goes_on(home)
 
 
 @pytest.mark.parametrize("how", ["gone", "garbage", "zeros"])
@@ -268,7 +269,7 @@ def test_a_header_is_made_anew_from_the_name(home: Path, how: str) -> None:
         {"gone": b"", "garbage": b"#" * 50 + b"\n", "zeros": bytes(len(head)) + b"\n"}[how] + rest
     )
     assert "header" in damages(check(home))
-    assert "header made anew" in str(repaired(home))
+    assert "header made from its name" in str(repaired(home))
     made = next(read_file(path))
     assert isinstance(made, Header)
     assert (made.launch, made.island, made.worker, made.host) == (2, 0, 0, "unknown")

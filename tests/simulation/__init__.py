@@ -132,7 +132,7 @@ class _DiscardingJournal(MemoryJournal):
 class MemoryInbox:
     """Commands that were given, by id, and have not been applied. ``given``: the ids of all that nobody took back."""
 
-    error = stuck = None
+    error = None
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}

@@ -105,7 +105,7 @@ def make_coordinator(
         ),
         log=log,
         commands=Commands(
-            inbox=Inbox(settings.directory, applied=standing.applied),
+            inbox=Inbox(settings.directory),
             standing=standing,
             journal=log.writer,
             in_file={"evaluations": settings.evaluations, "deadline_s": settings.deadline_s},

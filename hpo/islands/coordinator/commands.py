@@ -34,8 +34,6 @@ class Inbox(Protocol):
 
     @property
     def error(self) -> OSError | None: ...
-    @property
-    def stuck(self) -> OSError | None: ...
     def look(self) -> Look: ...
     def set_aside(self, name: str) -> None: ...
     def finish(self, identity: str, request: Request) -> None: ...
@@ -95,7 +93,6 @@ class Commands:
         self._failures = failures
         self._now = now
         self._unread: OSError | None = None
-        self._said_stuck = False
         self._handlers: dict[type[Request], Callable[[Any, Target], str]] = {
             Stop: self._stop,
             Pause: self._pause,
@@ -128,12 +125,6 @@ class Commands:
             for identity, request in found:
                 if identity in self.standing.applied:
                     self._inbox.finish(identity, request)
-        if self._inbox.stuck is not None and not self._said_stuck:
-            self._said_stuck = True
-            target.remarks.append(
-                f"commands/ cannot be cleared ({self._inbox.stuck.strerror}): what was applied stays there, does no "
-                "harm, and may be removed by whoever may write that folder"
-            )
         return any_new
 
     def _recorded(self) -> bool:
