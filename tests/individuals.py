@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpo.individual import RUNNING, Attempt, Configuration, Individual, Outcome
-from hpo.islands.assignment import Assignment
+from hpo.islands.messages import Assignment
 from hpo.journal.records import Finished, Started
 from hpo.search.protocols import Candidate
 from hpo.task.trial import Job

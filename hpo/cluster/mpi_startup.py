@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from hpo.config import process
 from hpo.errors import EXIT_REPORTED, EXIT_RESUMABLE, CampaignError, HpoError
-from hpo.islands.transport import LocalTransport, MpiTransport, Transport
+from hpo.islands.transport import MpiTransport, Transport
 
 _log = logging.getLogger("hpo.cluster")
 
@@ -30,7 +30,7 @@ def connect() -> Transport:
     raise_file_limit()
     launcher = process.launcher()
     if launcher.rank is None or launcher.size == 1:
-        return LocalTransport()
+        return Transport()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -1,9 +1,9 @@
-"""Serves a rank while its main thread evaluates (``isolation = "inline"``).
+"""Turns of a rank's event loop while its main thread evaluates (``isolation = "inline"``).
 
-The task runs in the main thread, as its own MPI code and signal handlers need that. Turns of the event loop are taken
-by one thread at a time, which holds the lock: the main thread between evaluations, the one here during them. Beside
-evaluations that are expected to be short none are taken until one has been seen to last: a function of microseconds
-pays nothing for this."""
+The task runs in the main thread, as its own MPI code and signal handlers need that. Turns are taken by one thread at a
+time, which holds the lock: the main thread between evaluations, a second thread during them. Evaluations that are
+expected to be short get no turns until they have lasted for a while: a function of microseconds pays nothing for
+this."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Protocol
 
 LONG_S = 0.002
-"""After an evaluation that took longer than this the next one is served from its beginning."""
+"""Length of an evaluation after which the next evaluation gets turns from its beginning."""
+# Pause between looks whether an evaluation that was expected to be short still runs.
 _LOOK_S = 0.05
-"""How often to look whether one that was expected to be short still runs."""
 
 
 class InlineEvaluator(Protocol):
-    """Evaluates in the thread that calls ``evaluate``, which needs ``lock`` for what it shares with the event loop."""
+    """Evaluates in the thread that calls ``evaluate``; ``lock`` guards what that shares with the event loop."""
 
     lock: threading.Lock
 
@@ -30,9 +30,8 @@ class InlineEvaluator(Protocol):
 
 
 class BackgroundTurns:
-    """``turn``: takes a turn and says for how many seconds to ``wait`` before the next; it is called with ``lock``
-    held, and so is ``failed`` with the exception that ended it. The exception is raised in the main thread, too, once
-    the evaluation is over."""
+    """``turn``: takes a turn and returns the seconds to ``wait`` before the next. It is called with ``lock`` held, and
+    so is ``failed`` with the exception that ended it, which the main thread raises again after the evaluation."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class BackgroundTurns:
         self._error: BaseException | None = None
         self._closed = False
         self._evaluation = 0
-        """How many evaluations have begun and ended: odd during one."""
+        """Number of begins and ends of evaluations: odd during an evaluation."""
         self._seconds = 0.0
         self._needed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpo event loop", daemon=True)
@@ -67,7 +66,7 @@ class BackgroundTurns:
         self._thread.join(2 * _LOOK_S)  # it may wait, or import what breeding needs
 
     def evaluate(self, evaluation: Callable[[], None]) -> None:
-        """Run ``evaluation`` here, and turns beside it."""
+        """Run ``evaluation`` in this thread, and turns beside it."""
         begun = time.monotonic()
         self._evaluation += 1
         if self._seconds >= LONG_S:
@@ -92,7 +91,6 @@ class BackgroundTurns:
             seen = current
 
     def _serve(self) -> None:
-        """Take turns until the evaluation is over."""
         while True:
             with self._lock:
                 if self._closed or self._error is not None or self._evaluation % 2 == 0:

@@ -1,8 +1,8 @@
 """The messages between ranks: one class each, with typed fields and the receiver; JSON on the wire.
 
-To add a message, write its class here under the base that says who receives it, and its handler there. A receiver
-whose table of handlers lacks one is refused when it is made (``check_handlers``). JSON and not pickle: a message comes
-over the network, and nothing that does may be executed."""
+To add a message, write its class here under the base that says who receives it, and its handler there. A receiver whose
+table lacks a handler is refused when it is made (``check_handlers``). JSON and not pickle: nothing that comes over the
+network may be executed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Union
 
 import msgspec
+from msgspec.structs import replace
 
-from hpo.individual import Outcome, Scalar
-from hpo.islands.assignment import Assignment
+from hpo.individual import FIRST_ATTEMPT, Attempt, Configuration, Facts, Outcome, Scalar
 from hpo.search.population import Member
 
 COORDINATOR_RANK = 0
@@ -21,12 +21,31 @@ MOST_REMARKS = 20
 """Names of metrics about which a launch makes a remark."""
 
 RungReport = tuple[str, int, float | None]
-"""An intermediate result at a rung: id, steps, and the loss; None once it has travelled, where that was not finite, as
-JSON has no infinity."""
+"""An intermediate result at a rung: id, steps, and the loss, None where that was not finite, as JSON has no
+infinity."""
 
 
 class MessageError(ValueError):
-    """Bytes that are no message of ours."""
+    """The bytes are no message of ours."""
+
+
+class Assignment(Facts, msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An individual to evaluate in place of what a leader bred: one of an earlier launch or of a worker that is gone,
+    or a given point."""
+
+    configuration: Configuration
+    """A given point has no id: it takes the id of the individual in whose place it is evaluated."""
+    attempt: Attempt = FIRST_ATTEMPT
+    key: str
+    """Key that no two individuals share (see ``hpo.search.proposals.key_of``)."""
+    admitted: bool = False
+    """Whether the budget already counts it."""
+    rests: bool = False
+    """Whether it was pruned, counted as that, and granted to go on."""
+
+    def as_contested(self) -> Assignment:
+        """The same assignment where a former evaluation may still run."""
+        return replace(self, attempt=replace(self.attempt, contested=True))
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -42,8 +61,7 @@ class ToCoordinator(Message, frozen=True):
 
 
 class ToWorker(Message, frozen=True):
-    """Handled by the leader, on a leader's rank; on the other ranks of a worker by the event loop, which ignores what
-    is for leaders alone."""
+    """Handled by the leader on a leader's rank; other ranks of a worker ignore what is for leaders alone."""
 
 
 class ToEventLoop(Message, frozen=True):
@@ -51,21 +69,24 @@ class ToEventLoop(Message, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True):
-    """A wish to evaluate a configuration. ``token``: of the leader, by which it knows the answer; ``key``: what must
-    not come twice; ``paused``: the id of an individual that was pruned, and counted, and is to go on; ``phase``: in
-    which it was bred; ``refused``: how many proposals the constraints refused before it; ``drawn_s``: how long it took
-    to draw all these, in seconds."""
+    """A leader's wish to evaluate a configuration."""
 
     token: int
+    """The leader's number of this wish, which the answer repeats."""
     key: str
+    """Key that no two individuals share."""
     paused: str | None = None
+    """Id of an individual that was pruned, and counted, and is to go on."""
     phase: int = 0
+    """Phase in which it was bred."""
     refused: int = 0
+    """Number of proposals that the constraints refused before it."""
     drawn_s: float = 0.0
+    """Seconds that all these draws took."""
 
 
 class EvaluationEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How one individual ended, for the coordinator's counts."""
+    """End of one individual's evaluation, for the coordinator's counts."""
 
     token: int
     """The number by which the individual was granted."""
@@ -73,17 +94,17 @@ class EvaluationEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     outcome: Outcome
     """Its error is one line, and it has no metrics; the journal has them."""
     losses: tuple[float, ...] | None
-    """One finite number an objective, to be minimised; None unless it completed."""
+    """A finite number to be minimised for each objective; None unless it completed."""
     reported: bool = False
     """Whether it had reported a finite value, and did not return what is no value."""
     fault: str | None = None
     """See ``hpo.islands.leader.evaluations.fault``."""
     again: Assignment | None = None
-    """The assignment by which it is evaluated if its failure does not count; None where it did not fail."""
+    """Assignment by which it is evaluated if its failure does not count; None where it did not fail."""
     started: float = 0.0
     """Unix seconds."""
     params: dict[str, Scalar] | None = None
-    """Its parameters, where it is better than all that its worker evaluated before."""
+    """Parameters, where its worker has evaluated nothing better before."""
 
 
 class Hello(BeforeServing, frozen=True):
@@ -99,9 +120,9 @@ class Hello(BeforeServing, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """Where a rank runs. ``hosts``: names by worker rank; ``local_rank``, ``local_size``: among all ranks of the launch
-    on its host; ``local_leaders``: how many of these lead workers; ``cores_agreed``: whether all of these see the same
-    cores and GPUs of it."""
+    """Place of a rank. ``hosts``: names by worker rank; ``local_rank``, ``local_size``: among all ranks of the launch
+    on its host; ``local_leaders``: number of these that lead workers; ``cores_agreed``: whether all of these see the
+    same cores and GPUs of it."""
 
     hosts: tuple[str, ...]
     local_rank: int
@@ -111,9 +132,9 @@ class Surroundings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(BeforeServing, frozen=True):
-    """Coordinator to rank, once. ``sequence``: first free number of this worker; ``population``: what the island knows
-    from earlier launches; ``owned``: ids among them for this leader to emigrate, to promote, or to go on from;
-    ``resting``: of those to promote, how often each was reopened and whose checkpoint it inherits."""
+    """Coordinator to rank, once. ``sequence``: first free number of this worker; ``population``: individuals that the
+    island knows from earlier launches; ``owned``: ids among them for this leader to emigrate, to promote, or to go on
+    from; ``resting``: for each to promote, how often it was reopened and whose checkpoint it inherits."""
 
     launch: int
     surroundings: Surroundings
@@ -125,9 +146,8 @@ class Start(BeforeServing, frozen=True):
 
 
 class Claim(ToCoordinator, frozen=True):
-    """Leader to coordinator: may these be evaluated?
-
-    ``stuck``: breeding gave only known configurations lately, so any unseen one is welcome."""
+    """Leader to coordinator: may these be evaluated? ``stuck``: breeding gave only known configurations lately, so any
+    unseen configuration is welcome."""
 
     wants: list[Want]
     stuck: bool
@@ -140,7 +160,7 @@ class Results(ToCoordinator, frozen=True):
 
 
 class Remark(ToCoordinator, frozen=True):
-    """Leader to coordinator: a sentence for the user about a metric that is not kept as it is; one for each name."""
+    """Leader to coordinator: a sentence for the user, at most one for each name."""
 
     name: str
     sentence: str
@@ -155,7 +175,7 @@ class Returned(ToCoordinator, frozen=True):
 
 class Unfit(ToCoordinator, frozen=True):
     """Leader to coordinator: no evaluator can be started here, or (``storage``) its journal cannot be written: this
-    worker takes no more part. ``unfinished``: what it had begun, by token, for others to evaluate."""
+    worker takes no more part. ``unfinished``: individuals that it had begun, by token, for others to evaluate."""
 
     error: str
     unfinished: list[tuple[int, Assignment]]
@@ -171,8 +191,8 @@ class Waiting(ToCoordinator, frozen=True):
 
 
 class Disbanded(ToCoordinator, frozen=True):
-    """A surviving rank of a worker that lost one to coordinator: nothing of this worker runs here any more.
-    ``unfinished``: what its leader had begun, by token, for others to evaluate."""
+    """A surviving rank of a worker that lost a rank to coordinator: nothing of this worker runs here any more.
+    ``unfinished``: individuals that its leader had begun, by token, for others to evaluate."""
 
     unfinished: list[tuple[int, Assignment]]
 
@@ -186,7 +206,7 @@ class StopRequest(ToCoordinator, frozen=True):
 
 class Grant(ToWorker, frozen=True):
     """Coordinator to leader, the answer to claims. ``refused``: known already, or bred in another phase than
-    ``phase``, the present one; ``assigned``: by token, what to evaluate in place of what was bred."""
+    ``phase``, the present; ``assigned``: by token, individuals to evaluate in place of those bred."""
 
     accepted: list[int]
     refused: list[int]
@@ -226,7 +246,7 @@ class Records(ToWorker, frozen=True):
 
 
 class Migrant(ToWorker, frozen=True):
-    """Leader to one leader of another island, which owns the individual from now on and sends it to its island."""
+    """Leader to a leader of another island, which owns the individual from now on and sends it to its island."""
 
     evaluated: Member
 
@@ -271,7 +291,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray) -> Message:
-    """The message in ``data``; raises :class:`MessageError` on anything that is none."""
+    """The message in ``data``; MessageError where there is none."""
     try:
         message: Message = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -280,7 +300,7 @@ def decode(data: bytes | bytearray) -> Message:
 
 
 def check_handlers(receiver: type[Message], handled: Collection[type[Message]]) -> None:
-    """Raises TypeError unless ``handled`` are exactly the messages of ``receiver``."""
+    """Raise TypeError unless ``handled`` are exactly the messages of ``receiver``."""
     if set(handled) != set(receiver.__subclasses__()):
         different = set(handled) ^ set(receiver.__subclasses__())
         names = ", ".join(sorted(kind.__name__ for kind in different))
@@ -288,19 +308,5 @@ def check_handlers(receiver: type[Message], handled: Collection[type[Message]]) 
 
 
 def reports(received: Iterable[RungReport]) -> list[tuple[str, int, float]]:
-    """Intermediate results from a message: the loss infinite where it was not finite."""
+    """Intermediate results of a message, with infinite losses in place of None."""
     return [(name, step, math.inf if loss is None else loss) for name, step, loss in received]
-
-
-class Counter:
-    """Messages and bytes by kind, for measuring what the protocol costs."""
-
-    __slots__ = ("bytes", "messages")
-
-    def __init__(self) -> None:
-        self.messages = dict.fromkeys(KINDS, 0)
-        self.bytes = dict.fromkeys(KINDS, 0)
-
-    def add(self, kind: str, size: int) -> None:
-        self.messages[kind] += 1
-        self.bytes[kind] += size

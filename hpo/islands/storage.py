@@ -1,4 +1,4 @@
-"""How long a worker waits for storage that fails: it tries again after growing pauses, for two minutes in all."""
+"""Waiting for storage that fails: a worker tries again after growing pauses, for two minutes in all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST_PAUSE_S = 15.0
 
 
 class StorageWait:
-    """What is known of one use of the storage that may fail; times are seconds of the caller's clock."""
+    """State of one use of the storage that may fail; times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._since = math.inf
@@ -18,9 +18,9 @@ class StorageWait:
         self.error: str | None = None
         """Path and reason of the last failure; None while it works."""
         self.retry_at = -math.inf
-        """When to try again; long ago while it works."""
+        """Time of the next attempt; -inf while it works."""
         self.over = False
-        """Whether it has failed for so long that it is not waited for any more."""
+        """Whether it has failed for longer than it is waited for."""
 
     def failed(self, error: str, now: float) -> None:
         if self.error is None:
@@ -38,7 +38,7 @@ class StorageWait:
 
 
 def storage_sentence(error: str) -> str:
-    """What a launch ends with for ``error``, which names path and reason."""
+    """Sentence for a launch that ends because of ``error``, path and reason."""
     return (
         f"the storage did not work for {PATIENCE_S:g} s ({error}), so this launch has ended. Nothing that was recorded "
         "is lost, and no individual has failed for it. Make room (`df -h` and `df -i` say what is used up) or give "

@@ -1,7 +1,7 @@
-"""The transport of messages between ranks: an interface, and its implementation over MPI.
+"""The transport of messages between ranks, within one process and over MPI.
 
-The protocol uses point-to-point sends that never block, and a poll that never waits. Nothing else of MPI is
-on the campaign's path, so that no rank ever waits for a slow or dead one."""
+The protocol uses point-to-point sends that never block, and a poll that never waits, and nothing else of MPI: no rank
+ever waits for a slow or dead rank."""
 
 from __future__ import annotations
 
@@ -12,137 +12,108 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hpo.config.process import tolerates_deaths
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+# Far from the tags that a task's own MPI code on the same communicator is likely to use. Each transport of a
+# process takes the next tag: all ranks run their campaigns in the same order, and a late message must not
+# reach the next campaign.
 _FIRST_TAG = 7391
 _TAGS = 1000
-"""Our tags are far from those that a task's own MPI code on the same communicator is likely to use. Each transport of
-a process takes the next: all ranks run their campaigns in the same order, and a late message of one must not reach
-the next."""
+# Added to a transport's tag where a communicator is made: Open MPI does that by messages with the tag it is
+# given, which a rank that still listens would take for its own.
 _MAKING = _TAGS
-"""Added to a transport's tag where a communicator is made: Open MPI does that by messages with the tag it is given,
-which a rank that still listens would take for its own."""
 
 _ABORT = b"\0"
-"""Begins a message that no protocol sends: a rank that receives it ends at once, with the code that follows."""
+"""Beginning of a message that ends the receiving rank at once, with the code that follows."""
 
+# Pause between questions to MPI for deaths: an answer takes a microsecond, and evaluations may be as short.
 _LOOK_S = 0.1
-"""How often to ask MPI for deaths; an answer takes a microsecond, and evaluations may be as short."""
 
 _made = itertools.count()
 _DAY = time.time() - time.monotonic()
 
 
-class Transport(Protocol):
-    """Reliable, ordered between each pair of ranks, unordered across pairs."""
-
-    rank: int
-    size: int
-    any_thread: bool
-    """Whether one thread may call this while another one is inside MPI; never two at a time."""
-
-    def send(self, destination: int, data: bytes) -> None:
-        """Queue ``data`` for ``destination`` and return at once. Sending to oneself is allowed."""
-
-    def poll(self) -> list[tuple[int, bytes]]:
-        """All messages that have arrived, as (source, data); never waits."""
-
-    def put_back(self, messages: Sequence[tuple[int, bytes]]) -> None:
-        """Have the next ``poll`` begin with ``messages``, which an earlier one returned."""
-
-    def failed(self) -> frozenset[int]:
-        """Ranks known to be dead; empty where the transport cannot know."""
-
-    def abandon(self, ranks: Iterable[int]) -> None:
-        """Treat ``ranks`` as dead from now on: nothing is sent to them, and nothing of them arrives."""
-
-    def now(self) -> float:
-        """Unix seconds, virtual in a simulation."""
-
-    def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm | None:
-        """An MPI communicator of these ranks; None without MPI. Collective over them."""
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until what was sent has left; whether it has within this time."""
-
-    def leave(self, timeout_s: float) -> bool:
-        """Take part in the last messages; whether none is under way any more."""
-
-    def abort(self, code: int) -> None:
-        """End all ranks at once; does not return."""
-
-
-class LocalTransport:
-    """One process alone: messages to itself, in order."""
+class Transport:
+    """Messages between ranks, in order between each pair; as it is, those of a process alone to itself.
+    ``MpiTransport`` and simulations override all methods."""
 
     rank = 0
     size = 1
     any_thread = True
+    """Whether a thread may call this while another thread is inside MPI; never two at a time."""
 
     def __init__(self) -> None:
         self._inbox: deque[tuple[int, bytes]] = deque()
 
     def send(self, destination: int, data: bytes) -> None:
+        """Queue ``data`` for ``destination``, which may be this rank, and return at once."""
         if destination != self.rank:
             raise ValueError(f"rank {destination} does not exist: this transport has one rank")
         self._inbox.append((self.rank, data))
 
     def poll(self) -> list[tuple[int, bytes]]:
+        """All messages that have arrived, as (source, data); never waits."""
         arrived = list(self._inbox)
         self._inbox.clear()
         return arrived
 
     def put_back(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        """Have the next ``poll`` begin with ``messages``, which an earlier call returned."""
         self._inbox.extendleft(reversed(messages))
 
     def failed(self) -> frozenset[int]:
+        """Ranks known to be dead; empty where the transport cannot know."""
         return frozenset()
 
     def abandon(self, ranks: Iterable[int]) -> None:
-        """There is no other."""
+        """Treat ``ranks`` as dead: nothing is sent to them any more, and nothing of them arrives."""
 
     def now(self) -> float:
-        # The time of day as of the start, carried on by a monotonic clock: a corrected clock of the machine must
-        # not time an evaluation out.
+        """Unix seconds, virtual in a simulation."""
+        # Carried on from the start by a monotonic clock: a corrected clock of the machine must not time an
+        # evaluation out.
         return _DAY + time.monotonic()
 
     def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm | None:
+        """An MPI communicator of ``ranks``, for tasks that bring MPI code; None without MPI. Collective over them."""
         return None
 
     def flush(self, timeout_s: float) -> bool:
+        """Wait until all sends have completed; whether they have within this time. For a rank that ends alone."""
         return True
 
     def leave(self, timeout_s: float) -> bool:
+        """Receive and drop what is still under way, once no rank sends any more; collective over all ranks. False when
+        not all is done within this time, or a rank is dead: then what is still to come is unknown."""
         return True
 
     def abort(self, code: int) -> None:
+        """End all ranks at once; does not return."""
         _end_process(code)
 
 
 def _end_process(code: int) -> None:
-    """As MPI_Abort would: no finalising, which would wait for the rank that is gone."""
+    # As MPI_Abort would: no finalising, which would wait for the rank that is gone.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-class MpiTransport(LocalTransport):
-    """Point-to-point messages over an MPI communicator (mpi4py), with non-blocking sends and matched
-    probes."""
+class MpiTransport(Transport):
+    """Messages over an MPI communicator (mpi4py), with non-blocking sends and matched probes."""
 
     def __init__(self, communicator: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
         super().__init__()
         self._mpi = MPI
-        self.any_thread = (
-            MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        )  # a program may have initialised MPI otherwise
+        # A program may have initialised MPI otherwise.
+        self.any_thread = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._tag = _FIRST_TAG + next(_made) % _TAGS
         self._comm = communicator
         self.rank = communicator.Get_rank()
@@ -150,7 +121,7 @@ class MpiTransport(LocalTransport):
         # A send's buffer must live until its request completes: both are kept here, oldest first.
         self._sending: deque[tuple[MPI.Request, bytes, int]] = deque()
         self._receiving: list[tuple[MPI.Request, int, bytearray]] = []
-        # How many were sent to each rank, and how many came: by these the ranks know when nothing is under way.
+        # Numbers of messages sent to each rank, and received: by these the ranks know when nothing is under way.
         self._sent = array("q", bytes(8 * self.size))
         self._received = 0
         self._expected = array("q", [0])
@@ -161,8 +132,8 @@ class MpiTransport(LocalTransport):
         self._can_tell = True
 
     def failed(self) -> frozenset[int]:
-        """Ranks known to be dead, where MPI has fault tolerance (ULFM) and was started with it: an MPI without
-        ends the whole job when a rank dies."""
+        # Known where MPI has fault tolerance (ULFM) and was started with it; without, MPI ends the job when a
+        # rank dies.
         now = time.monotonic()
         if self._can_tell and now >= self._next_look:
             self._next_look = now + _LOOK_S
@@ -184,8 +155,7 @@ class MpiTransport(LocalTransport):
 
     def abandon(self, ranks: Iterable[int]) -> None:
         self._failed |= frozenset(ranks) - {self.rank}
-        # What is still to go there never will, and what was to come may be half there. MPI may look at their
-        # buffers yet.
+        # Messages to and from the dead never complete, but MPI may look at their buffers yet.
         self._abandoned += [one for one in self._sending if one[2] in self._failed]
         self._abandoned += [one for one in self._receiving if one[1] in self._failed]
         self._sending = deque(one for one in self._sending if one[2] not in self._failed)
@@ -220,8 +190,7 @@ class MpiTransport(LocalTransport):
             unfinished: list[tuple[MPI.Request, int, bytearray]] = []
             blocked: set[int] = set()
             for request, source, buffer in self._receiving:
-                # What follows an incomplete message of the same sender waits for it: order between a pair is
-                # kept.
+                # A message waits for an incomplete message of the same sender, to keep the order between a pair.
                 if source in blocked or not self._is_done(request, source):
                     blocked.add(source)
                     unfinished.append((request, source, buffer))
@@ -245,7 +214,7 @@ class MpiTransport(LocalTransport):
             return None
 
     def _is_done(self, request: MPI.Request, partner: int) -> bool:
-        """Whether an operation with ``partner`` is over; with a dead one all are."""
+        """Whether an operation with ``partner`` is over; all are with a dead partner."""
         try:
             return bool(request.Test())
         except self._mpi.Exception as error:
@@ -255,24 +224,19 @@ class MpiTransport(LocalTransport):
             return True
 
     def _send_on(self, most: int) -> None:
-        """Let go of what has been sent. Completion need not be in order, but one stuck send must not make every
-        poll walk a long queue."""
+        # Completion need not be in order, but a stuck send must not make every poll walk a long queue.
         for _ in range(min(len(self._sending), most)):
             request, data, destination = self._sending.popleft()
             if not self._is_done(request, destination):
                 self._sending.append((request, data, destination))
 
     def communicator(self, ranks: Sequence[int]) -> MPI.Intracomm:
-        """A communicator of ``ranks`` alone, for tasks that bring MPI code; collective over these ranks."""
         group = self._comm.Get_group().Incl(list(ranks))
         return self._comm.Create_group(group, self._tag + _MAKING)
 
     def abort(self, code: int) -> None:
-        """End all ranks at once; does not return.
-
-        MPI_Abort does not do it where Open MPI 5.0.11 was started with fault tolerance: the other ranks run on and do
-        do not learn it, and its mpirun sometimes never ends. So a message ends them when they next poll.
-        """
+        # MPI_Abort does not end the other ranks where Open MPI 5.0.11 was started with fault tolerance, and its mpirun
+        # sometimes never ends. So a message ends them when they next poll.
         try:
             for rank in range(self.size):
                 if rank != self.rank:
@@ -284,11 +248,7 @@ class MpiTransport(LocalTransport):
             self._comm.Abort(code)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all sends have completed, at most ``timeout_s``; False when some have not.
-
-        For a rank that ends alone. Before MPI is finalised: freeing a buffer under a pending send would corrupt
-        the message.
-        """
+        # Before MPI is finalised: freeing a buffer under a pending send would corrupt the message.
         deadline = time.monotonic() + timeout_s
         while self._sending and time.monotonic() < deadline:
             self._send_on(1)
@@ -297,12 +257,8 @@ class MpiTransport(LocalTransport):
         return not self._sending
 
     def leave(self, timeout_s: float) -> bool:
-        """Receive and drop what is still under way, once no rank sends any more; collective over all ranks.
-
-        Under MPICH a message that was not received makes MPI_Finalize fail, and the launcher then kills the other
-        ranks; a large one keeps its sender waiting under any MPI. False when not all is done within ``timeout_s``, or
-        a rank is dead: then what is still to come is unknown.
-        """
+        # Under MPICH a message that was not received makes MPI_Finalize fail, and the launcher then kills the other
+        # ranks; a large message keeps its sender waiting under any MPI.
         deadline = time.monotonic() + timeout_s
         if self.failed():
             self.flush(min(timeout_s, 1.0))

@@ -1,4 +1,4 @@
-"""The code that evaluated, as it was: ``DIR/code/HASH/``, one copy of each version, however many launches it had."""
+"""Copies of the code that evaluated: ``DIR/code/HASH/``, one for each version."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MOST_NAMED = 5
 
 
 def copy_path(directory: Path, version: str) -> Path:
-    """Where the copy of the version with this hash is, or would be, of the campaign in ``directory``."""
+    """Place of the copy of the version with this hash."""
     return directory / "code" / version
 
 
 def keep_copy(directory: Path, code: CodeVersion) -> bool:
-    """Write what of ``code`` is not there yet; whether all of it is there then."""
+    """Write the files of ``code`` that are missing; whether all are there then."""
     home = copy_path(directory, code.hash)
     try:
         for name, content in code.files.items():
@@ -36,7 +36,7 @@ def keep_copy(directory: Path, code: CodeVersion) -> bool:
 
 
 def read_copy(directory: Path, version: str) -> CodeVersion | None:
-    """The copy of a version; None where it is not there, or not what it was."""
+    """The copy of a version; None where it is missing or was changed."""
     home = copy_path(directory, version)
     files: dict[str, bytes] = {}
     size = 0
@@ -44,7 +44,7 @@ def read_copy(directory: Path, version: str) -> CodeVersion | None:
         refuse_link(home.parent)
         refuse_link(home)
         for folder, _, names in os.walk(home):
-            # Python may have left its cache there, and a write that was cut off its part.
+            # Other files: Python's cache, and the remains of a write that was cut off.
             for name in (one for one in names if one.endswith(".py")):
                 path = Path(folder, name)
                 if path.is_symlink() or not path.is_file():
@@ -70,13 +70,13 @@ def changed_files(directory: Path, before: str, after: str) -> str:
 
 
 def where(directory: Path, version: str) -> str:
-    """The place of the copy, in words."""
+    """Sentence on the place of the copy."""
     path = copy_path(directory, version)
     return f"a copy is in {one_line(path)}" if path.is_dir() else f"there is no copy ({version})"
 
 
 def change(directory: Path, before: str, after: str) -> str:
-    """What is said where a launch goes on with another version than the one before; else empty."""
+    """Sentence for a launch that goes on with another version than the launch before; else empty."""
     if not before or not after or before == after:
         return ""
     return (

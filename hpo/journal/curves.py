@@ -1,12 +1,11 @@
-"""Learning curves on disk: what trials reported, and samples of what their hosts did meanwhile.
+"""Learning curves on disk: reports of trials, and samples of the processor and memory that they used.
 
-``DIR/curves/0001-i000-w0003.jsonl`` is what the evaluators of worker 3 of island 0 wrote in the first launch, one after
-the other: a line of JSON for each row, with a checksum as the journal's lines have. Unlike these, rows are not synced,
-and none of them counts: a curve may lack rows, and a campaign is whole without any. What an evaluator that was killed
-left of a line is ended by the next one, and skipped by readers.
+The evaluators of worker 3 of island 0 write ``DIR/curves/0001-i000-w0003.jsonl`` in the first launch: a line of JSON
+for each row, with a checksum like the journal's lines. Unlike these, rows are not synced, and a campaign is whole
+without them. A line that an evaluator did not finish is ended by the next evaluator, and skipped by readers.
 
-One run of an individual's evaluation, here an *attempt*, is known by when it began: an individual has several where it
-was retried, reopened, interrupted or paused. ``hpo.results.curves`` makes one curve of them."""
+An *attempt* is one run of an individual's evaluation, named by the time at which it began: an individual that was
+retried, reopened, interrupted or paused has several, of which ``hpo.results.curves`` makes one curve."""
 
 from __future__ import annotations
 
@@ -37,23 +36,23 @@ from hpo.journal.records import (
 )
 
 _FOLDER = "curves"
+# A file is read in pieces of this size. No line is as long: a piece without a line's end is no curve.
 _PIECE_BYTES = 1 << 24
-"""How much of a file is looked at together. A line is never as long: what has no end in a piece is no curve."""
+# The first reports of an attempt are all written, however quickly they come: a short training has a whole curve.
 _IN_FULL = 50
-"""Reports of an attempt that are all written, however quickly they come: a short training has a whole curve."""
 _RETRY_S = 60.0
-"""After how long a file that could not be written is tried again."""
+"""Seconds until a file that could not be written is tried again."""
+# Errors of a symbolic link, or something else that is neither directory nor file.
 _FOREIGN = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO)
-"""Of a symbolic link, or something else that is neither directory nor file."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower):
-    """What all rows have: ``type``, the name of the class in lower case. Times are Unix seconds."""
+    """Base of all rows, which have a ``type``, the name of the class in lower case. Times are Unix seconds."""
 
 
 class Point(Row, frozen=True, kw_only=True):
-    """A report of an individual's attempt that began at ``began``. ``resumed``: that one went on from what an earlier
-    one had saved."""
+    """A report of an individual's attempt that began at ``began``. ``resumed``: the attempt went on from a
+    checkpoint."""
 
     id: Id
     step: int
@@ -65,10 +64,10 @@ class Point(Row, frozen=True, kw_only=True):
 
 
 class Sample(Row, frozen=True, kw_only=True):
-    """What the evaluator of worker rank 0, with all processes that it started, used. ``id``: of the individual under
+    """Use of a host by the evaluator of worker rank 0 and all processes that it started. ``id``: the individual under
     evaluation, "" between two; ``cpu``: cores in use since the last sample; ``memory``: resident bytes; ``gpu``: share
-    of the time in which its GPU was at work; ``gpu_memory``, ``gpu_memory_total``: bytes of that GPU which the
-    evaluator's torch holds, and which there are. None where it cannot be known."""
+    of the time in which its GPU was at work; ``gpu_memory``: bytes of that GPU that the evaluator's torch holds, of
+    ``gpu_memory_total``. None: not known."""
 
     time: float
     host: str
@@ -81,8 +80,8 @@ class Sample(Row, frozen=True, kw_only=True):
 
 
 class CurveFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the evaluator of a worker writes, and what. ``every_s``: as for :class:`CurveWriter`, None: no reports;
-    ``maximize``: as for :class:`CurveWriter`; ``system_s``: between two samples, None: no samples."""
+    """Settings for the evaluator of a worker. ``every_s``, ``maximize``: see :class:`CurveWriter`; ``every_s`` None: no
+    reports; ``system_s``: seconds between two samples, None: no samples."""
 
     path: str
     every_s: float | None
@@ -90,12 +89,11 @@ class CurveFile(msgspec.Struct, frozen=True, kw_only=True):
     system_s: float | None = None
 
 
-_encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Point | Sample] = msgspec.json.Decoder(Point | Sample)
 
 
 def curve_path(directory: Path, *, launch: int, island: int, worker: int) -> Path:
-    """The file of the given worker in the given launch of the campaign in ``directory``."""
+    """The file of a worker in a launch of the campaign in ``directory``."""
     return directory / _FOLDER / f"{launch:04d}-i{island:03d}-w{worker:04d}.jsonl"
 
 
@@ -104,8 +102,8 @@ def encode(row: Row) -> bytes:
     plain = not isinstance(row, Point) or (isfinite(row.value) and all(map(fits_json, row.metrics.values())))
     if plain:
         with suppress(UnicodeEncodeError):  # of a metric's name
-            return with_checksum(_encoder.encode(row)[:-1])
-    return with_checksum(_encoder.encode(storable(msgspec.to_builtins(row)))[:-1])
+            return with_checksum(msgspec.json.encode(row)[:-1])
+    return with_checksum(msgspec.json.encode(storable(msgspec.to_builtins(row)))[:-1])
 
 
 def decode(line: bytes) -> Point | Sample | None:
@@ -121,20 +119,14 @@ def decode(line: bytes) -> Point | Sample | None:
     return msgspec.structs.replace(row, value=numbers_in(row.value), metrics=metrics)
 
 
-_Report = tuple[int, float, dict[str, Metric], float]
-"""Step, value, further metrics and Unix seconds."""
-
-
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
 class CurveWriter:
-    """Appends rows to a worker's file. It is made when first needed; its directory too, and none above that.
-
-    No error passes: a curve is not worth an evaluation. Threads may share it.
+    """Appends rows to a worker's file, which is made with its directory when first needed. Threads may share it. It
+    raises no error: a curve is not worth an evaluation.
 
     Args:
-        path: from :func:`curve_path`.
         every_s: the least seconds between reports of an attempt that are written, besides its first 50, its last and
             its best; 0: each.
         maximize: whether the best report is the largest, else the least.
@@ -161,17 +153,17 @@ class CurveWriter:
         self._resumed = False
         self._due = -float("inf")
         self._written = 0
-        self._pending: _Report | None = None
+        self._pending: Point | None = None
         self._least = float("inf")
-        self._best: _Report | None = None
+        self._best: Point | None = None
 
     @property
     def id(self) -> str:
-        """Of the individual whose attempt goes on; "" between two."""
+        """Id of the individual whose attempt goes on; "" between two."""
         return self._id
 
     def begin(self, identity: str, *, resumed: bool) -> None:
-        """An attempt at this individual begins."""
+        """Begin an attempt."""
         self._id, self._resumed = identity, resumed
         self._began = time.time()
         self._due = -float("inf")
@@ -180,9 +172,17 @@ class CurveWriter:
         self._least = float("inf")
 
     def add(self, step: int, value: float, metrics: dict[str, Metric]) -> None:
-        """The attempt reports."""
+        """Take a report of the attempt."""
         now = self._clock()
-        self._pending = step, value, metrics, time.time()
+        self._pending = Point(
+            id=self._id,
+            step=step,
+            value=value,
+            time=time.time(),
+            began=self._began,
+            resumed=self._resumed,
+            metrics=metrics,
+        )
         if self._sign * value < self._least:
             self._least, self._best = self._sign * value, self._pending
         if now >= self._due or self._written < _IN_FULL:
@@ -191,35 +191,22 @@ class CurveWriter:
             self._write_pending()
 
     def finish(self) -> str | None:
-        """The attempt is over: its last report is written. Why rows are missing, None where none is."""
+        """End the attempt; why rows are missing, None where none is."""
         self._write_pending()
         self._id = ""
         error, self._error = self._error, None
         return error
 
     def _write_pending(self) -> None:
-        """Write the last report, and before it the best so far if that has not been written."""
-        if self._pending is None:
-            return
-        reports = [self._pending]
-        if self._best is not None and self._best is not self._pending:
-            reports.insert(0, self._best)
-        self._pending = self._best = None
-        for step, value, metrics, when in reports:
-            self.write(
-                Point(
-                    id=self._id,
-                    step=step,
-                    value=value,
-                    time=when,
-                    began=self._began,
-                    resumed=self._resumed,
-                    metrics=metrics,
-                )
-            )
+        best, last = self._best, self._pending
+        self._best = self._pending = None
+        if best is not None and best is not last:
+            self.write(best)
+        if last is not None:
+            self.write(last)
 
     def write(self, row: Row) -> None:
-        """Append ``row``, in one piece."""
+        """Append ``row``."""
         with self._lock:
             if self._file is None and self._clock() < self._retry_at:
                 return
@@ -247,7 +234,6 @@ class CurveWriter:
 
 
 def _open(path: Path) -> int:
-    """The file at ``path``, to append whole lines to."""
     with suppress(FileExistsError):
         os.mkdir(path.parent)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -261,7 +247,7 @@ def _open(path: Path) -> int:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.ENXIO, "is no file")
         if found.st_size and os.pread(file, 1, found.st_size - 1) != b"\n":
-            os.write(file, b"\n")  # behind what the one before left of a line
+            os.write(file, b"\n")  # behind the rest of a line that another evaluator left
     except OSError:
         os.close(file)
         raise
@@ -272,11 +258,7 @@ def _open(path: Path) -> int:
 
 
 def curve_files(directory: Path) -> list[tuple[JournalName, Path]]:
-    """The files of the campaign in ``directory`` by launch, island and worker; others are left out.
-
-    Raises:
-        CampaignError: they cannot be listed.
-    """
+    """Curve files ordered by launch, island and worker; CampaignError where they cannot be listed."""
     found = []
     try:
         folder = os.open(directory / _FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -297,14 +279,9 @@ def curve_files(directory: Path) -> list[tuple[JournalName, Path]]:
 
 
 def read_from(path: Path, offset: int) -> tuple[list[Point | Sample], int]:
-    """The whole rows of a file from byte ``offset`` on, and the offset to go on from: that of the first line which has
-    no end yet. One call reads 16 MiB at most, so what is there has been read when the offset stays.
-
-    Damaged lines are skipped. A symbolic link, and what else is no file, holds nothing, nor does a file that is gone.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Whole rows of a file from byte ``offset`` on, without damaged lines, and the offset to go on from. One call reads
+    16 MiB at most: all has been read when the offset stays. A symbolic link, a file that is gone, and anything else
+    that is no file has no rows. OSError where the file cannot be read."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -320,14 +297,14 @@ def read_from(path: Path, offset: int) -> tuple[list[Point | Sample], int]:
     finally:
         os.close(file)
     end = data.rfind(b"\n") + 1
-    if end == 0:  # the rest of a piece that is no line is damage, too
+    if end == 0:  # a whole piece without a line's end is damage
         return [], offset + (len(data) if len(data) == _PIECE_BYTES else 0)
     rows = (decode(line) for line in data[:end].splitlines(keepends=True))
     return [row for row in rows if row is not None], offset + end
 
 
 def read_rows(path: Path) -> Iterable[Point | Sample]:
-    """All rows of a file, see :func:`read_from`; CampaignError where it cannot be read."""
+    """All rows of a file (see :func:`read_from`); CampaignError where it cannot be read."""
     offset = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The campaign that a directory belongs to: ``campaign.json``, written once when the campaign begins."""
+"""``campaign.json``: the identity of the campaign that a directory belongs to, written once when it begins."""
 
 from __future__ import annotations
 
@@ -21,20 +21,13 @@ from hpo.terminal import quoted
 VERSION = 1
 Identity = dict[str, Any]
 
-# Another seed draws other configurations from now on, which makes no other campaign.
+# A campaign may go on with another seed, which draws other configurations from then on.
 _NOT_COMPARED = ("created", "seed")
 
 
 def write_identity(directory: Path, identity: Mapping[str, object]) -> None:
-    """Make ``directory`` the home of the campaign that ``identity`` describes.
-
-    Args:
-        identity: JSON-able; by agreement ``task`` (its reference), ``description`` (``Task.describe()``),
-            ``seed``. The format's ``version`` and ``created`` (Unix seconds) are added.
-
-    Raises:
-        CampaignError: the directory cannot be written.
-    """
+    """Make ``directory`` the home of the campaign that ``identity``, which JSON can hold, describes. ``version`` and
+    ``created`` (Unix seconds) are added. CampaignError where the directory cannot be written."""
     content = {"version": VERSION, **identity, "created": identity.get("created", time.time())}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -45,11 +38,7 @@ def write_identity(directory: Path, identity: Mapping[str, object]) -> None:
 
 
 def read_identity(directory: Path) -> Identity:
-    """What :func:`write_identity` wrote.
-
-    Raises:
-        CampaignError: there is no campaign in ``directory``, or its identity cannot be read.
-    """
+    """The identity in ``directory``; CampaignError where there is none, or it cannot be read."""
     path = directory / "campaign.json"
     try:
         identity = msgspec.json.decode(path.read_bytes())
@@ -82,7 +71,7 @@ def read_identity(directory: Path) -> Identity:
 
 
 def campaign_key(identity: Identity) -> str:
-    """Sixteen hexadecimal digits that stand for the campaign with this identity, and for no other."""
+    """Sixteen hexadecimal digits that name the campaign with this identity."""
     return hashlib.blake2b(msgspec.json.encode(identity, order="sorted"), digest_size=8).hexdigest()
 
 
@@ -113,19 +102,14 @@ def check_identity(
     identity: Mapping[str, object],
     compare: Callable[[Identity, Identity], list[str]] = differences,
 ) -> Identity | None:
-    """Whether the campaign that ``identity`` describes may go on in, or begin in, ``directory``.
+    """The recorded identity, or None where no campaign has begun in ``directory`` yet.
 
     Args:
-        identity: as for :func:`write_identity`.
-        compare: from the recorded and the given identity (neither has
-            ``created`` or ``seed``) to sentences that say what
-            differs.
-
-    Returns:
-        The recorded identity, or None where no campaign has begun yet.
+        compare: makes sentences on differences between the recorded and the given identity, both without ``created``
+            and ``seed``.
 
     Raises:
-        CampaignError: another campaign is in the directory (what differs is listed), or it holds other files.
+        CampaignError: another campaign is in the directory (the differences are listed), or it holds other files.
     """
     if not (directory / "campaign.json").exists():
         try:
@@ -153,8 +137,8 @@ def check_identity(
 
 
 def foreign_owner(directory: Path) -> str | None:
-    """Who owns ``directory``, by name or number, if that is another user than this process's; None for root, who may
-    own nothing here and writes everywhere."""
+    """Name or number of the user who owns ``directory``, if that is not this process's user; None for root, who writes
+    everywhere."""
     with suppress(OSError):
         owner = directory.stat().st_uid
         if os.geteuid() not in (0, owner):
@@ -166,12 +150,12 @@ def foreign_owner(directory: Path) -> str | None:
 
 
 def second_campaign(file: Path, directory: Path) -> str | None:
-    """A sentence where a campaign would begin in the relative ``directory`` of ``file``, which counts from the folder
-    in which the command was given, although the folder of ``file`` holds one under the same path; else None."""
+    """A sentence where a campaign would begin in the relative ``directory`` of the campaign file ``file``, which counts
+    from the working directory, although the folder of ``file`` holds a campaign under the same path; else None."""
     beside = file.resolve().parent / directory
     # Path.exists raises where storage fails.
-    here, there = (os.path.exists(one / "campaign.json") for one in (directory, beside))
-    if directory.is_absolute() or here or not there:
+    begun, begun_beside = (os.path.exists(one / "campaign.json") for one in (directory, beside))
+    if directory.is_absolute() or begun or not begun_beside:
         return None
     return (
         f'a second campaign begins in {directory.absolute()}, as directory = "{directory}" counts from this folder; '
@@ -189,7 +173,7 @@ def _comparable(identity: Identity) -> Identity:
 
 
 def unwritable(directory: Path, error: OSError) -> CampaignError:
-    """The error for a directory in which this process may not write."""
+    """Error for a directory in which this process may not write."""
     return CampaignError(
         f"{directory} cannot be used as a campaign's directory ({error.strerror or error}). "
         "Name a directory that you may write."

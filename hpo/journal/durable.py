@@ -9,12 +9,8 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace the content of ``path``: a reader, or a crash, sees all of the old or all of the new. ``durable``: it is
-    on disk on return, also after a power cut.
-
-    Raises:
-        OSError: as the file system says; ``path`` is unchanged then.
-    """
+    """Replace the content of ``path``: a reader, or a crash, sees all of the old or all of the new. ``durable``: the
+    content survives a power cut after the return. OSError as the file system says; ``path`` is unchanged then."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(partial, "wb") as file:
@@ -32,11 +28,10 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Put the names in ``directory`` on disk: a power cut may else take a new file, synced as it is."""
+    """Put the names in ``directory`` on disk: without this a power cut may take a new file, synced as it is."""
     handle = os.open(directory, os.O_RDONLY)
     try:
-        # Some network file systems cannot sync a directory; there the names are safe once the server has
-        # answered.
+        # Some network file systems cannot sync a directory; there the names are safe once the server has answered.
         with suppress(OSError):
             os.fsync(handle)
     finally:

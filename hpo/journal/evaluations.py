@@ -1,4 +1,4 @@
-"""The one fold of the records on evaluations: which of them counts, in whatever order the journals are read.
+"""The fold of records on evaluations: which of them counts, in whatever order the journals are read.
 
 Journals are in no order of time: an individual may have been begun on one worker and ended on another, twice after a
 death, and again after a pause. The rules, once for all readers:
@@ -23,14 +23,13 @@ _Run = tuple[int, int]
 
 
 class Change(NamedTuple):
-    """What a record changed for its individual."""
+    """Effect of a record on its individual."""
 
     counts: bool
     """False where a later run or an end of this run is on record."""
     ends: bool = False
-    """It has ended, for now."""
     reopens: str | None = None
-    """The status of an end that counted before, and was that of an earlier run."""
+    """Status of an earlier run's end that counted before."""
 
 
 class _Open(NamedTuple):
@@ -44,19 +43,16 @@ class _Open(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """An individual to be evaluated."""
+    """An individual to be evaluated: its latest record with the launch of that, and its next run."""
 
     launch: int
-    """The launch of its latest record."""
     record: Started | Finished
-    """Its latest record."""
     attempt: Attempt
-    """The run that comes next."""
 
 
 class EvaluationsState(NamedTuple):
-    """What ``CurrentEvaluations`` holds, as data. ``ended``: run, status and the ids of those; ``open``, ``failures``:
-    records with their launches; ``reopened``: by id how often."""
+    """``CurrentEvaluations`` as data. ``ended``: ids by run and status; ``open``, ``failures``: records with their
+    launches; ``reopened``: how often each individual was."""
 
     launch: int
     ended: list[tuple[_Run, str, list[str]]]
@@ -69,9 +65,9 @@ class CurrentEvaluations:
     """Takes records as they are read, and keeps those of unfinished individuals."""
 
     def __init__(self, state: EvaluationsState | None = None) -> None:
-        # By id, the run that ended, and its status.
+        # Run and status by id.
         self._ended: dict[str, tuple[_Run, str]] = {}
-        # There are few different ones of these for millions of individuals.
+        # The values above, each kept once: few differ among millions of individuals.
         self._ends: dict[tuple[_Run, str], tuple[_Run, str]] = {}
         self._open: dict[str, _Open] = {}
         self._failures: dict[str, _Open] = {}
@@ -86,7 +82,6 @@ class CurrentEvaluations:
 
     @property
     def state(self) -> EvaluationsState:
-        """What goes on from here is a ``CurrentEvaluations`` of this."""
         ended: dict[tuple[_Run, str], list[str]] = {}
         for identity, end in self._ended.items():
             ended.setdefault(end, []).append(identity)
@@ -100,7 +95,6 @@ class CurrentEvaluations:
 
     @property
     def ended_ids(self) -> Collection[str]:
-        """The ids of individuals that have ended."""
         return self._ended.keys()
 
     @property
@@ -110,7 +104,6 @@ class CurrentEvaluations:
 
     @property
     def open(self) -> list[Unfinished]:
-        """The unfinished individuals."""
         found = []
         for identity, one in self._open.items():
             attempt, reopened = one.record.attempt, self._reopened.get(identity, 0)
@@ -121,14 +114,14 @@ class CurrentEvaluations:
 
     @property
     def failures(self) -> list[Unfinished]:
-        """The failures that may be reopened, as they would be evaluated then."""
+        """Failures that may be reopened, with the runs that would follow."""
         return [
             Unfinished(one.order[2], one.record, Attempt(reopened=one.record.reopened + 1))
             for one in self._failures.values()
         ]
 
     def forget(self, identity: str) -> None:
-        """No record of this individual was added: they will be, in another order."""
+        """Undo all records of this individual, which will be added in another order."""
         for kept in (self._ended, self._open, self._failures, self._reopened):
             kept.pop(identity, None)
 
@@ -143,7 +136,7 @@ class CurrentEvaluations:
         return None
 
     def _reopen(self, record: Reopened) -> Change:
-        # The failure may be read later.
+        # The failure itself may be read later.
         identity = record.id
         if self._reopened.get(identity, 0) >= record.number:
             return Change(counts=False)

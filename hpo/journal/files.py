@@ -1,11 +1,11 @@
 """The journals of a campaign: one append-only file per worker and launch, synced before a result counts.
 
-``DIR/journal/0001-i000-w0003.jsonl`` is what worker 3 of island 0 wrote in the first launch. No other process writes
-it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync of it failed,
-it goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journal of a worker that is given up and may still
-run is fenced: its parts are replaced by copies, and ``0001-i000-w0003.fenced`` has the number of the first part that
-does not count. ``0001.fenced`` does the same for a whole launch, also for workers that have no journal yet: it lists
-island, worker and first part that does not count, of each journal that was there."""
+Worker 3 of island 0 writes ``DIR/journal/0001-i000-w0003.jsonl`` in the first launch. No other process writes it, and
+it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync failed, the journal
+goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journal of a worker that is given up and may still run
+is fenced: its parts are replaced by copies, and ``0001-i000-w0003.fenced`` has the number of the first part that does
+not count. ``0001.fenced`` fences a whole launch, also workers that have no journal yet: it lists island, worker and
+first part that does not count, for each journal that was there."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, 
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
 _FENCE = re.compile(r"(\d{4,})(?:-i(\d{3,})-w(\d{4,}))?\.fenced")
+# Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory.
 LONGEST_LINE = 1 << 26
-"""Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory."""
 
 
 class JournalName(NamedTuple):
-    """What the name of a journal says. ``part``: 0, or the number of the file in which it went on."""
+    """Numbers in a journal's name. ``part``: 0, or the number of the file in which the journal went on."""
 
     launch: int
     island: int
@@ -42,30 +42,30 @@ class JournalName(NamedTuple):
 
 
 def journal_path(directory: Path, *, launch: int, island: int, worker: int) -> Path:
-    """The file that the given worker writes in the given launch of the campaign in ``directory``."""
+    """The file that a worker writes in a launch of the campaign in ``directory``."""
     return directory / "journal" / f"{launch:04d}-i{island:03d}-w{worker:04d}.jsonl"
 
 
 def journal_name(path: Path) -> JournalName | None:
-    """What the name of a journal says; None for another file."""
+    """Numbers in a journal's name; None for another file."""
     match = _NAME.fullmatch(path.name)
     return JournalName(int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0)) if match else None
 
 
 def journal_part(path: Path, part: int) -> Path:
-    """The file in which the journal that began in ``path`` goes on after failures; part 0 is ``path``."""
+    """The file of part ``part`` of the journal that began in ``path``."""
     return path.with_name(f"{path.stem}-r{part}{path.suffix}") if part else path
 
 
 def worker_journals(directory: Path, *, launch: int, island: int, worker: int) -> list[Path]:
-    """Journals that the worker wrote in the launch, in order; CampaignError where they cannot be listed."""
+    """Parts of a worker's journal in order; CampaignError where they cannot be listed."""
     place = (launch, island, worker)
     return [path for path in journal_files(directory, launch) if (journal_name(path) or ())[:3] == place]
 
 
 def journal_files(directory: Path, launch: int | None = None) -> list[Path]:
-    """The journals of the campaign in ``directory``, or of one launch of it, by launch, island and worker; other files,
-    and parts that a fence excludes, are left out.
+    """Journals of the campaign in ``directory``, or of one launch, ordered by launch, island and worker, without parts
+    that a fence excludes.
 
     Raises:
         CampaignError: they cannot be listed.
@@ -74,8 +74,8 @@ def journal_files(directory: Path, launch: int | None = None) -> list[Path]:
 
 
 def excluded_parts(directory: Path) -> list[Path]:
-    """The journals of the campaign in ``directory`` that do not count: their writers began them after they had been
-    given up. CampaignError where they cannot be listed."""
+    """Journals that do not count: their writers began them after they had been given up. CampaignError where they
+    cannot be listed."""
     return _listed(directory, None)[1]
 
 
@@ -106,23 +106,19 @@ def _listed(directory: Path, launch: int | None) -> tuple[list[Path], list[Path]
 
 
 def last_launch(directory: Path) -> int:
-    """The number of the last launch that left a journal; 0 before the first."""
+    """Number of the last launch that left a journal; 0 before the first."""
     return max((name.launch for name in map(journal_name, journal_files(directory)) if name), default=0)
 
 
 class JournalWriter:
     """Writes one worker's journal of one launch: ``append`` collects records, ``commit`` puts them on disk.
 
-    After a failure nothing is known of the file's last pages, and a record behind a torn one would look like damage. So
-    the next ``commit`` writes what is not yet on disk to a new part, ``NAME-r1.jsonl``, which begins with the same
-    header. Some of it may be in the former part, too: readers take a record that comes twice for one.
+    After a failure nothing is known of the file's last pages, and a record behind a torn record would look like damage.
+    So the next ``commit`` writes all that is not yet on disk to a new part, which begins with the same header. Some
+    records may be in the former part, too: readers take a record that comes twice for one record.
 
-    Args:
-        path: from :func:`journal_path`; the file must not exist, its directories are made.
-        header: it is on disk when the constructor returns, unless that failed (``error``).
-
-    Raises:
-        CampaignError: the file exists already.
+    The constructor makes the file ``path`` and its directories, and syncs ``header``, unless that fails (``error``). It
+    raises CampaignError where the file exists already.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -134,10 +130,10 @@ class JournalWriter:
         self._file: int | None = None
         self._closed = False
         self._fresh = True
-        """Whether nothing that counts is in the part that is written, or comes next."""
+        """Whether the present part, or the next if there is none, holds nothing that counts."""
         self._part = 0
         self.discarded = False
-        """Whether ``discard`` has given up records, which may be on disk or not."""
+        """Whether ``discard`` has given up records, which may be on disk all the same."""
         try:
             self._open()
             self._fresh = False
@@ -151,7 +147,7 @@ class JournalWriter:
 
     @property
     def pending(self) -> int:
-        """How many records have been appended and are not yet on disk."""
+        """Number of records that have been appended and are not yet on disk."""
         return len(self._batch)
 
     def append(self, record: Record) -> None:
@@ -159,11 +155,8 @@ class JournalWriter:
         self._batch.append(encode(record))
 
     def commit(self) -> None:
-        """Return when all appended records are on disk: one write and one sync however many there are.
-
-        Raises:
-            OSError: they are not, or not for certain; the next call tries again, in a new file.
-        """
+        """Put all appended records on disk by one write and one sync. OSError: they may not be there; the next call
+        tries again, in a new file."""
         if not self._batch and self.error is None:
             return
         if self._closed:
@@ -180,13 +173,13 @@ class JournalWriter:
         self.error = None
 
     def discard(self) -> None:
-        """Take back what was appended and is not on disk for certain, and try no more to write it."""
+        """Give up all records that are not on disk for certain."""
         self.discarded |= bool(self._batch)
         self._batch.clear()
         self.error = None
 
     def close(self) -> None:
-        """Commit what is pending and close the file; a second call does nothing. Raises the errors of ``commit``."""
+        """Commit, with its errors, and close the file; a second call does nothing."""
         if self._closed:
             return
         try:
@@ -198,9 +191,9 @@ class JournalWriter:
                 self._file = None
 
     def _open(self) -> None:
-        """Begin the file, or its next part, whose directory is not made: in the place of one that is gone it would be
-        apart from the campaign when that comes back."""
         path = journal_part(self.path, self._part)
+        # Not for later parts: made in the place of a directory that is gone, it would be in the way when that
+        # comes back.
         if self._part == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
         name = journal_name(self.path)
@@ -221,7 +214,7 @@ class JournalWriter:
 
     def _failed(self, error: OSError) -> None:
         path = journal_part(self.path, self._part)
-        if error.filename is None:  # of a write, which knows but a number
+        if error.filename is None:  # a write knows a number alone
             error.filename = os.fspath(path)
         self.error = error
         if self._file is None:  # it could not be made, or is there already
@@ -230,7 +223,7 @@ class JournalWriter:
         with suppress(OSError):
             os.close(self._file)
         self._file = None
-        if self._fresh:  # else a disk that stays full would be littered with parts
+        if self._fresh:  # a disk that stays full must not be littered with parts
             with suppress(OSError):
                 path.unlink()
                 return
@@ -247,15 +240,15 @@ class JournalWriter:
 
 
 def fence(path: Path) -> None:
-    """Fence the journal of which ``path`` is a part: its writer is given up and may not have ended, and what it writes
-    from now on does not count. Of several fences the first holds.
+    """Exclude all that is written from now on to the journal of which ``path`` is a part: its writer is given up and
+    may not have ended. The first of several fences holds.
 
     Readers leave out further parts by themselves, as no writer is certain to see a fence in time: a network file system
-    may show it a folder as it was a minute ago. In the place of each part that counts comes a copy, so that what is
-    still written goes to a file without a name.
+    may show it a folder as it was a minute ago. Each part that counts is replaced by a copy, so that late writes go to
+    a file without a name.
 
     Raises:
-        OSError: as the file system says. What has been read of the journal still holds.
+        OSError: as the file system says.
         CampaignError: the journals cannot be listed.
     """
     name = journal_name(path)
@@ -264,17 +257,16 @@ def fence(path: Path) -> None:
 
 
 def fence_launch(directory: Path, launch: int) -> None:
-    """Fence all journals of a launch whose ranks may still run, and those that they have not begun yet; errors are
-    those of :func:`fence`."""
+    """Fence all journals of a launch whose ranks may still run, begun or not, with the errors of :func:`fence`."""
     if journal_files(directory, launch):
         _fence(directory, (launch,))
 
 
 def _fence(directory: Path, place: tuple[int, ...]) -> None:
-    """Fence what was written at ``place``: a launch, or launch, island and worker."""
+    """``place``: a launch, or launch, island and worker."""
     marker = _marker(directory / "journal", place)
     try:
-        # Before the folder is listed: to make a name there has a client of NFS list it afresh.
+        # Before the folder is listed: a client of NFS lists it afresh once it has made a name there.
         handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         if _fenced(marker) is None:  # its maker died before it could write all of it
@@ -291,7 +283,6 @@ def _fence(directory: Path, place: tuple[int, ...]) -> None:
 
 
 def _fence_content(folder: Path, place: tuple[int, ...]) -> bytes:
-    """The content of a marker that excludes all that is not there now."""
     ends: dict[tuple[int, int, int], int] = {}
     for name in filter(None, map(journal_name, map(Path, os.listdir(folder)))):
         if name[: len(place)] == place:
@@ -301,15 +292,13 @@ def _fence_content(folder: Path, place: tuple[int, ...]) -> bytes:
 
 
 def _marker(folder: Path, place: tuple[int, ...]) -> Path:
-    """The file that fences a launch, or what a worker writes in a launch."""
     stem = "{:04d}" if len(place) == 1 else "{:04d}-i{:03d}-w{:04d}"
     return folder / f"{stem.format(*place)}.fenced"
 
 
 def _fenced(marker: Path) -> dict[tuple[int, ...], int] | None:
-    """Fences by launch, island and worker: the first part that is excluded, and 0 for the rest of a launch that is
-    fenced; None for another file, and where the maker has not written all of it. OSError where it cannot be
-    read."""
+    """First excluded part by launch, island and worker, and 0 for the rest of a launch that is fenced; None for another
+    file, or where its maker has not written all of it. OSError where it cannot be read."""
     match = _FENCE.fullmatch(marker.name)
     if match is None:
         return None
@@ -328,12 +317,12 @@ def _fenced(marker: Path) -> dict[tuple[int, ...], int] | None:
 
 
 def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:
-    """Records that a worker of a launch at work has written. ``given_up``: the worker may still write, so that its
-    journal is fenced first.
+    """Records of a worker in the present launch. ``given_up``: the worker may still write, so that its journal is
+    fenced first.
 
     Raises:
-        OSError: it cannot be read, or be fenced, for now; or the campaign's journals are not there.
-        CampaignError: a journal is damaged, or was written by another version.
+        OSError: the journal cannot be read or fenced for now.
+        CampaignError: it is damaged, or was written by another version.
     """
     with at_work(directory):
         if given_up:
@@ -344,8 +333,8 @@ def worker_records(directory: Path, *, launch: int, island: int, worker: int, gi
 
 @contextmanager
 def at_work(directory: Path) -> Iterator[None]:
-    """For reading journals while the campaign is at work: where that is not possible for now, or ``directory`` is not
-    there, it raises OSError, which may pass."""
+    """Context that reads journals while the campaign is at work: it raises OSError, which may pass, where they cannot
+    be read for now, or ``directory`` is not there."""
     (directory / "journal").stat()
     try:
         yield
@@ -356,13 +345,11 @@ def at_work(directory: Path) -> Iterator[None]:
 
 
 def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:
-    """The records of one journal as they were written, header first; those of unknown types are left out.
-
-    A journal that is being written may be read: only what it held when it was opened is looked at.
+    """Records of one journal in order, header first, without those of unknown types. A journal that is being written is
+    read as far as it was written when it was opened.
 
     Args:
-        torn: gets ``path`` if the last line is torn; that line is left out. It was being written when the
-            writer died (or is being written now), so it did not count.
+        torn: gets ``path`` if the last line is torn; that line, which did not count, is left out.
 
     Raises:
         JournalDamaged: a line other than the last does not fit its checksum, a record lacks what its type has, or the
@@ -384,8 +371,8 @@ def _numbered(path: Path, torn: list[Path] | None) -> Iterator[tuple[int, Record
 
 @dataclass(kw_only=True)
 class PlaceInFile:
-    """How far a journal has been read: ``line`` lines, of ``offset`` bytes together. ``torn``: whether a line that is
-    cut off comes next."""
+    """Position of a reader: behind ``line`` lines, at byte ``offset``. ``torn``: whether a line that is cut off
+    follows."""
 
     line: int = 0
     offset: int = 0
@@ -394,8 +381,7 @@ class PlaceInFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """The file and how many bytes it holds now; CampaignError, also of what is read in the context, where it cannot be
-    read."""
+    """The file and its present size in bytes; CampaignError where it cannot be read, in the context either."""
     try:
         # Read ahead in large pieces: a read costs a round trip on a network file system.
         with open(path, "rb", buffering=1 << 20) as file:
@@ -407,8 +393,8 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def read_on(path: Path, file: BinaryIO, place: PlaceInFile, size: int) -> Iterator[Record]:
-    """The records from ``place`` in the first ``size`` bytes of ``file``, which stands there; ``place`` is behind each
-    record when that is returned. Raises the errors of :func:`read_file`."""
+    """Records from ``place``, where ``file`` stands, to byte ``size``; ``place`` is behind each record that is yielded.
+    Raises the errors of :func:`read_file`."""
     place.torn = False
     while place.offset < size:
         line = file.readline(min(size - place.offset, LONGEST_LINE))
@@ -435,7 +421,6 @@ def read_on(path: Path, file: BinaryIO, place: PlaceInFile, size: int) -> Iterat
 
 
 def _begins_whole(line: bytes) -> bool:
-    """Whether ``line`` begins with a whole record that is followed by something other than its newline."""
     end = line.find(CRC_KEY)
     while end >= 0:
         stop = end + TAIL_BYTES - 1
@@ -446,7 +431,7 @@ def _begins_whole(line: bytes) -> bool:
 
 
 def _check_version(path: Path, line: bytes) -> None:
-    """Refuse a header of another version, whatever else that has in its header."""
+    # A header of another version may have any fields.
     header: Any = None
     with suppress(ValueError, RecursionError):
         header = msgspec.json.decode(line)
@@ -458,11 +443,8 @@ def _check_version(path: Path, line: bytes) -> None:
 
 
 def read_lines_about(path: Path, identity: str) -> Iterator[Record]:
-    """The header of a journal and those of its records that name an individual; damaged ones are left out.
-
-    Raises:
-        CampaignError: it cannot be read.
-    """
+    """Header of a journal and its records that name an individual, without damaged lines; CampaignError where it cannot
+    be read."""
     needle = b'"%b"' % identity.encode("utf-8", "replace")
     with opened(path) as (file, _):
         first = True
@@ -476,7 +458,7 @@ def read_lines_about(path: Path, identity: str) -> Iterator[Record]:
 
 
 def damaged(directory: Path, wrong: Callable[[Record], bool], reason: str) -> JournalDamaged:
-    """The error for the first record of the campaign in ``directory`` that is ``wrong``."""
+    """Error for the campaign's first record that is ``wrong``."""
     for path in journal_files(directory):
         for number, record in _numbered(path, None):
             if wrong(record):
@@ -485,7 +467,7 @@ def damaged(directory: Path, wrong: Callable[[Record], bool], reason: str) -> Jo
 
 
 def read_directory(directory: Path, torn: list[Path] | None = None) -> Iterator[Record]:
-    """The records of all journals of the campaign in ``directory``, by launch, island and worker; the header of each
-    file comes before its other records. For ``torn`` and errors see :func:`read_file`."""
+    """Records of all journals by launch, island and worker, each file's header before its other records. ``torn`` and
+    errors: see :func:`read_file`."""
     for path in journal_files(directory):
         yield from read_file(path, torn)

@@ -1,8 +1,8 @@
-"""What the journals say of a campaign's launches: whether the budget is complete, how a launch ended, and how many in a
+"""Facts on a campaign's launches in the journals: whether the budget is complete, how a launch ended, and how many in a
 row got nothing done.
 
-Launchers return all kinds of codes: 137 where one rank of many was killed, 0 where a node died. What is restarted, put
-into a queue again or called done follows from here."""
+Restarts and requeues are decided by these and not by exit codes: a launcher returns 137 where one rank of many was
+killed, and 0 where a node died."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
 from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
-from hpo.journal.records import Ended, Finished, Header, Launched, Record
+from hpo.journal.records import Ended, Finished, Header, Launched
 
+# After so many launches in a row that got nothing done no other is started: their cause will not go away by itself.
 MOST_IDLE_LAUNCHES = 3
-"""Launches in a row that get nothing done are not followed by another: what ends them will not go away."""
 
 _LOOK_S = 0.5
 
 
 @dataclass(kw_only=True)
 class LaunchOnRecord:
-    """What rank 0's journal says of one launch. ``job``: the attempt at a Slurm job, "" outside one; ``began``: in Unix
-    seconds, None where it died before that was written; ``end``: reason and exit code, None where it is running or
-    never came to its end."""
+    """One launch in rank 0's journal. ``job``: the attempt at a Slurm job, "" outside Slurm; ``began``: Unix seconds,
+    None where it died before that was written; ``end``: reason and exit code, None where it runs or was killed."""
 
     number: int
     job: str = ""
@@ -36,7 +35,7 @@ class LaunchOnRecord:
 
 
 def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
-    """The launch of this number; None where it never began."""
+    """Launch ``number``; None where it never began."""
     files = worker_journals(directory, launch=number, island=0, worker=0)
     if not files:
         return None
@@ -54,11 +53,11 @@ def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
 def read_launch_patiently(
     directory: Path, patience_s: float, number: int | None = None
 ) -> LaunchOnRecord | None:
-    """As ``read_launch``, tried again while storage fails. ``number``: None for the last launch.
+    """Call ``read_launch`` again while storage fails. ``number``: None for the last launch.
 
     Raises:
-        StorageFailed: it could not for ``patience_s``.
-        CampaignError: it will not become readable by itself: it is damaged, or of another version.
+        StorageFailed: the journal could not be read for ``patience_s``.
+        CampaignError: it is damaged, or of another version.
     """
     end = time.monotonic() + patience_s
     while True:
@@ -77,9 +76,9 @@ def read_launch_patiently(
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetUse:
-    """How much of its budget a campaign has used. ``budget``: the latest of ``hpo set`` and of the campaign file, None
-    where there is only a deadline; ``final``: individuals that have ended for good; ``worked``: those of them that
-    completed or were pruned."""
+    """Use of a campaign's budget. ``budget``: the latest of ``hpo set`` and the campaign file, None where there is only
+    a deadline; ``final``: number of individuals that have ended for good; ``worked``: number that completed or were
+    pruned."""
 
     budget: int | None
     final: int
@@ -92,7 +91,7 @@ class BudgetUse:
 
 
 def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
-    """Read from all journals. ``evaluations``: budget of the campaign file."""
+    """Read all journals. ``evaluations``: budget of the campaign file."""
     current, standing = CurrentEvaluations(), Standing()
     for record in read_directory(directory, []):
         current.take(record)
@@ -111,21 +110,17 @@ def is_complete(directory: Path, evaluations: int | None) -> bool:
 
 
 def made_progress(directory: Path, launch: int) -> bool:
-    """Whether anything was finished in it, or saved for the next one."""
+    """Whether anything was finished in the launch, or saved for the next."""
+    records = (record for path in journal_files(directory, launch) for record in read_file(path))
     return any(
-        _is_progress(record) for path in journal_files(directory, launch) for record in read_file(path)
+        record.status in FINAL or (record.status == INTERRUPTED and record.error is None)
+        for record in records
+        if isinstance(record, Finished)
     )
 
 
-def _is_progress(record: Record) -> bool:
-    if not isinstance(record, Finished):
-        return False
-    return record.status in FINAL or (record.status == INTERRUPTED and record.error is None)
-
-
 def consecutive_idle_launches(directory: Path, job: str = "") -> int:
-    """How many of the last launches in a row got nothing done. ``job``: counts those of this Slurm job only, all of its
-    attempts together."""
+    """Number of the last launches in a row that got nothing done. ``job``: count launches of this Slurm job alone."""
     count = 0
     for number in range(last_launch(directory), 0, -1):
         launch = read_launch(directory, number)

@@ -258,7 +258,7 @@ class Lock:
         with suppress(OSError):
             if not self._is_own():
                 return
-            # The next holder has to know where ranks may still run, those of this launch or of the one before.
+            # The next holder has to know where ranks may still run, those of this launch or of the former.
             if not self.contested and (self.all_ended or self.holder.ranks == ()):
                 self.path.unlink()
             else:

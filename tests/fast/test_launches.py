@@ -15,7 +15,7 @@ from hpo.campaign.rank import greeting
 from hpo.campaign.rank.greeting import greet, greeting_s, own_hello
 from hpo.errors import EXIT_RESUMABLE, CampaignError, RanksDied
 from hpo.islands.messages import Hello, encode
-from hpo.islands.transport import LocalTransport
+from hpo.islands.transport import Transport
 from hpo.journal.commands import Set, record_of
 from hpo.journal.launches import (
     LaunchOnRecord,
@@ -122,7 +122,7 @@ def test_consecutive_idle_launches_are_counted_from_the_last_and_of_one_job(tmp_
 # --- the greeting -----------------------------------------------------------------------------------------------------
 
 
-class Silent(LocalTransport):
+class Silent(Transport):
     """A thousand ranks of which only rank 0 has started."""
 
     size = 1000
@@ -151,7 +151,7 @@ def test_ranks_that_start_too_slowly_may_be_tried_again(
     assert now[0] == waits_s + 1
 
 
-class Pair(LocalTransport):
+class Pair(Transport):
     """Rank 0, and rank 1 which has said ``hello``."""
 
     size = 2

@@ -24,12 +24,11 @@ from hpo.config.reader import from_keywords
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Attempt, Scalar
-from hpo.islands.assignment import Assignment
 from hpo.islands.leader.leader import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import Remark, Surroundings, decode
+from hpo.islands.messages import Assignment, Remark, Surroundings, decode
 from hpo.islands.resume.state import ResumeState
-from hpo.islands.transport import LocalTransport
+from hpo.islands.transport import Transport
 from hpo.search.protocols import SearchContext
 from hpo.search.stopping_rules import PruningSettings
 from hpo.task.code_version import CodeVersion
@@ -101,7 +100,7 @@ def assembly(directory: Path, task: hpo.Task = TASK, **changes: Any) -> Assembly
     settings = from_keywords(directory=directory, **{**KEYS, **changes})
     made = Assembly(
         definition=CampaignDefinition(settings, task, code=CodeVersion({})),
-        transport=LocalTransport(),
+        transport=Transport(),
         layout=Layout.plan(ranks=3, islands=settings.layout.islands, ranks_per_worker=1),
         signals=Signals(),
         closing=ExitStack(),

@@ -20,7 +20,7 @@ from hpo.config.layout import Layout
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, Configuration
 from hpo.islands.messages import Surroundings
-from hpo.islands.transport import LocalTransport
+from hpo.islands.transport import Transport
 from hpo.journal.files import read_directory
 from hpo.journal.inspection import check
 from hpo.journal.records import Finished
@@ -358,7 +358,7 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
     layout = Layout.plan(ranks=2, islands=2, ranks_per_worker=1)
     assembly = Assembly(
         definition=CampaignDefinition(campaign.settings, CLIMB),
-        transport=LocalTransport(),
+        transport=Transport(),
         layout=layout,
         signals=Signals(),
         closing=ExitStack(),

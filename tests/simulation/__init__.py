@@ -19,7 +19,6 @@ from typing import Any
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
@@ -31,8 +30,9 @@ from hpo.islands.leader.leader import Leader, LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (
+    KINDS,
     Alive,
-    Counter,
+    Assignment,
     End,
     Lost,
     Message,
@@ -77,6 +77,18 @@ class Curve:
     step_s: float
     values: Sequence[float]
     saves: bool = True
+
+
+class MessageCounter:
+    """Messages and bytes by kind, for measuring what the protocol costs."""
+
+    def __init__(self) -> None:
+        self.messages = dict.fromkeys(KINDS, 0)
+        self.bytes = dict.fromkeys(KINDS, 0)
+
+    def add(self, kind: str, size: int) -> None:
+        self.messages[kind] += 1
+        self.bytes[kind] += size
 
 
 class MemoryJournal:
@@ -443,7 +455,7 @@ class Simulation:
         self._data: bytes = b""
         self._message: Message | None = None
         self._kind = ""
-        self.counter = Counter()
+        self.counter = MessageCounter()
         earlier = earlier or ResumeState()
         layout = Layout.plan(ranks=workers, islands=islands, ranks_per_worker=1)
         matrix = topology_matrix(topology, islands)

@@ -19,7 +19,6 @@ from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
@@ -28,7 +27,7 @@ from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.leader.island import OwnWorker
 from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import Start, WorkerMessage, encode
+from hpo.islands.messages import Assignment, Start, WorkerMessage, encode
 from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages

@@ -18,13 +18,13 @@ from hpo.cluster import slurm_job
 from hpo.config import process
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Configuration, Scalar
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, LaunchRules
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.messages import Assignment
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.commands import Inbox

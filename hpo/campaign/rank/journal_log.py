@@ -9,9 +9,8 @@ from pathlib import Path
 
 from hpo.config.layout import WorkerPlacement
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
-from hpo.islands.messages import End
+from hpo.islands.messages import Assignment, End
 from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.individuals import failures, located

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.unseen import UnseenConfigurations
+from hpo.islands.messages import Assignment
 
 UNLIMITED = 1 << 62
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from hpo.config import reader as config
 from hpo.errors import HpoError, UsageError
 from hpo.individual import ENQUEUED, Configuration, Scalar
-from hpo.islands.assignment import Assignment
 from hpo.islands.end_reasons import STOPPED
+from hpo.islands.messages import Assignment
 from hpo.journal.commands import (
     Drain,
     Enqueue,

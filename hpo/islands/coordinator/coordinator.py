@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import Ending, Overdue, refused_sentence, verdict
@@ -32,6 +31,7 @@ from hpo.islands.coordinator.worker_registry import (
 from hpo.islands.end_reasons import DONE, EXHAUSTED, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.messages import (
     MOST_REMARKS,
+    Assignment,
     Claim,
     Disbanded,
     EvaluationEnd,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from hpo.individual import Configuration
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
 from hpo.islands.coordinator.ending import Ending
 from hpo.islands.coordinator.grants import Grants
@@ -13,7 +12,7 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, LaunchRules
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.messages import Claim, Grant, Message, Recall, Retired, encode
+from hpo.islands.messages import Assignment, Claim, Grant, Message, Recall, Retired, encode
 from hpo.islands.transport import Transport
 
 

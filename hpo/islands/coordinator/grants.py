@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.budget import Admitted
-from hpo.islands.messages import Want
+from hpo.islands.messages import Assignment, Want
 
 
 def key_of(item: Admitted) -> str:

@@ -30,8 +30,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, LOST, PRUNED, TIMEOUT
-from hpo.islands.assignment import Assignment
-from hpo.islands.messages import EvaluationEnd
+from hpo.islands.messages import Assignment, EvaluationEnd
 from hpo.task.outcome import alike
 
 _FEWEST = 3

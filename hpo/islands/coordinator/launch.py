@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import UnseenConfigurations
-from hpo.islands.messages import End, EvaluationEnd
+from hpo.islands.messages import Assignment, End, EvaluationEnd
 from hpo.search.phases import Phases
 from hpo.search.population import Population
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from hpo.individual import Configuration, Scalar
-from hpo.islands.assignment import Assignment
+from hpo.islands.messages import Assignment
 
 _MOST_BARREN = 20_000
 _PIECE = 2_000

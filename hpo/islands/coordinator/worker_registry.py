@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpo.config.layout import WorkerPlacement
 
 if TYPE_CHECKING:
-    from hpo.islands.assignment import Assignment
+    from hpo.islands.messages import Assignment
 
 RANK_DIED, HANGS, NO_EVALUATORS, FAILING, DRAINED = (
     "a rank died",

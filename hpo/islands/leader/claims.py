@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import Attempt, Configuration, make_id
-from hpo.islands.assignment import Assignment
 from hpo.islands.leader.evaluation_times import EvaluationTimes
 from hpo.islands.leader.island import IslandSearch
-from hpo.islands.messages import Claim, Grant, Message, Want
+from hpo.islands.messages import Assignment, Claim, Grant, Message, Want
 from hpo.search.population import Member
 from hpo.search.proposals import STUCK, key_of
 from hpo.search.protocols import Candidate

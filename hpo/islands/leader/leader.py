@@ -15,7 +15,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
-from hpo.islands.assignment import Assignment
 from hpo.islands.end_reasons import LOST, STORAGE, UNFIT
 from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.evaluations import EvaluationRules, Evaluations
@@ -25,6 +24,7 @@ from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.messages import (
     COORDINATOR_RANK,
+    Assignment,
     Disbanded,
     End,
     Grant,

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, PRUNED, Attempt, Outcome, Scalar, known_id
-from hpo.islands.assignment import Assignment
-from hpo.islands.messages import EvaluationEnd
+from hpo.islands.messages import Assignment, EvaluationEnd
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import damaged
 from hpo.journal.records import Command, Evaluation, Finished, Known, Record, Started

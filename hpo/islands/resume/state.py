@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hpo.islands.assignment import Assignment
 from hpo.islands.coordinator.tally import Tally
+from hpo.islands.messages import Assignment
 from hpo.journal.commands import Standing
 from hpo.journal.records import Hash, Id
 from hpo.search.population import Population
