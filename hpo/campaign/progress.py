@@ -74,7 +74,7 @@ class Display:
         ends = coordinator.futile_ends
         failures = f"{self._failures(coordinator) + sum(ends.values())} failed"
         parts.append(f"{failures} ({counted(ends)} in a row)" if ends else failures)
-        if pruned := coordinator.counts.get(PRUNED, 0):
+        if pruned := coordinator.tally.counts.get(PRUNED, 0):
             parts.append(f"{pruned} pruned")
         if not ended:
             parts.append(f"{coordinator.busy}/{self._workers} workers busy")
@@ -89,7 +89,7 @@ class Display:
 
     @staticmethod
     def _failures(coordinator: Coordinator) -> int:
-        return sum(coordinator.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
+        return sum(coordinator.tally.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
 
     def _best(self, tally: Tally) -> str:
         best, digits = tally.best, tally.best_digits(least=6)

@@ -385,14 +385,14 @@ def test_a_command_waits_for_journals_that_cannot_be_read_for_now() -> None:
     kept: list[int] = []
 
     def prepare(simulation: Simulation) -> None:
-        failures = simulation.coordinator._commands._failures  # type: ignore[union-attr]
+        failures = simulation.coordinator._commands.failures  # type: ignore[union-attr]
 
         def read() -> Any:
             if simulation.time < 5:
                 raise OSError(errno.ESTALE, "Stale file handle")
             return failures()
 
-        simulation.coordinator._commands._failures = read  # type: ignore[union-attr]
+        simulation.coordinator._commands.failures = read  # type: ignore[union-attr]
         for when in (4.0, 6.0):
             simulation.at(when, simulation.coordinator.look_at_commands)
             simulation.at(when, lambda: kept.append(len(steered.inbox.requests)))

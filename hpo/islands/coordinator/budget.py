@@ -1,4 +1,4 @@
-"""The budget of the campaign: how many individuals may still be admitted, and which configurations have been."""
+"""The budget of the campaign: how many individuals may still be admitted, and which configurations were."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hpo.islands.messages import Assignment
 UNLIMITED = 1 << 62
 
 Admitted = Assignment | str
-"""What a leader evaluates: an assignment, or a configuration that it bred, by its key."""
+"""An individual to evaluate: an assignment, or a configuration that a leader bred, by its key."""
 
 
 class Budget:
-    """``remaining``: how many individuals may be admitted beside the ``assignments``, which come first; below 0 where
-    the budget was made smaller than what had been admitted. ``final``: how many have ended in earlier launches;
-    ``keys``: of all admitted configurations, to which it adds; ``duplicates``: configurations may come twice;
-    ``unseen``: what each island can still evaluate, by island: islands that may evaluate the same share one."""
+    """``remaining``: number of individuals that may be admitted beside the ``assignments``, which come first; below 0
+    where ``hpo set`` made the budget smaller than the number admitted. ``final``: number that ended in earlier
+    launches; ``keys``: of all admitted configurations, to which this adds; ``duplicates``: configurations may come
+    twice; ``unseen``: configurations that each island can still evaluate, one object for islands of equal parts."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Budget:
         self._fit()
 
     def _fit(self) -> None:
-        """Keep as many assignments as the budget has room for, the first ones."""
         while self.remaining < 0 and self.assignments:
             self._beyond.appendleft(self.assignments.pop())
             self.remaining += 1
@@ -57,13 +56,13 @@ class Budget:
             self.remaining -= 1
 
     def resize(self, evaluations: int) -> None:
-        """Another budget, for the campaign as a whole."""
+        """Change the budget of the campaign as a whole."""
         self.remaining += evaluations - self._evaluations
         self._evaluations = evaluations
         self._fit()
 
     def enqueue(self, assignments: Iterable[Assignment]) -> int:
-        """Evaluate these after the other assignments, except for those that are known; how many that are."""
+        """Evaluate the ``assignments`` that are new after the others; their number."""
         number = 0
         for assignment in assignments:
             if self._duplicates or assignment.key not in self._keys:
@@ -74,46 +73,34 @@ class Budget:
         return number
 
     def readmit(self, assignments: Iterable[Assignment], *, first: bool = False) -> None:
-        """Evaluate these again: they were admitted, and have not ended, or do not count as that any more. ``first``:
-        before the other assignments."""
+        """Evaluate these again, which were admitted; ``first``: before the other assignments."""
         (self.assignments.extendleft if first else self.assignments.extend)(assignments)
         self._fit()
 
     @property
     def exhausted(self) -> bool:
-        """Whether no island has a configuration that is new."""
+        """Whether no island has a new configuration."""
         return all(unseen.exhausted for unseen in self._unseen)
 
-    @property
-    def partly_exhausted(self) -> bool:
-        """Whether an island has no configuration that is new."""
-        return any(unseen.exhausted for unseen in self._unseen)
-
     def exhausted_for(self, island: int) -> bool:
-        """Whether ``island`` has no configuration that is new."""
         return self._unseen[island].exhausted
 
     @property
     def granted(self) -> int:
-        """How many individuals have been given out, those of earlier launches included."""
+        """Number of individuals granted so far, in earlier launches too."""
         return self._evaluations - self.remaining - len(self.assignments)
 
     @property
-    def open(self) -> bool:
-        """Whether something bred can be admitted."""
-        return self.remaining > 0 and not self.exhausted
-
-    @property
     def available(self) -> bool:
-        """Whether anything can be given to a worker."""
-        return bool(self.assignments) or self.open
+        """Whether anything can be granted to a worker."""
+        return bool(self.assignments) or (self.remaining > 0 and not self.exhausted)
 
     def available_to(self, island: int) -> bool:
-        """Whether anything can be given to a worker of ``island``."""
         return bool(self.assignments) or (self.remaining > 0 and not self.exhausted_for(island))
 
     def admit(self, key: str, island: int) -> bool:
-        """Admit a configuration that ``island`` bred, unless it is known; an empty ``key`` stands for none at all."""
+        """Admit a configuration that ``island`` bred, unless it is known, or ``key`` is empty: then nothing was
+        bred."""
         if not key or (not self._duplicates and key in self._keys):
             return False
         self.remaining -= 1
@@ -123,25 +110,22 @@ class Budget:
 
     @property
     def refused(self) -> int:
-        """How many proposals the constraints refused in a row, in a space of which it is not known whether anything is
-        left."""
+        """Number of proposals that the constraints refused in a row, where unseen configurations cannot be listed."""
         return max(unseen.refused for unseen in self._unseen)
 
     def refused_for(self, island: int) -> int:
-        """How many proposals in a row the constraints refused for ``island``, where it is not known whether it has
-        anything left."""
         return self._unseen[island].refused
 
     def admit_unseen(self, island: int, leader: int, *, refused: int, drawn_s: float) -> Assignment | None:
-        """Admit a configuration that is not taken and that ``island`` may evaluate, if one can be found. The ``leader``
-        drew for ``drawn_s`` seconds in vain, and the constraints ``refused`` so many of its draws."""
+        """Admit a new configuration that ``island`` may evaluate, if there is one (see
+        ``UnseenConfigurations.next``)."""
         unseen = self._unseen[island].next(self._keys, leader=leader, refused=refused, drawn_s=drawn_s)
         if unseen is not None:
             self.remaining -= 1
         return unseen
 
     def give_back(self, item: Admitted) -> None:
-        """What was granted and not begun can be granted again."""
+        """Take back what was granted and not begun."""
         if isinstance(item, Assignment):
             self.assignments.appendleft(item)
         else:

@@ -2,8 +2,8 @@
 
 A leader may evaluate an individual only when its claim was granted; so no configuration is evaluated twice, and
 exactly as many individuals are admitted as the budget holds. Claims travel while earlier individuals train, and an
-answer takes about a millisecond, so that no worker waits for one that matters. Near the end of the budget individuals
-granted ahead are recalled from busy workers for idle ones: no worker idles while another has a queue."""
+answer takes about a millisecond, so that no worker waits noticeably. Near the end of the budget individuals granted
+ahead are recalled from busy workers for idle workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpo.config.layout import WorkerPlacement
+from hpo.islands import end_reasons, messages
+from hpo.islands.coordinator import worker_registry
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import Ending, Overdue, refused_sentence, verdict
@@ -19,35 +21,8 @@ from hpo.islands.coordinator.granting import Granting
 from hpo.islands.coordinator.health import Failure, Health
 from hpo.islands.coordinator.launch import Backlog, LaunchLog, LaunchRules
 from hpo.islands.coordinator.view import CoordinatorView
-from hpo.islands.coordinator.worker_registry import (
-    DRAINED,
-    FAILING,
-    HANGS,
-    NO_EVALUATORS,
-    NO_JOURNAL,
-    RANK_DIED,
-    WorkerRegistry,
-)
-from hpo.islands.end_reasons import DONE, EXHAUSTED, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
-from hpo.islands.messages import (
-    MOST_REMARKS,
-    Assignment,
-    Claim,
-    Disbanded,
-    EvaluationEnd,
-    Message,
-    Recall,
-    Remark,
-    Results,
-    Returned,
-    Stop,
-    StopRequest,
-    ToCoordinator,
-    Unfit,
-    Waiting,
-    check_handlers,
-    encode,
-)
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
+from hpo.islands.messages import Assignment, EvaluationEnd, Message
 from hpo.islands.storage import storage_sentence
 from hpo.islands.transport import Transport
 
@@ -56,7 +31,7 @@ class Coordinator(CoordinatorView):
     """Grants claims until the budget, the deadline or a signal ends the launch.
 
     ``log``: records of the launch; ``health``: watches for failures that are not the configurations' doing;
-    ``commands``: what people ask for meanwhile."""
+    ``commands``: applies what people ask for meanwhile."""
 
     def __init__(
         self,
@@ -76,7 +51,7 @@ class Coordinator(CoordinatorView):
         self._log = log or LaunchLog()
         self._waiting = {}
         self._storage_failed: str | None = None
-        """Error of the storage that could not be waited for any longer."""
+        """Error of storage that was waited for in vain."""
         self._registry = registry
         self._health = health
         self._overdue = Overdue(timed=rules.timed)
@@ -112,23 +87,23 @@ class Coordinator(CoordinatorView):
             stopping=lambda: self.stopping is not None,
         )
         self.unfit: dict[int, str] = {}
-        """What stands in the way of evaluators, by leader of a worker that cannot start any."""
+        """Error by leader of a worker that cannot start evaluators."""
         self.reopened_ids: dict[str, int] = {}
-        """By id of a failure that does not count, and is evaluated again in this launch, how often it was reopened."""
+        """How often an individual was reopened that is evaluated again in this launch, by id."""
         self.futile_ends: Mapping[str, int] = {}
         """Number of failures for which the launch ends, by status; they count as not evaluated."""
         self.end = None
         self._handlers: dict[type[Message], Callable[[int, Any], None]] = {
-            Claim: self._answer,
-            Results: self._take_results,
-            Remark: self._take_remark,
-            Returned: self._take_back,
-            Unfit: self._dismiss,
-            Waiting: self._note_waiting,
-            Disbanded: self._disband,
-            StopRequest: lambda source, request: self.stop(request.reason, urgent=request.urgent),
+            messages.Claim: self._answer,
+            messages.Results: self._take_results,
+            messages.Remark: self._take_remark,
+            messages.Returned: self._take_back,
+            messages.Unfit: self._dismiss,
+            messages.Waiting: self._note_waiting,
+            messages.Disbanded: self._disband,
+            messages.StopRequest: lambda source, request: self.stop(request.reason, urgent=request.urgent),
         }
-        check_handlers(ToCoordinator, self._handlers)
+        messages.check_handlers(messages.ToCoordinator, self._handlers)
 
     @property
     def paused(self) -> bool:
@@ -142,16 +117,16 @@ class Coordinator(CoordinatorView):
     # --- messages -------------------------------------------------------------------------------------------
 
     def receive(self, source: int, message: Message) -> None:
-        """Handle one message that is meant for the coordinator."""
-        if source not in self._registry.dead:  # of a dead leader, its journal was read
+        """Handle a message to the coordinator."""
+        if source not in self._registry.dead:  # a dead leader's journal was read, and says the same
             self._handlers[type(message)](source, message)
 
-    def _answer(self, leader: int, claim: Claim) -> None:
+    def _answer(self, leader: int, claim: messages.Claim) -> None:
         if self.end is None:
             self._granting.answer(leader, claim)
             self._maybe_end()
 
-    def _take_results(self, leader: int, message: Results) -> None:
+    def _take_results(self, leader: int, message: messages.Results) -> None:
         self._deaths.results_arrived(leader, len(message.results))
         self._grants.answered_recall(leader)
         for one in message.results:
@@ -162,25 +137,23 @@ class Coordinator(CoordinatorView):
         self._left(leader)
 
     def _count_of_dead(self, leader: int, end: EvaluationEnd) -> None:
-        """Its leader is dead, and could not report it."""
         self.tally.add(end)
         self._health.left(leader)
         self._judge(leader, end)
 
     def _judge(self, leader: int, end: EvaluationEnd) -> None:
-        """Act on what the end of an evaluation says of its worker."""
+        """Act on the consequences of an end for its worker."""
         found = self._health.ended(leader, end)
         if self.stopping is not None:
             return
         if found.test is not None:
             self._reopen([found.test], "test of a worker", first=True)
-            if self._grants.holds_ahead(leader):
-                self._send(leader, Recall(self._grants.count(leader)))
+            self._recall_from(leader)
         if found.bench and found.leader in self._registry.places:
             place = self._registry.places[found.leader]
             self._registry.bench(found.leader)
             self._grants.held.pop(found.leader, None)
-            self._note_left(place, FAILING)
+            self._note_left(place, worker_registry.FAILING)
             self._granting.close(found.leader)
             self._reopen(found.reopen, "failing worker")
             self.remarks.append(
@@ -190,7 +163,7 @@ class Coordinator(CoordinatorView):
             )
 
     def _reopen(self, failures: list[Failure], reason: str, *, first: bool = False) -> None:
-        """These failures do not count: their individuals are evaluated again, ``first`` before all else."""
+        """Evaluate the individuals of failures that do not count again, ``first`` before all else."""
         if failures:
             self._log.reopened([one.again for one in failures], reason)
         for one in failures:
@@ -198,14 +171,14 @@ class Coordinator(CoordinatorView):
             self.reopened_ids[one.again.id] = one.again.reopened
         self._budget.readmit((one.again for one in failures), first=first)
 
-    def _take_remark(self, leader: int, remark: Remark) -> None:
-        if remark.name not in self._remarked and len(self._remarked) < MOST_REMARKS:
+    def _take_remark(self, leader: int, remark: messages.Remark) -> None:
+        if remark.name not in self._remarked and len(self._remarked) < messages.MOST_REMARKS:
             self._remarked.add(remark.name)
             self.remarks.append(remark.sentence)
 
-    def _take_back(self, leader: int, message: Returned) -> None:
+    def _take_back(self, leader: int, message: messages.Returned) -> None:
         self.tally.exact &= not message.begun
-        if message.tokens:  # one that had nothing to spare is asked again when it has finished something
+        if message.tokens:  # a leader that had nothing to spare is asked again when it has finished something
             self._grants.answered_recall(leader)
         for token in message.tokens:
             item = self._grants.take(leader, token)
@@ -213,26 +186,27 @@ class Coordinator(CoordinatorView):
                 self._granting.release(item)
         self._left(leader)
 
-    def _dismiss(self, leader: int, message: Unfit) -> None:
-        """A worker that cannot start evaluators, or write its journal, is out; what it had begun goes to others, while
-        there are any."""
+    def _dismiss(self, leader: int, message: messages.Unfit) -> None:
+        """A worker cannot start evaluators, or write its journal: others evaluate what it had begun."""
         self.tally.exact = False
         self._budget.readmit(self._taken_off(leader, message.unfinished))
         if leader in self._registry.places:
-            reason = NO_JOURNAL if message.storage else NO_EVALUATORS
-            self._note_left(self._registry.places[leader], reason)
+            left = worker_registry.NO_JOURNAL if message.storage else worker_registry.NO_EVALUATORS
+            self._note_left(self._registry.places[leader], left)
         self._registry.dismiss(leader)
         self._granting.close(leader)
         if message.storage:
             self._storage_failed = message.error
         else:
             self.unfit[leader] = message.error
-        if message.storage and leader == self._transport.rank:  # it has the coordinator's records, too
-            self.stop(STORAGE)
+        if (
+            message.storage and leader == self._transport.rank
+        ):  # its journal has the coordinator's records, too
+            self.stop(end_reasons.STORAGE)
         self._check_workers()
         self._left(leader)
 
-    def _note_waiting(self, leader: int, message: Waiting) -> None:
+    def _note_waiting(self, leader: int, message: messages.Waiting) -> None:
         before = self.storage_error
         since, _ = self._waiting.pop(leader, (self._transport.now(), ""))
         if message.error is not None:
@@ -242,9 +216,9 @@ class Coordinator(CoordinatorView):
             self._log.storage_changed(self.storage_error)
         if message.over:
             self._storage_failed = message.error
-            self.stop(STORAGE)
+            self.stop(end_reasons.STORAGE)
 
-    def _disband(self, rank: int, message: Disbanded) -> None:
+    def _disband(self, rank: int, message: messages.Disbanded) -> None:
         """A survivor of a broken worker has ended what ran there."""
         broken = self._registry.broken_of(rank)
         if broken is None:
@@ -258,24 +232,24 @@ class Coordinator(CoordinatorView):
     # --- workers that leave ---------------------------------------------------------------------------------
 
     def handle_rank_deaths(self, ranks: Iterable[int]) -> None:
-        """These ranks are dead: the others learn it, and what their workers had goes to others."""
+        """Tell the other ranks of deaths, and give the individuals of broken workers to others."""
         dead = frozenset(ranks) - self._registry.dead
         if not dead or self.end is not None:
             return
         self._everyone = tuple(rank for rank in self._everyone if rank not in dead)
         self.tally.exact = False
-        # Those that hang learn it, too: they may wake up.
+        # Ranks that hang learn it, too: they may wake up.
         for place in self._deaths.handle(dead, (*self._everyone, *sorted(dead & self._registry.hung))):
             hangs = not self._registry.hung.isdisjoint(place.ranks)
-            self._note_left(place, HANGS if hangs else RANK_DIED)
-            # At once: what it had may be found out later, where its journal cannot be read for now.
+            self._note_left(place, worker_registry.HANGS if hangs else worker_registry.RANK_DIED)
+            # At once, although its journal may not be readable for now.
             self._health.left(place.leader)
             self._granting.close(place.leader)
         self._regroup()
 
     def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
-        """These ranks say nothing any more: they are given up as if they were dead, and with them the other ranks of
-        their workers, which may wait for them for ever."""
+        """Give up silent ranks as if they were dead, and with them the other ranks of their workers, which may wait for
+        them for ever."""
         hung = frozenset(ranks) - self._registry.dead
         if hung and self.end is None:
             self.remarks.append(hung_remark(sorted(hung)))
@@ -284,14 +258,12 @@ class Coordinator(CoordinatorView):
             self.handle_rank_deaths(given_up)
 
     def _regroup(self) -> None:
-        """Give out what broken workers held."""
         self._budget.readmit(self._registry.released())
         self._check_workers()
         self._something_changed()
 
     def _taken_off(self, leader: int, unfinished: list[tuple[int, Assignment]]) -> list[Assignment]:
-        """What ``leader`` had begun; what was granted to it beside that is free again, and it gets nothing
-        more."""
+        """Individuals that ``leader`` had begun; all else that it held is free again, and it gets nothing more."""
         begun = []
         for token, assignment in unfinished:
             if self._grants.take(leader, token) is not None:
@@ -300,18 +272,21 @@ class Coordinator(CoordinatorView):
         return begun
 
     def _forget_leader(self, leader: int) -> None:
-        self._note_waiting(leader, Waiting(None, False))
+        self._note_waiting(leader, messages.Waiting(None, False))
         self._health.left(leader)
         for item in self._grants.forget(leader):
             self._granting.release(item)
 
     def _check_workers(self) -> None:
-        """End when no worker is left."""
-        if self.stopping is None and not self._registry.at_work:
-            self.stop(STORAGE if self._storage_failed else LOST if self._registry.dead else UNFIT)
+        if self.stopping is not None or self._registry.at_work:
+            return
+        if self._storage_failed:
+            self.stop(end_reasons.STORAGE)
+        else:
+            self.stop(end_reasons.LOST if self._registry.dead else end_reasons.UNFIT)
 
     def _left(self, leader: int) -> None:
-        """Something has left the outstanding individuals of ``leader``."""
+        """Note that ``leader`` holds fewer individuals."""
         self._grants.left(leader)
         self._something_changed()
 
@@ -321,13 +296,12 @@ class Coordinator(CoordinatorView):
         self._maybe_end()
 
     def _note_left(self, place: WorkerPlacement, reason: str) -> None:
-        """Put on record that a worker takes no more part."""
         self._log.worker_left(place, reason, may_run=self._registry.may_run(place.ranks))
 
     # --- the end --------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Look at the clock and for a stop request; to be called often, does its work once a second."""
+        """Look at the clock and for commands. To be called often: it does its work once a second."""
         now = self._transport.now()
         if self.end is None and now >= self._deaths.next_look and self._deaths.account():
             self._regroup()
@@ -355,8 +329,7 @@ class Coordinator(CoordinatorView):
         self._maybe_end()
 
     def stop(self, reason: str, *, urgent: bool = False) -> None:
-        """Admit nothing more and ask the leaders to finish; a second, urgent call does not wait for what
-        runs."""
+        """Admit nothing more and ask the leaders to finish; a second, urgent call does not wait for evaluations."""
         first = self.stopping is None
         if not self._ending.stop(reason, urgent=urgent, now=self._transport.now()):
             return
@@ -365,7 +338,7 @@ class Coordinator(CoordinatorView):
         self._grants.drop_claims()
         for leader in self._grants.leaders:
             if leader not in self._registry.dead:
-                self._send(leader, Stop(reason, urgent))
+                self._send(leader, messages.Stop(reason, urgent))
         self._maybe_end()
 
     def _maybe_end(self) -> None:
@@ -374,21 +347,21 @@ class Coordinator(CoordinatorView):
         if self.stopping is None and self._health.holds_all:
             failures = self._health.end_launch()
             self.futile_ends = Counter(one.status for one in failures)
-            self._reopen(failures, FUTILE)
-            self.stop(FUTILE)
+            self._reopen(failures, end_reasons.FUTILE)
+            self.stop(end_reasons.FUTILE)
             return
         if self.stopping:
             self._finish(self.stopping)
         elif self._registry.holds or (self.paused and self._grants.holds_promotion):
             return
         elif not self._budget.available:
-            refused = REFUSED if self._budget.refused else EXHAUSTED
-            self._finish(refused if self._budget.exhausted else DONE)
+            used_up = end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED
+            self._finish(used_up if self._budget.exhausted else end_reasons.DONE)
         elif self._grants.idle and self._granting.too_late():
             self.stop(self._ending.reason_of_lateness)
         elif not self._granting.anybody_can_get_more:
-            # What is left belongs to islands without workers.
-            self.stop(STOPPED if self._granting.drained else LOST)
+            # Only islands without workers may evaluate the rest.
+            self.stop(end_reasons.STOPPED if self._granting.drained else end_reasons.LOST)
 
     def _finish(self, reason: str) -> None:
         self.end = verdict(
@@ -397,7 +370,7 @@ class Coordinator(CoordinatorView):
             tally=self.tally,
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
-            futile=self._health.sentence() if reason == FUTILE else None,
+            futile=self._health.sentence() if reason == end_reasons.FUTILE else None,
             storage=storage_sentence(self._storage_failed or ""),
             refused=refused_sentence(self._budget.refused),
         )
@@ -406,12 +379,17 @@ class Coordinator(CoordinatorView):
             self._send(rank, self.end)
 
     def _send(self, destination: int, message: Message) -> None:
-        self._transport.send(destination, encode(message))
+        self._transport.send(destination, messages.encode(message))
+
+    def _recall_from(self, leader: int) -> None:
+        """Ask for all that ``leader`` has not begun."""
+        if self._grants.holds_ahead(leader):
+            self._send(leader, messages.Recall(self._grants.count(leader)))
 
     # --- what people ask for ------------------------------------------------------------------------------------
 
     def look_at_commands(self) -> None:
-        """Apply the commands that have come."""
+        """Apply new commands."""
         if self._commands is not None and self._commands.look(self):
             self._something_changed()
 
@@ -427,15 +405,14 @@ class Coordinator(CoordinatorView):
             return
         self._granting.drained.add(leader)
         self._health.drained(leader)
-        self._note_left(self._registry.places[leader], DRAINED)
+        self._note_left(self._registry.places[leader], worker_registry.DRAINED)
         self._granting.close(leader)
         self._grants.drop_claims_of(leader)
-        if self._grants.holds_ahead(leader):
-            self._send(leader, Recall(self._grants.count(leader)))
+        self._recall_from(leader)
 
     def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> int:
-        """Evaluate individuals that ended with these statuses again; how many. But for those whose end is on record and
-        not yet known here, and those that were reopened here, which may not be on record yet."""
+        """Evaluate ``failures``, each with its status, again; their number. Left out are individuals that run again, or
+        whose end is on record and not yet known here, and those reopened here, which may not be on record yet."""
         granted, reopened = self._grants.keys, self.reopened_ids
         chosen = [
             Failure(status, again, "")
@@ -447,14 +424,13 @@ class Coordinator(CoordinatorView):
         return len(chosen)
 
     def enqueue(self, assignments: Iterable[Assignment]) -> int:
-        """Evaluate these before anything that is bred; how many of them are new."""
+        """Evaluate these before anything that is bred; the number of those that are new."""
         return self._budget.enqueue(assignments)
 
     def resize(self, evaluations: int) -> None:
-        """Another budget."""
         self.evaluations = evaluations
         self._budget.resize(evaluations)
 
     def set_deadline(self, deadline: float) -> None:
-        """Another deadline, in Unix seconds."""
+        """``deadline``: Unix seconds."""
         self._ending.deadline = deadline

@@ -1,4 +1,4 @@
-"""Granting of claims from the budget, and recalling of what was granted ahead."""
+"""Granting of claims from the budget, and recalls of individuals that were granted ahead."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class Granting:
         self.drained: set[int] = set()
         """Leaders of the workers that ``hpo drain`` lets get nothing more."""
         self._islands = {leader: place.island for leader, place in registry.places.items()}
-        # Leaders whose workers get nothing more; how many others each island has.
+        # Leaders whose workers get nothing more; number of other leaders by island.
         self._closed: set[int] = set()
         self._open = Counter(self._islands.values())
         self._used_up: set[int] = set()
 
     def serve(self) -> None:
-        """Something has come back, or may be granted again: give it to the claims that wait."""
+        """Grant individuals that are free again to the claims that wait."""
         self._serve_held()
         self._serve()
         self.recall()
 
     def answer(self, leader: int, claim: Claim) -> None:
-        """Grant what ``leader`` claims, as far as there is anything for it; the rest waits or is refused."""
+        """Grant the claims of ``leader`` as far as possible; the others wait or are refused."""
         if self._ending.stopping:
             return
         budget, island = self.budget, self._islands[leader]
@@ -76,7 +76,7 @@ class Granting:
             if self.paused or leader in self.drained or self._health.holds(leader):
                 self.grants.held.setdefault(leader, []).append(want)
                 continue
-            if want.paused is not None:  # it has its permit, and only its leader can ask for it
+            if want.paused is not None:  # it was admitted before, and only its leader can ask for it
                 self._tally.reopen()
                 paused = Assignment(
                     configuration=Configuration(id=want.paused, params={}),
@@ -125,7 +125,7 @@ class Granting:
         return self._phases.at(granted, island)
 
     def _skip_phase(self, phase: int, island: int) -> bool:
-        """Nothing new was found for ``island`` in ``phase``: it goes on with the next; False where there is none."""
+        """Let ``island`` go on with the phase after ``phase``; False where there is none."""
         if not self._phases.skip(phase, island):
             return False
         self._remarks.append(
@@ -135,7 +135,6 @@ class Granting:
         return True
 
     def _look_for_used_up_islands(self) -> None:
-        """Islands that keep to the same part of the space have used it up together."""
         if self.budget.exhausted:
             return
         for island in range(self._registry.islands):
@@ -155,8 +154,7 @@ class Granting:
                     self.close(leader)
 
     def close(self, leader: int) -> None:
-        """The worker of ``leader`` gets nothing more. Where that was the last of its island, what migrated there would
-        be lost to the search."""
+        """Note that the worker of ``leader`` gets nothing more."""
         if leader in self._closed:
             return
         self._closed.add(leader)
@@ -169,6 +167,7 @@ class Granting:
             for one in self._registry.at_work
             if one not in self._closed and not self.budget.exhausted_for(self._islands[one])
         )
+        # Individuals that migrate to an island that evaluates nothing more would be lost to the search.
         heir = min(going_on, key=lambda one: ((self._islands[one] - island) % islands, one), default=None)
         retired = [
             one for one, own in self._islands.items() if own == island and one not in self._registry.dead
@@ -178,19 +177,18 @@ class Granting:
                 self._send(one, Retired(retired, heir))
 
     def release(self, item: Admitted) -> None:
-        """Make free what was granted and not begun."""
+        """Take back an individual that was granted and not begun."""
         if isinstance(item, Assignment) and item.rests:
             self._tally.reopen(number=-1)
         else:
             self.budget.give_back(item)
 
     def too_late(self, leader: int | None = None) -> bool:
-        """Whether what ``leader``, or one that idles, would be granted now would most likely not be over in time."""
+        """Whether an individual granted to ``leader``, or to an idle leader, would most likely not end in time."""
         before = 0 if leader is None else self.grants.count(leader)
         return self._ending.too_late(self._transport.now(), self._tally.recent_s, before)
 
     def _serve_held(self) -> None:
-        """Answer the claims of leaders that get something again."""
         if self.paused or self._health.holds_all:
             return
         ready = [one for one in self.grants.held if one not in self.drained]
@@ -198,24 +196,22 @@ class Granting:
             self.answer(leader, Claim(self.grants.held.pop(leader), False))
 
     def _can_get_more(self, leader: int) -> bool:
-        """Whether anything is left that ``leader`` may evaluate."""
         return self.budget.available_to(self._islands[leader])
 
     @property
     def anybody_can_get_more(self) -> bool:
-        """Whether anything is left that any worker at work may evaluate."""
+        """Whether anything is left that a worker at work may evaluate."""
         return any(self._can_get_more(one) for one in self._registry.at_work if one not in self.drained)
 
     def _is_used_up(self, leader: int) -> bool:
-        """Whether nothing that is given back could be for ``leader``."""
         return self.budget.exhausted_for(self._islands[leader])
 
     def _serve(self) -> None:
-        """Give what has come back to the claims that wait, those of idle leaders first."""
+        """Answer claims that wait, those of idle leaders first."""
         if self._ending.stopping or self.paused or self._health.holds_all:
             return
         grants = self.grants
-        # Looked at anew each time: what is too late is put back.
+        # ``answer`` defers a claim again that is too late.
         while grants.idle and self.budget.available and not self.too_late():
             claim = grants.next_idle(self._can_get_more)
             if claim is None:
@@ -223,7 +219,7 @@ class Granting:
             self.answer(claim[0], Claim([claim[1]], False))
         while grants.later and self.budget.available:
             leader = next(filter(self._can_get_more, grants.later), None)
-            if leader is None or self.too_late(leader):  # the others have as much before them
+            if leader is None or self.too_late(leader):  # the other leaders have as much before them
                 break
             self.answer(leader, Claim(grants.later.pop(leader), False))
 
@@ -233,9 +229,10 @@ class Granting:
             return
         wanted = 0
         if self.paused or self._health.holds_all or self.budget.remaining < 0:
-            wanted = UNLIMITED  # what they hold ahead is not to be begun either
+            wanted = UNLIMITED  # individuals held ahead are not to be begun either
         elif self.grants.idle and not self.too_late():
-            wanted = self.grants.lacking(self._is_used_up if self.budget.partly_exhausted else None)
+            some_exhausted = any(map(self.budget.exhausted_for, range(self._registry.islands)))
+            wanted = self.grants.lacking(self._is_used_up if some_exhausted else None)
         for leader, number in self.grants.recall(wanted) if wanted > 0 else ():
             self._send(leader, Recall(number))
 

@@ -1,4 +1,4 @@
-"""What has been granted to each leader and has not ended, and the claims that wait."""
+"""Individuals that are granted and have not ended, and claims that wait."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hpo.islands.messages import Assignment, Want
 
 
 def key_of(item: Admitted) -> str:
-    """The key of the configuration that was granted."""
+    """Key of the configuration that was granted."""
     return item.key if isinstance(item, Assignment) else item
 
 
 class Grants:
-    """``running``: how many individuals are granted, to all leaders together. Claims that found the budget used up wait
-    for what may come back: those of leaders that idle are in ``idle``, those of leaders that still evaluate in
-    ``later``. ``held``: claims of leaders that get nothing for now."""
+    """``running``: number of individuals granted to all leaders together. Claims that found the budget used up wait for
+    individuals that may come back, in ``idle`` if their leaders idle and else in ``later``. ``held``: claims of leaders
+    that get nothing for now."""
 
     def __init__(self, leaders: Iterable[int]) -> None:
         self._outstanding: dict[int, dict[int, Admitted]] = {leader: {} for leader in leaders}
@@ -44,7 +44,7 @@ class Grants:
             self._holders.add(leader)
 
     def take(self, leader: int, token: int) -> Admitted | None:
-        """What was granted under ``token``, which is no longer outstanding; None where nothing is."""
+        """Remove and return the individual granted under ``token``; None where there is none."""
         item = self._outstanding[leader].pop(token, None)
         if item is not None:
             self.running -= 1
@@ -52,25 +52,25 @@ class Grants:
 
     @property
     def keys(self) -> set[str]:
-        """Of all that is outstanding."""
+        """Keys of all granted configurations."""
         return {key_of(item) for mine in self._outstanding.values() for item in mine.values()}
 
     def tokens(self, leader: int) -> dict[str, list[int]]:
-        """The tokens of what ``leader`` holds by key, the oldest first."""
+        """Tokens of the individuals that ``leader`` holds, by key, the oldest first."""
         found: dict[str, list[int]] = {}
         for token, item in self._outstanding[leader].items():
             found.setdefault(key_of(item), []).append(token)
         return found
 
     def defer(self, leader: int, want: Want) -> None:
-        """The claim waits."""
+        """Let a claim wait."""
         if self._outstanding[leader]:
             self.later.setdefault(leader, []).append(want)
         else:
             self.idle.append((leader, want))
 
     def left(self, leader: int) -> None:
-        """``leader`` holds less than before: it may idle now."""
+        """Note that ``leader`` holds less than before, and may idle now."""
         count = len(self._outstanding[leader])
         if count < 2:
             self._holders.discard(leader)
@@ -78,18 +78,17 @@ class Grants:
             self.idle.extend((leader, want) for want in self.later.pop(leader))
 
     def drop_claims_of(self, leader: int) -> None:
-        """``leader`` will be granted nothing more."""
         self.idle = deque(entry for entry in self.idle if entry[0] != leader)
         self.later.pop(leader, None)
         self.held.pop(leader, None)
 
     @property
     def holds_promotion(self) -> bool:
-        """Whether a leader that gets nothing for now wishes to go on with a paused individual."""
+        """Whether a held claim is for a paused individual."""
         return any(want.paused is not None for wants in self.held.values() for want in wants)
 
     def forget(self, leader: int) -> list[Admitted]:
-        """``leader`` takes no more part; what it still held."""
+        """Forget a leader; the individuals that it still held."""
         items = list(self._outstanding[leader].values())
         self._outstanding[leader].clear()
         self.running -= len(items)
@@ -99,18 +98,17 @@ class Grants:
         return items
 
     def drop_claims(self) -> None:
-        """Nothing more will be granted."""
         self.idle.clear()
         self.later.clear()
         self.held.clear()
 
     @property
     def held_ahead(self) -> bool:
-        """Whether any leader holds more than it evaluates."""
+        """Whether any leader holds more than the individual that it evaluates."""
         return bool(self._holders)
 
     def next_idle(self, suits: Callable[[int], bool]) -> tuple[int, Want] | None:
-        """The first claim of an idle leader that ``suits``, which no longer waits; None where there is none."""
+        """Remove and return the first claim of an idle leader that ``suits``; None where there is none."""
         place = next((place for place, (leader, _) in enumerate(self.idle) if suits(leader)), None)
         if place is None:
             return None
@@ -119,15 +117,12 @@ class Grants:
         return claim
 
     def lacking(self, has_enough: Callable[[int], bool] | None) -> int:
-        """How many leaders idle, beyond those for which something was recalled, and but for those that ``has_enough``
-        holds for."""
-        idle = len(self.idle)
-        if has_enough is not None:
-            idle -= sum(has_enough(leader) for leader, _ in self.idle)
-        return idle - len(self._recalled)
+        """Number of idle leaders, without those that ``has_enough`` accepts, less the number of recalls under way."""
+        enough = 0 if has_enough is None else sum(has_enough(leader) for leader, _ in self.idle)
+        return len(self.idle) - enough - len(self._recalled)
 
     def recall(self, wanted: int) -> list[tuple[int, int]]:
-        """The leaders to ask for ``wanted`` individuals in all, those that hold most first, and the most for each."""
+        """Leaders to ask for ``wanted`` individuals in all, those that hold most first, each with a number."""
         asked = []
         for leader in sorted(self._holders - self._recalled, key=lambda rank: -len(self._outstanding[rank])):
             if wanted <= 0:
@@ -139,25 +134,22 @@ class Grants:
         return asked
 
     def holds_ahead(self, leader: int) -> bool:
-        """Whether ``leader`` holds more than it evaluates."""
         return leader in self._holders
 
     def answered_recall(self, leader: int) -> None:
-        """``leader`` may be asked again."""
         self._recalled.discard(leader)
 
     @property
     def assigned(self) -> list[str]:
-        """The ids of what was assigned and has not ended."""
+        """Ids of granted assignments."""
         items = (item for mine in self._outstanding.values() for item in mine.values())
         return [item.id for item in items if isinstance(item, Assignment) and item.id]
 
     @property
     def first(self) -> list[tuple[int, int]]:
-        """The leaders that have something to evaluate, with the token of what is evaluated now."""
+        """Leaders that have something to evaluate, with the token of the individual that runs."""
         return [(leader, next(iter(mine))) for leader, mine in self._outstanding.items() if mine]
 
     @property
     def busy_leaders(self) -> list[int]:
-        """Those that have something to evaluate."""
         return [leader for leader, mine in self._outstanding.items() if mine]

@@ -19,7 +19,6 @@ class LaunchRules:
     """Limits of a launch."""
 
     ranks: int
-    """Number of ranks."""
     evaluations: int | None
     """Budget over all launches; None where only a deadline ends the campaign."""
     duplicates: bool
@@ -37,8 +36,7 @@ class LaunchRules:
     phases: Phases = field(default_factory=Phases)
     """Open parts of the space, in turn."""
     unseen: Sequence[UnseenConfigurations] = ()
-    """Configurations that each island may still evaluate (see ``Budget``); empty: a space for all islands that cannot
-    be listed."""
+    """Configurations by island (see ``Budget``); empty: all islands search a space that cannot be listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,27 +70,27 @@ class JournalTotals(Protocol):
 
 
 class LaunchLog:
-    """Records of a launch: what the coordinator puts there, and what it reads of ranks that died. This class keeps
-    nothing; a subclass writes journals."""
+    """Records that the coordinator writes, and reads of ranks that died. This class keeps nothing; a subclass writes
+    journals."""
 
     def stop_begun(self, reason: str) -> None:
-        """Nothing more is admitted; called once."""
+        """Record, once, that nothing more is admitted."""
 
     def storage_changed(self, error: str | None) -> None:
-        """Workers wait for storage, whose path and reason are ``error``; None: no worker waits any more."""
+        """Record that workers wait for storage because of ``error``, path and reason; None: none waits any more."""
 
     def launch_ended(self, end: End) -> None:
-        """The launch has ended; called once, before the other ranks learn of it."""
+        """Record the end, once, before the other ranks learn of it."""
 
     def reopened(self, again: Sequence[Assignment], reason: str) -> None:
-        """These failures do not count: their individuals are evaluated again."""
+        """Record that failures do not count, and their individuals are evaluated ``again``."""
 
     def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
-        """A worker takes no more part. ``may_run``: some of its ranks may still be at work."""
+        """Record that a worker takes no more part. ``may_run``: some of its ranks may still be at work."""
 
     def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
-        """Journal of the dead leader of a worker; OSError where it cannot be read for now. ``may_run``: the leader may
-        still be at work."""
+        """Journal of a worker's dead leader, which still runs if ``may_run``; OSError where it cannot be read for
+        now."""
         return DeadLeaderRecord()
 
     def journal_totals(self) -> JournalTotals:

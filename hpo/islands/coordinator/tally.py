@@ -1,4 +1,4 @@
-"""How many individuals of the campaign have ended in which way, the best of them, and what went wrong."""
+"""Counts of how the campaign's individuals ended, the best of them, and their failures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpo.text import digits
 _RECENT = 64
 
 MOST_RECENT = 256
-"""The number of last ends of evaluations whose times are kept; the pace follows from them."""
+"""Number of last ends of evaluations whose times are kept, for the pace."""
 
 
 class Best(NamedTuple):
-    """The best individual; ``params`` and ``objectives`` are None where a dead rank has not sent them."""
+    """A completed individual; ``params`` and ``objectives`` are None where a dead rank has not sent them."""
 
     losses: tuple[float, ...]
     id: str
@@ -28,49 +28,51 @@ class Best(NamedTuple):
 
     @property
     def order(self) -> tuple[object, ...]:
-        """The better one first; of equal ones the campaign's own before known points, then that which started first."""
+        """Sort key: by losses, then the campaign's own before known points, then by start."""
         return self.losses, *order(self.id, self.started)
 
 
 class IslandTally(NamedTuple):
-    """What individuals of one island, by where they were bred, have come to. ``best``: the least losses."""
+    """Results of the individuals bred on an island. ``best``: the least losses."""
 
     completed: int
     best: tuple[float, ...] | None
 
 
 class Failure(NamedTuple):
-    """``error``: one line."""
-
     status: str
     error: str
+    """One line."""
     started: float
 
 
 def order(identity: str, started: float | None) -> tuple[object, ...]:
-    """The place of an individual among all: by when it started."""
+    """Sort key of an individual among all."""
     return is_known(identity), started or 0.0, birthplace(identity)
 
 
 @dataclass
 class Tally:
-    """What the campaign as a whole has reached. ``counts``: individuals by status; ``recent_s``: what the last
-    completed ones took; ``recent_ends``: when the last ones ended, Unix seconds; ``unfinished``: by id those that are
-    on record as lost or interrupted; ``failures``: by id. ``reports``: whether an individual that
-    completed or was pruned had reported; ``exact``: unless something has happened in this launch after which the
-    journals may say otherwise; ``next_losses``: the least that are greater than the best's."""
+    """Results of the campaign as a whole."""
 
     counts: dict[str, int] = field(default_factory=dict)
+    """Numbers of individuals by status."""
     best: Best | None = None
     next_losses: tuple[float, ...] | None = None
+    """The least losses that are greater than the best's."""
     busy_s: float = 0.0
     recent_s: list[float] = field(default_factory=list)
+    """Seconds of the last completed evaluations."""
     recent_ends: list[float] = field(default_factory=list)
+    """Unix seconds of the last ends."""
     islands: dict[int, IslandTally] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
+    """Status, lost or interrupted, by id."""
     failures: dict[str, Failure] = field(default_factory=dict)
     reports: bool = False
+    """Whether an individual that completed or was pruned had reported."""
     exact: bool = True
+    """False once something has happened in this launch after which the journals may differ."""
     _errors: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def add(self, end: EvaluationEnd) -> None:
@@ -100,7 +102,7 @@ class Tally:
             self.failures[end.id] = Failure(status, error, end.started)
 
     def enter(self, completed: Best) -> None:
-        """One that may be the best."""
+        """Count an individual that may be the best."""
         best = self.best
         if best is None or (completed.losses <= best.losses and completed.order < best.order):
             self.best = completed
@@ -117,8 +119,8 @@ class Tally:
         ]
 
     def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:
-        """``number`` individuals that had ended as ``status`` go on, and count as what they will become; -1: one does
-        not after all. ``identity``: of a failure, which is on record as reopened."""
+        """Take ``number`` individuals that go on from the count of ``status``; -1: put one back that does not.
+        ``identity``: the id of a failure that is on record as reopened."""
         self.counts[status] = self.counts.get(status, 0) - number
         if identity is not None:
             self.failures.pop(identity, None)
@@ -126,17 +128,17 @@ class Tally:
 
     @property
     def final(self) -> int:
-        """Individuals that will not be evaluated again."""
+        """Number of individuals that will not be evaluated again."""
         return sum(count for status, count in self.counts.items() if status in FINAL)
 
     @property
     def worked_and_failed(self) -> tuple[int, int]:
-        """How many individuals completed or were pruned, and how many ended otherwise."""
+        """Numbers of individuals that completed or were pruned, and of failures."""
         worked = sum(self.counts.get(status, 0) for status in (COMPLETED, PRUNED))
         return worked, self.final - worked
 
     def standing(self, running: Collection[str] = ()) -> dict[str, int]:
-        """How many individuals are on record with each status that counts, while those ``running`` are evaluated."""
+        """Numbers of individuals on record by status, without those that are ``running``."""
         counts = {status: self.counts.get(status, 0) for status in FINAL}
         counts |= {LOST: 0, INTERRUPTED: 0}
         for status in self.unfinished.values():

@@ -1,4 +1,4 @@
-"""The configurations of a finite space that are not taken yet, for leaders whose breeding finds only known ones.
+"""Configurations of a finite space that nobody has evaluated, for leaders whose breeding finds only known points.
 
 Islands that keep to different parts of the space (``[[island]] only``) use them up at different times."""
 
@@ -13,22 +13,22 @@ from hpo.islands.messages import Assignment
 
 _MOST_BARREN = 20_000
 _PIECE = 2_000
+# Seconds of drawing in vain where constraints refuse proposals: rare configurations are found in this time.
 _PATIENCE_S = 120.0
-"""How long a leader draws where constraints refuse what it draws: rare configurations are found in this time."""
 
 Configurations = Iterator[tuple[dict[str, Scalar], str] | None]
-"""Configurations and their keys; None in the place of one that the constraints refuse."""
+"""Configurations and their keys; None in the place of a configuration that the constraints refuse."""
 
 
 class UnseenConfigurations:
-    """Configurations that one or more islands may evaluate. ``configurations``: lists all of them; None where they
-    cannot be listed. Then they count as exhausted after 20 000 claims in a row that found nothing new; where
-    constraints ``refused`` so many proposals in a row, after a leader has drawn for two minutes without
-    anything new. Pauses and evaluations between the draws do not count."""
+    """Configurations that islands with equal parts of the space may evaluate. ``configurations``: lists all of them;
+    None where they cannot be listed. Then they count as exhausted after 20 000 claims in a row that found nothing new;
+    where constraints ``refused`` proposals, after a leader has drawn for two minutes without anything new, not counting
+    pauses and evaluations between the draws."""
 
     def __init__(self, configurations: Callable[[], Configurations] | None = None) -> None:
         self._configurations = configurations
-        # What was read of the list and not taken, the rest, and whether that may hold anything.
+        # The rest of the last piece of the list, the rest of the list, and whether that may hold anything.
         self._unseen: Iterator[tuple[dict[str, Scalar], str]] = iter(())
         self._listing: Configurations | None = None
         self._may_be_left = False
@@ -42,8 +42,8 @@ class UnseenConfigurations:
         self, taken: set[str], *, leader: int = 0, refused: int = 0, drawn_s: float = 0.0
     ) -> Assignment | None:
         """A configuration whose key is not in ``taken``, to which it is added; None where there is none, or the space
-        cannot be listed. The ``leader`` has claimed in vain: its draws took ``drawn_s`` seconds, and the constraints
-        ``refused`` so many of them."""
+        cannot be listed. The ``leader`` has claimed in vain: it drew for ``drawn_s`` seconds, and the constraints
+        ``refused`` so many draws."""
         if self._configurations is None:
             self._barren += 1
             self.refused += refused
@@ -57,8 +57,7 @@ class UnseenConfigurations:
                     return Assignment(
                         configuration=Configuration(id="", params=params, operator="last"), key=key
                     )
-            # Looked at a piece at a time, one for each claim in vain: a million at once would take minutes where
-            # constraints are slow.
+            # A piece for each claim in vain: a million at once would take minutes where constraints are slow.
             if self._listing is None:
                 self._listing, self._may_be_left = self._configurations(), False
             piece = list(islice(self._listing, _PIECE))
@@ -69,17 +68,17 @@ class UnseenConfigurations:
                 self.exhausted = not self._may_be_left
             if not rest:
                 return None
-            # In an order that favours no corner of the space.
+            # The order must favour no corner of the space.
             random.Random(len(rest)).shuffle(rest)
             self._unseen = iter(rest)
 
     def bred_a_new_one(self) -> None:
-        """Breeding still finds configurations that are new."""
+        """Note that breeding still finds new configurations."""
         self._barren = self.refused = 0
         self._drawn_s.clear()
 
     def given_back(self) -> None:
-        """A configuration that was taken is free again."""
+        """Note that a configuration is free again."""
         if self.exhausted:
             self.bred_a_new_one()
         self.exhausted, self._may_be_left = False, True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hpo.errors import describe_os_error
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import RankDeaths
@@ -23,7 +21,7 @@ class CoordinatorView:
     _registry: WorkerRegistry
     _commands: Commands | None
     _waiting: dict[int, tuple[float, str]]
-    """By leader, since when and for what it waits."""
+    """Begin of a leader's wait for its storage, and path and reason, by leader."""
     evaluations: int | None
     """The budget; None where only a deadline ends the campaign."""
     tally: Tally
@@ -36,11 +34,11 @@ class CoordinatorView:
 
     @property
     def deadline(self) -> float | None:
-        """When the campaign ends at the latest, in Unix seconds."""
+        """Latest end of the campaign, in Unix seconds."""
         return self._ending.deadline
 
     def grace_left(self, now: float) -> float:
-        """Seconds for which what runs may still save itself, once the launch is stopping."""
+        """Seconds in which running evaluations may still save themselves, once the launch is stopping."""
         return self._ending.grace_left(now)
 
     @property
@@ -49,21 +47,21 @@ class CoordinatorView:
         return self._ending.grace_until
 
     def next_wake(self) -> float:
-        """When ``step`` must be called at the latest."""
+        """Latest time of the next ``step``."""
         return min(self._ending.next_look, self._deaths.next_look)
 
     @property
     def storage_error(self) -> str | None:
-        """What a worker waits for that could not be written, path and reason; None where none waits."""
+        """Path and reason for which a worker waits for its storage; None where none waits."""
         return min(self._waiting.values(), default=(0.0, None))[1]
 
     @property
     def waiting(self) -> int:
-        """How many workers wait for their storage."""
+        """Number of workers that wait for their storage."""
         return len(self._waiting)
 
     def waited_for_storage(self, now: float) -> tuple[str, float] | None:
-        """What could not be read or written, path and reason, and for how many seconds; None where all could."""
+        """Path and reason of storage that fails, and for how many seconds; None where none does."""
         if self._waiting:
             since, error = min(self._waiting.values())
             return error, now - since
@@ -76,18 +74,13 @@ class CoordinatorView:
         return self._granting.grants.running
 
     @property
-    def remaining(self) -> int:
-        """How many individuals may still be admitted."""
-        return self._granting.budget.remaining
-
-    @property
     def busy(self) -> int:
-        """Leaders that have something to evaluate."""
+        """Number of leaders that have something to evaluate."""
         return len(self._granting.grants.busy_leaders)
 
     @property
     def dead(self) -> frozenset[int]:
-        """Ranks whose death has been dealt with."""
+        """Ranks whose deaths were handled."""
         return self._registry.dead
 
     @property
@@ -96,15 +89,11 @@ class CoordinatorView:
         return self.end is not None and not self.running and not self._registry.may_run(self.dead)
 
     @property
-    def counts(self) -> Mapping[str, int]:
-        return self.tally.counts
-
-    @property
     def standing(self) -> dict[str, int]:
-        """How many individuals have each status, without those that run."""
+        """Numbers of individuals by status, without those that run."""
         return self.tally.standing(self._granting.grants.assigned)
 
     @property
     def exact(self) -> bool:
-        """Whether ``standing`` is what the journals say, once the launch has ended."""
+        """Whether ``standing`` equals the journals once the launch has ended."""
         return self.tally.exact and not self._granting.grants.running

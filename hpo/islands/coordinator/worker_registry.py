@@ -1,7 +1,5 @@
-"""Which workers there are while ranks die: the whole ones of each island, and those that broke.
-
-A worker that loses a rank is broken. Its other ranks end what they run, and idle until the launch ends. Bookkeeping
-alone: no message is sent here."""
+"""Bookkeeping of workers while ranks die. A worker that loses a rank is broken: its other ranks end what they run, and
+idle until the launch ends."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ RANK_DIED, HANGS, NO_EVALUATORS, FAILING, DRAINED = (
     "drained",
 )
 NO_JOURNAL = "its journal cannot be written"
-"""Why a worker takes no more part."""
+"""Reasons for which a worker takes no more part."""
 
 
 @dataclass
 class Broken:
     """A worker that lost a rank. ``waiting``: its living ranks that have not yet ended what they ran; ``held``:
-    what it was evaluating, which no worker may begin before they have: it has one directory; ``open``: whether
-    its leader's account of that is still to come."""
+    individuals that it was evaluating, which no worker may begin before, as each has one directory; ``open``: whether
+    its leader's account of these is still to come."""
 
     place: WorkerPlacement
     waiting: set[int]
@@ -38,34 +36,34 @@ class Broken:
 
 
 class WorkerRegistry:
-    """``places``: the workers at the start; ``ended``: whether the process of a rank is known to have ended. That MPI
-    reports a rank as dead is no proof of it: a broken connection is enough for that."""
+    """``places``: the workers at the start; ``ended``: whether the process of a rank is known to have ended, for which
+    MPI's report of its death is no proof: a broken connection is enough for that."""
 
     def __init__(
         self, places: Iterable[WorkerPlacement], *, ended: Callable[[int], bool] = lambda rank: False
     ) -> None:
         self.places = {place.leader: place for place in places}
-        """The workers that are whole and can start evaluators, by their leaders."""
+        """Whole workers that can start evaluators, by leader."""
         self._benched: set[int] = set()
         self.islands = 1 + max((place.island for place in self.places.values()), default=0)
         self.dead: frozenset[int] = frozenset()
         self.hung: set[int] = set()
-        """Those of the dead that were given up because they said nothing any more."""
+        """Ranks that count as dead because they were silent."""
         self._ended = ended
         self._broken: list[Broken] = []
 
     def leaders(self, island: int) -> list[int]:
-        """The leaders of the whole workers of ``island``, those that get nothing more last."""
+        """Leaders of the whole workers of ``island``, those that get nothing more last."""
         found = [leader for leader, place in self.places.items() if place.island == island]
         return sorted(found, key=self._benched.__contains__)
 
     @property
     def at_work(self) -> list[int]:
-        """The leaders of the whole workers that are not benched."""
+        """Leaders of whole workers that are not benched."""
         return [leader for leader in self.places if leader not in self._benched]
 
     def next_with_leaders(self, island: int) -> list[int]:
-        """Those of the first island after ``island`` that has any."""
+        """Leaders of the first island after ``island`` that has any."""
         for step in range(1, self.islands):
             leaders = self.leaders((island + step) % self.islands)
             if leaders:
@@ -73,11 +71,11 @@ class WorkerRegistry:
         return []
 
     def workers_of(self, ranks: frozenset[int]) -> list[tuple[int, ...]]:
-        """The ranks of all whole workers that have any of ``ranks``."""
+        """Ranks of all whole workers that have any of ``ranks``."""
         return [place.ranks for place in self.places.values() if not ranks.isdisjoint(place.ranks)]
 
     def handle_rank_deaths(self, dead: Iterable[int]) -> list[WorkerPlacement]:
-        """These ranks are dead; the workers that break by it."""
+        """Note deaths; the workers that break by them."""
         self.dead |= frozenset(dead)
         for broken in self._broken:
             broken.waiting -= self.dead
@@ -88,7 +86,7 @@ class WorkerRegistry:
         return hit
 
     def may_run(self, ranks: Iterable[int]) -> bool:
-        """Whether any of these that counts as dead may still be at work."""
+        """Whether any of these counts as dead and may still be at work."""
         return any(rank in self.dead and not self._ended(rank) for rank in ranks)
 
     @property
@@ -102,26 +100,26 @@ class WorkerRegistry:
         return any(broken.held or broken.open for broken in self._broken)
 
     def broken_of(self, rank: int) -> Broken | None:
-        """The broken worker that waits for ``rank``."""
+        """Broken worker that waits for ``rank``."""
         return next((broken for broken in self._broken if rank in broken.waiting), None)
 
     def settle(self, rank: int) -> None:
-        """A survivor of a broken worker has ended what it ran."""
+        """Note that a survivor of a broken worker has ended what it ran."""
         broken = self.broken_of(rank)
         if broken is not None:
             broken.waiting.remove(rank)
 
     def bench(self, leader: int) -> None:
-        """That worker gets nothing more; what it has is still to end."""
+        """Give a worker nothing more; what it has is still to end."""
         self._benched.add(leader)
 
     def dismiss(self, leader: int) -> None:
-        """That worker takes no more part, although it is whole."""
+        """Remove a whole worker."""
         self.places.pop(leader, None)
         self._benched.discard(leader)
 
     def released(self) -> list[Assignment]:
-        """What broken workers held in which nothing runs any more; each individual is named once."""
+        """Individuals of broken workers in which nothing runs any more; each is returned once."""
         done = [broken for broken in self._broken if not broken.waiting and not broken.open]
         self._broken = [broken for broken in self._broken if broken.waiting or broken.open]
         return [
