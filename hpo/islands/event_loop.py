@@ -1,9 +1,8 @@
 """The event loop of a rank: messages, evaluators and clock, served by one thread at a time that never waits long.
 
-A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to
-wait on, so it is polled now and then: after a hundredth of the time for which nothing has happened,
-between 0.1 and 50 ms. A message so costs at most a hundredth of the evaluation that it ends or begins, and an
-idle rank next to nothing."""
+A rank waits in ``poll(2)`` on its evaluator's socket, so that a result wakes it at once. MPI has nothing to wait on, so
+it is polled after a hundredth of the time for which nothing has happened, between 0.1 and 50 ms: a message costs at
+most a hundredth of the evaluation that it ends or begins, and an idle rank next to nothing."""
 
 from __future__ import annotations
 
@@ -17,27 +16,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpo.errors import EXIT_RESUMABLE
+from hpo.islands import messages
 from hpo.islands.background import BackgroundTurns, InlineEvaluator
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.end_reasons import LOST, STOPPED
 from hpo.islands.leader.leader import Leader
 from hpo.islands.liveness import Liveness
-from hpo.islands.messages import (
-    COORDINATOR_RANK,
-    Alive,
-    Disbanded,
-    End,
-    Lost,
-    Message,
-    MessageError,
-    StopRequest,
-    ToCoordinator,
-    ToEventLoop,
-    ToWorker,
-    WorkerMessage,
-    decode,
-    encode,
-)
+from hpo.islands.messages import COORDINATOR_RANK, End, Lost, Message, encode
 from hpo.islands.transport import Transport
 from hpo.text import excerpt
 
@@ -49,14 +34,14 @@ _SHARE = 0.01
 
 
 class StopRequests(Protocol):
-    """How often a stop was asked for by signals (see ``hpo.cluster.signals``)."""
+    """Counts requests to stop by signals (see ``hpo.cluster.signals``)."""
 
     @property
     def count(self) -> int: ...
 
 
 class NonLeader(Protocol):
-    """What a rank that does not lead its worker does (see ``hpo.evaluation.crew``)."""
+    """Part of a rank that does not lead its worker (see ``hpo.evaluation.evaluator_host``)."""
 
     def receive(self, content: dict[str, object]) -> None: ...
     def poll(self) -> object: ...
@@ -68,8 +53,8 @@ class NonLeader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RankRoles:
-    """What a rank is in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: what to wait on
-    beside messages; ``inline``: evaluates in the thread that runs the loop, if evaluators are no processes."""
+    """Roles of a rank in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: file descriptors
+    to wait on; ``inline``: evaluates in the thread that runs the loop, if evaluators are no processes."""
 
     members: Sequence[int]
     leader: Leader | None
@@ -79,13 +64,13 @@ class RankRoles:
 
 
 class EventLoop:
-    """The loop of one rank. ``housekeeping``: called first in each turn with the time, for what is not the protocol's
+    """The loop of one rank. ``housekeeping``: called first in each turn with the time, for duties outside the protocol
     (display, lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends
     the rank while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.
-    Of its own death the others learn from MPI, and end: the other ranks of a worker after its leader, which they watch
-    from then on."""
+    The others learn of the death of rank 0 from MPI, and end: the leaders first, then the other ranks of their
+    workers, which watch them from then on."""
 
     def __init__(
         self,
@@ -111,16 +96,14 @@ class EventLoop:
         self._disbanding = False
         self._coordinator = coordinator
         self._watched = COORDINATOR_RANK
-        """Whose end or silence ends this rank."""
+        """Rank whose end or silence ends this rank."""
         self._watchers: Sequence[int] = (COORDINATOR_RANK,) if coordinator is None else range(transport.size)
         self._signals = signals
         self.given_up = False
         """Whether this rank hung, and others do its work."""
         self._heard = 0
-        # What rank 0 does before it serves may take its time, so it is watched from its first word on.
-        others = (
-            () if coordinator is None else (one for one in range(transport.size) if one != transport.rank)
-        )
+        # Rank 0 may take its time before it serves, so the others watch it from its first message on.
+        others = set() if coordinator is None else set(range(transport.size)) - {transport.rank}
         self._liveness = Liveness(others, timeout_s=hang_timeout_s, now=transport.now())
         self._housekeeping = housekeeping
         self._on_bad_message = on_bad_message
@@ -139,7 +122,7 @@ class EventLoop:
                 if self.end is not None:
                     return self.end
                 if inline is not None and inline.pending:
-                    # Only now: what the task does must not find a turn half done.
+                    # Only now: the task must not find a turn half done.
                     if beside is not None:
                         beside.evaluate(inline.evaluate)
                     else:
@@ -148,7 +131,7 @@ class EventLoop:
                     self._wait(pause_s)
 
     def turn(self) -> float:
-        """Serve what has come and what is due; for how many seconds to wait before the next turn. Never waits."""
+        """Serve messages and clock without waiting; seconds to wait before the next turn."""
         active = self._serve()
         if self._leader is not None and self._leader.can_work:
             return 0.0
@@ -166,18 +149,18 @@ class EventLoop:
             if source != self._transport.rank and (self._coordinator or source == self._watched):
                 self._liveness.heard(source)
             try:
-                message = decode(data)
+                message = messages.decode(data)
                 if _log.isEnabledFor(logging.DEBUG):
                     _log.debug("rank %d sends %s", source, excerpt(message))
                 self._deliver(source, message)
-            except MessageError as error:
+            except messages.MessageError as error:
                 self._on_bad_message(source, str(error))
             if self.given_up:  # others do its work: nothing of it is to be touched here
                 return True
         self._look_for_deaths()
         if self._signals.count > self._heard:
             self._heard = self._signals.count
-            request = StopRequest(STOPPED, self._heard > 1)
+            request = messages.StopRequest(STOPPED, self._heard > 1)
             self._transport.send(COORDINATOR_RANK, encode(request))
         if self._leader is not None:
             active |= self._leader.step()
@@ -185,7 +168,7 @@ class EventLoop:
             active |= bool(self._non_leader.poll())
             if self._disbanding and self._non_leader.gone:
                 self._disbanding = False
-                self._transport.send(COORDINATOR_RANK, encode(Disbanded([])))
+                self._transport.send(COORDINATOR_RANK, encode(messages.Disbanded([])))
         if self._coordinator is not None:
             self._coordinator.step()
         now = self._transport.now()
@@ -195,7 +178,7 @@ class EventLoop:
 
     def _look_for_hung_ranks(self, now: float) -> None:
         if self._liveness.sign_due(now):
-            sign = encode(Alive())
+            sign = encode(messages.Alive())
             for rank in self._watchers:
                 if rank != self._transport.rank:
                     self._transport.send(rank, sign)
@@ -208,16 +191,16 @@ class EventLoop:
         self._transport.abandon(hung)
 
     def _deliver(self, source: int, message: Message) -> None:
-        if isinstance(message, ToCoordinator):
+        if isinstance(message, messages.ToCoordinator):
             if self._coordinator is not None:
                 self._coordinator.receive(source, message)
-        elif isinstance(message, ToEventLoop):
-            pass  # that it came is all that it says
-        elif not isinstance(message, ToWorker):
+        elif isinstance(message, messages.ToEventLoop):
+            pass  # a sign of life, which was counted when it came
+        elif not isinstance(message, messages.ToWorker):
             self._on_bad_message(source, f"{type(message).__name__} comes after the start")
         elif self._leader is not None:
             self._leader.receive(source, message)
-        elif self._non_leader is not None and isinstance(message, WorkerMessage):
+        elif self._non_leader is not None and isinstance(message, messages.WorkerMessage):
             self._non_leader.receive(message.content)
         elif self._non_leader is not None and isinstance(message, Lost):
             self._handle_rank_deaths(frozenset(message.ranks))
@@ -245,7 +228,7 @@ class EventLoop:
             self._end_as_orphan(failed)
 
     def _end_as_orphan(self, failed: frozenset[int]) -> None:
-        """The coordinator is gone: what runs may save, then this rank ends, and the launch with all of them."""
+        """End without the coordinator, after running evaluations have saved themselves."""
         end = End(LOST, EXIT_RESUMABLE, None)
         if self._watched != self._members[0]:
             self._watched, self._watchers = self._members[0], self._members[1:]
@@ -263,7 +246,7 @@ class EventLoop:
             self.end = end
 
     def next_wake(self) -> float:
-        """When a turn must be taken at the latest, even if nothing comes; Unix seconds."""
+        """Latest time of the next turn, in Unix seconds."""
         wake = self._liveness.next_look
         if self._leader is not None:
             wake = min(wake, self._leader.next_wake())
@@ -278,7 +261,7 @@ class EventLoop:
             poller.register(fileno, select.POLLIN)
         # poll(2) counts whole milliseconds; select's finer clock is for the short pauses.
         filenos = list(self._filenos())
-        if seconds >= 0.002 or max(filenos, default=0) >= 1024:  # select knows no higher ones
+        if seconds >= 0.002 or max(filenos, default=0) >= 1024:  # select knows no higher descriptors
             poller.poll(seconds * 1000)
         else:
             select.select(filenos, [], [], seconds)

@@ -262,9 +262,9 @@ class _Inspection:
                         self._report(NOTE, journal.path, _TORN, (place.line, place.line))
                     break
                 with suppress(ValueError):
-                    record = decode(line)  # whole, and no header where that belongs
-                    if record is not None:
-                        self._take(journal, place.line, record)
+                    whole = decode(line)  # in the place of the header
+                    if whole is not None:
+                        self._take(journal, place.line, whole)
                     continue
                 damaged.append((place.line, error, [name.decode() for name in _ID.findall(line)]))
         # Damaged lines that follow one another are one finding.

@@ -24,7 +24,7 @@ from hpo.config.reader import from_keywords
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Attempt, Scalar
-from hpo.islands.leader.leader import LeaderSettings
+from hpo.islands.leader.island import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import Assignment, Remark, Surroundings, decode
 from hpo.islands.resume.state import ResumeState

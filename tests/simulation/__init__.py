@@ -25,8 +25,8 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.leader.island import OwnWorker
-from hpo.islands.leader.leader import Leader, LeaderSettings
+from hpo.islands.leader.island import LeaderSettings, OwnWorker
+from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import (

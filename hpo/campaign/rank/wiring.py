@@ -26,8 +26,8 @@ from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands.end_reasons import STORAGE
 from hpo.islands.event_loop import RankRoles
-from hpo.islands.leader.island import OwnWorker
-from hpo.islands.leader.leader import Leader, LeaderSettings
+from hpo.islands.leader.island import LeaderSettings, OwnWorker
+from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import End, Remark, Start, Surroundings, encode
 from hpo.islands.storage import StorageWait, storage_sentence

@@ -1,9 +1,11 @@
-"""What the coordinator does when ranks die: count what their workers finished, and hand on what they knew."""
+"""Deaths of ranks: the coordinator counts what their workers finished, and passes on what they knew."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from hpo.config.layout import WorkerPlacement
 from hpo.errors import describe_os_error
@@ -16,49 +18,40 @@ from hpo.islands.transport import Transport
 from hpo.search.population import Member, Population
 
 
+@dataclass(kw_only=True)
 class RankDeaths:
-    """``log``: where the journals of the dead are read; ``count``: called with a dead leader and an end that it had not
-    reported; ``forget``: takes from a leader what was granted to it and makes it free again; ``waiting``: called with a
-    dead leader whose journal cannot be read for now, and why; ``stopping``: whether the launch ends, and leaves that
-    journal to the next one."""
+    """Accounts for workers whose ranks died."""
 
-    def __init__(
-        self,
-        *,
-        transport: Transport,
-        registry: WorkerRegistry,
-        grants: Grants,
-        log: LaunchLog,
-        count: Callable[[int, EvaluationEnd], None],
-        forget: Callable[[int], None],
-        waiting: Callable[[int, Waiting], None],
-        stopping: Callable[[], bool],
-    ) -> None:
-        self._transport = transport
-        self._registry = registry
-        self._grants = grants
-        self._log = log
-        self._count = count
-        self._forget = forget
-        self._waiting = waiting
-        self._stopping = stopping
-        self._wait = StorageWait()
-        # Islands without workers, whose populations no other has yet.
-        self._deserted: set[int] = set()
-        # How many results each leader has reported: those of a dead one after them are in its journal only.
-        self._reported: dict[int, int] = dict.fromkeys(grants.leaders, 0)
+    transport: Transport
+    registry: WorkerRegistry
+    grants: Grants
+    log: LaunchLog
+    """Reads the journals of dead leaders."""
+    count: Callable[[int, EvaluationEnd], None]
+    """Counts an end that a dead leader had not reported."""
+    forget: Callable[[int], None]
+    """Makes the individuals free again that were granted to a leader."""
+    waiting: Callable[[int, Waiting], None]
+    """Notes that a dead leader's journal cannot be read for now, and why."""
+    stopping: Callable[[], bool]
+    """Whether the launch ends, and leaves such a journal to the next launch."""
+    _wait: StorageWait = field(default_factory=StorageWait)
+    _deserted: set[int] = field(default_factory=set)
+    """Islands without workers, whose populations no other island has yet."""
+    _reported: Counter[int] = field(default_factory=Counter)
+    """Number of results that each leader has reported: later results of a dead leader are in its journal alone."""
 
     def results_arrived(self, leader: int, number: int) -> None:
         self._reported[leader] += number
 
     def handle(self, dead: frozenset[int], living: Iterable[int]) -> list[WorkerPlacement]:
-        """``dead`` ranks have died: the ``living`` learn it, and the workers of the dead end, which are returned."""
-        registry = self._registry
+        """Tell the ``living`` of deaths; the workers that end by them."""
+        registry = self.registry
         inhabited = {place.island for place in registry.places.values()}
         hit = registry.handle_rank_deaths(dead)
         news = encode(Lost(sorted(dead), [place.leader for place in hit]))
         for rank in living:
-            self._transport.send(rank, news)
+            self.transport.send(rank, news)
         self._deserted |= {island for island in inhabited if not registry.leaders(island)}
         self._wait.retry_at = -math.inf
         self.account()
@@ -66,18 +59,18 @@ class RankDeaths:
 
     @property
     def next_look(self) -> float:
-        """When to call ``account`` again; Unix seconds."""
+        """Time of the next ``account``, in Unix seconds."""
         return self._wait.retry_at if self._wait.error is not None else math.inf
 
     def account(self) -> bool:
-        """Read the journals of dead leaders that have not been, unless that has just failed; whether it worked. What
-        these leaders had stays with them until then."""
-        now = self._transport.now()
+        """Read the journals of dead leaders, unless that has just failed; whether it worked. Until then the individuals
+        of these leaders stay with them."""
+        now = self.transport.now()
         if now < self._wait.retry_at:
             return False
         leader = None
         try:
-            for broken in self._registry.unaccounted:
+            for broken in self.registry.unaccounted:
                 leader = broken.place.leader
                 self._read_journal(broken)
             leader = None
@@ -85,62 +78,62 @@ class RankDeaths:
                 self._evacuate(island)
                 self._deserted.discard(island)
         except OSError as error:
-            if self._stopping():
-                for broken in self._registry.unaccounted:
+            if self.stopping():
+                for broken in self.registry.unaccounted:
                     broken.open = False
-                    self._forget(broken.place.leader)
+                    self.forget(broken.place.leader)
                 self._deserted.clear()
                 self._wait.worked()
                 return True
             self._wait.failed(describe_os_error(error, "the journals"), now)
             if leader is not None:
-                self._waiting(leader, Waiting(self._wait.error, self._wait.over))
+                self.waiting(leader, Waiting(self._wait.error, self._wait.over))
             return False
         self._wait.worked()
         return True
 
     def _read_journal(self, broken: Broken) -> None:
-        """Count what a dead leader finished and had not reported, and hold what it had begun."""
+        """Count what a dead leader finished and had not reported, and hold the individuals that it had begun."""
         leader = broken.place.leader
-        may_run = self._registry.may_run([leader])
-        found = self._log.dead_leader_record(broken.place, may_run=may_run)
-        tokens = self._grants.tokens(leader)
+        may_run = self.registry.may_run([leader])
+        found = self.log.dead_leader_record(broken.place, may_run=may_run)
+        tokens = self.grants.tokens(leader)
         for key, end in found.finished[self._reported[leader] :]:
             if tokens.get(key):
-                # The oldest: one that paused may have asked to go on already, under the same key.
-                self._grants.take(leader, tokens[key].pop(0))
-                self._count(leader, end)
+                # The oldest: an individual that paused may have asked to go on already, under the same key.
+                self.grants.take(leader, tokens[key].pop(0))
+                self.count(leader, end)
         for assignment in found.begun:
             if tokens.get(assignment.key):
-                self._grants.take(leader, tokens[assignment.key].pop())
+                self.grants.take(leader, tokens[assignment.key].pop())
                 broken.held.append(assignment)
         broken.open = False
-        self._forget(leader)
-        # The dead leader may not have sent to all what it evaluated, and what it sent to other islands. One leader of
-        # its island owns the former from now on, so that they can emigrate.
+        self.forget(leader)
+        # The dead leader may not have sent its results and its migrants to all. A leader of its island owns the former
+        # from now on, so that they can emigrate.
         for island, population in found.populations.items():
-            heirs = self._registry.leaders(island)
+            heirs = self.registry.leaders(island)
             if heirs:
                 self._hand_over(population, heirs, owned=island == broken.place.island)
 
     def _evacuate(self, island: int) -> None:
-        """No worker is left on ``island``: the next island that has one takes its population over."""
-        heirs = self._registry.next_with_leaders(island)
-        population = self._log.journal_totals().populations.get(island) if heirs else None
+        """Give the population of ``island``, which has no workers, to the next island that has workers."""
+        heirs = self.registry.next_with_leaders(island)
+        population = self.log.journal_totals().populations.get(island) if heirs else None
         if population is not None:
             self._hand_over(population, heirs, owned=True)
 
     def _hand_over(self, population: Population, heirs: list[int], *, owned: bool) -> None:
         news = encode(Records(_worst_first(population), [], []))
         for heir in heirs:
-            self._transport.send(heir, news)
+            self.transport.send(heir, news)
         if owned:
             for member in population.best:
-                self._transport.send(heirs[0], encode(Migrant(member)))
+                self.transport.send(heirs[0], encode(Migrant(member)))
 
 
 def hung_remark(ranks: Sequence[int]) -> str:
-    """What the user reads when ``ranks`` are given up."""
+    """Sentence for the user on ``ranks`` that are given up."""
     several = len(ranks) > 1
     named = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
     return (
@@ -150,5 +143,5 @@ def hung_remark(ranks: Sequence[int]) -> str:
 
 
 def _worst_first(population: Population) -> list[Member]:
-    """All members: what comes last counts as most recent."""
+    # Receivers take the last member for the most recent.
     return [*population.failures, *population.pruned, *reversed(list(population))]

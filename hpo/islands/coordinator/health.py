@@ -8,18 +8,16 @@
 - *A launch* has come to nothing once ``limit`` evaluations in a row have failed on all workers together, or more where
   that is not improbable. A third of that is enough, but not below five, if nothing has worked in this launch and all
   errors are the same but for numbers in them. At least as many as there are workers must have failed. Then nothing more
-  begins until what runs has ended, for at most ``patience_s`` or as long as the slowest of these failures took. If
-  that fails too, the launch ends, and these failures are reopened: they do not use up the budget. Individuals that an
-  earlier launch or another worker began do not count: what they had saved may be to blame.
+  begins until the running evaluations have ended, for at most ``patience_s`` or as long as the slowest of these
+  failures took. If they fail too, the launch ends, and these failures are reopened: they do not use up the budget.
+  Individuals that an earlier launch or another worker began do not count: their checkpoints may be to blame.
 - *A sign of life* of a worker is an evaluation that completed, was pruned, or had reported a finite value before it
   ended in any way, but by returning what is no value, as without ``return``. Of a launch, none that failed, timed out
   or crashed after a report: nothing comes of it. A sign of life ends a worker's or the launch's row of failures; the
   launch's also ends with an evaluation that returned NaN or an infinity.
-- Each launch counts failures anew: the data may have gone since. Time-outs and crashes depend more on configurations:
-  for a row with some of these, what earlier launches completed counts too; and a third is not enough where some timed
-  out, as those have all the same error.
-
-Pure bookkeeping: the coordinator feeds it and acts on what it says."""
+- Each launch begins a new count: the data may have gone since. Time-outs and crashes depend more on configurations:
+  for a row with some of these, completed individuals of earlier launches count too; and a third is not enough where
+  some timed out, as time-outs all have the same error."""
 
 from __future__ import annotations
 
@@ -34,23 +32,22 @@ from hpo.islands.messages import Assignment, EvaluationEnd
 from hpo.task.outcome import alike
 
 _FEWEST = 3
-"""Failures in a row that a worker is suspected after, where hardly any other evaluation fails."""
+"""Failures in a row after which a worker is suspected where hardly any other evaluation fails."""
 _IMPROBABLE = 0.001
-"""A row of failures whose probability is below this is not taken for chance."""
+"""Probability below which a row of failures is not taken for chance."""
 _LONGEST = 10_000
-"""Failures of a row that are kept, and may be reopened: the last ones."""
+"""Number of last failures of a row that are kept, and may be reopened."""
+# Where all failures have the same error, this part of them is enough, but no fewer than a handful.
 _SAME, _HANDFUL = 3, 5
-"""The share of failures that is enough where all have the same error, and the fewest."""
 
 
 def _is_alive(end: EvaluationEnd) -> bool:
-    """Whether an end is a sign of life of its worker."""
     return end.reported or end.outcome.status in (COMPLETED, PRUNED)
 
 
 def improbable(succeeded: int, failed: int) -> int:
-    """The number of failures in a row that has a probability below ``_IMPROBABLE``, where of the other evaluations
-    these numbers ``succeeded`` and ``failed``."""
+    """Length of a row of failures that is improbable, given the numbers of other evaluations that ``succeeded`` and
+    ``failed``."""
     rate = (failed + 0.5) / (succeeded + failed + 1)
     return max(_FEWEST, math.ceil(math.log(_IMPROBABLE) / math.log(rate)))
 
@@ -62,7 +59,7 @@ def counted(statuses: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """``again``: how the individual is evaluated if its failure is reopened; ``error``: one line."""
+    """A failure. ``again``: assignment of its individual if it is reopened; ``error``: one line."""
 
     status: str
     again: Assignment
@@ -70,7 +67,8 @@ class Failure:
 
     @cached_property
     def cause(self) -> str:
-        """Equal where errors differ by numbers alone. Kept: a row of thousands is asked for it again and again."""
+        """Text that is equal where errors differ by numbers alone."""
+        # Cached: a row of thousands is asked for it again and again.
         return alike(self.error)
 
 
@@ -86,8 +84,8 @@ class _Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Actions:
-    """What follows from an end. ``test``: to be evaluated again by another worker than ``leader``; ``bench``: whether
-    ``leader`` gets nothing more, for failures of which ``error`` was the last; ``reopen``: failures that do not
+    """Consequences of an end. ``test``: failure to evaluate again by another worker than that of ``leader``; ``bench``:
+    whether ``leader`` gets nothing more, for failures of which ``error`` was the last; ``reopen``: failures that do not
     count."""
 
     leader: int
@@ -98,10 +96,10 @@ class Actions:
 
 
 class Health:
-    """The watch over one launch. ``limit``: of failures in a row of the launch, None to watch workers only;
-    ``printed``: where what the individual of that id has printed is to be found, in words, empty where it printed
-    nothing; ``patience_s``: seconds for which nothing is begun, at most; ``leaders``: of the workers; ``earlier``: how
-    many individuals earlier launches completed or pruned, and how many failed."""
+    """The watch over a launch. ``limit``: failures in a row that end the launch, None to watch workers alone;
+    ``printed``: sentence on the place of an individual's output, by id; ``patience_s``: the most seconds for which
+    nothing is begun; ``leaders``: of the workers; ``earlier``: numbers of individuals that completed or were pruned,
+    and that failed, in earlier launches."""
 
     def __init__(
         self,
@@ -116,26 +114,26 @@ class Health:
         self._printed = printed
         self._patience_s = patience_s
         self._workers = {leader: _Worker() for leader in leaders}
-        # By id of the individual that runs elsewhere, the leader of the worker that it tests.
+        # Leader of the worker that is tested, by id of the individual that runs elsewhere.
         self._tests: dict[str, int] = {}
         self._succeeded = self._failed = 0
         self._earlier = earlier
         self._row: deque[Failure] = deque(maxlen=_LONGEST)
-        # Of the launch: what showed signs of life, and what did not; of the row: statuses, and the longest.
+        # Counts of the launch's signs of life and other ends; statuses and the longest evaluation of the present row.
         self._worked = self._in_vain = 0
         self._kinds: set[str] = set()
         self._slowest_s = 0.0
         self._awaited: set[int] = set()
         self._held_since: float | None = None
         self.futile = False
-        """Whether the launch was found to have come to nothing."""
+        """Whether the launch was declared failed."""
         self.works = False
-        """Whether something has worked since."""
+        """Whether an evaluation has worked since."""
 
     # --- workers --------------------------------------------------------------------------------------------
 
     def ended(self, leader: int, end: EvaluationEnd) -> Actions:
-        """An evaluation of ``leader`` has ended, which may be benched, or dead."""
+        """Take the end of an evaluation of ``leader``, which may be benched or dead."""
         worker = self._workers.get(leader)
         if worker is None:
             return self._ended_elsewhere(leader, end)
@@ -159,8 +157,8 @@ class Health:
         return self._look_at(leader)
 
     def _ended_elsewhere(self, leader: int, end: EvaluationEnd) -> Actions:
-        """On a worker that is not watched any more. Where it tested another, that has to end: what worked shows that
-        the other worker fails, and a failure there shows nothing."""
+        # A test that ended on a worker that is not watched any more: success shows that the suspect fails,
+        # failure shows nothing.
         suspect = self._tests.get(end.id)
         if suspect is not None and end.outcome.status not in (INTERRUPTED, LOST):
             if _is_alive(end):
@@ -191,7 +189,7 @@ class Health:
         test = worker.row[-1]
         worker.test = test
         self._tests[test.again.id] = leader
-        # It is reopened now, and so not once more with a row: it would be evaluated twice under one number.
+        # The failure is reopened now; reopened again with its row, it would be evaluated twice under one number.
         self.forget({test.again.id})
         return Actions(leader=leader, test=test)
 
@@ -201,31 +199,31 @@ class Health:
             worker.test = None
 
     def _can_test(self, suspect: int) -> bool:
-        """Whether another worker has shown that it works, and may get something."""
+        """Whether another worker has shown that it works, and is not suspected."""
         others = (other for leader, other in self._workers.items() if leader != suspect)
         return any(other.succeeded and other.test is None and not other.drained for other in others)
 
     def forget(self, identities: Container[str]) -> None:
-        """The failures of these individuals are reopened, and leave all rows, which would reopen them again."""
+        """Remove these individuals, which are reopened, from all rows, which would reopen them again."""
         for row in (self._row, *(worker.row for worker in self._workers.values())):
             standing = [one for one in row if one.again.id not in identities]
             row.clear()
             row.extend(standing)
 
     def drained(self, leader: int) -> None:
-        """``leader`` gets nothing more; what it evaluates still counts."""
+        """Note that ``leader`` gets nothing more; its running evaluation still counts."""
         if leader in self._workers:
             self._workers[leader].drained = True
 
     def left(self, leader: int) -> None:
-        """``leader`` takes no more part."""
+        """Note that ``leader`` takes no more part."""
         worker = self._workers.pop(leader, None)
         if worker is not None:
             self._drop_test(worker)
         self._awaited.discard(leader)
 
     def holds(self, leader: int) -> bool:
-        """Whether nothing more is to be granted to ``leader`` for now, or any more."""
+        """Whether to grant ``leader`` nothing for now."""
         worker = self._workers.get(leader)
         if self.holds_all or worker is None:
             return True
@@ -251,21 +249,21 @@ class Health:
 
     @property
     def holds_all(self) -> bool:
-        """Whether nothing more is to be begun until what runs has ended."""
+        """Whether to begin nothing until the running evaluations have ended."""
         if self._limit is None or self._awaited or len(self._row) < len(self._workers):
             return False
         needed = self._limit
         worked, in_vain = self._earlier if self._kinds - {FAILED} else (0, 0)
         if worked + self._worked:
-            # Of all evaluations, these too: after one success in thirty, thirty failures are no surprise.
+            # All evaluations count, also this row: after a success in thirty, thirty failures are no surprise.
             needed = max(needed, improbable(worked + self._worked, in_vain + self._in_vain))
         elif TIMEOUT not in self._kinds and len({one.cause for one in self._row}) == 1:
             needed = max(min(needed, _HANDFUL), math.ceil(needed / _SAME))
         return len(self._row) >= needed
 
     def lost_patience(self, now: float, busy: Callable[[], Iterable[int]]) -> bool:
-        """Whether nothing was begun for so long that others are begun again, until what the ``busy`` leaders evaluate
-        now has ended. To be asked often."""
+        """Whether nothing was begun for so long that evaluations begin again until those of the ``busy`` leaders have
+        ended. To be asked often."""
         if self.futile or not self.holds_all:
             return False
         if self._held_since is None:
@@ -276,12 +274,12 @@ class Health:
         return True
 
     def end_launch(self) -> list[Failure]:
-        """The launch has come to nothing: the failures to reopen."""
+        """Declare the launch failed; the failures to reopen."""
         self.futile = True
         return list(self._row)
 
     def sentence(self) -> str:
-        """What happened, the rule and the remedy."""
+        """Sentence on the failures, the rule and the remedy."""
         shown = []
         latest = {one.cause: one for one in self._row}
         for cause, times in Counter(one.cause for one in self._row).most_common(1):

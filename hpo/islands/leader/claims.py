@@ -1,20 +1,23 @@
-"""Breeding candidates and claiming them from the coordinator, as many as it takes never to run dry."""
+"""Breeding of candidates, and claims for them, as many as it takes for the worker never to run dry."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import Attempt, Configuration, make_id
-from hpo.islands.leader.evaluation_times import EvaluationTimes
 from hpo.islands.leader.island import IslandSearch
 from hpo.islands.messages import Assignment, Claim, Grant, Message, Want
 from hpo.search.population import Member
 from hpo.search.proposals import STUCK, key_of
 from hpo.search.protocols import Candidate
+
+_MOST_AHEAD = 64
 
 
 def assignment_of(candidate: Candidate, attempt: Attempt) -> Assignment:
@@ -22,6 +25,29 @@ def assignment_of(candidate: Candidate, attempt: Attempt) -> Assignment:
     return Assignment(
         configuration=candidate.configuration, attempt=attempt, key=candidate.key, admitted=True
     )
+
+
+@dataclass
+class _EvaluationTimes:
+    """Running means, in seconds, that decide how many individuals to claim ahead."""
+
+    cycle_s: float | None = None
+    answer_s: float | None = None
+
+    def evaluated(self, seconds: float) -> None:
+        self.cycle_s = seconds if self.cycle_s is None else 0.8 * self.cycle_s + 0.2 * seconds
+
+    def answered(self, seconds: float) -> None:
+        self.answer_s = seconds if self.answer_s is None else 0.8 * self.answer_s + 0.2 * seconds
+
+    @property
+    def ahead(self) -> int:
+        """Number of individuals to hold beside the running individual."""
+        # None while an answer costs under a hundredth of an evaluation, since a later child descends from more results;
+        # else enough to bridge two answers.
+        if self.cycle_s is None or self.answer_s is None or self.answer_s < 0.01 * self.cycle_s:
+            return 0
+        return min(_MOST_AHEAD, math.ceil(2.0 * self.answer_s / max(self.cycle_s, 1e-6)))
 
 
 class Claims:
@@ -46,25 +72,25 @@ class Claims:
         self._early_stopping = island.early_stopping
         self._sequence = 0
         self._token = 0
-        # By token: the candidate, and when it was claimed.
+        # The candidate, and the time of its claim, by token.
         self._claimed: dict[int, tuple[Candidate, float]] = {}
         self._promotion: int | None = None
         self._breeding_s = 0.0
         self._phase = 0
         self.queue: deque[Candidate] = deque()
-        self.times = EvaluationTimes()
+        self._times = _EvaluationTimes()
 
     def begin(self, sequence: int) -> None:
-        """``sequence``: the first number that no individual of this worker has."""
+        """``sequence``: first free number of this worker's individuals."""
         self._sequence = sequence
 
     def request(self, *, running: bool) -> None:
-        """Breed and claim what is lacking, beside the one that is ``running``."""
-        ahead = self.times.ahead if self._breeder.may_breed_ahead else 0
+        """Breed and claim as many candidates as are lacking, given whether the worker is ``running`` one of them."""
+        ahead = self._times.ahead if self._breeder.may_breed_ahead else 0
         lacking = ahead + (not running) - len(self.queue) - len(self._claimed)
-        if lacking > 0 or not (
-            running or self.queue
-        ):  # a claim may wait for good where the budget is used up
+        # An idle worker asks for a promotion even while claims are open: these may wait for good once the
+        # budget is used up.
+        if lacking > 0 or not (running or self.queue):
             lacking -= self.promote()
         if lacking <= 0:
             return
@@ -75,9 +101,8 @@ class Claims:
         self._claim(candidates, now)
 
     def promote(self) -> bool:
-        """Ask to go on with a paused individual, if one has come to be worth it; it comes before new ones.
-
-        One at a time: what is promoted next depends on what is known then."""
+        """Ask to go on with a paused individual, if any is worth it by now; it comes before new individuals."""
+        # One promotion at a time: which individual comes next depends on what is known then.
         candidate = self._early_stopping.promoted() if self._promotion is None else None
         if candidate is None:
             return False
@@ -89,8 +114,8 @@ class Claims:
         return True
 
     def paused_before(self, member: Member, reopened: int, inherits: str) -> Candidate:
-        """One that paused in an earlier launch; its parents are on record there. ``reopened``, ``inherits``: as there,
-        or what comes of it would not count."""
+        """An individual that paused in an earlier launch. ``reopened``, ``inherits``: as on record, or its end would
+        not count."""
         params = self._space.decode(member.genome)
         configuration = Configuration(
             id=member.id, params=params, operator=member.operator, inherits=inherits
@@ -134,7 +159,7 @@ class Claims:
         )
 
     def take(self, grant: Grant) -> None:
-        """The coordinator has answered."""
+        """Take the coordinator's answer."""
         now = self._now()
         if grant.phase != self._phase:
             self._phase = grant.phase
@@ -142,7 +167,7 @@ class Claims:
         for token in grant.accepted:
             if token in self._claimed:
                 candidate, claimed_at = self._claimed.pop(token)
-                self.times.answered(now - claimed_at)
+                self._times.answered(now - claimed_at)
                 self._proposals.known.add(candidate.key)
                 if token == self._promotion:
                     self._promotion = None
@@ -155,23 +180,21 @@ class Claims:
                 candidate, _ = self._claimed.pop(token)
                 if candidate.phase == self._phase:
                     self._proposals.known.add(candidate.key)
-                else:  # how hard it was to find in another part of the space does not count
+                else:  # draws in another part of the space do not count
                     candidate.draws = 0
                 self._fill(candidate)
                 again.append(candidate)
         if again:
             self._claim(again, now)
         for token, assignment in grant.assigned:
-            if (
-                token in self._claimed
-            ):  # else this worker has given up meanwhile, and the coordinator takes it back
+            # Where the token is not claimed, this worker has given up meanwhile, and the coordinator takes it back.
+            if token in self._claimed:
                 candidate, _ = self._claimed.pop(token)
                 self._replace(candidate, assignment)
-                # What was begun before, and what the user asked for, comes before what is bred.
+                # Individuals that were begun before, or that the user asked for, come before bred candidates.
                 self.queue.appendleft(candidate)
 
     def _replace(self, candidate: Candidate, assignment: Assignment) -> None:
-        """``candidate`` is what was assigned in place of what was bred."""
         configuration = assignment.configuration
         if not configuration.id:
             configuration = replace(configuration, id=candidate.id)
@@ -180,19 +203,18 @@ class Claims:
         self._proposals.known.add(assignment.key)
 
     def evaluated(self, seconds: float) -> None:
-        """An evaluation took ``seconds``."""
-        self.times.evaluated(seconds + self._breeding_s)
+        """Note how long an evaluation took."""
+        self._times.evaluated(seconds + self._breeding_s)
 
     def spare(self, number: int) -> list[int]:
-        """Tokens of up to ``number`` candidates that wait, which are given up. What was begun (it crashed, and waits
-        for new evaluators) stays."""
+        """Give up ``number`` candidates at most that wait and were not begun; their tokens."""
         spare = [one for one in reversed(self.queue) if not (one.started or one.resumed_at_step)][:number]
         for candidate in spare:
             self.queue.remove(candidate)
         return [one.token for one in spare]
 
     def give_up(self) -> list[int]:
-        """Tokens of all that was claimed or waits, which is given up."""
+        """Give up all candidates that are claimed or wait; their tokens."""
         tokens = [candidate.token for candidate in self.queue] + list(self._claimed)
         self.queue.clear()
         self._claimed.clear()

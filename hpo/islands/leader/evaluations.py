@@ -3,62 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from hpo.errors import describe_os_error
 from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED, TIMEOUT, Attempt
 from hpo.islands.leader.claims import Claims, assignment_of
-from hpo.islands.leader.island import IslandSearch, OwnWorker
+from hpo.islands.leader.island import IslandSearch, LeaderSettings, OwnWorker
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
-from hpo.islands.messages import MOST_REMARKS, EvaluationEnd, Message, Remark, Returned
+from hpo.islands.messages import MOST_REMARKS, EvaluationEnd, Remark, Returned
 from hpo.islands.storage import StorageWait
 from hpo.journal.records import Finished, Note, Reported, Started
 from hpo.search.population import Member
 from hpo.search.protocols import Candidate, TrialReport, Verdict
 from hpo.task.outcome import TaskOutcome, brief_outcome, pruned_outcome
 
+if TYPE_CHECKING:
+    from hpo.islands.leader.leader import Leader
+
 _START_ATTEMPTS = 3
+# An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it.
 _MOST_DEATHS = 3
-"""An individual whose ranks have died so often, beside its retries, is to blame: it would take all workers with it."""
 
-
+# A name of remarks that no metric has.
 _LENGTHS = "[steps]"
-"""No name of a metric, as remarks have."""
 _FAILURES = FINAL - {COMPLETED, PRUNED}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationRules:
-    """``losses``: objectives by name to numbers to be minimised. ``retries``: of an individual that crashed.
-    ``durable_starts``: put starts on disk too, so that an interrupted evaluation goes on under its id (not worth it
-    for functions of microseconds). ``reported``: the only objective, which a report gives the value of; None where
-    there are several."""
-
-    losses: Callable[[dict[str, float]], tuple[float, ...]]
-    retries: int
-    durable_starts: bool
-    reported: str | None
-
-
-class EvaluationHost(Protocol):
-    """Services of a leader for its evaluations."""
-
-    def now(self) -> float:
-        """Unix seconds."""
-
-    def ask(self, message: Message) -> None:
-        """Send to the coordinator."""
-
-    def withdraw(self, candidate: Candidate, error: str) -> None:
-        """No evaluator can be started here, for ``error``."""
-
-    def is_stopping(self) -> bool:
-        """Whether the launch ends, as far as is known here."""
 
 
 class Evaluations:
@@ -67,52 +39,45 @@ class Evaluations:
     def __init__(
         self,
         *,
-        leader: EvaluationHost,
+        leader: Leader,
         worker: OwnWorker,
         island: IslandSearch,
-        rules: EvaluationRules,
+        settings: LeaderSettings,
         retention: RetentionPolicy,
         claims: Claims,
         publisher: Publisher,
     ) -> None:
-        self._now = leader.now
-        self._send = leader.ask
-        self._withdraw = leader.withdraw
-        self._stopping = leader.is_stopping
-        self._place = worker.place
+        self._leader = leader
+        self._worker = worker
         self._crew = worker.crew
-        self._job_of = worker.jobs
         self._journal = worker.journal
-        self._signalled = worker.signalled
-        self._breeder = island.breeder
-        self._population = island.population
-        self._migration = island.migration
+        self._island = island
         self._early_stopping = island.early_stopping
-        self._rules = rules
+        self._settings = settings
         self._retention = retention
         self._claims = claims
         self._publisher = publisher
         self._remarked: set[str] = set()
-        # The least losses of those that were reported with parameters.
+        # The least losses that were reported with parameters.
         self._best: tuple[float, ...] | None = None
         self.running: Candidate | None = None
         self.wait = StorageWait()
-        """Of the directories of individuals."""
+        """State of the directories of individuals."""
         worker.crew.listen(self._judge)
 
     def start(self, candidate: Candidate) -> None:
-        candidate.started = self._now()
+        candidate.started = self._leader.now()
         self.running = candidate
-        # A copy of its directory, where it needs one, comes before the record that it was begun: whoever reads that
-        # takes the directory that is there for its own.
+        # A copy of its directory, where it needs one, comes before the record of its start: a reader of that takes the
+        # directory that is there for its own.
         try:
-            job = self._job_of(candidate)
+            job = self._worker.jobs(candidate)
         except OSError as failure:
             self.running = None
-            self.wait.failed(describe_os_error(failure, "the individual's directory"), self._now())
+            self.wait.failed(describe_os_error(failure, "the individual's directory"), self._leader.now())
             self._claims.queue.appendleft(candidate)
             return
-        if self._rules.durable_starts:
+        if self._settings.durable_starts:
             start = Started(
                 configuration=candidate.configuration, attempt=candidate.attempt, time=candidate.started
             )
@@ -121,7 +86,7 @@ class Evaluations:
                 self.running = None
                 self._claims.queue.appendleft(candidate)
                 return
-        if candidate.retries >= self._rules.retries + _MOST_DEATHS:
+        if candidate.retries >= self._settings.retries + _MOST_DEATHS:
             error = f"its processes or ranks died {candidate.retries} times while it was evaluated; not tried again"
             # Not by way of ``finish``, which might try it again.
             self.running = None
@@ -129,10 +94,10 @@ class Evaluations:
             return
         self._early_stopping.start(candidate)
         self._crew.start(job)
-        self._breeder.evaluation_started(candidate.parents)
+        self._island.breeder.evaluation_started(candidate.parents)
 
     def poll(self) -> bool:
-        """Take the outcomes that the crew has; whether there were any."""
+        """Take the outcomes of the crew; whether there were any."""
         outcomes = self._crew.poll()
         for outcome in outcomes:
             self.finish(outcome)
@@ -146,7 +111,13 @@ class Evaluations:
         if found is not None:
             loss = found[2] if math.isfinite(found[2]) else None
             self._journal.append(
-                Reported(id=report.id, island=self._place.island, step=found[1], loss=loss, time=self._now())
+                Reported(
+                    id=report.id,
+                    island=self._worker.place.island,
+                    step=found[1],
+                    loss=loss,
+                    time=self._leader.now(),
+                )
             )
         return verdict
 
@@ -156,7 +127,7 @@ class Evaluations:
         if candidate is None:
             return
         if outcome.storage:
-            self.wait.failed(outcome.error or "the storage failed", self._now())
+            self.wait.failed(outcome.error or "the storage failed", self._leader.now())
             self._again(candidate)
             return
         self._remark(outcome.remarks)
@@ -165,21 +136,22 @@ class Evaluations:
             return
         self.wait.worked()
         final = outcome.status == FAILED or (
-            outcome.status == CRASHED and candidate.retries >= self._rules.retries
+            outcome.status == CRASHED and candidate.retries >= self._settings.retries
         )
-        if final and (self._stopping() or self._signalled()):
-            # A job's end signals all of its processes, those that a task has started too: the next launch will show
-            # whether it was that.
+        if final and (self._leader.is_stopping() or self._worker.signalled()):
+            # The end of a Slurm job signals all processes, also those that a task has started, which may be
+            # why it failed: the next launch will show.
             outcome = TaskOutcome(status=INTERRUPTED, error=outcome.error)
-        # What was killed after its grace, or failed, has not saved itself: the next launch goes on with it.
+        # An individual that was killed after its grace, or failed, has not saved itself: the next launch goes
+        # on with it.
         rests = outcome.status == INTERRUPTED and outcome.error is None and self._early_stopping.condemned
         if rests or (outcome.status == PRUNED and self._early_stopping.condemned):
-            # Its report at the rung counts, wherever it ended.
-            outcome = pruned_outcome(self._early_stopping.last, self._rules.reported, outcome.metrics)
+            # Its report at the rung counts, wherever it was when it ended.
+            outcome = pruned_outcome(self._early_stopping.last, self._settings.reported, outcome.metrics)
         elif outcome.status == COMPLETED:
             self._early_stopping.completed()
             self._look_at_lengths()
-        if outcome.status == CRASHED and candidate.retries < self._rules.retries:
+        if outcome.status == CRASHED and candidate.retries < self._settings.retries:
             self._retry(candidate, outcome)
         else:
             self._record(candidate, outcome, rests=rests)
@@ -196,35 +168,33 @@ class Evaluations:
         for name, sentence in remarks.items():
             if name not in self._remarked and len(self._remarked) < MOST_REMARKS:
                 self._remarked.add(name)
-                self._send(Remark(name, sentence))
+                self._leader.ask(Remark(name, sentence))
 
     def _retry_or_withdraw(self, candidate: Candidate, outcome: TaskOutcome) -> None:
-        """Evaluators could not be started: that is not the individual's fault, and must not use up the
-        budget.
-
-        After a few tries this worker gives up and hands on what it has begun; the others go on.
-        """
-        if self._crew.failed_starts < _START_ATTEMPTS and not self._stopping():
+        # Evaluators that cannot be started are not the individual's fault, and must not use up the budget.
+        if self._crew.failed_starts < _START_ATTEMPTS and not self._leader.is_stopping():
             self._claims.queue.appendleft(candidate)
         else:
-            self._withdraw(candidate, outcome.error or "no evaluator could be started")
+            self._leader.withdraw(candidate, outcome.error or "no evaluator could be started")
 
     def _retry(self, candidate: Candidate, outcome: TaskOutcome) -> None:
-        self._journal.append(Note(id=candidate.id, status=CRASHED, error=outcome.error, time=self._now()))
+        self._journal.append(
+            Note(id=candidate.id, status=CRASHED, error=outcome.error, time=self._leader.now())
+        )
         attempt = candidate.attempt
         candidate.attempt = replace(attempt, retries=attempt.retries + 1, resumed=True)
         candidate.promoted, candidate.retried = False, True
         self._again(candidate)
 
     def _again(self, candidate: Candidate) -> None:
-        if self._stopping():  # a later launch evaluates it again: its start is on record, its end is not
-            self._send(Returned([candidate.token], begun=True))
+        if self._leader.is_stopping():  # a later launch evaluates it: its start is on record, its end is not
+            self._leader.ask(Returned([candidate.token], begun=True))
         else:
             self._claims.queue.appendleft(candidate)
 
     def _record(self, candidate: Candidate, outcome: TaskOutcome, *, rests: bool) -> None:
         """Put the end on record, and let the island breed from it. ``rests``: it was pruned, and may go on."""
-        now, last = self._now(), self._early_stopping.last
+        now, last = self._leader.now(), self._early_stopping.last
         outcome = replace(
             outcome,
             seconds=now - candidate.started,
@@ -243,7 +213,7 @@ class Evaluations:
         self._claims.evaluated(outcome.seconds)
         losses: tuple[float, ...] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
-            losses = tuple(self._rules.losses(outcome.objectives))
+            losses = tuple(self._settings.losses(outcome.objectives))
         pending = self._publisher.pending
         pending.candidates.append(candidate)
         pending.results.append(self._end_of(candidate, outcome, losses))
@@ -257,12 +227,12 @@ class Evaluations:
             progress=self._early_stopping.progress() if outcome.status in (PRUNED, COMPLETED) else None,
             operator=candidate.operator,
         )
-        self._population.add(member)
-        self._breeder.learn(member)
-        # As it is now: migration adds to the history of the members that it sends away.
+        self._island.population.add(member)
+        self._island.breeder.learn(member)
+        # A copy: migration adds to the history of the members that it sends away.
         pending.records.append(replace(member))
         if losses is not None:
-            self._migration.own(member)
+            self._island.migration.own(member)
             pending.own.append(member)
         if rests:
             self._early_stopping.rest(candidate, member.progress[0] if member.progress else 0)
@@ -272,7 +242,6 @@ class Evaluations:
     def _end_of(
         self, candidate: Candidate, outcome: TaskOutcome, losses: tuple[float, ...] | None
     ) -> EvaluationEnd:
-        """The end as the coordinator is to count it."""
         best = losses is not None and (self._best is None or losses < self._best)
         if best:
             self._best = losses
@@ -294,5 +263,5 @@ class Evaluations:
 
 
 def fault(status: str, *, resumed: bool, error: str) -> str | None:
-    """Cause to count an end under: ``error`` where the individual failed of its own, else None."""
+    """``error`` where the individual failed by itself, else None."""
     return error if status in (FAILED, TIMEOUT, CRASHED) and not resumed else None

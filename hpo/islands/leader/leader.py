@@ -2,84 +2,35 @@
 
 The islands have no master. Every leader breeds from all that it knows of its island, sends each result to its peers as
 soon as the result is on disk, and now and then sends an individual to another island. It asks the coordinator only for
-permits. The same code runs over MPI and, with virtual time, in the simulator: all that touches the world is passed
-in."""
+permits. The same code runs over MPI and, in virtual time, in simulations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from hpo.individual import COMPLETED, INTERRUPTED, PRUNED, Scalar
+from hpo.individual import COMPLETED, INTERRUPTED, PRUNED
+from hpo.islands import messages
 from hpo.islands.end_reasons import LOST, STORAGE, UNFIT
 from hpo.islands.leader.claims import Claims, assignment_of
-from hpo.islands.leader.evaluations import EvaluationRules, Evaluations
-from hpo.islands.leader.island import IslandSearch, OwnWorker
-from hpo.islands.leader.migration import Migration, MigrationSettings
+from hpo.islands.leader.evaluations import Evaluations
+from hpo.islands.leader.island import IslandSearch, LeaderSettings, OwnWorker
+from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
-from hpo.islands.messages import (
-    COORDINATOR_RANK,
-    Assignment,
-    Disbanded,
-    End,
-    Grant,
-    Lost,
-    Message,
-    Migrant,
-    Recall,
-    Records,
-    Retired,
-    Returned,
-    Start,
-    Stop,
-    ToWorker,
-    Unfit,
-    Waiting,
-    WorkerMessage,
-    check_handlers,
-    encode,
-    reports,
-)
+from hpo.islands.messages import Assignment, End, Lost, Message, Start, Stop
 from hpo.islands.transport import Transport
-from hpo.search.early_stopping import Pruner, Steps
+from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec
-from hpo.search.stopping_rules import PruningSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeaderSettings:
-    """``losses``, ``retries``, ``durable_starts``, ``reported``: see ``EvaluationRules``. ``allows``: the task's
-    constraints. ``grace_s``: seconds in which running evaluations may save themselves when the launch stops; ``keep``:
-    how many of the best keep their checkpoints. ``steps``: number of steps of a whole run with given parameters, None
-    where it is not known. ``sign``: -1 where larger reports are better. ``reference``: losses beyond which nothing is
-    wanted, where there are several objectives."""
-
-    seed: int
-    losses: Callable[[dict[str, float]], tuple[float, ...]]
-    allows: Callable[[dict[str, Scalar]], bool]
-    migration: MigrationSettings
-    retries: int
-    duplicates: bool
-    durable_starts: bool
-    grace_s: float
-    keep: int
-    pruning: PruningSettings | None
-    steps: Steps
-    reported: str | None
-    sign: float
-    reference: tuple[float, ...] | None
 
 
 class Leader:
-    """One worker's leader. Feed it messages with ``receive`` and call ``step`` whenever something may have
-    happened.
+    """Leader of a worker. It takes messages by ``receive``; call ``step`` whenever something may have happened.
 
     ``islands[i]``: leaders of island i."""
 
@@ -113,12 +64,7 @@ class Leader:
             leader=self,
             worker=worker,
             island=island,
-            rules=EvaluationRules(
-                losses=settings.losses,
-                retries=settings.retries,
-                durable_starts=settings.durable_starts,
-                reported=settings.reported,
-            ),
+            settings=settings,
             retention=RetentionPolicy(
                 settings.keep,
                 latest=breeder.checkpoints_for_others,
@@ -130,25 +76,25 @@ class Leader:
         self._stop: Stop | None = None
         self._grace_end = math.inf
         self._broken = False
-        self._waits = Waiting(None, False)
+        self._waits = messages.Waiting(None, False)
         self._left = False
-        # The leader to which migrants are passed on, once this worker gets nothing more.
+        # Leader to which migrants are passed once this worker gets nothing more.
         self._heir: int | None = None
         self._disbanding: list[tuple[int, Assignment]] | None = None
         self.started = False
         self.end: End | None = None
         self._handlers: dict[type[Message], Callable[[int, Any], bool]] = {
-            Records: self._observe,
-            Grant: self._granted,
-            WorkerMessage: self._from_worker,
-            Migrant: self._immigrate,
-            Recall: self._give_back,
+            messages.Records: self._observe,
+            messages.Grant: self._granted,
+            messages.WorkerMessage: self._from_worker,
+            messages.Migrant: self._immigrate,
+            messages.Recall: self._give_back,
             Stop: self._halt_for,
             Lost: self._handle_rank_deaths,
-            Retired: self._handle_retired,
+            messages.Retired: self._handle_retired,
             End: self._finish,
         }
-        check_handlers(ToWorker, self._handlers)
+        messages.check_handlers(messages.ToWorker, self._handlers)
 
     def _make_island(
         self, worker: OwnWorker, islands: Sequence[Sequence[int]], space: Codec, settings: LeaderSettings
@@ -183,10 +129,10 @@ class Leader:
     # --- life -----------------------------------------------------------------------------------------------
 
     def begin(self, start: Start) -> None:
-        """Take over what earlier launches left and ask for the first individual."""
+        """Learn the results of earlier launches and ask for the first individual."""
         self._claims.begin(start.sequence)
         owned = set(start.owned)
-        self._early_stopping.observe(reports(start.reports))
+        self._early_stopping.observe(messages.reports(start.reports))
         for known in start.population:
             # A copy: rank 0's message has not travelled, and other leaders are sent the same members.
             member = replace(known)
@@ -202,17 +148,17 @@ class Leader:
         self._claims.request(running=False)
 
     def receive(self, source: int, message: Message) -> bool:
-        """Handle one message; True when ``step`` should follow."""
+        """Handle a message; whether ``step`` should follow."""
         return self._handlers[type(message)](source, message)
 
     def step(self) -> bool:
-        """Do all that can be done now without waiting; True when anything was done."""
+        """Do all that can be done now without waiting; whether anything was done."""
         active = self._evaluations.poll()
         if self._stop is None:
             if self.can_work:
                 self._evaluations.start(self._claims.queue.popleft())
                 active = True
-                self._evaluations.poll()  # one that could not begin is over already
+                self._evaluations.poll()  # an evaluation that could not begin is over already
         elif self._crew.busy and self._transport.now() >= self._grace_end:
             self._grace_end = math.inf
             self._crew.kill(INTERRUPTED)
@@ -222,23 +168,23 @@ class Leader:
                 at_once=self._stop is not None, before_results=self._promote_if_idle
             )
             self._look_at_storage()
-        # What is done here counts: none of it is begun elsewhere while it may still be put on record.
+        # Results of this worker count: none is evaluated elsewhere while it may still be put on record.
         if self._disbanding is not None and self._crew.gone and not self._publisher.pending.results:
-            self.ask(Disbanded(self._disbanding))
+            self.ask(messages.Disbanded(self._disbanding))
             self._disbanding = None
         if self.started and self._stop is None and self.end is None:
             self._claims.request(running=self._evaluations.running is not None)
         return active
 
     def next_wake(self) -> float:
-        """Unix seconds at which ``step`` must be called even if nothing arrives."""
+        """Latest time of the next ``step``, in Unix seconds."""
         wake = self._grace_end if self._crew.busy else math.inf
         limit = self._crew.deadline()
         if limit is not None:
             wake = min(wake, limit)
         if self.can_work:  # its journal has just come back
             return self._transport.now()
-        # Evaluators that are being started wake this rank themselves.
+        # Evaluators that are starting wake this rank themselves.
         if self._waits_for_directory and self._crew.ready and self._publisher.wait.error is None:
             wake = min(wake, self._evaluations.wait.retry_at)
         return min(wake, self._publisher.next_wake())
@@ -269,37 +215,37 @@ class Leader:
         )
 
     def _promote_if_idle(self) -> None:
-        # Before the coordinator learns that nothing runs here: it may be all that the campaign waits for.
+        # Before the coordinator learns that nothing runs here: the campaign may wait for that alone, and end.
         if self._idle:
             self._claims.promote()
 
     # --- messages -------------------------------------------------------------------------------------------
 
-    def _observe(self, source: int, news: Records) -> bool:
+    def _observe(self, source: int, news: messages.Records) -> bool:
         for member in news.evaluated:
             self._learn(member)
-        for identity in news.emigrated:  # after the news: one may have left in the same message
+        for identity in news.emigrated:  # after the news: an individual may have left in the same message
             self.population.discard(identity)
         if not news.reports:
             return False
-        self._early_stopping.observe(reports(news.reports))
+        self._early_stopping.observe(messages.reports(news.reports))
         return self._idle and self._early_stopping.can_promote
 
     def _learn(self, member: Member, *, earlier: bool = False) -> None:
-        # What other islands use of the space may take other numbers of steps.
+        # Individuals of other islands, with other parts of the space, may take other numbers of steps.
         if member.progress is not None and member.status == COMPLETED and not member.history:
             self._early_stopping.learn_end(member.progress[0])
         (self.population.enter if earlier else self.population.add)(member)
 
-    def _granted(self, source: int, grant: Grant) -> bool:
+    def _granted(self, source: int, grant: messages.Grant) -> bool:
         self._claims.take(grant)
         return True
 
-    def _from_worker(self, source: int, message: WorkerMessage) -> bool:
+    def _from_worker(self, source: int, message: messages.WorkerMessage) -> bool:
         self._crew.receive(message.content)
         return True
 
-    def _immigrate(self, source: int, message: Migrant) -> bool:
+    def _immigrate(self, source: int, message: messages.Migrant) -> bool:
         member = message.evaluated
         self._learn(member)
         if self._heir is None:
@@ -309,8 +255,8 @@ class Leader:
         self._publisher.introduce(member)
         return True
 
-    def _give_back(self, source: int, recall: Recall) -> bool:
-        self.ask(Returned(self._claims.spare(recall.number)))
+    def _give_back(self, source: int, recall: messages.Recall) -> bool:
+        self.ask(messages.Returned(self._claims.spare(recall.number)))
         return True
 
     def _finish(self, source: int, end: End) -> bool:
@@ -318,37 +264,36 @@ class Leader:
         return True
 
     def now(self) -> float:
-        """Unix seconds."""
         return self._transport.now()
 
     def ask(self, message: Message) -> None:
         """Send to the coordinator."""
-        self._transport.send(COORDINATOR_RANK, encode(message))
+        self._transport.send(messages.COORDINATOR_RANK, messages.encode(message))
 
     def is_stopping(self) -> bool:
-        """Whether the launch ends, as far as is known here."""
+        """Whether this leader knows that the launch ends."""
         return self._stop is not None
 
     # --- deaths ---------------------------------------------------------------------------------------------
 
     def _handle_rank_deaths(self, source: int, lost: Lost) -> bool:
-        """Send nothing more to leaders whose workers lost a rank; if this worker did, it is over."""
+        """Send nothing more to leaders whose workers lost a rank; disband if this worker did."""
         self._publisher.lose(frozenset(lost.leaders))
         if not self._broken and not set(self.place.ranks).isdisjoint(lost.ranks):
             self._broken = True
             self._disband()
         return True
 
-    def _handle_retired(self, source: int, retired: Retired) -> bool:
-        """No individual migrates to an island that evaluates nothing more: from there none would leave."""
-        self._migration.lose(frozenset(retired.leaders))  # what was sent there lately is passed on from there
+    def _handle_retired(self, source: int, retired: messages.Retired) -> bool:
+        """Send no individuals to an island that evaluates nothing more: none would leave it."""
+        self._migration.lose(frozenset(retired.leaders))  # its leaders pass on what was sent there lately
         if self.place.leader in retired.leaders and retired.heir is not None and self._migration.active:
             self._heir = retired.heir
             self._publisher.pass_on(self._migration.disown(), self._heir)
         return True
 
     def _disband(self) -> None:
-        """End what runs here, for others to begin it again."""
+        """End all evaluations here, for others to begin them again."""
         begun = [candidate for candidate in self._claims.queue if candidate.started]
         if self._evaluations.running is not None:
             begun.append(self._evaluations.running)
@@ -360,7 +305,7 @@ class Leader:
         self._disbanding = [_begun(one, retries=one.retries + 1) for one in begun]
 
     def orphan(self) -> None:
-        """The coordinator is dead: nothing more can be counted here. What runs may save, as for any stop."""
+        """Stop, as the coordinator is dead and nothing more can be counted; running evaluations may save themselves."""
         if self._stop is None:
             self._halt(Stop(LOST, False))
 
@@ -375,7 +320,7 @@ class Leader:
         begun = any(candidate.started for candidate in self._claims.queue)
         tokens = self._claims.give_up()
         if tokens:
-            self.ask(Returned(tokens, begun))
+            self.ask(messages.Returned(tokens, begun))
         if stop.urgent:
             self._grace_end = self._transport.now()
         else:
@@ -385,19 +330,19 @@ class Leader:
     # --- storage that fails ---------------------------------------------------------------------------------
 
     def _look_at_storage(self) -> None:
-        """The coordinator learns what this worker waits for. Without a journal it takes no more part."""
+        """Tell the coordinator what this worker waits for, or that it leaves for want of its journal."""
         journal, directory = self._publisher.wait, self._evaluations.wait
         if journal.over and self._disbanding is not None:
             self._disbanding += map(_begun, self._publisher.give_up())
         elif journal.over:
             self._leave(journal.error or "")
-        waits = Waiting(journal.error or directory.error, directory.over)
+        waits = messages.Waiting(journal.error or directory.error, directory.over)
         if waits != self._waits:
             self._waits = waits
             self.ask(waits)
 
     def _leave(self, error: str) -> None:
-        """Nothing that is done here can be put on record: others do it."""
+        """Give all individuals to others, as nothing can be put on record here."""
         self._left = True
         queue, running = self._claims.queue, self._evaluations.running
         begun = [one for one in queue if one.started]
@@ -411,20 +356,19 @@ class Leader:
         self._migration.forget({one.id for one in unsynced})
         begun += unsynced
         self._halt(Stop(STORAGE, False))
-        self.ask(Unfit(error, [*map(_begun, begun)], storage=True))
+        self.ask(messages.Unfit(error, [*map(_begun, begun)], storage=True))
 
     def withdraw(self, candidate: Candidate, error: str) -> None:
-        """No evaluator can be started here: what was begun goes to other workers."""
+        """Give ``candidate`` to others, as no evaluator can be started here for ``error``."""
         self._publisher.publish()
         self._halt(Stop(UNFIT, False))
-        self.ask(Unfit(error, [_begun(candidate, resumed=candidate.resumed)]))
+        self.ask(messages.Unfit(error, [_begun(candidate, resumed=candidate.resumed)]))
 
 
 def _begun(
     candidate: Candidate, *, resumed: bool = True, retries: int | None = None
 ) -> tuple[int, Assignment]:
-    """Token and assignment of an individual for others to evaluate in place of this worker. ``retries``: None for as
-    many as here."""
+    """Token and assignment of an individual for others to evaluate. ``retries``: None leaves the number as it is."""
     retries = candidate.retries if retries is None else retries
     return candidate.token, assignment_of(
         candidate, replace(candidate.attempt, resumed=resumed, retries=retries)

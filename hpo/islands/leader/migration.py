@@ -18,14 +18,15 @@ from hpo.search.population import Member
 from hpo.search.protocols import Journal
 
 _OWNED = 64
+# The last departures are remembered: their gateways may die before they pass the migrants on.
 _REMEMBERED = 64
-"""Of those that left, the last: their gateway may have died before it passed them on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationSettings:
-    """``probability``: after each own evaluation; ``emigrants[i]``: how many then go to island i; ``copy``:
-    pollination, the original stays; ``ring``: they go on to the next island where one has no workers left."""
+    """``probability``: of migration after an own evaluation; ``emigrants[i]``: number that then goes to island i;
+    ``copy``: pollination, the original stays; ``ring``: the next island takes the place of an island without
+    workers."""
 
     probability: float
     copy: bool
@@ -35,8 +36,7 @@ class MigrationSettings:
 
 @dataclass(frozen=True)
 class Departure:
-    """``traveller`` goes to the leader ``gateway``, which owns it from then on; ``left``: it is no longer on
-    this island."""
+    """``traveller`` goes to the leader ``gateway``, which owns it from then on; ``left``: it has left this island."""
 
     gateway: int
     traveller: Member
@@ -44,10 +44,8 @@ class Departure:
 
 
 class Migration:
-    """What one leader owns, and what it sends away. ``islands[i]``: leaders of island i.
-
-    Only its owner may send an individual away, so that no two leaders send the same one.
-    """
+    """Individuals that a leader owns and may send away; no two leaders own the same. ``islands[i]``: leaders of island
+    i."""
 
     def __init__(
         self,
@@ -65,15 +63,15 @@ class Migration:
         self._islands = [tuple(leaders) for leaders in islands]
         self._journal = journal
         self._clock = clock
-        # Best first, and of equals the one that came first.
+        # Best first; equals in the order in which they came.
         self._owned: list[Member] = []
         self._ids: set[str] = set()
         self._rng = random.Random()
         self._sent: deque[tuple[int, Departure]] = deque(maxlen=_REMEMBERED)
 
     def lose(self, dead: frozenset[int]) -> list[Departure]:
-        """Send none to ``dead`` leaders from now on; what was sent there lately has to be sent again, to another
-        leader of the same island."""
+        """Send nothing to ``dead`` leaders from now on; late departures that have to be repeated to another leader of
+        the same island."""
         self._islands = [tuple(one for one in leaders if one not in dead) for leaders in self._islands]
         again: list[Departure] = []
         for index, (target, departure) in enumerate(self._sent):
@@ -88,18 +86,17 @@ class Migration:
         return bool(self._settings.probability) and any(self._settings.emigrants)
 
     def disown(self) -> list[Member]:
-        """All that this leader owned, and does no longer."""
+        """Give up all individuals, and return them."""
         owned, self._owned, self._ids = self._owned, [], set()
         return owned
 
     def forget(self, identities: set[str]) -> None:
-        """Own these no longer: they do not count."""
+        """Give up individuals that do not count."""
         for identity in identities & self._ids:
             self._release(identity)
 
     def own(self, member: Member) -> None:
-        """Take ``member`` into the care of this leader: it was evaluated here, or came from another
-        island."""
+        """Own ``member``, which was evaluated here or came from another island."""
         if member.id in self._ids:  # pollen that came here twice, by different ways
             self._release(member.id)
         self._ids.add(member.id)
@@ -109,10 +106,8 @@ class Migration:
             self._ids.remove(self._owned.pop(worst).id)
 
     def departures(self, cause: Member) -> list[Departure]:
-        """Who leaves after the evaluation of ``cause``: by chance none, else the best of the own ones.
-
-        An individual is not sent where it has been, or it would travel in circles. Each departure is appended
-        to the journal, which the caller commits before it sends anyone."""
+        """Departures after the evaluation of ``cause``: none by chance, else the best owned individuals. Each is
+        appended to the journal, which the caller commits before it sends them."""
         settings = self._settings
         if not self.active:
             return []
@@ -125,6 +120,7 @@ class Migration:
             target = self._reached(wanted) if count and wanted != self._here else None
             if target is None:
                 continue
+            # An individual is not sent where it has been, or it would travel in circles.
             fit = (one for one in self._owned if target not in one.history)
             departures += [
                 self._send(member, target, rng.choice(self._islands[target]))
@@ -133,7 +129,7 @@ class Migration:
         return departures
 
     def _reached(self, target: int) -> int | None:
-        """``target``, or of a ring the first island behind it that has workers; None where there is none."""
+        """``target``, or in a ring the first island behind it that has workers; None where there is none."""
         number = len(self._islands)
         behind = ((target + step) % number for step in range(number if self._settings.ring else 1))
         for island in behind:
@@ -157,7 +153,7 @@ class Migration:
         )
         traveller = structs.replace(member, history=(*member.history, self._here), progress=None)
         if copy:
-            # As if it had been there: the same pollen is not sent twice.
+            # The same pollen is not sent twice.
             member.history = (*member.history, target)
         else:
             self._release(member.id)

@@ -1,4 +1,4 @@
-"""Publishing results: first to disk, then to the coordinator, to the island's leaders and to other islands."""
+"""Publication of results: first on disk, then to the coordinator, to the island's leaders and to other islands."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from hpo.islands.transport import Transport
 from hpo.search.population import Member
 from hpo.search.protocols import Candidate
 
+# Results of evaluations faster than this share a sync of the journal; results of slower evaluations are synced at once.
 COMMIT_INTERVAL_S = 0.02
-"""Records of evaluations faster than this share one sync of the journal; slower ones are synced at once."""
 
 
 @dataclass
 class Unpublished:
-    """What the journal has not yet synced. ``candidates``: those of ``results``; ``own``: those that may emigrate
-    because of it; ``departures``: those that do; ``forgotten``: ids whose checkpoints are not needed any more."""
+    """News that the journal has not yet synced."""
 
     results: list[EvaluationEnd] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
+    """The candidates of ``results``."""
     records: list[Member] = field(default_factory=list)
     own: list[Member] = field(default_factory=list)
+    """Completed individuals, each of which may cause emigration."""
     departures: list[Departure] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    """Ids whose checkpoints are not needed any more."""
 
 
 class Publisher:
@@ -61,12 +63,11 @@ class Publisher:
         self._last_sent = 0.0
         self.pending = Unpublished()
         self.wait = StorageWait()
-        """Of the journal."""
+        """State of the journal."""
 
     def publish(self, before_results: Callable[[], object] = lambda: None) -> bool:
-        """Sync the journal; only then does a result count, and other ranks learn of it. False where that failed: all
-        stays pending. ``before_results``: called when the journal is synced and the coordinator is about to learn of
-        results."""
+        """Sync the journal, after which results count, and send them to other ranks. False where the sync failed: all
+        stays pending. ``before_results``: called between the sync and the message to the coordinator."""
         # Migration is journalled with the results that caused it, in the same sync.
         news = self.pending
         departures = [one for member in news.own for one in self._migration.departures(member)]
@@ -89,22 +90,22 @@ class Publisher:
             self._transport.send(COORDINATOR_RANK, encode(Results(news.results)))
         self._send_to_peers(news.records, emigrated)
         for departure in news.departures:
-            self._depart(departure)
+            self.pass_on([departure.traveller], departure.gateway)
         for identity in news.forgotten:
             self._forget(identity)
         return True
 
     def give_up(self) -> list[Candidate]:
-        """Publish nothing of what is not synced. The candidates whose results that were, for others to evaluate."""
+        """Drop all that is not synced; the candidates whose results are dropped, for others to evaluate."""
         self._journal.discard()
         news, self.pending = self.pending, Unpublished()
         self.wait.worked()
-        # One that paused may have asked to go on meanwhile, under another token.
+        # A candidate that paused may have asked to go on meanwhile, under another token.
         return [replace(one, token=end.token) for one, end in zip(news.candidates, news.results)]
 
     def publish_when_due(self, *, at_once: bool, before_results: Callable[[], object]) -> None:
         now = self._transport.now()
-        if self._journal.error is not None and self.wait.error is None:  # in a commit of the coordinator's
+        if self._journal.error is not None and self.wait.error is None:  # a commit of the coordinator failed
             self.wait.failed(describe_os_error(self._journal.error, "the journal"), now)
         if self.wait.error is not None:
             due = now >= self.wait.retry_at
@@ -116,7 +117,7 @@ class Publisher:
             self._send_to_peers([], [])
 
     def next_wake(self) -> float:
-        """When ``publish_when_due`` has something to do; Unix seconds."""
+        """Time of the next ``publish_when_due``, in Unix seconds."""
         wake = math.inf
         if self.wait.error is not None:
             wake = self.wait.retry_at
@@ -125,7 +126,7 @@ class Publisher:
         return min(wake, self._last_sent + COMMIT_INTERVAL_S) if self._early_stopping.news else wake
 
     def _send_to_peers(self, records: list[Member], emigrated: list[str]) -> None:
-        """Results that are on disk, and reports at rungs, which need not be."""
+        """Send ``records``, which are on disk, and reports at rungs, which need not be."""
         found, self._early_stopping.news = self._early_stopping.news, []
         self._last_sent = self._transport.now()
         if (records or emigrated or found) and self.peers:
@@ -137,20 +138,17 @@ class Publisher:
             self._transport.send(peer, data)
 
     def introduce(self, immigrant: Member) -> None:
-        """The island learns of one that came from another."""
+        """Tell the island of an individual that came from another island."""
         self._broadcast(Records([immigrant], [], []))
-
-    def _depart(self, departure: Departure) -> None:
-        self.pass_on([departure.traveller], departure.gateway)
 
     def lose(self, leaders: frozenset[int]) -> None:
         """Send nothing more to ``leaders``."""
         self.peers = tuple(rank for rank in self.peers if rank not in leaders)
         for departure in self._migration.lose(leaders):
-            # The gateway may have died before its island learnt of the migrant: that learns it twice rather than never.
-            self._depart(departure)
+            # The gateway may have died before its island learnt of the migrant: better twice than never.
+            self.pass_on([departure.traveller], departure.gateway)
 
     def pass_on(self, members: Iterable[Member], heir: int) -> None:
-        """Another leader owns ``members`` from now on."""
+        """Send ``members`` to the leader ``heir``, which owns them from now on."""
         for member in members:
             self._transport.send(heir, encode(Migrant(member)))

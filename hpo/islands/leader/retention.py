@@ -1,4 +1,4 @@
-"""Which checkpoints a leader keeps."""
+"""The choice of checkpoints that a leader keeps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 
 
 class RetentionPolicy:
-    """Keeps the checkpoints of a leader's ``best`` individuals (a number), and of its ``latest`` (a number).
-
-    The best have the lowest losses, or come first in the ``order`` of pairs of loss and id. With several objectives the
-    best are a Pareto front, which is known at the end only: all stay until then."""
+    """Keeps the checkpoints of the ``best`` and the ``latest`` individuals, by number. The best come first in the
+    ``order`` of pairs of loss and id. With several objectives all stay: their Pareto front is known only at the end."""
 
     def __init__(
         self,
@@ -26,7 +24,7 @@ class RetentionPolicy:
         self._latest: deque[tuple[str, Sequence[float]]] = deque()
 
     def add(self, identity: str, losses: Sequence[float] | None) -> list[str]:
-        """An individual has ended, without ``losses`` if it failed; the ids whose checkpoints are not kept any more."""
+        """Note an individual's end, without ``losses`` if it failed; ids whose checkpoints are not kept any more."""
         if losses is None:
             return [identity]
         if self._most_latest:

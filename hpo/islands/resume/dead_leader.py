@@ -1,4 +1,4 @@
-"""What a leader that died had done, as its journal says."""
+"""Results of a dead leader in its journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dead_leader_record(
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
 ) -> DeadLeaderRecord:
-    """``records``: of one journal, whose writer writes no more."""
+    """``records``: the leader's journal, to which nothing is written any more."""
     found = DeadLeaderRecord()
     current = CurrentEvaluations()
     ended_runs: set[tuple[str, tuple[int, int]]] = set()
@@ -31,7 +31,7 @@ def dead_leader_record(
         if isinstance(record, Finished):
             run = record.id, record.run
             if run in ended_runs:
-                continue  # written again, after a write that failed
+                continue  # written twice, after a write that failed
             ended_runs.add(run)
             end = end_of(record, loss_of(record.outcome, losses))
             found.finished.append((key_of(space, record.configuration), end))

@@ -1,8 +1,7 @@
-"""The state with which a new launch goes on, folded from the journals of the earlier ones.
+"""The state with which a new launch goes on, folded from the journals of earlier launches.
 
-It holds the keys of all configurations (so that none is evaluated twice), the unfinished individuals, the first free
-sequence numbers, and the populations of the islands; not the records themselves, so that a launch after 100 000
-evaluations needs hardly more memory than one after a hundred."""
+It holds keys of all configurations, unfinished individuals, free numbers and populations, and not the records
+themselves: a launch after 100 000 evaluations needs hardly more memory than after a hundred."""
 
 from __future__ import annotations
 
@@ -51,13 +50,13 @@ from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
 
 KEPT = 256
-"""Of each birthplace; more than an island breeds from, since some of them have emigrated."""
+"""Number of members kept of each birthplace: more than an island breeds from, since some have emigrated."""
 _LATEST = 64
-"""Completed ones of each birthplace that finished last, for islands whose individuals go on from each other."""
+"""Number of last completed members kept of each birthplace, for islands whose individuals go on from each other."""
 _PRUNED = 1024
-"""Of each birthplace; any that are paused may be worth going on with, and journals are read in no order of time."""
+"""Number of pruned members kept of each birthplace: journals are read in no order of time, and any may go on."""
 _REPORTS = 4096
-"""Intermediate results of an island, the latest."""
+"""Number of intermediate results kept of each island, the latest."""
 
 
 def fold(
@@ -67,8 +66,8 @@ def fold(
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
 ) -> ResumeState:
-    """State of the campaign after ``records``; individuals of islands that no longer exist go to island
-    number modulo ``islands``. Raises ``InvalidRecord``."""
+    """State of the campaign after ``records``. Individuals of islands that no longer exist go to the island of their
+    number modulo ``islands``. Raises InvalidRecord."""
     folding = _Fold(space=space, islands=islands, losses=losses)
     folding.add(records)
     return folding.finish()
@@ -83,8 +82,8 @@ def fold_directory(
     take_snapshot: bool = False,
     withdrawn: Collection[int] = (),
 ) -> ResumeState:
-    """``fold`` of all journals of the campaign in ``directory``, from its snapshot on where that fits them, without the
-    known points of the numbers ``withdrawn``.
+    """Fold all journals of the campaign in ``directory``, from its snapshot on where that fits them, without the known
+    points of the numbers ``withdrawn``.
 
     Raises:
         InvalidRecord: a record contradicts others.
@@ -109,14 +108,14 @@ def fold_directory(
         except InvalidRecord:
             if found is None:
                 raise
-            found = None  # only the journals themselves are worth an error
+            found = None  # the snapshot may be wrong, the journals may not
             continue
         state.snapshot = data
         return state
 
 
 class _Fold:
-    """What becomes a ``ResumeState``; one method per type of record that a later launch needs."""
+    """Folds records to a ``ResumeState``, by a method for each type of record that a later launch needs."""
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class _Fold:
         self._evaluations = CurrentEvaluations(self.data.evaluations)
         reports = self.data.reports.items()
         self._reports = {island: deque(latest, _REPORTS) for island, latest in reports}
-        # By birthplace until all moves are known.
+        # Members by birthplace, until all moves are known.
         self._born: dict[int, Population] = {}
         for island, members in self.data.born.items():
             self._born[island] = Population(best=KEPT, pruned=_PRUNED)
@@ -142,7 +141,7 @@ class _Fold:
 
     @property
     def state(self) -> FoldState:
-        """What a fold of later records may go on from."""
+        """State from which a fold of later records may go on."""
         return structs.replace(
             self.data,
             evaluations=self._evaluations.state,
@@ -188,7 +187,6 @@ class _Fold:
         self.withdraw(record.numbers)
 
     def withdraw(self, numbers: Collection[int]) -> None:
-        """The known points of these numbers do not count any more."""
         for number in self.data.known.keys() & set(numbers):
             self.data.known[number] = structs.replace(self.data.known[number], status=WITHDRAWN)
 
@@ -201,7 +199,7 @@ class _Fold:
 
     def _on_reported(self, record: Reported) -> None:
         reports = self._reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
-        reports.append((record.id, record.step, _worst(record.loss)))
+        reports.append((record.id, record.step, math.inf if record.loss is None else record.loss))
 
     def _on_evaluation(self, record: Started | Finished) -> None:
         state = self._state
@@ -215,11 +213,11 @@ class _Fold:
         if configuration.operator == ENQUEUED:
             self.data.enqueued[record.id] = configuration.params
         if isinstance(record, Finished):
-            # What was killed after its grace has an error.
+            # An evaluation that was killed after its grace has an error.
             saved = record.status == INTERRUPTED and record.error is None
             state.saves |= saved or record.resting
         if configuration.inherits:
-            # Its own lineage went on, also where it had fallen behind and took over another's checkpoint.
+            # The last parent is its own predecessor, also where it took over another's checkpoint.
             state.continued.update(configuration.parents[-1:])
         self._take(record)
 
@@ -232,10 +230,9 @@ class _Fold:
             self._ended(record)
 
     def _reopen(self, identity: str, ended: str) -> None:
-        """An individual that had ended with this status goes on."""
         self._state.tally.reopen(ended, identity=identity)
         self._state.resting.pop(identity, None)
-        if ended != PRUNED:  # what was pruned is still worth knowing
+        if ended != PRUNED:  # pruned members are still worth knowing
             for population in self._born.values():
                 population.discard(identity)
 
@@ -284,12 +281,12 @@ class _Fold:
         completed = (one for born in self._born.values() for one in born.best)
         state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
         for launch, record, attempt in self._evaluations.open:
-            # That the whole launch was killed is no fault of the individual's, and no try of it.
+            # The end of a whole launch is not the individual's fault, and counts for no retry.
             interrupted = isinstance(record, Finished) and record.status == INTERRUPTED
             state.tally.unfinished[record.id] = INTERRUPTED if interrupted else LOST
             assignment = assignment_of(record, attempt, space=space)
             if launch < self.data.contested:
-                # Its copy is made when it begins: that launch may have had no time for it.
+                # A copy is made when the individual begins: that launch may have had no time for it.
                 assignment = assignment.as_contested()
             state.keys.add(assignment.key)
             state.pending.append(assignment)
@@ -319,21 +316,16 @@ _HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
 }
 
 
-def _worst(loss: float | None) -> float:
-    return math.inf if loss is None else loss
-
-
 def _in_order(population: Population, latest: list[tuple[float, str, Member]]) -> list[Member]:
-    """All; last the ``latest``, in the order in which they finished: journals are in no order of time."""
+    # Journals are in no order of time: the latest come last, in the order in which they finished.
     newest = {identity: member for _, identity, member in sorted(latest, key=lambda entry: entry[:2])}
     others = [*population, *population.pruned, *population.failures]
     return [*(one for one in others if one.id not in newest), *newest.values()]
 
 
 def _homes(born: int, moves: Mapping[tuple[int, int, int], Migrated], islands: int) -> set[int]:
-    """The islands on which an individual lives after its moves: where the last one took it, and where a copy
-    stayed."""
-    # It may have been evaluated elsewhere than where it was bred.
+    """Islands on which an individual lives after its moves: the last target, and sources where a copy stayed."""
+    # It may have been evaluated on another island than that where it was bred.
     first = moves[min(moves)].source if moves else born
     homes = {first % islands}
     for hop in sorted(moves):

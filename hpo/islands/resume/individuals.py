@@ -1,4 +1,4 @@
-"""What a record says of one individual: its configuration, losses and end, and how it is evaluated again."""
+"""Facts of an individual in a record: configuration, losses and end, and how it is evaluated again."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ from hpo.task.outcome import brief_outcome
 
 
 class InvalidRecord(CampaignError):
-    """The record of individual ``identity`` with the parameters ``params`` holds no configuration of the space: it was
-    edited, because a campaign goes on in the space that it began in."""
+    """The parameters ``params`` of individual ``identity`` do not fit the space: the record was edited, because a
+    campaign goes on in the space that it began in."""
 
     def __init__(self, identity: str, params: dict[str, Scalar], reason: str) -> None:
         super().__init__(reason)
         self._identity, self._params = identity, params
 
     def of(self, record: Record) -> bool:
-        """Whether this is about ``record``."""
+        """Whether this error is about ``record``."""
         if isinstance(record, Command):
             return record.id == self._identity
         if isinstance(record, Known):
             return known_id(record.number) == self._identity and record.params == self._params
-        if not isinstance(record, Evaluation) or record.id != self._identity:
-            return False
-        return record.params == self._params
+        return isinstance(record, Evaluation) and (record.id, record.params) == (self._identity, self._params)
 
 
 @contextmanager
 def located(directory: Path) -> Iterator[None]:
-    """Raise JournalDamaged, with file and line in ``directory``, where what is folded is ``InvalidRecord``."""
+    """Context that raises JournalDamaged, with file and line, in the place of InvalidRecord."""
     try:
         yield
     except InvalidRecord as error:
@@ -49,7 +47,7 @@ def located(directory: Path) -> Iterator[None]:
 
 
 def validated(space: Codec, identity: str, params: dict[str, Scalar]) -> dict[str, Scalar]:
-    """``params`` as the space has them; what a journal says reaches neither task nor model unchecked."""
+    """``params`` as the space has them, checked: journals may be edited. Raises InvalidRecord."""
     try:
         return space.validate(params)
     except UsageError as error:
@@ -62,14 +60,14 @@ def validated(space: Codec, identity: str, params: dict[str, Scalar]) -> dict[st
 def loss_of(
     outcome: Outcome | Known, losses: Callable[[dict[str, float]], tuple[float, ...]]
 ) -> tuple[float, ...] | None:
-    """What is minimised; None unless it completed."""
+    """Losses of an individual; None unless it completed."""
     if outcome.status != COMPLETED or outcome.objectives is None:
         return None
     return losses(outcome.objectives)
 
 
 def end_of(record: Finished, losses: tuple[float, ...] | None) -> EvaluationEnd:
-    """What is on record, as its leader reported it to the coordinator."""
+    """The end on record as a leader reports it to the coordinator."""
     best = losses is not None
     return EvaluationEnd(
         token=0,
@@ -94,7 +92,7 @@ def progress_of(
 
 
 def assignment_of(record: Started | Finished, attempt: Attempt, *, space: Codec) -> Assignment:
-    """The next ``attempt`` at an individual that was begun, under its id."""
+    """The next ``attempt`` at an individual that was begun."""
     configuration = record.configuration
     params = validated(space, record.id, configuration.params)
     configuration = replace(configuration, params=params)
@@ -104,7 +102,7 @@ def assignment_of(record: Started | Finished, attempt: Attempt, *, space: Codec)
 
 
 def failures(records: Iterable[Record], *, space: Codec) -> list[tuple[str, Assignment]]:
-    """The status of each individual that ended in a failure, and how it would be evaluated if it was reopened."""
+    """Status and, if it was reopened, assignment of each individual that ended in a failure."""
     current = CurrentEvaluations()
     for record in records:
         current.take(record)

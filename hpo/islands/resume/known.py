@@ -28,8 +28,7 @@ def enter(
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
 ) -> None:
-    """Have each island know the results in ``known``. They are no individuals of this campaign: they are in no tally,
-    are not evaluated again, and as they are on every island, they do not migrate."""
+    """Have each island know the results in ``known``. They are not counted or evaluated again, and do not migrate."""
     completed: list[Member] = []
     failed: list[Member] = []
     for record in known:

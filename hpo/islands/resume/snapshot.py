@@ -1,8 +1,9 @@
-"""``DIR/journal/snapshot``: what the journals of earlier launches come to, so that the next reads only what came after.
+"""``DIR/journal/snapshot``: the folded journals of earlier launches, so that the next launch reads later journals
+alone.
 
-It is a cache, and the journals are the truth. It names those that it was folded from, with their sizes and times of
-change, and counts where these are the first of all journals and unchanged, and campaign, islands and hpo's own code are
-the same; else all are folded. Whatever else is found in its place is left out of account."""
+It is a cache, and the journals are the truth. It names the journals that it was folded from, with their sizes and times
+of change, and counts where these are the first of all journals and unchanged, and campaign, islands and hpo's own code
+are the same. Anything else in its place is ignored."""
 
 from __future__ import annotations
 
@@ -27,28 +28,28 @@ from hpo.journal.records import Id, Known, Migrated
 from hpo.search.population import Member, PopulationState
 
 _NAME = "journal/snapshot"
+# A snapshot is due for so many bytes of new journals, as fewer are read in a fraction of a second, and for
+# this share of the bytes that the last snapshot covers.
 _LEAST_BYTES = 1 << 20
-"""Of journals that are not in a snapshot yet: fewer are read in a fraction of a second."""
 _LEAST_SHARE = 0.1
-"""The same, of the bytes that are."""
 _FAREWELL_S = 5.0
 _DIGEST = 32
 
 Stamp = tuple[str, int, int]
-"""Of a journal: its name, bytes, and when it was changed, in ns."""
+"""Name, bytes, and time of change in ns of a journal."""
 
 
 class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """State of ``hpo.islands.resume.fold`` after the first ``journals`` of a campaign's."""
+    """State of ``hpo.islands.resume.fold`` after the campaign's first ``journals`` (a number)."""
 
     journals: int = 0
     folded: Folded = field(default_factory=Folded)
     launch: int = 0
     updated: float = -math.inf
-    """The time of the last record of the launch that is read."""
+    """Time of the last record of the launch that is read."""
     torn: list[str] = []
     contested: int = 0
-    """The last launch before whose beginning others may not have ended."""
+    """Last launch that began while earlier launches may still have run."""
     evaluations: EvaluationsState | None = None
     reports: dict[int, list[tuple[str, int, float]]] = {}
     moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
@@ -57,16 +58,15 @@ class FoldState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     latest: dict[int, list[tuple[float, str, Member]]] = {}
     """Heap of the members that finished last, by birthplace."""
     configurations: dict[Id, dict[str, Scalar]] = {}
-    """Parameters of the members that are kept."""
+    """Parameters of kept members."""
     known: dict[int, Known] = {}
     enqueued: dict[str, dict[str, Scalar]] = {}
     """Parameters of individuals that were enqueued, by id."""
 
 
 class _File(msgspec.Struct):
-    """``context``: of what else the state depends on."""
-
     context: bytes
+    """Digest of all else that the state depends on."""
     journals: list[Stamp]
     state: msgspec.Raw
 
@@ -77,20 +77,16 @@ _state_decoder = msgspec.msgpack.Decoder(FoldState)
 
 
 def stamps(files: Sequence[Path]) -> list[Stamp]:
-    """Of the journals in ``files``, in their order; empty where one is no plain file.
-
-    They are taken before the journals are read: what is changed meanwhile does not fit them any more."""
+    """Stamps of the journals in ``files``; none where one is no plain file. Take them before the journals are read, so
+    that they do not fit journals that change meanwhile."""
     found = []
     for path in files:
         try:
-            # Attributes after the file was opened: those of an NFS client may be a minute old otherwise, and what was
-            # written since would be left out.
-            handle = _opened(path)
-            try:
-                status = os.fstat(handle)
-            finally:
-                os.close(handle)
-        except OSError:  # whoever reads it will see
+            # Attributes after the file was opened: those of an NFS client may be a minute old otherwise, and
+            # later records would be left out.
+            with open(_opened(path), "rb") as file:
+                status = os.fstat(file.fileno())
+        except OSError:  # the reader of the journal will raise it
             return []
         if not stat.S_ISREG(status.st_mode):
             return []
@@ -99,7 +95,7 @@ def stamps(files: Sequence[Path]) -> list[Stamp]:
 
 
 def read(directory: Path, journals: list[Stamp], islands: int) -> FoldState | None:
-    """The state after the first of ``journals``; None where there is none that fits them."""
+    """The state after the first of ``journals``; None where no snapshot fits them."""
     try:
         found = _file_decoder.decode(_content(directory / _NAME, limit=_bytes(journals)))
         covered = len(found.journals)
@@ -118,13 +114,13 @@ def read(directory: Path, journals: list[Stamp], islands: int) -> FoldState | No
 
 
 def is_due(journals: list[Stamp], covered: int) -> bool:
-    """Whether a snapshot of ``journals`` is worth it, where there is one of the first ``covered`` of them."""
+    """Whether to take a snapshot of ``journals``, of which the last covers the first ``covered``."""
     further = _bytes(journals[covered:])
     return further >= max(_LEAST_BYTES, _LEAST_SHARE * _bytes(journals[:covered]))
 
 
 def encode(directory: Path, journals: list[Stamp], islands: int, state: FoldState) -> bytes:
-    """What ``write_beside`` takes; empty where ``state`` cannot be kept."""
+    """Data for ``write_beside``; empty where ``state`` cannot be kept."""
     try:
         file = _File(_context(directory, islands), journals, msgspec.Raw(_encoder.encode(state)))
     except (OSError, ValueError, OverflowError, TypeError):
@@ -136,13 +132,13 @@ def encode(directory: Path, journals: list[Stamp], islands: int, state: FoldStat
 
 
 def write_beside(directory: Path, data: bytes) -> Callable[[], None]:
-    """Write the snapshot ``data`` in a thread of its own, by the holder of the campaign's lock; what is returned waits
-    for it, for a few seconds. Without it the next launch reads more."""
+    """Write the snapshot ``data`` in a thread of its own, while the campaign's lock is held. Call the returned function
+    to wait for it, for a few seconds: without it the next launch reads more."""
 
     def write() -> None:
         path = directory / _NAME
         with suppress(OSError):
-            # By a process that was killed while it wrote.
+            # Remains of a process that was killed while it wrote.
             for left in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 32}"):
                 left.unlink()
             write_atomically(path, data)
@@ -186,7 +182,7 @@ def _context(directory: Path, islands: int) -> bytes:
 
 @cache
 def _code() -> bytes:
-    """Of all modules of hpo: a fold by other ones may come to something else."""
+    """Digest of all modules of hpo: other code may fold the same journals to another state."""
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(path.read_bytes())

@@ -13,8 +13,8 @@ from hpo.islands.resume.state import ResumeState
 from hpo.search.early_stopping import MOST_RESTING
 from hpo.search.population import Member
 
+# The latest pruned individuals, for leaders to breed by, beside those that they may go on with.
 _MOST_SHOWN = 64
-"""The latest, for leaders to breed by, beside those that they may go on with."""
 
 
 def start_messages(
@@ -27,9 +27,9 @@ def start_messages(
     lineages: Container[int] = (),
     holds: Callable[[str], bool] = lambda identity: True,
 ) -> list[Start]:
-    """The first message to each rank; only leaders get a population. ``hosts`` and ``cores``: by world rank, as of
-    ``surroundings``; ``lineages``: islands whose individuals go on from each other; ``holds``: whether what an
-    individual saved is still there, without which none goes on."""
+    """The first message to each rank; leaders alone get a population. ``hosts``, ``cores``: see ``surroundings``;
+    ``lineages``: islands whose individuals go on from each other; ``holds``: whether an individual's checkpoint is
+    still there, without which it does not go on."""
     starts = [Start(launch, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
     for island in range(layout.islands):
         places = layout.of_island(island)
@@ -40,12 +40,12 @@ def start_messages(
             leaders = [place.leader for place in places]
             paused = [one for one in population.pruned if one.id in state.resting]
             paused.sort(key=lambda one: (state.resting[one.id].finished, one.id))
-            # The latest, as leaders keep no more. Each is asked after, which takes a while.
+            # The latest alone: leaders keep no more, and the search for a checkpoint takes a while.
             most = MOST_RESTING * len(leaders)
             held = (one for one in paused[: -2 * most - 1 : -1] if holds(one.id))
             paused = [*islice(held, most)][::-1]
             resting = share([one.id for one in paused], leaders)
-            completed = list(reversed(list(population)))  # worst first: what comes last counts as most recent
+            completed = list(reversed(list(population)))  # worst first: the last counts as most recent
             if island in lineages:
                 recent = population.recent
                 completed = [one for one in completed if one not in recent] + recent
@@ -73,7 +73,7 @@ def start_messages(
 
 
 def surroundings(layout: Layout, hosts: Sequence[str], cores: Sequence[str] = ()) -> list[Surroundings]:
-    """Where each rank runs. By world rank: ``hosts``; and ``cores``, equal for ranks that see the same of a host."""
+    """Place of each rank. ``hosts``: by rank; ``cores``: by rank, equal for ranks that see the same cores of a host."""
     seen: dict[str, set[str]] = {}
     for host, one in zip(hosts, cores):
         seen.setdefault(host, set()).add(one)
@@ -91,7 +91,7 @@ def surroundings(layout: Layout, hosts: Sequence[str], cores: Sequence[str] = ()
 
 
 def share(identities: Sequence[str], leaders: Sequence[int]) -> dict[int, list[str]]:
-    """Who owns which of an island's individuals from now on: dealt to its leaders in turn."""
+    """Deal an island's individuals to its leaders in turn."""
     owned: dict[int, list[str]] = {leader: [] for leader in leaders}
     for index, identity in enumerate(identities):
         owned[leaders[index % len(leaders)]].append(identity)
