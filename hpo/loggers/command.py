@@ -13,34 +13,39 @@ from hpo.terminal import one_line, write
 
 _log = logging.getLogger("hpo.loggers")
 
-LOOK_S = 2.0
+_SHORTEST_S = 2.0
 """Least seconds between two looks at a campaign that is followed."""
 _LONGEST_S = 60.0
 """Most seconds between two looks, and between two attempts at a sink that failed."""
 
 
-def pause_s(took_s: float) -> float:
-    """Seconds to wait after a look of ``took_s`` seconds."""
-    # Five times as long as the look, so that at most a sixth of a processor is used.
-    return min(max(LOOK_S, 5 * took_s), _LONGEST_S)
+class Following:
+    """Repeated looks at a campaign; each writes what is new, and the next comes later while the sink fails."""
 
-
-class RetryDelay:
-    """Delay before a sink that failed is tried again; doubles with each failure in a row."""
-
-    def __init__(self) -> None:
+    def __init__(self, log: CampaignLog) -> None:
+        self._log = log
+        self.written = Written()
+        self.failed = False
+        """Whether the last look failed, so that records are missing in the sink."""
         self._wait_s = 0.0
         self._reported = ""
 
-    def after(self, error: CampaignError) -> tuple[float, str | None]:
-        """Seconds to wait, and the message to show; None in its place where the last failure had the same."""
-        self._wait_s = min(max(LOOK_S, 2 * self._wait_s), _LONGEST_S)
-        sentence = f"{one_line(error)}; it is tried again"
-        reported, self._reported = self._reported, sentence
-        return self._wait_s, None if reported == sentence else sentence
-
-    def succeeded(self) -> None:
-        self._wait_s, self._reported = 0.0, ""
+    def look(self) -> tuple[float, str]:
+        """Write what is new; returns the seconds until the next look, and a message for the user or ""."""
+        began = time.monotonic()
+        try:
+            self.written.add(self._log.write())
+        except CampaignError as error:
+            self.failed = True
+            self._wait_s = min(max(_SHORTEST_S, 2 * self._wait_s), _LONGEST_S)
+            message = f"{one_line(error)}; it is tried again"
+            if message == self._reported:
+                return self._wait_s, ""
+            self._reported = message
+            return self._wait_s, message
+        self.failed, self._wait_s, self._reported = False, 0.0, ""
+        # Five times as long as the look, so that at most a sixth of a processor is used.
+        return min(max(_SHORTEST_S, 5 * (time.monotonic() - began)), _LONGEST_S), ""
 
 
 def log(directory: Path, name: str, *, base: Path | None, follow: bool) -> int:
@@ -55,25 +60,19 @@ def log(directory: Path, name: str, *, base: Path | None, follow: bool) -> int:
     Raises:
         HpoError: the sink's package is not installed, there is no campaign, or the sink failed.
     """
-    registry.check([name])
-    campaign = CampaignLog(directory, name, folder := sink_folder(directory, base, name))
-    total, delay = Written(), RetryDelay()
+    registry.check(name)
+    folder = sink_folder(directory, base, name)
+    campaign = CampaignLog(directory, name, folder)
+    following = Following(campaign)
     try:
-        while True:
-            began = time.monotonic()
-            try:
-                total.add(campaign.write())
-                delay.succeeded()
-                wait_s = pause_s(time.monotonic() - began)
-            except CampaignError as error:
-                if not follow:
-                    raise
-                wait_s, sentence = delay.after(error)
-                if sentence is not None:
-                    _log.info("%s.", sentence)
-            else:
-                if not follow or campaign.done:
-                    break
+        if not follow:
+            following.written = campaign.write()
+        while follow:
+            wait_s, message = following.look()
+            if message:
+                _log.info("%s.", message)
+            if campaign.done and not following.failed:
+                break
             time.sleep(wait_s)
     except KeyboardInterrupt:
         # The usual end of following; without it, the interrupted log is incomplete.
@@ -81,5 +80,5 @@ def log(directory: Path, name: str, *, base: Path | None, follow: bool) -> int:
             raise
     finally:
         campaign.close()
-    write(f"{name}: {total}; its files are in {folder}")
+    write(f"{name}: {following.written}; its files are in {folder}")
     return 0

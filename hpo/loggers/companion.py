@@ -11,13 +11,11 @@ import select
 import signal
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
-from hpo.errors import CampaignError, HpoError
-from hpo.loggers.command import RetryDelay, pause_s
+from hpo.errors import HpoError
+from hpo.loggers.command import Following
 from hpo.loggers.log import CampaignLog
 from hpo.terminal import one_line
 
@@ -35,24 +33,16 @@ def main(directory: Path, name: str, folder: Path) -> int:
     # The evaluations have precedence: a sink may lag behind.
     os.nice(_NICE)
     threading.Thread(target=_limit_shutdown, name="end", daemon=True).start()
-    delay = RetryDelay()
     try:
         log = CampaignLog(directory, name, folder, patience_s=_FORMER_S)
-        over = failed = False
+        following = Following(log)
+        over = False
         while not over:
             # Asked before the look, so that all records from before the end of the input are written.
             over = _closed(0.0)
-            began = time.monotonic()
-            try:
-                log.write()
-                failed = False
-                delay.succeeded()
-                wait_s = pause_s(time.monotonic() - began)
-            except CampaignError as error:
-                failed = True
-                wait_s, sentence = delay.after(error)
-                if sentence is not None:
-                    _report(SENTENCE + sentence)
+            wait_s, message = following.look()
+            if message:
+                _report(SENTENCE + message)
             _report(ALIVE)
             if not over:
                 _closed(wait_s)
@@ -60,7 +50,7 @@ def main(directory: Path, name: str, folder: Path) -> int:
     except HpoError as error:
         _report(SENTENCE + one_line(error))
         return error.exit_code
-    return int(failed)  # the last look failed, so records are missing in the sink
+    return int(following.failed)
 
 
 def _limit_shutdown() -> None:
@@ -68,12 +58,6 @@ def _limit_shutdown() -> None:
     # An alarm, because its default action ends the process whatever the main thread is waiting for.
     _closed(None)
     signal.alarm(_LAST_S)
-
-
-# Slurm sends SIGTERM to all processes of a job. Rank 0 then saves the campaign, and closes standard input when that is
-# to be written. A handler in place of SIG_IGN, which processes that a library starts would inherit.
-def _ignore_sigterm(number: int, frame: FrameType | None) -> None:
-    """Let the process continue after SIGTERM."""
 
 
 def _closed(wait_s: float | None) -> bool:
@@ -90,7 +74,9 @@ def start() -> int:
     """Run the process with the arguments of the command line; returns the exit code."""
     # Without SIG_IGN a write after the death of rank 0 would end the process before it has written the rest.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _ignore_sigterm)
+    # Slurm sends SIGTERM to all processes of a job. Rank 0 then saves the campaign, and closes standard input when that
+    # is to be written. A handler in place of SIG_IGN, which processes that a library starts would inherit.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     return main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
 
 

@@ -39,14 +39,11 @@ def sink_folder(directory: Path, base: Path | None, name: str) -> Path:
 
 @dataclass(kw_only=True)
 class Written:
-    """Numbers of records written."""
+    """Numbers of records written. ``rows``: reports and samples of the host."""
 
     started: int = 0
-    """Individuals begun."""
     rows: int = 0
-    """Rows of curves: reports and samples of the host."""
     ended: int = 0
-    """Individuals ended."""
 
     def __bool__(self) -> bool:
         return bool(self.started or self.rows or self.ended)
@@ -61,16 +58,10 @@ class Written:
 
 
 class CampaignLog:
-    """Log of a campaign in a sink.
+    """Log of the campaign in ``directory`` in the sink ``name``, whose files are in ``folder``.
 
-    Args:
-        directory (path): directory of the campaign.
-        name (str): name of the sink.
-        folder (path): folder of the sink's files.
-        patience_s (float): seconds to wait while another process writes to the folder.
-
-    Raises:
-        HpoError: there is no campaign, or the folder cannot be used (see ``hpo.loggers.marks.Marks``).
+    ``patience_s``: seconds to wait while another process writes to the folder. HpoError where there is no campaign, or
+    the folder cannot be used.
     """
 
     def __init__(self, directory: Path, name: str, folder: Path, *, patience_s: float = 0.0) -> None:
@@ -98,26 +89,30 @@ class CampaignLog:
         return not self._alive and ended is not None and ended[1] == 0
 
     def write(self) -> Written:
-        """Write the records that are new since the last call.
-
-        Raises:
-            CampaignError: the sink failed, and the next call makes another; or the campaign cannot be read.
-        """
+        """Write the records that are new since the last call; CampaignError where the sink failed, of which the next
+        call makes another, or the campaign cannot be read."""
         written = Written()
         self._read_journals()
         try:
             # Curves are read after the journals, so that they have all rows of an individual whose end was read.
             if self._sink is None:
                 self._sink = registry.make(self._name, self._logged(), self._folder)
-            self._begin(written)
+            for individual in self._individuals.values():
+                if individual.status not in FINAL:
+                    self._start(individual, written)
             self._measure(written)
-            self._finish(written)
+            for individual in self._individuals.values():
+                if individual.status in FINAL:
+                    self._end(individual, written)
             if written:
                 self._save()
         except HpoError:
             raise
         except Exception as error:  # the sinks' libraries raise exceptions of many unrelated classes
-            self._reset()
+            # The next sink continues from the saved marks.
+            self._sink = None
+            self._marks.load()
+            self._offsets, self._early = {}, []
             reason = str(error).strip().splitlines()
             raise CampaignError(
                 f"the sink {self._name} failed ({type(error).__name__}{': ' + reason[0] if reason else ''}). `hpo log` "
@@ -149,12 +144,6 @@ class CampaignLog:
             ),
         )
 
-    def _reset(self) -> None:
-        """Drop a sink that failed; the next one continues from the saved marks."""
-        self._sink = None
-        self._marks.reload()
-        self._offsets, self._early = {}, []
-
     def _read_journals(self) -> None:
         changes = self._follower.poll()
         self._alive = holder(self._directory) is not None
@@ -172,12 +161,6 @@ class CampaignLog:
 
     # Individuals are begun right before their first rows and ended right after their last: sinks may keep a file or a
     # connection open for each individual that has begun and not ended.
-
-    def _begin(self, written: Written) -> None:
-        """Begin the individuals that have not ended."""
-        for individual in self._individuals.values():
-            if individual.status not in FINAL:
-                self._start(individual, written)
 
     def _start(self, individual: Individual, written: Written) -> Mark:
         assert self._sink is not None
@@ -207,7 +190,6 @@ class CampaignLog:
         self._save_at = time.monotonic() + _SAVED_S
 
     def _measure(self, written: Written) -> None:
-        """Log the new rows of all curves."""
         early, self._early = self._early, []
         self._log_rows(early, None, written)
         moved: list[Point | Sample] = []
@@ -223,13 +205,8 @@ class CampaignLog:
         self._log_rows(sorted(moved, key=lambda row: row.time), None, written)
 
     def _log_rows(self, rows: Iterable[Point | Sample], launch: int | None, written: Written) -> None:
-        """Log rows, and end the individuals whose last rows they are.
-
-        Args:
-            rows (iterable): rows of a piece of a file, in its order.
-            launch (int): launch that wrote the file; None for rows of several files, which end no individual.
-            written (Written): counts to add to.
-        """
+        """Log rows of a piece of a file, and end the individuals whose last rows they are. ``launch``: the launch that
+        wrote the file; None for rows of several files, which end no individual."""
         assert self._sink is not None
         found: dict[str, tuple[list[Point], list[Sample]]] = {}
         last = ""
@@ -254,9 +231,4 @@ class CampaignLog:
                 mark.sampled = max(sample.time for sample in samples)
             written.rows += len(points) + len(samples)
             if individual.status in FINAL and individual.launch == launch and identity != last:
-                self._end(individual, written)
-
-    def _finish(self, written: Written) -> None:
-        for individual in self._individuals.values():
-            if individual.status in FINAL:
                 self._end(individual, written)

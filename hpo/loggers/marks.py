@@ -8,7 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,21 +18,18 @@ from hpo.errors import CampaignError, UsageError
 from hpo.journal.durable import write_atomically
 
 _NAME, _LOCK = "written.json", ".lock"
-VERSION = 1
-"""Version of the file's format."""
+_FORMAT = 1
 _LOOK_S = 0.2
 """Seconds between two attempts to lock the folder."""
 
 
 class Mark(msgspec.Struct, array_like=True):
-    """Records of an individual that are in the sink."""
+    """Records of an individual that are in the sink: times of its last report and of the last sample of its host, in
+    Unix seconds; status and time of its end, "" before that."""
 
     reported: float = 0.0
-    """Time of the last report, in Unix seconds."""
     sampled: float = 0.0
-    """Time of the last sample of the host, in Unix seconds."""
     ended: str = ""
-    """Status and time of the end; "" before an end."""
 
 
 class _MarksFile(msgspec.Struct, kw_only=True):
@@ -43,20 +41,16 @@ class _MarksFile(msgspec.Struct, kw_only=True):
 class Marks:
     """Marks of a campaign's individuals by id; a single process at a time can have those of a folder.
 
-    Args:
-        folder (path): folder of the sink, made if it is missing.
-        campaign (str): key of the campaign.
-        patience_s (float): seconds to wait while another process has the folder.
-
-    Raises:
-        UsageError: the folder has the log of another campaign, or another process writes to it.
-        CampaignError: the folder cannot be written.
+    ``campaign``: key of the campaign; ``patience_s``: seconds to wait while another process has the folder. UsageError
+    where the folder has the log of another campaign, or another process writes to it; CampaignError where it cannot be
+    written.
     """
 
     def __init__(self, folder: Path, campaign: str, *, patience_s: float = 0.0) -> None:
         self._path = folder / _NAME
         self._campaign = campaign
-        try:
+        self.by_id: dict[str, Mark] = {}
+        with self._usable():
             # Links are refused, as their targets may be outside of the directories that the user named.
             for place in (folder.parent, folder):
                 if place.is_symlink():
@@ -69,29 +63,14 @@ class Marks:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(folder / _LOCK, flags, 0o666)
             self._take(folder, patience_s)
-            self.by_id = self._read()
-        except OSError as error:
-            raise _unusable(folder, error) from error
+        self.load()
 
     def save(self) -> None:
-        """Write all marks to the file, atomically.
-
-        Raises:
-            CampaignError: the file could not be written.
-        """
-        written = _MarksFile(version=VERSION, campaign=self._campaign, marks=self.by_id)
-        try:
+        """Write all marks to the file, atomically."""
+        written = _MarksFile(version=_FORMAT, campaign=self._campaign, marks=self.by_id)
+        with self._usable():
             # Not synced to disk: after a crash of the host, records are at worst written again.
             write_atomically(self._path, msgspec.json.encode(written), durable=False)
-        except OSError as error:
-            raise _unusable(self._path, error) from error
-
-    def reload(self) -> None:
-        """Restore the saved marks; CampaignError where the file cannot be read."""
-        try:
-            self.by_id = self._read()
-        except OSError as error:
-            raise _unusable(self._path, error) from error
 
     def close(self) -> None:
         """Release the folder for other processes."""
@@ -113,13 +92,16 @@ class Marks:
                 return
             time.sleep(_LOOK_S)
 
-    def _read(self) -> dict[str, Mark]:
-        try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return {}
-        with open(file, "rb") as content:
-            data = content.read()
+    def load(self) -> None:
+        """Restore the saved marks, none where there is no file yet."""
+        self.by_id = {}
+        with self._usable():
+            try:
+                file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            with open(file, "rb") as content:
+                data = content.read()
         try:
             written = msgspec.json.decode(data, type=_MarksFile)
         except (ValueError, RecursionError):
@@ -127,16 +109,19 @@ class Marks:
                 f"{self._path} is damaged, so what has been written is not known. Remove the directory to write "
                 "everything again, or name another."
             ) from None
-        if written.campaign != self._campaign or written.version != VERSION:
+        if written.campaign != self._campaign or written.version != _FORMAT:
             raise UsageError(
                 f"{self._path.parent} has the log of another campaign. Name another directory by --directory, or as "
                 "directory in [logging]."
             )
-        return written.marks
+        self.by_id = written.marks
 
-
-def _unusable(path: Path, error: OSError) -> CampaignError:
-    return CampaignError(
-        f"{error.filename or path} cannot be used for the files of a sink ({error.strerror or error}). Name a "
-        "directory that you may write by --directory, or as directory in [logging]."
-    )
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CampaignError(
+                f"{error.filename or self._path} cannot be used for the files of a sink ({error.strerror or error}). "
+                "Name a directory that you may write by --directory, or as directory in [logging]."
+            ) from error

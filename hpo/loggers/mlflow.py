@@ -7,50 +7,29 @@ folder.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from hpo.config.process import environment
 from hpo.individual import Individual
-from hpo.journal.curves import Point, Sample
-from hpo.loggers.sink import (
-    LoggedCampaign,
-    choice_text,
-    distinct,
-    facts,
-    reported,
-    results,
-    sampled,
-    seconds_since_start,
-    succeeded,
-)
+from hpo.loggers.sink import LoggedCampaign, Rows, Sink, choice_text, distinct, facts, results, succeeded
 
 _ID, _CAMPAIGN = "hpo.id", "hpo.campaign"
-# Limits of MLflow's API. A request takes up to 1000 metrics, and up to 100 parameters or tags.
 _NO_NAME = re.compile(r"[^\w.\- :/]")
 """Characters that names of metrics and parameters must not have."""
-_LONGEST_NAME = 250
-"""Most characters of a name."""
-_LONGEST = 5000
-"""Most characters of a parameter's value, or of a tag."""
-_MOST_AT_ONCE = 500
-"""Metrics in a request."""
-_MOST_RUNS = 1000
-"""Runs in a page of a search."""
-_T = TypeVar("_T")
+# Limits of MLflow's API: characters of a name, characters of a value, metrics and parameters in a request, and runs in
+# a page.
+_LONGEST_NAME, _LONGEST_VALUE = 250, 5000
+_MOST_METRICS, _MOST_PARAMS, _MOST_RUNS = 500, 100, 1000
 
 
-class MLflowSink:
+class MLflowSink(Sink):
     """Writes to an MLflow server or database, where the same metric, step and time written twice are one row."""
 
     def __init__(self, campaign: LoggedCampaign, folder: Path) -> None:
-        variables = environment()
-        given = variables.get("MLFLOW_TRACKING_URI")
+        given = environment().get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=given or f"sqlite:///{folder.resolve() / 'mlflow.db'}")
         self._campaign = campaign
         self._runs: dict[str, str] = {}
@@ -79,51 +58,19 @@ class MLflowSink:
     def started(self, individual: Individual) -> None:
         run = self._run(individual)
         self._client.update_run(run, status="RUNNING")
-        for params in _pieces(
-            (
-                Param(_name(name), _text(choice_text(self._campaign.parameters.get(name), value)))
-                for name, value in individual.params.items()
-            ),
-            100,
-        ):
-            self._client.log_batch(run, params=params)
+        params = [
+            Param(_name(name), _text(choice_text(self._campaign.parameters.get(name), value)))
+            for name, value in individual.params.items()
+        ]
+        for first in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run, params=params[first : first + _MOST_PARAMS])
         self._client.log_batch(run, tags=self._tags(individual))
-
-    def measured(self, individual: Individual, points: Sequence[Point]) -> None:
-        self._log(
-            individual,
-            (
-                Metric(_name(name), value, _ms(point.time), point.step)
-                for point in points
-                for name, value in reported(point).items()
-            ),
-        )
-
-    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
-        self._log(
-            individual,
-            (
-                Metric(_name(name), value, _ms(sample.time), seconds_since_start(individual, sample))
-                for sample in samples
-                for name, value in sampled(sample).items()
-            ),
-        )
 
     def finished(self, individual: Individual) -> None:
-        at = _ms(individual.finished)
-        self._log(
-            individual, (Metric(_name(name), value, at, 0) for name, value in results(individual).items())
-        )
-        run = self._run(individual)
+        self._log(individual, [(results(individual), 0, individual.finished or 0.0)])
+        run, status = self._run(individual), "FINISHED" if succeeded(individual) else "FAILED"
         self._client.log_batch(run, tags=self._tags(individual))
-        self._client.set_terminated(run, "FINISHED" if succeeded(individual) else "FAILED", end_time=at)
-
-    # MLflow's client has no buffer: each call is written when it returns.
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        self._client.set_terminated(run, status, end_time=_ms(individual.finished))
 
     def _run(self, individual: Individual) -> str:
         run = self._runs.get(individual.id)
@@ -137,21 +84,20 @@ class MLflowSink:
             run = self._runs[individual.id] = made.info.run_id
         return run
 
-    def _log(self, individual: Individual, metrics: Iterable[Metric]) -> None:
-        for piece in _pieces(metrics, _MOST_AT_ONCE):
-            self._client.log_batch(self._run(individual), metrics=piece)
+    def _log(self, individual: Individual, rows: Rows) -> None:
+        metrics = [
+            Metric(_name(name), value, _ms(at), step)
+            for values, step, at in rows
+            for name, value in values.items()
+        ]
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run(individual), metrics=metrics[first : first + _MOST_METRICS])
 
     def _tags(self, individual: Individual) -> list[RunTag]:
         return [
             RunTag(f"hpo.{name}", _text(value))
             for name, value in (facts(individual) | {"campaign": self._campaign.key}).items()
         ]
-
-
-def _pieces(values: Iterable[_T], most: int) -> Iterator[list[_T]]:
-    values = iter(values)
-    while piece := list(islice(values, most)):
-        yield piece
 
 
 def _name(name: str) -> str:
@@ -162,7 +108,7 @@ def _name(name: str) -> str:
 
 
 def _text(value: object) -> str:
-    return str(value)[:_LONGEST]
+    return str(value)[:_LONGEST_VALUE]
 
 
 def _ms(at: float | None) -> int:

@@ -1,9 +1,8 @@
 """Export of a campaign as an Optuna study, for optuna-dashboard, Optuna's plots and scripts.
 
-The storage is ``NAME.journal`` (JournalStorage) or ``sqlite:///PATH`` (RDBStorage). The study is named after the
-campaign's directory and holds a trial for each known point, and for each individual that has ended, in the order of
-their ends. A later export adds the individuals that have ended since, so that a dashboard shows them. Where an exported
-individual has changed, because it was reopened or resumed, the study is rebuilt. Other studies of the storage stay.
+The study is named after the campaign's directory and holds a trial for each known point, and for each individual that
+has ended, in the order of their ends. A later export adds what has ended since; where an exported individual has
+changed, because it was reopened or resumed, the study is rebuilt. Other studies of the storage stay.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.journal.directory import campaign_key
 from hpo.results.curves import load as load_curves
 from hpo.results.record import CampaignRecord, load
-from hpo.search.kinds.optuna_samplers import quiet
+from hpo.search.kinds.optuna_samplers import distribution, quiet
 from hpo.space.description import described_space
-from hpo.space.parameters import Categorical, Float, Int
+from hpo.space.parameters import Categorical
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import BaseDistribution
     from optuna.storages.journal import BaseJournalBackend
     from optuna.trial import FrozenTrial
 
@@ -39,23 +37,17 @@ JOURNAL = ".journal"
 SQLITE = "sqlite:///"
 _KEY = "hpo.campaign"
 """Attribute of the study with the key of its campaign."""
-_SHOWN_FROM = 100
-"""Fewest trials that are written to a database with a progress bar."""
-_SQLITE_HEAD = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Result of an export."""
+    """Result of an export: name of the study, numbers of the campaign's trials in it and of those that were added, and
+    of those that had changed since an earlier export, for which the study was rebuilt."""
 
     study: str
-    """Name of the study."""
     trials: int
-    """Trials of the campaign in the study."""
     added: int
-    """Trials that this export added."""
     changed: int
-    """Trials that had changed since an earlier export, for which the study was rebuilt."""
 
     def __str__(self) -> str:
         rebuilt = f", rebuilt as {self.changed} had changed" if self.changed else ""
@@ -70,10 +62,8 @@ def is_storage(target: str) -> bool:
 def export(directory: Path, target: str) -> Exported:
     """Write the campaign in ``directory`` to the Optuna storage ``target``, made if it is missing.
 
-    Raises:
-        UsageError: ``target`` exists and is no Optuna storage, or has a study of the same name from elsewhere, or the
-            study must be rebuilt and has trials from elsewhere; or Optuna is not installed.
-        CampaignError: there is no campaign in ``directory``, or ``target`` cannot be written.
+    UsageError where that would change what is not the campaign's, or Optuna is not installed; CampaignError where there
+    is no campaign, or ``target`` cannot be written.
     """
     try:
         import optuna
@@ -101,9 +91,7 @@ def export(directory: Path, target: str) -> Exported:
             ) from error
         except (UsageError, CampaignError):
             raise
-        except (
-            Exception
-        ) as error:  # SQLAlchemy, database drivers and Optuna raise exceptions of unrelated classes
+        except Exception as error:  # SQLAlchemy, drivers and Optuna raise exceptions of unrelated classes
             reason = str(error).strip().splitlines()
             raise CampaignError(
                 f"{target} cannot be used as an Optuna storage: {reason[0] if reason else type(error).__name__}. Name "
@@ -137,20 +125,12 @@ def _is_journal(path: Path) -> bool:
 
 
 def _holds_studies(path: Path) -> bool:
-    with open(path, "rb") as file:
-        if file.read(len(_SQLITE_HEAD)) != _SQLITE_HEAD:
-            return False
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            names = {
-                name for (name,) in database.execute("select name from sqlite_master where type = 'table'")
-            }
-    except sqlite3.Error:
+            tables = database.execute("select name from sqlite_master where type = 'table'").fetchall()
+    except sqlite3.Error:  # no database
         return False
-    return {"studies", "trials", "version_info"} <= names
-
-
-# --- the study ----------------------------------------------------------------------------------------------
+    return {("studies",), ("trials",), ("version_info",)} <= {*tables}
 
 
 def _write_study(record: CampaignRecord, storage: Any, target: str, add: Any) -> Exported:
@@ -210,7 +190,7 @@ def _create_study(record: CampaignRecord, name: str, key: str, storage: Any) -> 
 def _add_each(study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
     """Add ``trials`` to a database, with a progress bar on a terminal."""
     # Each trial takes dozens of statements: 10 000 trials take minutes.
-    if len(trials) < _SHOWN_FROM or terminal_columns() is None:
+    if terminal_columns() is None:
         study.add_trials(trials)
         return
     from rich.console import Console
@@ -244,15 +224,17 @@ def _add_at_once(backend: BaseJournalBackend, study: optuna.Study, trials: Seque
     backend.append_logs(collected.logs[collected.existing :])
 
 
-# --- trials -------------------------------------------------------------------------------------------------
-
-
 class _Trials:
     """Conversion of a campaign's individuals to Optuna's trials."""
 
     def __init__(self, record: CampaignRecord) -> None:
+        from optuna.distributions import CategoricalDistribution
+
         space = described_space(record.identity.get("space"))
-        self._distributions = {name: _distribution(parameter) for name, parameter in space.parameters.items()}
+        self._distributions = {
+            name: CategoricalDistribution(one.choices) if isinstance(one, Categorical) else distribution(one)
+            for name, one in space.parameters.items()
+        }
         self._objectives = tuple(record.objectives)
         self._created = float(record.identity.get("created") or 0.0)
         self._curves: dict[str, dict[int, float]] = {}
@@ -263,11 +245,10 @@ class _Trials:
     def of(self, individual: Individual) -> FrozenTrial:
         from optuna.trial import FrozenTrial, TrialState
 
-        state = {COMPLETED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}.get(
-            individual.status, TrialState.FAIL
-        )
+        states = {COMPLETED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}
+        state = states.get(individual.status, TrialState.FAIL)
         started = self._created if individual.started is None else individual.started
-        finished = max(started, started if individual.finished is None else individual.finished)
+        finished = max(started, individual.finished or started)
         return FrozenTrial(
             # The storage assigns both numbers.
             number=-1,
@@ -288,26 +269,13 @@ class _Trials:
         """Local time, which Optuna uses, of a time ``at`` in Unix seconds."""
         # The offset of the campaign's beginning is kept: at a change to winter time, trials would end before they
         # begin.
-        began = self._created or at
-        return datetime.fromtimestamp(began) + timedelta(seconds=at - began)
+        return datetime.fromtimestamp(self._created) + timedelta(seconds=at - self._created)
 
     def _values(self, objectives: Mapping[str, float] | None) -> list[float] | None:
         """Values in the task's order of objectives; None where some are missing, as after pruning."""
         values = [(objectives or {}).get(name) for name in self._objectives]
         found = [float(value) for value in values if value is not None and not isnan(value)]
         return found if len(found) == len(values) else None
-
-
-def _distribution(parameter: object) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(parameter, Categorical):
-        return CategoricalDistribution(parameter.choices)
-    if isinstance(parameter, Float):
-        return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
-    if isinstance(parameter, Int):
-        return IntDistribution(parameter.low, parameter.high, log=parameter.log)
-    raise TypeError(f"{parameter!r} is no parameter")
 
 
 def _attributes(individual: Individual) -> dict[str, Any]:

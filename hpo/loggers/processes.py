@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from hpo.loggers.companion import ALIVE, SENTENCE
 from hpo.loggers.log import sink_folder
@@ -29,28 +28,22 @@ _MOST_BYTES = 1 << 16
 
 @dataclass(kw_only=True)
 class _Companion:
+    """Process of a sink. ``alive_at``: monotonic time of the last sign of life, or of the start; ``silent``: whether it
+    was reported as hanging since; ``partial``: beginning of its next line; ``last``: its last message for the user."""
+
     name: str
     process: subprocess.Popen[bytes]
     alive_at: float
-    """Time of the last sign of life, or of the start, of the monotonic clock."""
     silent: bool = False
-    """Whether the sink was reported as hanging since then."""
     partial: bytes = b""
-    """Beginning of a line that is not read to its end."""
-    last: str = field(default="")
-    """Last message for the user."""
+    last: str = ""
 
 
 class SinkProcesses:
     """Context manager that starts a process for each sink when it is entered, and ends them when it is left.
 
-    Args:
-        directory (path): directory of the campaign.
-        names (sequence of str): names of the sinks.
-        base (path): directory of the sinks' files; None for the campaign's directory.
-        environment (dict): environment variables of the processes.
-        say (callable): shows a message to the user.
-    """
+    ``base``: directory of the sinks' files, None for the campaign's ``directory``; ``environment``: variables of the
+    processes; ``say``: shows a message to the user."""
 
     def __init__(
         self,
@@ -91,9 +84,7 @@ class SinkProcesses:
             self._companions.append(_Companion(name=name, process=process, alive_at=time.monotonic()))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def look(self) -> None:
@@ -107,8 +98,8 @@ class SinkProcesses:
             self._hear(companion, now)
             if code is not None:
                 self._companions.remove(companion)
-                _release(companion.process)
-                self._gone(companion.name, companion.last or f"its process {_ending(code)}")
+                _close_pipes(companion)
+                self._gone(companion.name, _ending(companion))
             elif now - companion.alive_at >= _SILENT_S and not companion.silent:
                 companion.silent = True
                 self._say(
@@ -120,9 +111,9 @@ class SinkProcesses:
         """Let the sinks write the rest for some seconds, and kill those that take longer."""
         # All inputs are closed first, so that the sinks write at the same time.
         for companion in self._companions:
-            if companion.process.stdin is not None:
-                with suppress(OSError):
-                    companion.process.stdin.close()
+            assert companion.process.stdin is not None
+            with suppress(OSError):
+                companion.process.stdin.close()
         closed = time.monotonic()
         for companion in self._companions:
             self._hear(companion, closed)
@@ -138,8 +129,8 @@ class SinkProcesses:
             else:
                 self._hear(companion, time.monotonic())
                 if code:
-                    self._gone(companion.name, companion.last or f"its process {_ending(code)}")
-            _release(companion.process)
+                    self._gone(companion.name, _ending(companion))
+            _close_pipes(companion)
         self._companions.clear()
 
     def _hear(self, companion: _Companion, now: float) -> None:
@@ -161,22 +152,21 @@ class SinkProcesses:
                     self._say(companion.last)
 
     def _gone(self, name: str, reason: str) -> None:
+        option = "" if self._base is None else f" --directory {self._base}"
         self._say(
             f"the sink {name}: {reason}. The campaign is as it would be without it; what is missing there is "
-            f"written by `hpo log {self._directory} --to {name}{self._option}`"
+            f"written by `hpo log {self._directory} --to {name}{option}`"
         )
 
-    @property
-    def _option(self) -> str:
-        return "" if self._base is None else f" --directory {self._base}"
+
+def _close_pipes(companion: _Companion) -> None:
+    for pipe in (companion.process.stdin, companion.process.stdout):
+        assert pipe is not None
+        with suppress(OSError):
+            pipe.close()
 
 
-def _release(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()
-
-
-def _ending(code: int) -> str:
-    return f"was killed by signal {-code}" if code < 0 else f"returned {code}"
+def _ending(companion: _Companion) -> str:
+    code = companion.process.returncode
+    how = f"was killed by signal {-code}" if code < 0 else f"returned {code}"
+    return companion.last or f"its process {how}"

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
 
 from hpo.individual import COMPLETED, PRUNED, Individual, Metric, Scalar
 from hpo.journal.curves import Point, Sample
 from hpo.space.look_alikes import LookAlikes
 from hpo.space.parameters import Parameter
 
-RESULT = "result/"
-"""Prefix of the names of final values."""
-SYSTEM = "system/"
-"""Prefix of the names of a host's processor, memory and GPU use."""
-FACT = "hpo/"
-"""Prefix of the names of facts, such as the status, in sinks that show them beside final values."""
+# Prefixes of final values, of the host's processor, memory and GPU use, and of facts such as the status.
+RESULT, SYSTEM, FACT = "result/", "system/", "hpo/"
 # Metrics that a task reports keep their own names, unless these would be confused with the names above.
 REPORTED = "reported/"
-"""Prefix of a reported metric whose own name begins with a prefix of this module."""
+
+Rows = Iterable[tuple[dict[str, float], int, float]]
+"""Numbers by name, their step, and the time in Unix seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedCampaign:
-    """Facts of a campaign that a sink shows beside its individuals."""
+    """Facts of a campaign that a sink shows beside its individuals. ``created``: in Unix seconds; ``objectives``:
+    directions by name; ``results``: names of the final numbers of all individuals so far."""
 
     name: str
-    """Name of the campaign's directory."""
     key: str
-    """Unique key of the campaign."""
     task: str
-    """Name of the task."""
     created: float
-    """Time of the campaign's creation, in Unix seconds."""
     parameters: Mapping[str, Parameter]
-    """Parameters of the space by name."""
     objectives: Mapping[str, str]
-    """Directions by objective."""
     results: tuple[str, ...] = ()
-    """Names of the final numbers of all individuals so far."""
 
 
-class Sink(Protocol):
+class Sink:
     """Logger with a run for each individual.
 
     A process may die between two calls of ``flush``; the next process then logs the same records again, and a sink must
@@ -53,21 +44,35 @@ class Sink(Protocol):
 
     def started(self, individual: Individual) -> None:
         """Begin the run of an individual, or continue it where another attempt begins."""
+        raise NotImplementedError
 
     def measured(self, individual: Individual, points: Sequence[Point]) -> None:
         """Log reports of an individual; with another attempt, steps begin again at a lower number."""
+        self._log(individual, ((reported(point), point.step, point.time) for point in points))
 
     def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
         """Log samples of processor, memory and GPU use of the individual's host."""
+        began = individual.started
+        self._log(
+            individual,
+            (
+                (sampled(sample), max(0, int(sample.time - (began or sample.time))), sample.time)
+                for sample in samples
+            ),
+        )
 
     def finished(self, individual: Individual) -> None:
         """End the run of an individual, which may be started again where the individual is reopened."""
+        raise NotImplementedError
 
     def flush(self) -> None:
-        """Save all that was logged."""
+        """Save all that was logged, in a sink with a buffer."""
 
     def close(self) -> None:
         """Save all that was logged, and release files and connections."""
+
+    def _log(self, individual: Individual, rows: Rows) -> None:
+        raise NotImplementedError
 
 
 def reported(point: Point) -> dict[str, float]:
@@ -92,13 +97,8 @@ def results(individual: Individual) -> dict[str, float]:
 
 
 def distinct(name: str, legal: str, longest: int) -> str:
-    """Name that a sink accepts, different for different names.
-
-    Args:
-        name (str): name of a metric or parameter.
-        legal (str): the name with the characters replaced that the sink does not accept.
-        longest (int): most characters of a name in the sink.
-    """
+    """Name of at most ``longest`` characters for a sink, different for different names; ``legal``: ``name`` with the
+    characters replaced that the sink does not accept."""
     # A digest of the whole name depends on nothing else, so that every process makes the same legal name.
     if legal == name and len(name) <= longest:
         return name
@@ -128,10 +128,6 @@ def facts(individual: Individual) -> dict[str, str]:
 def succeeded(individual: Individual) -> bool:
     """Whether an individual completed or was pruned."""
     return individual.status in (COMPLETED, PRUNED)
-
-
-def seconds_since_start(individual: Individual, sample: Sample) -> int:
-    return max(0, int(sample.time - (individual.started or sample.time)))
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:

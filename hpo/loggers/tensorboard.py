@@ -28,18 +28,9 @@ from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.summary import text
 
 from hpo.individual import Individual, Scalar
-from hpo.journal.curves import Point, Sample
+from hpo.journal.curves import Point
 from hpo.journal.durable import write_atomically
-from hpo.loggers.sink import (
-    RESULT,
-    LoggedCampaign,
-    choice_text,
-    reported,
-    results,
-    sampled,
-    seconds_since_start,
-    succeeded,
-)
+from hpo.loggers.sink import RESULT, LoggedCampaign, Rows, Sink, choice_text, results, succeeded
 from hpo.space.parameters import Categorical, Float, Int, Parameter
 
 _EXPERIMENT, _START, _END = (
@@ -48,7 +39,7 @@ _EXPERIMENT, _START, _END = (
 _VERSION = "brain.Event:2"
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Writes event files to ``folder``, with a subfolder for each individual."""
 
     def __init__(self, campaign: LoggedCampaign, folder: Path) -> None:
@@ -60,35 +51,18 @@ class TensorBoardSink:
         self._write_experiment()
 
     def started(self, individual: Individual) -> None:
-        run = self._run(individual)
-        hparams = {
-            name: _hparam(self._campaign.parameters.get(name), value)
-            for name, value in individual.params.items()
-        }
         start = SessionStartInfo(group_name=individual.id, start_time_secs=individual.started or 0.0)
-        for name, value in hparams.items():
-            if isinstance(value, bool):
-                start.hparams[name].bool_value = value
-            elif isinstance(value, str):
-                start.hparams[name].string_value = value
-            else:
-                start.hparams[name].number_value = value
-        run.write(
-            _plugin(_START, HParamsPluginData(session_start_info=start, version=0)), 0, individual.started
-        )
+        for name, given in individual.params.items():
+            value = _hparam(self._campaign.parameters.get(name), given)
+            kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+            setattr(start.hparams[name], f"{kind}_value", value)
+        content = HParamsPluginData(session_start_info=start, version=0)
+        self._run(individual).write(_plugin(_START, content), 0, individual.started)
 
     def measured(self, individual: Individual, points: Sequence[Point]) -> None:
-        run = self._run(individual)
         for point in points:
-            run.reach(point)
-            for name, value in reported(point).items():
-                run.write(_scalar(name, value), point.step, point.time)
-
-    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
-        run = self._run(individual)
-        for sample in samples:
-            for name, value in sampled(sample).items():
-                run.write(_scalar(name, value), seconds_since_start(individual, sample), sample.time)
+            self._run(individual).reach(point)
+            super().measured(individual, [point])
 
     def finished(self, individual: Individual) -> None:
         run = self._run(individual)
@@ -97,14 +71,13 @@ class TensorBoardSink:
             self._metrics.setdefault(name)
             run.write(_scalar(name, value), step, individual.finished)
         if individual.error:
-            run.write(
-                text("error", f"    {individual.error}".replace("\n", "\n    ")), step, individual.finished
-            )
+            # Indented, which makes it code in Markdown.
+            shown = text("error", f"    {individual.error}".replace("\n", "\n    "))
+            run.write(shown, step, individual.finished)
         status = "STATUS_SUCCESS" if succeeded(individual) else "STATUS_FAILURE"
         end = SessionEndInfo(status=Status.Value(status), end_time_secs=individual.finished or 0.0)
-        run.write(
-            _plugin(_END, HParamsPluginData(session_end_info=end, version=0)), step, individual.finished
-        )
+        content = HParamsPluginData(session_end_info=end, version=0)
+        run.write(_plugin(_END, content), step, individual.finished)
         self._runs.pop(individual.id).close()
 
     def flush(self) -> None:
@@ -117,11 +90,16 @@ class TensorBoardSink:
         self._runs.clear()
         self._write_experiment()
 
+    def _log(self, individual: Individual, rows: Rows) -> None:
+        run = self._run(individual)
+        for values, step, at in rows:
+            for name, value in values.items():
+                run.write(_scalar(name, value), step, at)
+
     def _run(self, individual: Individual) -> _Run:
-        run = self._runs.get(individual.id)
-        if run is None:
-            run = self._runs[individual.id] = _Run(self._folder / individual.id)
-        return run
+        if individual.id not in self._runs:
+            self._runs[individual.id] = _Run(self._folder / individual.id)
+        return self._runs[individual.id]
 
     def _write_experiment(self) -> None:
         """Write the columns of the table of hyperparameters.

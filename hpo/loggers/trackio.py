@@ -9,26 +9,16 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from hpo.individual import Individual
-from hpo.journal.curves import Point, Sample
-from hpo.loggers.sink import (
-    FACT,
-    LoggedCampaign,
-    facts,
-    finite,
-    reported,
-    results,
-    sampled,
-    seconds_since_start,
-)
+from hpo.loggers.sink import FACT, LoggedCampaign, Rows, Sink, facts, finite, results
 
 
-class TrackioSink:
+class TrackioSink(Sink):
     """Writes to Trackio; a run is open only during a call, as Trackio can have a single open run."""
 
     def __init__(self, campaign: LoggedCampaign, folder: Path) -> None:
@@ -41,35 +31,16 @@ class TrackioSink:
         with self._run(individual):
             pass
 
-    def measured(self, individual: Individual, points: Sequence[Point]) -> None:
-        self._log(individual, ((reported(point), point.step) for point in points))
-
-    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
-        self._log(
-            individual, ((sampled(sample), seconds_since_start(individual, sample)) for sample in samples)
-        )
-
     def finished(self, individual: Individual) -> None:
         described = {FACT + name: text for name, text in facts(individual).items()}
-        self._log(individual, [({**results(individual)}, None)], described)
-
-    # Each call closes the run that it has written.
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _log(
-        self,
-        individual: Individual,
-        rows: Iterable[tuple[dict[str, float], int | None]],
-        more: dict[str, str] | None = None,
-    ) -> None:
         with self._run(individual) as run:
-            for values, step in rows:
-                if values or more:
-                    run.log({**finite(values), **(more or {})}, step=step)
+            run.log({**finite(results(individual)), **described})
+
+    def _log(self, individual: Individual, rows: Rows) -> None:
+        with self._run(individual) as run:
+            for values, step, _ in rows:
+                if values:
+                    run.log(finite(values), step=step)
 
     @contextmanager
     def _run(self, individual: Individual) -> Iterator[Any]:

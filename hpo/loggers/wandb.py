@@ -6,7 +6,7 @@ with ``WANDB_MODE=offline`` the runs are in the sink's folder, for ``wandb sync`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,12 @@ import wandb
 
 from hpo.config.process import environment
 from hpo.individual import Individual
-from hpo.journal.curves import Point, Sample
-from hpo.loggers.sink import (
-    FACT,
-    REPORTED,
-    LoggedCampaign,
-    facts,
-    reported,
-    results,
-    sampled,
-    seconds_since_start,
-    succeeded,
-)
+from hpo.loggers.sink import FACT, REPORTED, SYSTEM, LoggedCampaign, Rows, Sink, facts, results, succeeded
 
 _STEP, _SECONDS = "step", "seconds"
 
 
-class WandbSink:
+class WandbSink(Sink):
     """Writes to Weights & Biases; runs have ids made from those of individuals, so that any process can continue them.
 
     Curves have the metric ``step`` as their x-axis, where a report that is written twice is a single point.
@@ -45,16 +34,6 @@ class WandbSink:
     def started(self, individual: Individual) -> None:
         self._run(individual)
 
-    def measured(self, individual: Individual, points: Sequence[Point]) -> None:
-        run = self._run(individual)
-        for point in points:
-            run.log({**_named(reported(point)), _STEP: point.step})
-
-    def sampled(self, individual: Individual, samples: Sequence[Sample]) -> None:
-        run = self._run(individual)
-        for sample in samples:
-            run.log({**sampled(sample), _SECONDS: seconds_since_start(individual, sample)})
-
     def finished(self, individual: Individual) -> None:
         run = self._run(individual)
         # The summary already has the last value of each metric, so final values are under names of their own.
@@ -64,14 +43,17 @@ class WandbSink:
         run.finish(exit_code=0 if succeeded(individual) else 1)
         del self._runs[individual.id]
 
-    # wandb has a process of its own, which saves all that is logged even if this process dies.
-    def flush(self) -> None:
-        """Do nothing."""
-
+    # There is no flush: wandb has a process of its own, which saves all that is logged even if this process dies.
     def close(self) -> None:
         """Close all open runs, which another process may continue."""
         while self._runs:
             self._runs.popitem()[1].finish()
+
+    def _log(self, individual: Individual, rows: Rows) -> None:
+        run = self._run(individual)
+        for values, step, _ in rows:
+            axis = _SECONDS if any(name.startswith(SYSTEM) for name in values) else _STEP
+            run.log({**_named(values), axis: step})
 
     def _run(self, individual: Individual) -> Any:
         run = self._runs.get(individual.id)

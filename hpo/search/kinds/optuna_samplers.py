@@ -19,7 +19,7 @@ from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import parents_first
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
-from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class OptunaBreeder(EvolutionBreeder):
 
         if not self._distributions:
             for name, parameter in self._space.parameters.items():
-                self._distributions[name] = _distribution(parameter)
+                self._distributions[name] = distribution(parameter)
         return optuna.create_study()
 
     # --- proposals ------------------------------------------------------------------------------------------
@@ -290,7 +290,8 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(verbosity)
 
 
-def _distribution(parameter: object) -> Any:
+def distribution(parameter: Parameter) -> Any:
+    """Optuna's distribution of a parameter; choices are given by their indices."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(parameter, Ordinal):
@@ -298,8 +299,6 @@ def _distribution(parameter: object) -> Any:
     if isinstance(parameter, Categorical):
         # Indices of choices, because Optuna compares choices by other rules than this package.
         return CategoricalDistribution(tuple(range(parameter.count)))
-    if isinstance(parameter, Float):
-        return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
-    if isinstance(parameter, Int):
-        return IntDistribution(parameter.low, parameter.high, log=parameter.log)
-    raise TypeError(f"{parameter!r} is no parameter")
+    assert isinstance(parameter, (Float, Int))
+    made = FloatDistribution if isinstance(parameter, Float) else IntDistribution
+    return made(parameter.low, parameter.high, log=parameter.log)
