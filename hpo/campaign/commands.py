@@ -31,7 +31,7 @@ from hpo.journal.launches import read_launch
 from hpo.journal.lock import holder
 from hpo.prior_results.configurations import read_points
 from hpo.results.record import load
-from hpo.space.description import described_space
+from hpo.space.space import described_space
 from hpo.spelling import suggestion
 from hpo.text import excerpt
 

@@ -32,8 +32,7 @@ from hpo.journal.files import (
     read_on,
 )
 from hpo.journal.records import VERSION, Finished, Header, Record, Started, decode, encode
-from hpo.space.description import described_space
-from hpo.space.space import SearchSpace
+from hpo.space.space import SearchSpace, described_space
 from hpo.steps import Steps
 from hpo.terminal import one_line, quoted
 

@@ -22,7 +22,7 @@ from hpo.loggers.sink import LoggedCampaign, Sink, results
 from hpo.results.follow import Follower
 from hpo.results.parts import Place
 from hpo.results.record import CampaignRecord
-from hpo.space.description import described_space
+from hpo.space.space import described_space
 
 _FOLDER = "logs"
 _SAVED_S = 10.0

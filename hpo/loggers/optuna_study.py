@@ -25,8 +25,8 @@ from hpo.journal.directory import campaign_key
 from hpo.results.curves import load as load_curves
 from hpo.results.record import CampaignRecord, load
 from hpo.search.kinds.optuna_samplers import distribution, quiet
-from hpo.space.description import described_space
 from hpo.space.parameters import Categorical
+from hpo.space.space import described_space
 
 if TYPE_CHECKING:
     import optuna

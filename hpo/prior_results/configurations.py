@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED
 from hpo.prior_results import tables as sources
-from hpo.prior_results.cells import ABSENT, Ambiguous, Cells, SeparatedNumber
+from hpo.prior_results.cells import ABSENT, Ambiguous, Cells
 from hpo.space.space import Params, SearchSpace
 from hpo.task.known_point import Allows
 
 _LISTED = 6
-"""Names in a sentence, at most."""
+"""Most names in a sentence."""
 
 
 def read_points(
@@ -24,20 +24,11 @@ def read_points(
     number: int | None = None,
     left_out: list[str] | None = None,
 ) -> list[Params]:
-    """The configurations that an entry of the campaign's key ``points``, or ``hpo enqueue``, asks to evaluate: itself,
-    or the rows of a table.
+    """Configurations of an entry of the campaign's key ``points``, or of ``hpo enqueue``: the entry itself, or the rows
+    of the table that it names.
 
-    Args:
-        entry (str or dict): a configuration, or the source of a table.
-        space (SearchSpace): of the task.
-        allows (callable; default lambda params: True): the constraints of the task.
-        label (str; default "points"): name of the entry in errors.
-        number (int; default None): number of the entry in errors, from 1.
-        left_out (list of str; default None): gets a line about rows that hold no configuration.
-
-    Raises:
-        UsageError: the table cannot be read or holds no configuration, or a configuration is not allowed; each is
-            there because it is wanted.
+    ``label`` and ``number`` name the entry in errors; ``left_out`` gets a line about rows that hold no configuration.
+    UsageError where the table cannot be read or holds no configuration, or one is not allowed: each is wanted.
     """
     if not isinstance(entry, str):
         return [wanted(label if number is None else f"{label}, number {number}", entry, space, allows)]
@@ -46,8 +37,7 @@ def read_points(
     found = []
     for row in table.rows:
         where = f"{label}, {table.name}, {row.origin}"
-        given = _configuration(row, table, space, cells, where)
-        if given is not None:
+        if given := _configuration(row, table, space, cells, where):
             found.append(wanted(where, given, space, allows))
     empty_rows = len(table.rows) - len(found)
     if empty_rows and not found:
@@ -63,25 +53,22 @@ def read_points(
 
 def _configuration(
     row: sources.Row, table: sources.Table, space: SearchSpace, cells: Cells, where: str
-) -> dict[str, object] | None:
-    """The values of a row; None where it has none, or a trial that did not complete lacks some. UsageError, which
-    begins with ``where``, where a cell cannot be read."""
+) -> dict[str, object]:
+    """Values of a row; none where a trial that did not complete lacks some."""
     prefix = sources.PARAMS if table.exported else ""
     given: dict[str, object] = {}
-    lacks = False
     for name in space.order:
         if not space.exists(name, given):
             continue
         cell = row.cells.get(prefix + name, ABSENT)
-        if cells.missing(name, cell):
-            lacks = True
-            continue
-        try:
-            given[name] = cells.value(name, cell)
-        except (Ambiguous, SeparatedNumber) as error:
-            raise UsageError(f"{where}: {name} = {error}.") from None
-    cut_off = lacks and row.status not in (None, COMPLETED)
-    return None if cut_off or not given else given
+        if not cells.missing(name, cell):
+            try:
+                given[name] = cells.value(name, cell)
+            except Ambiguous as error:
+                raise UsageError(f"{where}: {name} = {error}.") from None
+        elif row.status not in (None, COMPLETED):
+            return {}
+    return given
 
 
 def wanted(label: str, params: Mapping[str, object], space: SearchSpace, allows: Allows) -> Params:

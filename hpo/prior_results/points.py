@@ -6,27 +6,17 @@ in a line; nothing happens silently."""
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from math import isfinite, isinf
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FINAL, INVALID, PRUNED
 from hpo.prior_results import tables as sources
-from hpo.prior_results.cells import (
-    ABSENT,
-    Ambiguous,
-    Cells,
-    SeparatedNumber,
-    empty,
-    number,
-    refuse_separators,
-)
+from hpo.prior_results.cells import ABSENT, Ambiguous, Cells, empty, number
 from hpo.prior_results.configurations import listed
 from hpo.search.models.pareto import dominates
 from hpo.space.space import Params, SearchSpace
@@ -45,21 +35,19 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class KnownPoints:
-    """Points of a source; ``str`` gives a line about them."""
+    """Points of a source; ``str`` gives a line about them.
+
+    ``left_out``: numbers of rows that were left out, by reason; ``changed``: numbers of points that were changed, by
+    the parameter that was dropped or added; ``replaces``: numbers of recorded points that this source no longer has, or
+    has with another result; ``entry`` and ``content``: as in ``hpo.journal.records.Entered``."""
 
     source: str
-    """Name of the source."""
     points: list[KnownPoint] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """Numbers of rows that were left out, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
-    """Numbers of points that were changed, by the parameter that was dropped or added."""
     replaces: set[int] = field(default_factory=set)
-    """Numbers of recorded points that this source no longer has, or has with another result."""
     entry: str = ""
-    """Field of a campaign's entry, the same as in ``hpo.journal.records.Entered``."""
     content: str = ""
-    """Field of a campaign's entry, the same as in ``hpo.journal.records.Entered``."""
 
     def __iter__(self) -> Iterator[KnownPoint]:
         return iter(self.points)
@@ -153,36 +141,27 @@ def known_points(
     """
     if not isinstance(objectives, Mapping):
         objectives = {"value": objectives}
+
+    def check(name: str, given: object, fits: bool, rule: str) -> None:
+        if not fits:
+            raise UsageError(f"known points: {name} = {excerpt(given)}: must {rule}. Correct it.")
+
     for way in objectives.values():
-        if not isinstance(way, str) or way not in ("minimize", "maximize"):
-            raise UsageError(
-                f'objectives = {excerpt(way)}: must be "minimize" or "maximize". '
-                f"{suggestion(way, ('minimize', 'maximize'))}"
-            )
-    if unknown is not None and (not isinstance(unknown, str) or unknown not in (DROP, REFUSE)):
-        raise UsageError(f'unknown = {excerpt(unknown)}: must be "{DROP}" or "{REFUSE}"')
-    _check_keywords(space, default, allows, columns, study)
+        known = isinstance(way, str) and way in ("minimize", "maximize")
+        check("objectives", way, known, 'be "minimize" or "maximize"')
+    check("space", space, isinstance(space, SearchSpace), "be a SearchSpace")
+    check("default", default, _is(default, Mapping), "be a configuration, such as {'lr': 0.1}")
+    check("allows", allows, allows is None or callable(allows), "be a function of the parameters")
+    check("unknown", unknown, _is(unknown, str) and unknown in (None, DROP, REFUSE), 'be "drop" or "refuse"')
+    plain = _is(columns, Mapping) and all(isinstance(one, str) for one in (columns or {}).values())
+    check("columns", columns, plain, "map names here to names of columns")
+    check("study", study, _is(study, str), "be the name of a study")
     table = sources.read(source, study)
-    return _Fitting(table, space, objectives, default or {}, allows, dict(columns or {})).all(unknown)
+    return _Fitting(table, space, objectives, default or {}, allows, columns or {}).all(unknown)
 
 
-def _check_keywords(space: object, default: object, allows: object, columns: object, study: object) -> None:
-    if not isinstance(space, SearchSpace):
-        raise UsageError(f"known points: space = {excerpt(space)}: must be a SearchSpace")
-    if default is not None and not isinstance(default, Mapping):
-        raise UsageError(
-            f"known points: default = {excerpt(default)}: must be a configuration, such as {{'lr': 0.1}}"
-        )
-    if allows is not None and not callable(allows):
-        raise UsageError(f"known points: allows = {excerpt(allows)}: must be a function of the parameters")
-    if columns is not None and (
-        not isinstance(columns, Mapping) or not all(isinstance(one, str) for one in columns.values())
-    ):
-        raise UsageError(
-            f"known points: columns = {excerpt(columns)}: must map names here to names of columns"
-        )
-    if study is not None and not isinstance(study, str):
-        raise UsageError(f"known points: study = {excerpt(study)}: must be the name of a study")
+def _is(given: object, kind: type) -> bool:
+    return given is None or isinstance(given, kind)
 
 
 class _Fitting:
@@ -199,6 +178,7 @@ class _Fitting:
     ) -> None:
         self._table, self._space, self._objectives = table, space, objectives
         self._default, self._allows = default, allows
+        self._where = f"known points of {table.name}"
         self._found = KnownPoints(source=table.name)
         self._cells = Cells(space.parameters, typed=table.typed)
         self._changes: list[str] = []
@@ -206,46 +186,45 @@ class _Fitting:
         """Numbers of rows by column of no parameter, for each parameter, whose cells could be its missing values."""
         for name in columns:
             if name not in space.parameters and name not in objectives:
-                valid = [*space.names, *objectives]
                 raise UsageError(
-                    f"known points of {table.name}: columns names {name!r}, which is neither a parameter nor an "
-                    f"objective here. {suggestion(name, valid)}"
+                    f"{self._where}: columns names {name!r}, which is neither a parameter nor an objective here. "
+                    f"{suggestion(name, [*space.names, *objectives])}"
                 )
-        there = set(table.columns) | set(table.directions)
-        self._of_parameter = {
-            name: self._column(columns.get(name), there, sources.PARAMS, name) for name in space.names
-        }
-        self._of_objective = {
-            name: self._objective(name, place, columns.get(name), there)
-            for place, name in enumerate(objectives)
-        }
-        used = {*self._of_parameter.values(), *self._of_objective.values()}
+        prefix = sources.PARAMS if table.exported else ""
+        existing = {*table.columns, *table.directions}
+        self._of_parameter = {name: prefix + name for name in space.names}
         # A study in which a parameter was renamed has columns of both names.
-        own = {name: self._column(None, there, sources.PARAMS, name) for name in space.names}
+        own = dict(self._of_parameter)
+        self._of_objective: dict[str, str] = {}
+        for name, column in columns.items():
+            given = self._given(
+                column, sources.OBJECTIVES if name in objectives else sources.PARAMS, existing
+            )
+            (self._of_objective if name in objectives else self._of_parameter)[name] = given
+        for place, name in enumerate(objectives):
+            if name not in self._of_objective:
+                self._of_objective[name] = self._objective(name, place, existing)
+            self._check_direction(name)
+        used = {*self._of_parameter.values(), *self._of_objective.values()}
         self._own = {name: column for name, column in own.items() if column not in used}
         self._strange = [
             column
             for column in table.columns
-            if self._is_strange(column) and column not in used and column not in self._own.values()
+            if column.startswith(prefix) and column not in used and column not in self._own.values()
         ]
-        self._check_directions()
 
-    def _column(self, given: str | None, there: set[str], prefix: str, name: str) -> str:
-        if given is not None:
-            for column in (given, prefix + given):
-                if column in there or not self._table.rows:
-                    return column
-            raise UsageError(
-                f"known points of {self._table.name}: there is no column {excerpt(given)}. "
-                f"{suggestion(given, sorted(there))}"
-            )
-        return prefix + name if self._table.exported else name
+    def _given(self, column: str, prefix: str, existing: set[str]) -> str:
+        """Column that the user named, with or without its prefix in exports."""
+        for name in (column, prefix + column):
+            if name in existing or not self._table.rows:
+                return name
+        raise UsageError(
+            f"{self._where}: there is no column {excerpt(column)}. {suggestion(column, sorted(existing))}"
+        )
 
-    def _objective(self, name: str, place: int, given: str | None, there: set[str]) -> str:
+    def _objective(self, name: str, place: int, existing: set[str]) -> str:
         """Column of an objective; a single objective without a name, there or here, fits any single objective."""
         table, single = self._table, len(self._objectives) == 1
-        if given is not None:
-            return self._column(given, there, sources.OBJECTIVES, name)
         if table.ordered and len(table.directions) == len(self._objectives):
             return list(table.directions)[place]
         candidates = [sources.OBJECTIVES + name] if table.exported else [name]
@@ -254,38 +233,33 @@ class _Fitting:
             if name == sources.VALUE and len(table.directions) == 1:
                 candidates += table.directions
         for candidate in candidates:
-            if candidate in there:
+            if candidate in existing or not table.rows:
                 return candidate
-        if not table.rows:
-            return candidates[0]
-        others = [column for column in table.columns if not column.startswith(sources.PARAMS)]
-        if not single and (len(table.directions) == 1 or sources.VALUE in there):
+        if not single and (len(table.directions) == 1 or sources.VALUE in existing):
             raise UsageError(
-                f"known points of {table.name}: there is one objective there, and {len(self._objectives)} here "
+                f"{self._where}: there is one objective there, and {len(self._objectives)} here "
                 f"({', '.join(self._objectives)}). Give its configurations as points, which are evaluated first."
             )
+        others = [column for column in table.columns if not column.startswith(sources.PARAMS)]
         raise UsageError(
-            f"known points of {table.name}: there is no column for the objective {name!r}. If it has another name "
-            f'there, say so: columns = {{ {name} = "…" }}. {suggestion(name, others)}'
+            f"{self._where}: there is no column for the objective {name!r}. If it has another name there, say so: "
+            f'columns = {{ {name} = "…" }}. {suggestion(name, others)}'
         )
 
-    def _check_directions(self) -> None:
-        for name, column in self._of_objective.items():
-            way = self._table.directions.get(column)
-            if way is not None and way != self._objectives[name]:
-                raise UsageError(
-                    f"known points of {self._table.name}: {column.removeprefix(sources.OBJECTIVES)} is to "
-                    f"{way} there, and {name} is to {self._objectives[name]} here. Leave this source out, or export "
-                    "it and turn the sign."
-                )
-
-    # --- rows -----------------------------------------------------------------------------------------------
+    def _check_direction(self, name: str) -> None:
+        column, here = self._of_objective[name], self._objectives[name]
+        way = self._table.directions.get(column, here)
+        if way != here:
+            raise UsageError(
+                f"{self._where}: {column.removeprefix(sources.OBJECTIVES)} is to {way} there, and {name} is to {here} "
+                "here. Leave this source out, or export it and turn the sign."
+            )
 
     def all(self, unknown: str | None) -> KnownPoints:
         if self._strange and unknown == REFUSE:
             raise UsageError(
-                f"known points of {self._table.name}: {listed(self._strange)} is no parameter here. Leave this source "
-                f'out, name its parameter in columns, or write unknown = "{DROP}".'
+                f"{self._where}: {listed(self._strange)} is no parameter here. Leave this source out, name its "
+                f'parameter in columns, or write unknown = "{DROP}".'
             )
         seen: dict[str, int] = {}
         for row in self._table.rows:
@@ -318,26 +292,21 @@ class _Fitting:
         for name, columns in self._missing.items():
             fits = {column: count for column, count in columns.items() if column not in likely.values()}
             if fits:
-                likely[name] = max(fits, key=lambda column: (fits[column], _similarity(name, column)))
+                likely[name] = max(fits, key=fits.__getitem__)
         if not likely:
             return
         there = [column.removeprefix(sources.PARAMS) for column in likely.values()]
         line = ", ".join(
-            f"{_key(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in zip(likely, there)
+            f"{name} = {json.dumps(column, ensure_ascii=False)}" for name, column in zip(likely, there)
         )
         raise UsageError(
-            f"known points of {self._table.name}: rows without {listed(list(likely))} have {listed(there)}, which is "
-            f"no parameter here. Where these are the same, write columns = {{ {line} }}; else write unknown = "
-            f'"{DROP}" to enter these rows with the default.'
+            f"{self._where}: rows without {listed(list(likely))} have {listed(there)}, which is no parameter here. "
+            f'Where these are the same, write columns = {{ {line} }}; else write unknown = "{DROP}" to enter these '
+            "rows with the default."
         )
 
     def _losses(self, point: KnownPoint) -> tuple[float, ...] | None:
-        """Losses of a point; None if it did not complete."""
         return None if point.objectives is None else losses_of(point.objectives, self._objectives)
-
-    def _is_strange(self, column: str) -> bool:
-        """Whether a column may be a parameter, by its name."""
-        return column.startswith(sources.PARAMS) or not self._table.exported
 
     def _point(self, row: sources.Row) -> KnownPoint | str:
         """Point of a row, or the reason why it is left out."""
@@ -346,26 +315,24 @@ class _Fitting:
             return "pruned there"
         if status not in FINAL:
             return "not finished there"
-        objectives = {name: number(row.cells.get(column)) for name, column in self._of_objective.items()}
-        if status == COMPLETED:
-            for name, column in self._of_objective.items():
-                with self._located(row, name):
-                    refuse_separators(row.cells.get(column))
-            for name, value in objectives.items():
-                if value is None:
-                    cell = row.cells.get(self._of_objective[name])
-                    return "without a value" if empty(cell) else f"whose {name} is no number"
-            if not all(isfinite(cast(float, value)) for value in objectives.values()):
-                if row.status is None and not any(isinf(cast(float, value)) for value in objectives.values()):
-                    return "without a value"  # pandas writes an empty cell as NaN
-                status = INVALID
+        known: dict[str, float] = {}
+        for name, column in self._of_objective.items() if status == COMPLETED else ():
+            cell = row.cells.get(column)
+            value = number(cell)
+            if value is None:
+                return "without a value" if empty(cell) else f"whose {name} is no number"
+            known[name] = value
+        if not all(map(isfinite, known.values())):
+            if row.status is None and not any(map(isinf, known.values())):
+                return "without a value"  # pandas writes an empty cell as NaN
+            status = INVALID
         params = self._params(row)
         if isinstance(params, str):
             return params
         if self._allows is not None and not self._allows(params):
             return "refused by a constraint"
-        known = cast("dict[str, float]", objectives) if status == COMPLETED else None
-        return KnownPoint(params=params, objectives=known, status=status, origin=row.origin)
+        objectives = known if status == COMPLETED else None
+        return KnownPoint(params=params, objectives=objectives, status=status, origin=row.origin)
 
     def _params(self, row: sources.Row) -> Params | str:
         chosen: Params = {}
@@ -392,12 +359,9 @@ class _Fitting:
                 changes.append(f"{name} = {chosen[name]!r}, the default, added")
                 continue
             try:
-                with self._located(row, name):
-                    value = self._cells.value(name, cell)
+                chosen[name] = parameter.canonical(self._cells.value(name, cell))
             except Ambiguous as error:
                 return f"whose {name} = {error}"
-            try:
-                chosen[name] = parameter.canonical(value)
             except ValueError:
                 return f"whose {name} is not allowed here"
         return {name: chosen[name] for name in self._space.names if name in chosen}
@@ -411,21 +375,3 @@ class _Fitting:
                 with suppress(ValueError):
                     self._space.parameters[name].canonical(self._cells.value(name, cell))
                     found[column] += 1
-
-    @contextmanager
-    def _located(self, row: sources.Row, name: str) -> Iterator[None]:
-        """Context that raises UsageError, with the cell's place, for a number with separators."""
-        # A whole table is refused, because none of its numbers could be read reliably.
-        try:
-            yield
-        except SeparatedNumber as error:
-            raise UsageError(f"known points of {self._table.name}, {row.origin}: {name} = {error}.") from None
-
-
-def _similarity(name: str, column: str) -> float:
-    return SequenceMatcher(None, name, column.removeprefix(sources.PARAMS)).ratio()
-
-
-def _key(name: str) -> str:
-    """``name`` as a key in TOML, quoted if necessary."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

@@ -4,7 +4,6 @@ Nothing that is read is executed or unpickled, and no source is changed: a study
 
 from __future__ import annotations
 
-import codecs
 import csv
 import os
 import re
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 TABLES = (".csv", ".json", ".parquet")
 """Suffixes of tables that ``hpo export`` writes and this module reads."""
 PARAMS, OBJECTIVES, METRICS, VALUE = "params.", "objectives.", "metrics.", "value"
-# xlsx and ods files are zip archives; users often give them in place of the exported csv.
-_WORKBOOK = b"PK\x03\x04"
 _SAVE_AS = (
     'Save it as UTF-8, with "," between cells and "." as decimal sign (spreadsheets call that "CSV UTF-8", in the '
     "formats of English)."
@@ -48,31 +45,28 @@ _OF_EXPORTS = frozenset(
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration and its result in a source."""
+    """A configuration and its result in a source. ``origin``: its name there, such as an individual's id; ``cells``: by
+    column; ``status``: of the individual or trial, None where the source has none."""
 
     origin: str
-    """Name of the row in the source, such as an individual's id."""
     cells: Mapping[str, object]
-    """Cells by column."""
     status: str | None = None
-    """Status of the individual or trial; None where the source has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of a source."""
+    """Rows of a source, whose ``name`` messages show.
+
+    ``exported``: whether columns have the prefixes of ``hpo export``; ``typed``: whether a text cell stands for a text,
+    and never for a number; ``directions``: known directions by column of an objective; ``ordered``: whether objectives
+    have no names, and are in the task's order."""
 
     name: str
-    """Name of the source in messages."""
     rows: list[Row]
     exported: bool
-    """Whether columns have the prefixes of ``hpo export``; otherwise, they are plain names."""
     typed: bool = True
-    """Whether a text cell stands for a text only, and never for a number."""
     directions: dict[str, str] = field(default_factory=dict)
-    """Known directions by column of an objective."""
     ordered: bool = False
-    """Whether objectives have no names, and are in the task's order."""
 
     @property
     def columns(self) -> list[str]:
@@ -80,17 +74,8 @@ class Table:
 
 
 def read(source: object, study: str | None = None) -> Table:
-    """Read the rows of a source.
-
-    Args:
-        source (object): a table's file, a campaign's directory, the file or URL of an Optuna storage, an Optuna study,
-            or a list of dictionaries.
-        study (str; default None): name of the study in a storage with several studies.
-
-    Raises:
-        UsageError: the source is none of these, or cannot be read.
-        CampaignError: a campaign's directory cannot be read.
-    """
+    """Rows of a table's file, a campaign's directory, the file or URL of an Optuna storage, an Optuna study, or a list
+    of dictionaries; ``study``: its name in a storage of several. UsageError where the source cannot be read."""
     if isinstance(source, (str, Path)):
         return _from_path(str(source), study)
     if hasattr(source, "get_trials") and hasattr(source, "directions"):
@@ -105,8 +90,6 @@ def read(source: object, study: str | None = None) -> Table:
 
 
 def _from_path(name: str, study: str | None) -> Table:
-    if not name:
-        raise UsageError("known points: the name of their source is empty. Name a file or a directory.")
     if _URL.match(name):
         return _from_storage(name, study)
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for unknown users
@@ -121,9 +104,9 @@ def _from_path(name: str, study: str | None) -> Table:
             f"known points: {cut(name)} does not exist. Name a table, a campaign's directory (both relative to "
             "where hpo is started) or an Optuna storage."
         )
+    suffix = path.suffix.lower()
     try:
-        if path.suffix.lower() in TABLES:
-            suffix = path.suffix.lower()
+        if suffix in TABLES:
             # Only JSON keeps types: csv has none, and a parquet column of several types was written as text.
             return _table(name, _READERS[suffix](path), typed=suffix == ".json")
         with open(path, "rb") as file:
@@ -131,40 +114,30 @@ def _from_path(name: str, study: str | None) -> Table:
     except OSError as error:
         raise UsageError(f"known points: {name} cannot be read ({error.strerror or error}).") from None
     except (ValueError, csv.Error) as error:  # ValueError also for invalid UTF-8, JSON and parquet
+        remedy = f". {_SAVE_AS}" if suffix == ".csv" else ""
         raise UsageError(
-            f"known points: {name} is no table that its suffix {path.suffix} promises: {error}"
+            f"known points: {name} is no table that its suffix {path.suffix} promises: {error}{remedy}"
         ) from None
     if head.startswith(_SQLITE) or b'"op_code"' in head.split(b"\n", 1)[0]:
         return _from_storage(name, study)
-    hint = f" It is a workbook of a spreadsheet. {_SAVE_AS}" if head.startswith(_WORKBOOK) else ""
     raise UsageError(
-        f"known points: {name} is no table ({', '.join(TABLES)}), no SQLite file and no journal of Optuna's.{hint}"
+        f"known points: {name} is no table ({', '.join(TABLES)}), no SQLite file and no journal of Optuna's. Name "
+        "another file."
     )
 
 
-# --- tables -------------------------------------------------------------------------------------------------
-
-
 def _csv(path: Path) -> list[dict[str, object]]:
-    with open(path, "rb") as raw:
-        head = raw.read(4)
-    if head.startswith(_WORKBOOK):
-        raise ValueError(f"it is a workbook of a spreadsheet. {_SAVE_AS}")
-    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in head[:2]:
-        raise ValueError(f"it is UTF-16. {_SAVE_AS}")
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            names = reader.fieldnames or ()
-            if len(names) == 1 and (found := re.search(r"[;\t|]", names[0])):
-                raise ValueError(f"its cells are separated by {found[0]!r}. {_SAVE_AS}")
-            rows: list[dict[str, object]] = [{**row} for row in reader]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{error}. {_SAVE_AS}") from None
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, strict=True)
+        names = reader.fieldnames or ()
+        # Other separators, or a workbook with the suffix of a table.
+        if len(names) == 1 and not (names[0].isprintable() and {";", "|"}.isdisjoint(names[0])):
+            raise ValueError('its cells are not separated by ","')
+        rows: list[dict[str, object]] = [{**row} for row in reader]
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise ValueError(
-                f"line {number} or a line before it does not have as many cells as the first line has names."
+                f"line {number} or a line before it does not have as many cells as the first line has names"
             )
         row.pop("", None)  # the index that pandas writes
     return rows
@@ -224,9 +197,6 @@ def _table(name: str, rows: Iterable[Mapping[str, object]], *, typed: bool = Tru
     )
 
 
-# --- campaigns ----------------------------------------------------------------------------------------------
-
-
 def _from_campaign(name: str, directory: Path) -> Table:
     from hpo.results.record import load
 
@@ -248,9 +218,6 @@ def _from_campaign(name: str, directory: Path) -> Table:
             for individual in (*record.known, *record.individuals)
         ],
     )
-
-
-# --- Optuna -------------------------------------------------------------------------------------------------
 
 
 def _from_storage(url: str, study: str | None) -> Table:
@@ -278,9 +245,7 @@ def _from_storage(url: str, study: str | None) -> Table:
             return _from_study(name, optuna.load_study(study_name=study or names[0], storage=storage))
         except UsageError:
             raise
-        except (
-            Exception
-        ) as error:  # SQLAlchemy, database drivers and Optuna raise exceptions of unrelated classes
+        except Exception as error:  # SQLAlchemy, drivers and Optuna raise exceptions of unrelated classes
             reason = str(error).strip().splitlines()
             raise UsageError(
                 f"known points: {name} cannot be read as an Optuna storage: {reason[0] if reason else type(error)}"

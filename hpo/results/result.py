@@ -22,8 +22,8 @@ from hpo.results.analysis.repeated import Repeated
 from hpo.results.overview import folded, with_running
 from hpo.results.record import CampaignRecord, Launch, load
 from hpo.results.running import Tails
-from hpo.space.description import described_space
 from hpo.space.look_alikes import LookAlikes
+from hpo.space.space import described_space
 from hpo.text import excerpt
 
 if TYPE_CHECKING:

@@ -24,13 +24,11 @@ class LookAlikes:
     These are choices that become the same value where pandas or a spreadsheet reads their texts as numbers or truth
     values (``1``, ``"1"`` and ``"01"``; ``True``, ``"True"`` and ``"true"``), and texts that become a missing value
     (``"None"``, ``"NA"``).
-
-    Attributes:
-        cells: cell with the choice's type, by choice.
     """
 
     def __init__(self, parameter: Parameter) -> None:
         self.cells: dict[Scalar, str] = {}
+        """Cell with the choice's type, by choice."""
         self._choices: dict[str, Scalar] = {}
         self._same_text = False
         self._groups: dict[object, list[Scalar]] = defaultdict(list)
@@ -48,14 +46,10 @@ class LookAlikes:
             if len(group) > 1 or (likeness == _GAP and group not in ([None], [""]))
             for choice in group
         ]
-        # A choice whose text is another choice's cell, such as "1 (int)", would be read as that other choice: it
-        # needs a cell with its type, too, which may again be the text of a choice.
-        cells = {typed[choice] for choice in alike}
-        while more := [
-            choice for choice in parameter.choices if choice in cells and typed[choice] not in cells
-        ]:
-            alike += more
-            cells |= {typed[choice] for choice in more}
+        # A choice whose text is another choice's cell, such as "1 (int)", would be read as that other choice: then all
+        # need a cell with their type.
+        if not {typed[choice] for choice in alike}.isdisjoint(parameter.choices):
+            alike = list(parameter.choices)
         self.cells = {choice: typed[choice] for choice in alike}
         # A table of another space may have typed cells for choices that need none in this space.
         others = {cell: choice for choice, cell in typed.items() if cell not in typed}
@@ -66,19 +60,15 @@ class LookAlikes:
         return bool(self.cells)
 
     def of_cell(self, cell: str) -> list[Scalar]:
-        """Choices that ``cell`` may stand for.
-
-        There is a single choice where the cell carries its type or resembles no other choice, several where it is
-        ambiguous, and none where no table program would have rewritten a choice to it.
-        """
+        """Choices that ``cell`` may stand for: several where it is ambiguous, and none where no table program would
+        have rewritten a choice to it."""
         if cell in self._choices:
             return [self._choices[cell]]
         likeness = _likeness(cell)
         group = self._groups.get(likeness, [])
         if likeness == _GAP and all(isinstance(choice, str) for choice in group):
-            return (
-                [cell] if cell in group else []
-            )  # programs turn texts into missing values, never the reverse
+            # Programs turn texts into missing values, never the reverse.
+            return [cell] if cell in group else []
         return list(group)
 
     def text(self, choice: Scalar) -> str:

@@ -115,14 +115,9 @@ class Float(Parameter):
 
     @checked_arguments(step=_STEP)
     def __init__(self, low: float, high: float, *, log: bool = False, when: Condition | None = None) -> None:
-        shown = f"Float({excerpt(low)}, {excerpt(high)}{', log=True' if log is True else ''})"
-        # Adding zero turns -0.0, which equals 0.0 but is written otherwise, into 0.0.
-        low, high = (_float(shown, name, value) + 0.0 for name, value in (("low", low), ("high", high)))
-        if low > high:
-            swapped = f"Float({high!r}, {low!r}{', log=True' if log is True else ''})"
-            raise UsageError(f"{shown}: low must not be above high. Write {swapped}.")
+        shown, low, high = _checked_range("Float", low, high, log, _float)
         fixed = low == high
-        if _flag(shown, "log", log):
+        if log:
             if low <= 0:
                 raise UsageError(f"{shown}: a logarithmic range needs low > 0. Raise low or drop log=True.")
             if low < 1 / _LARGEST_FLOAT:
@@ -149,8 +144,9 @@ class Float(Parameter):
         raise TypeError("a Float has no list of values")
 
     def canonical(self, value: object) -> float:
-        if _is_number(value, Real) and self.low <= cast(float, value) <= self.high:
-            return cast(float, self.decoder()(self.encoder()(float(cast(float, value)))))
+        number = _plain_number(value, Real)
+        if number is not None and self.low <= number <= self.high:
+            return cast(float, self.decoder()(self.encoder()(float(number))))
         raise ValueError(f"a number from {self.low!r} to {self.high!r}")
 
     def encoder(self) -> Encoder:
@@ -231,14 +227,10 @@ class Int(Parameter):
 
     @checked_arguments(step=_STEP)
     def __init__(self, low: int, high: int, *, log: bool = False, when: Condition | None = None) -> None:
-        shown = f"Int({excerpt(low)}, {excerpt(high)}{', log=True' if log is True else ''})"
-        low, high = (_int(shown, name, value) for name, value in (("low", low), ("high", high)))
-        if low > high:
-            swapped = f"Int({high}, {low}{', log=True' if log is True else ''})"
-            raise UsageError(f"{shown}: low must not be above high. Write {swapped}.")
+        shown, low, high = _checked_range("Int", low, high, log, _int)
         if high - low >= _MOST_INTS:
             raise UsageError(f"{shown}: a range holds at most 2**50 whole numbers. Narrow it or use Float.")
-        if _flag(shown, "log", log):
+        if log:
             if low < 1:
                 raise UsageError(f"{shown}: a logarithmic range needs low >= 1. Raise low or drop log=True.")
             if high > _LARGEST_LOG_INT:
@@ -253,8 +245,9 @@ class Int(Parameter):
         return iter(range(self.low, self.high + 1))
 
     def canonical(self, value: object) -> int:
-        if _is_number(value, Integral) and self.low <= cast(int, value) <= self.high:
-            return int(cast(int, value))
+        number = _plain_number(value, Integral)
+        if number is not None and self.low <= number <= self.high:
+            return int(number)
         raise ValueError(f"a whole number from {self.low} to {self.high}")
 
     def encoder(self) -> Encoder:
@@ -384,8 +377,8 @@ class Ordinal(Categorical):
     @checked_arguments()
     def __init__(self, *choices: Scalar, when: Condition | None = None) -> None:
         super().__init__(*choices, when=when)
-        numbers = [choice for choice in self.choices if _is_number(choice, Real)]
-        ascending = sorted(numbers, key=lambda number: cast(float, number))
+        numbers = [number for choice in self.choices if (number := _plain_number(choice, Real)) is not None]
+        ascending = sorted(numbers)
         if len(numbers) == len(self.choices) and numbers not in (ascending, ascending[::-1]):
             shown = ", ".join(map(repr, ascending))
             raise UsageError(
@@ -407,43 +400,51 @@ def _end(gene: float, low: Bound, high: Bound) -> Bound:
     raise ValueError(f"a gene must be a number, not {gene}")
 
 
-def _is_number(value: object, kind: type) -> bool:
+def _plain_number(value: object, kind: type[Real | Integral]) -> int | float | None:
+    """``value`` of the type ``kind`` as an int or a float of Python's; None for any other value."""
     if not isinstance(value, kind) or isinstance(value, bool):
-        return False
+        return None
     try:
-        return not isinstance(value, Integral) or operator.index(value) is not None
-    except TypeError:  # numpy.timedelta64 is registered as Integral and has no __index__
-        return False
+        return int(operator.index(value)) if isinstance(value, Integral) else float(value)
+    except (
+        TypeError,
+        OverflowError,
+    ):  # numpy.timedelta64 is an Integral without an index; a Fraction may be too large
+        return None
 
 
-def _is_finite(value: Real) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a fractions.Fraction beyond the range of floats
-        return False
+def _checked_range(
+    kind: str, low: object, high: object, log: object, checked: Callable[[str, str, object], Bound]
+) -> tuple[str, Bound, Bound]:
+    """A range as users write it, for errors, and its ends as ``checked`` returns them."""
+    more = ", log=True" if log is True else ""
+    shown = f"{kind}({excerpt(low)}, {excerpt(high)}{more})"
+    first, last = checked(shown, "low", low), checked(shown, "high", high)
+    if first > last:
+        raise UsageError(f"{shown}: low must not be above high. Write {kind}({last!r}, {first!r}{more}).")
+    if not isinstance(log, bool):
+        raise UsageError(f"{shown}: log must be True or False, not {excerpt(log)}.")
+    return shown, first, last
 
 
 def _float(shown: str, name: str, value: object) -> float:
-    # Compared before it is converted, because float() of an int above 1.8e308 raises OverflowError.
-    if _is_number(value, Real) and -_LARGEST_FLOAT <= cast(float, value) <= _LARGEST_FLOAT:
-        return float(cast(float, value))
-    raise UsageError(
-        f"{shown}: {name} must be a finite number within 1e300 of zero, not {excerpt(value)}. Write 0.1, say."
-    )
+    number = _plain_number(value, Real)
+    if number is None or not -_LARGEST_FLOAT <= number <= _LARGEST_FLOAT:
+        raise UsageError(
+            f"{shown}: {name} must be a finite number within 1e300 of zero, not {excerpt(value)}. Write 0.1, say."
+        )
+    # Adding zero turns -0.0, which equals 0.0 but is written otherwise, into 0.0.
+    return float(number) + 0.0
 
 
 def _int(shown: str, name: str, value: object) -> int:
-    # Two comparisons in place of abs(), which stays negative for the lowest number of numpy's integer types.
-    if _is_number(value, Integral) and -_LARGEST_INT <= cast(int, value) <= _LARGEST_INT:
-        return int(cast(int, value))
-    rule = "a whole number within 2**53 of zero"
-    raise UsageError(f"{shown}: {name} must be {rule}, not {excerpt(value)}. Use Float for any other range.")
-
-
-def _flag(shown: str, name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{shown}: {name} must be True or False, not {excerpt(value)}.")
-    return value
+    number = _plain_number(value, Integral)
+    if number is None or not -_LARGEST_INT <= number <= _LARGEST_INT:
+        rule = "a whole number within 2**53 of zero"
+        raise UsageError(
+            f"{shown}: {name} must be {rule}, not {excerpt(value)}. Use Float for any other range."
+        )
+    return int(number)
 
 
 def _choice(kind: str, choice: object) -> Scalar:
@@ -452,10 +453,11 @@ def _choice(kind: str, choice: object) -> Scalar:
         return choice
     if isinstance(choice, str) and is_unicode(choice):
         return str.__str__(choice)
-    if _is_number(choice, Integral) and abs(int(cast(int, choice))) <= _LARGEST_INT:
-        return int(cast(int, choice))
-    if isinstance(choice, Real) and not isinstance(choice, Integral) and _is_finite(choice):
-        return float(choice)
+    number = _plain_number(choice, Real)
+    if isinstance(number, int) and abs(number) <= _LARGEST_INT:
+        return number
+    if isinstance(number, float) and math.isfinite(number):
+        return number
     raise UsageError(
         f"{kind}(...): a choice must be a string, a finite number (up to 2**53 if whole), True, False or "
         f"None, as it is written to the journal, not {excerpt(choice)}. Choose by a name and look it up in the task."

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
 
 import msgspec
 
 from hpo.arguments import checked_arguments
-from hpo.errors import UsageError
+from hpo.errors import CampaignError, UsageError
 from hpo.individual import Scalar
 from hpo.space.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
 from hpo.spelling import suggestion
@@ -157,7 +158,34 @@ class SearchSpace:
     @cached_property
     def size(self) -> int | None:
         """Number of different configurations; None where a Float makes it infinite."""
-        return _count(self.parameters, self._when, self._narrowed)
+        # Children follow their parents closely, so that few parents' values have to be distinguished at a time.
+        order: list[str] = []
+        for name in self._order:
+            parents = [order.index(parent) for parent in self._when[name]]
+            order.insert(max(parents) + 1 if parents else len(order), name)
+        last_use = {parent: place for place, name in enumerate(order) for parent in self._when[name]}
+        # Numbers of configurations by the values of the parents that later conditions name.
+        counts: dict[tuple[tuple[str, Scalar], ...], int] = {(): 1}
+        for place, name in enumerate(order):
+            narrowed = self._narrowed.get(name)
+            choices = self.parameters[name].count if narrowed is None else len(narrowed)
+            named = {value for when in self._when.values() for value in when.get(name, ())}
+            named = named if narrowed is None else named & narrowed
+            found: Counter[tuple[tuple[str, Scalar], ...]] = Counter()
+            for chosen, count in counts.items():
+                active = _is_active(self._when[name], dict(chosen))
+                if active and choices is None:
+                    return None
+                kept = tuple(one for one in chosen if last_use[one[0]] > place)
+                if not active or name not in last_use:
+                    found[kept] += count * choices if active and choices else count
+                    continue
+                for value in named:
+                    found[(*kept, (name, value))] += count
+                # No condition tells the other values apart.
+                found[(*kept, (name, _OTHER))] += count * ((choices or 0) - len(named))
+            counts = +found
+        return sum(counts.values())
 
     def enumerate(self) -> Iterator[Params]:
         """All configurations of a finite space, without constraints; UsageError where ``size`` is None."""
@@ -292,70 +320,29 @@ def _is_active(when: When, chosen: Mapping[str, object]) -> bool:
     return all(parent in chosen and chosen[parent] in allowed for parent, allowed in when.items())
 
 
-def _count(
-    parameters: Mapping[str, Parameter], when: Mapping[str, When], narrowed: Mapping[str, set[Scalar]]
-) -> int | None:
-    """Number of configurations: a product over groups that conditions link, a sum inside each group.
-
-    ``narrowed`` has the allowed choices of restricted parameters, by name.
-    """
-    # Counts by group and by the values of the parents outside of it: groups recur under many parents' values.
-    counted: dict[tuple[object, ...], int | None] = {}
-
-    def count(names: Sequence[str], chosen: Params) -> int | None:
-        product = 1
-        for group in _linked(names, when):
-            named = {parent: chosen[parent] for name in group for parent in when[name] if parent in chosen}
-            key = (*group, *sorted(named.items()))
-            if key not in counted:
-                counted[key] = count_group(group, chosen)
-            part = counted[key]
-            if part is None:
-                return None
-            product *= part
-        return product
-
-    def count_group(names: Sequence[str], chosen: Params) -> int | None:
-        # Parents come first, and parents outside the group have values: whether the first is active is known.
-        first, rest = names[0], names[1:]
-        if not _is_active(when[first], chosen):
-            return count(rest, chosen)
-        choices = len(narrowed[first]) if first in narrowed else parameters[first].count
-        if choices is None or not rest:
-            return choices
-        # All values that no condition names have the same number of configurations below them, counted once.
-        named = {value for name in rest for value in when[name].get(first, ())}
-        named &= narrowed.get(first, named)
-        total = 0
-        for value in named:
-            below = count(rest, {**chosen, first: value})
-            if below is None:
-                return None
-            total += below
-        if choices > len(named):
-            below = count(rest, {**chosen, first: _OTHER})
-            if below is None:
-                return None
-            total += (choices - len(named)) * below
-        return total
-
-    return count(_parents_first(when), {})
-
-
-def _linked(names: Sequence[str], when: Mapping[str, When]) -> list[list[str]]:
-    """``names`` in groups without conditions between them; every group in the order of ``names``."""
-    groups: list[list[str]] = []
-    for name in names:
-        met = [group for group in groups if any(parent in group for parent in when[name])]
-        groups = [group for group in groups if group not in met]
-        groups.append([*(member for group in met for member in group), name])
-    order = {name: position for position, name in enumerate(names)}
-    return [sorted(group, key=order.__getitem__) for group in groups]
-
-
 def _ended(sentence: str) -> str:
     return sentence if sentence.endswith(("?", ".")) else f"{sentence}."
 
 
 def _written(value: object) -> str:
     return "not set" if value is None else json.dumps(value)
+
+
+def described_space(description: object) -> SearchSpace:
+    """Search space from its ``describe()`` in ``campaign.json``; CampaignError where it is none."""
+    kinds = {"float": Float, "int": Int, "categorical": Categorical, "ordinal": Ordinal}
+    try:
+        if not isinstance(description, Mapping):
+            raise TypeError("no table of parameters")
+        parameters: dict[str, Parameter] = {}
+        for name, rule in description.items():
+            when = {parent: tuple(allowed) for parent, allowed in (rule.get("when") or {}).items()} or None
+            # Choices are positional; all other keys are the keywords of the parameter's class.
+            own = {key: value for key, value in rule.items() if key not in ("type", "when", "choices")}
+            parameters[name] = kinds[rule["type"]](*rule.get("choices", ()), **own, when=when)
+        return SearchSpace(parameters)
+    except (KeyError, TypeError, AttributeError, UsageError) as error:
+        raise CampaignError(
+            f"campaign.json describes no search space that this hpo knows ({error}). It is written once and never "
+            "edited: restore it."
+        ) from None

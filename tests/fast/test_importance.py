@@ -13,7 +13,7 @@ import hpo
 from hpo.errors import CampaignError, UsageError
 from hpo.results.analysis.importance import MOST, importance
 from hpo.results.record import CampaignRecord
-from hpo.space.description import described_space
+from hpo.space.space import described_space
 from hpo.views.terminal import best_report
 
 SPACE = hpo.SearchSpace(

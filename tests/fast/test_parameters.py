@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from refusals import refused
 
 import hpo
 from hpo.errors import UsageError
@@ -157,18 +158,14 @@ def test_float_values_have_no_negative_zero() -> None:
     assert same(parameter.canonical(-0.0), 0.0)
 
 
-@pytest.mark.parametrize("parameter", [Float(0, 1), Float(1e-3, 1, log=True), Int(0, 9), Int(1, 9, log=True)])
-def test_a_gene_that_is_no_number_is_refused(parameter: Parameter) -> None:
-    with pytest.raises(ValueError, match="must be a number, not nan"):
-        parameter.decoder()(math.nan)
-
-
 @pytest.mark.parametrize("parameter", [Float(0, 7), Float(0.1, 7, log=True), Int(0, 7), Int(1, 7, log=True)])
-def test_numpy_genes_give_plain_values(parameter: Parameter) -> None:
+def test_genes_are_numbers_also_numpys(parameter: Parameter) -> None:
     decode = parameter.decoder()
     for gene in (0.0, 0.3, 1.0):
         assert same(decode(np.float64(gene)), decode(gene))
         assert same(decode(np.float32(gene)), decode(float(np.float32(gene))))
+    with pytest.raises(ValueError, match="nan"):
+        decode(math.nan)
 
 
 @st.composite
@@ -245,24 +242,30 @@ def test_a_choice_is_met_by_its_own_kind_only() -> None:
     assert same(Categorical(0.5, 1.0).canonical(1), 1.0)
     assert same(Categorical(np.int64(3), np.float64(0.5), np.str_("a")).choices[0], 3)
     for parameter, value in ((Categorical(1, 2), True), (Categorical(True, False), 1), (Categorical("1"), 1)):
-        with pytest.raises(ValueError, match="one of"):
+        with pytest.raises(ValueError, match=repr(parameter.choices[0])):
             parameter.canonical(value)
-    with pytest.raises(ValueError, match=r'Did you mean "relu"\?'):
-        Categorical("relu", "elu").canonical("rleu")
 
 
-@pytest.mark.parametrize(
-    "value", [True, "0.5", None, math.nan, math.inf, 1.0000001, 10**400, [0.5], np.zeros(3)]
-)
-def test_a_float_takes_only_numbers_in_its_range(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^a number from 0\.0 to 1\.0$"):
-        Float(0, 1).canonical(value)
+OUTSIDE = [
+    True,
+    "0.5",
+    None,
+    math.nan,
+    math.inf,
+    10**400,
+    [0.5],
+    np.zeros(3),
+    Fraction(10**400),
+    np.timedelta64(1),
+]
 
 
-@pytest.mark.parametrize("value", [True, "1", None, 1.0, 9, -1, [1], np.ones(3)])
-def test_an_int_takes_only_whole_numbers_in_its_range(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^a whole number from 0 to 8$"):
-        Int(0, 8).canonical(value)
+@pytest.mark.parametrize("value", OUTSIDE)
+def test_a_range_takes_only_numbers_inside(value: object) -> None:
+    for parameter, more in ((Float(0, 1), (1.0000001, -1)), (Int(0, 8), (1.0, 9, -1))):
+        for wrong in (value, *more):
+            with pytest.raises(ValueError, match=f"number from {parameter.low!r} to {parameter.high!r}"):
+                parameter.canonical(wrong)
 
 
 def test_a_float_takes_whole_numbers_and_numpys() -> None:
@@ -272,64 +275,62 @@ def test_a_float_takes_whole_numbers_and_numpys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("define", "value", "rule", "remedy"),
+    ("define", "words"),
     [
-        (lambda: Float(0.1, 0.01), "Float(0.1, 0.01)", "must not be above high", "Write Float(0.01, 0.1)"),
-        (lambda: Float(0, 0, log=True), "Float(0, 0, log=True)", "needs low > 0", "drop log=True"),
-        (lambda: Float(0, 1, log=True), "Float(0, 1, log=True)", "needs low > 0", "drop log=True"),
-        (lambda: Float(-1, 1, log=True), "Float(-1, 1, log=True)", "needs low > 0", "Raise low"),
-        (lambda: Float(1e-310, 1, log=True), "1e-310", "below 1e-300", "Raise low"),
-        (lambda: Float(1, 1.0000001, log=True), "1.0000001", "at least 1.000001", "Drop log=True"),
-        (lambda: Float(1e15, 1e15 + 1), "1000000000000001.0", "fewer than a million", "add low in the task"),
-        (lambda: Float(math.nan, 1), "Float(nan, 1)", "low must be a finite number", "0.1"),
-        (lambda: Float(0, math.inf), "not inf", "high must be a finite number", "0.1"),
-        (lambda: Float(0, 1e301), "not 1e+301", "within 1e300", "0.1"),
-        (lambda: Float(0, 10**400), "high", "within 1e300", "0.1"),
-        (lambda: Float(False, 1), "not False", "low must be a finite number", "0.1"),
-        (lambda: Float("0", 1), "not '0'", "low must be a finite number", "0.1"),
-        (lambda: Float(0, 1, log=1), "not 1", "log must be True or False", ""),
-        (lambda: Int(3, 1), "Int(3, 1)", "low must not be above high", "Write Int(1, 3)"),
-        (
-            lambda: Float(1.0, 0.1, log=True),
-            "Float(1.0, 0.1, log=True)",
-            "low must not be above high",
-            "Write Float(0.1, 1.0, log=True)",
-        ),
-        (lambda: Int(0, 8, log=True), "Int(0, 8, log=True)", "needs low >= 1", "Raise low"),
-        (lambda: Int(1, 2**41, log=True), "log=True", "ends at 2**40", "use Float"),
-        (lambda: Int(0, 2**50), "Int(0, ", "at most 2**50", "Narrow"),
-        (lambda: Int(0, 2**53 + 1), "not 9007199254740993", "within 2**53", "Use Float"),
-        (lambda: Int(0.0, 8), "not 0.0", "low must be a whole number", "Use Float"),
-        (lambda: Int(False, 8), "not False", "low must be a whole number", "Use Float"),
-        (lambda: Categorical(), "Categorical()", "at least one choice", 'Write Categorical("a", "b")'),
-        (lambda: Ordinal([1, 2]), "Ordinal([1, 2])", "separate arguments", "Ordinal(*choices)"),
-        (lambda: Categorical("a", "b", "a"), "'a' equals 'a'", "must differ", "Remove one"),
-        (lambda: Categorical(1, True), "True equals 1", "must differ", "as strings"),
-        (lambda: Ordinal(1, 1.0), "1.0 equals 1", "must differ", "as strings"),
-        (lambda: Categorical(math.nan), "not nan", "finite number", "Choose by a name"),
-        (lambda: Categorical(2**60), "not 1152921504606846976", "up to 2**53", "Choose by a name"),
-        (
-            lambda: Categorical(print, len),
-            "built-in function print",
-            "must be a string",
-            "look it up in the task",
-        ),
-        (lambda: Categorical("\ud800"), "'\\ud800'", "must be a string", "Choose by a name"),
-        (lambda: Int(0, 1, when="sgd"), "when='sgd'", "must map", 'when={"optimizer": "sgd"}'),
-        (lambda: Int(0, 1, when={}), "when={}", "must map", 'when={"optimizer": "sgd"}'),
-        (lambda: Int(0, 1, when={"a": ()}), "'a'", "names no value", "drop the condition"),
+        (lambda: Float(0.1, 0.01), ["Float(0.1, 0.01)", "Write Float(0.01, 0.1)"]),
+        (lambda: Float(1.0, 0.1, log=True), ["1.0, 0.1", "Write Float(0.1, 1.0, log=True)"]),
+        (lambda: Float(0, 0, log=True), ["Float(0, 0, log=True)", "low > 0", "drop log=True"]),
+        (lambda: Float(-1, 1, log=True), ["Float(-1, 1, log=True)", "low > 0", "Raise low"]),
+        (lambda: Float(1e-310, 1, log=True), ["1e-310", "1e-300", "Raise low"]),
+        (lambda: Float(1, 1.0000001, log=True), ["1.0000001", "1.000001", "Drop log=True"]),
+        (lambda: Float(1e15, 1e15 + 1), ["1000000000000001.0", "add low in the task"]),
+        (lambda: Float(math.nan, 1), ["Float(nan, 1)", "low", "0.1"]),
+        (lambda: Float(0, math.inf), ["not inf", "high", "0.1"]),
+        (lambda: Float(0, 1e301), ["1e+301", "1e300"]),
+        (lambda: Float(0, 10**400), ["high", "1e300"]),
+        (lambda: Float(False, 1), ["not False", "low"]),
+        (lambda: Float("0", 1), ["not '0'", "low"]),
+        (lambda: Float(0, 1, log=1), ["not 1", "log"]),
+        (lambda: Int(3, 1), ["Int(3, 1)", "Write Int(1, 3)"]),
+        (lambda: Int(0, 8, log=True), ["Int(0, 8, log=True)", "low >= 1", "Raise low"]),
+        (lambda: Int(1, 2**41, log=True), ["log=True", "2**40", "use Float"]),
+        (lambda: Int(0, 2**50), ["Int(0, ", "2**50", "Narrow"]),
+        (lambda: Int(0, 2**53 + 1), ["9007199254740993", "2**53", "Use Float"]),
+        (lambda: Int(0.0, 8), ["not 0.0", "low", "Use Float"]),
+        (lambda: Int(False, 8), ["not False", "low"]),
+        (lambda: Categorical(), ["Categorical()", 'Write Categorical("a", "b")']),
+        (lambda: Ordinal([1, 2]), ["Ordinal([1, 2])", "Ordinal(*choices)"]),
+        (lambda: Categorical("a", "b", "a"), ["'a' equals 'a'", "Remove one"]),
+        (lambda: Categorical(1, True), ["True equals 1", "as strings"]),
+        (lambda: Ordinal(1, 1.0), ["1.0 equals 1", "as strings"]),
+        (lambda: Categorical(math.nan), ["not nan", "Choose by a name"]),
+        (lambda: Categorical(2**60), ["1152921504606846976", "2**53", "Choose by a name"]),
+        (lambda: Categorical(Fraction(10**400)), ["Fraction", "Choose by a name"]),
+        (lambda: Categorical(print, len), ["built-in function print", "look it up in the task"]),
+        (lambda: Categorical("\ud800"), ["'\\ud800'", "Choose by a name"]),
+        (lambda: Int(0, 1, when="sgd"), ["when='sgd'", 'when={"optimizer": "sgd"}']),
+        (lambda: Int(0, 1, when={}), ["when={}", 'when={"optimizer": "sgd"}']),
+        (lambda: Int(0, 1, when={"a": ()}), ["'a'", "drop the condition"]),
+        (lambda: Int(0, 10, step=2), ["'step'", "Ordinal(0, 2, 4"]),
+        (lambda: Float(0, 1, logs=True), ["'logs'", '"log"']),
+        (lambda: Float(0), ["'high'", "Write Float("]),
+        (lambda: Int(0, 1, True), ["Int", "positional"]),
+        (lambda: Ordinal(1, 2, wen={"x": 1}), ["Ordinal", "'wen'", '"when"']),
+        (lambda: hpo.SearchSpace(1, 2), ["SearchSpace", "positional"]),
+        (lambda: hpo.Task(SPACE, print, metric="f1"), ["'metric'", "evaluate returns the value itself"]),
+        (lambda: hpo.Task(SPACE, print, objective={}), ["'objective'", '"objectives"']),
+        (lambda: hpo.Task(SPACE), ["'evaluate'"]),
+        (lambda: hpo.Task(SPACE, print, "minimize", objectives={"f1": "maximize"}), ["Remove direction"]),
+        (lambda: hpo.Task(SPACE, print, "maximize", objectives={"f1": "maximize"}), ["Remove direction"]),
+        (lambda: hpo.Campaign(TASK), ["'directory'"]),
+        (lambda: hpo.Campaign(TASK, "run"), ["Campaign", "positional"]),
+        (lambda: hpo.Campaign(TASK, directory="run", evaluatons=3), ["evaluatons", '"evaluations"']),
+        (lambda: hpo.Search(), ["'space'"]),
+        (lambda: hpo.Search(SPACE, sed=1), ["sed", '"seed"']),
     ],
 )
-def test_definitions_that_cannot_be(
-    define: Callable[[], Parameter], value: str, rule: str, remedy: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        define()
-    sentence = str(caught.value)
-    assert value in sentence
-    assert rule in sentence
-    assert remedy in sentence
-    assert sentence.endswith(".")
+def test_definitions_that_cannot_be(define: Callable[[], object], words: list[str]) -> None:
+    refused(define, *words)
 
 
 def test_parameters_are_frozen() -> None:
@@ -369,56 +370,9 @@ def test_a_range_may_be_one_value(value: float, log: bool) -> None:
 
 @pytest.mark.parametrize("choices", [(8, 4, 16), (1.0, 3, 2), (3, 1, 2)])
 def test_numbers_in_order_ascend_or_descend(choices: tuple[float, ...]) -> None:
-    remedy = f"Write Ordinal({', '.join(map(repr, sorted(choices)))})"
-    with pytest.raises(UsageError, match=re.escape(remedy)):
-        Ordinal(*choices)
+    refused(lambda: Ordinal(*choices), f"Write Ordinal({', '.join(map(repr, sorted(choices)))})")
     for order in sorted(choices), sorted(choices, reverse=True):
         assert list(Ordinal(*order).choices) == order
     assert Ordinal(*map(str, choices)).choices == tuple(map(str, choices))
     assert Ordinal(*choices, "auto").choices == (*choices, "auto")
     assert Categorical(*choices).choices == choices
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: Int(0, 10, step=2), ["Int has no keyword 'step'", "Ordinal(0, 2, 4"]),
-        (lambda: Float(0, 1, step=0.1), ["Float has no keyword 'step'", "Ordinal(0, 2, 4"]),
-        (lambda: Float(0, 1, logs=True), ["Float has no keyword 'logs'", 'Did you mean "log"?']),
-        (lambda: Float(0), ["Float: missing a required argument: 'high'", "Write Float("]),
-        (lambda: Int(0, 1, True), ["Int: too many positional arguments"]),
-        (
-            lambda: Categorical("a", "b", wen={"x": 1}),
-            ["Categorical has no keyword 'wen'", 'Did you mean "when"?'],
-        ),
-        (lambda: Ordinal(1, 2, wen={"x": 1}), ["Ordinal has no keyword 'wen'", 'Did you mean "when"?']),
-        (lambda: hpo.SearchSpace(1, 2), ["SearchSpace: too many positional arguments"]),
-        (
-            lambda: hpo.Task(SPACE, print, metric="f1"),
-            ["Task has no keyword 'metric'", "evaluate returns the value itself"],
-        ),
-        (
-            lambda: hpo.Task(SPACE, print, objective={}),
-            ["Task has no keyword 'objective'", 'Did you mean "objectives"?'],
-        ),
-        (lambda: hpo.Task(SPACE), ["Task: missing a required argument: 'evaluate'"]),
-        (lambda: hpo.Campaign(TASK), ["Campaign: missing a required ", "argument: 'directory'"]),
-        (lambda: hpo.Campaign(TASK, "run"), ["Campaign: too many positional arguments"]),
-        (lambda: hpo.Campaign(TASK, directory="run", evaluatons=3), ["evaluatons", '"evaluations"']),
-        (lambda: hpo.Search(), ["Search: missing a required argument: 'space'"]),
-        (lambda: hpo.Search(SPACE, sed=1), ["sed"]),
-    ],
-)
-def test_arguments_that_a_constructor_does_not_take(build: Callable[[], object], words: list[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        build()
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
-
-
-def test_a_direction_beside_objectives_is_refused_whichever_it_is() -> None:
-    for direction in "minimize", "maximize":
-        with pytest.raises(UsageError, match="Remove direction"):
-            hpo.Task(SPACE, print, direction, objectives={"f1": "maximize"})
-    assert hpo.Task(SPACE, print).objectives == {"value": "minimize"}
-    assert hpo.Task(SPACE, print, objectives={"f1": "maximize"}).objectives == {"f1": "maximize"}

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-import importlib.util
 import itertools
 import json
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from hpo.errors import UsageError
+from hpo.search.kinds.propulate_kinds import make_individual
 from hpo.space.space import Categorical, Float, Genome, Int, Ordinal, Parameter, Params, SearchSpace
-
-
-def propulates_individual() -> type:
-    """``propulate.population.Individual``, without the package's ``__init__``, which starts MPI and takes seconds."""
-    package = importlib.util.find_spec("propulate")
-    assert package is not None
-    assert package.submodule_search_locations is not None
-    path = Path(package.submodule_search_locations[0]) / "population.py"
-    spec = importlib.util.spec_from_file_location("propulates_population", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Individual
-
-
-Individual = propulates_individual()
 
 EXAMPLE = SearchSpace(
     lr=Float(1e-5, 1e-1, log=True),
@@ -130,10 +113,10 @@ def test_a_configuration_survives_encoding_and_validation_exactly(data: st.DataO
 def test_a_configuration_survives_propulate_exactly(data: st.DataObject) -> None:
     space = data.draw(spaces())
     params = space.decode(data.draw(genomes(space)))
-    one = Individual(dict(zip(space.names, space.encode(params), strict=True)), space.limits)
+    one = make_individual(dict(zip(space.names, space.encode(params), strict=True)), space.limits)
     assert same(space.decode([one[name] for name in space.names]), params)
     assert same(space.decode(one.position), params)
-    copied = Individual(np.array(one.position), space.limits)
+    copied = make_individual(np.array(one.position), space.limits)
     assert same(space.decode([copied[name] for name in space.names]), params)
 
 
@@ -167,8 +150,7 @@ def test_a_space_is_infinite_where_a_float_can_be_active(space: SearchSpace, see
     met = any(floats & set(space.decode(space.sample(rng))) for _ in range(400))
     if met:
         assert space.size is None
-        with pytest.raises(UsageError, match=r"is a Float\. Use Ordinal instead"):
-            space.enumerate()
+        refused(space.enumerate, "Float", "Ordinal")
 
 
 def test_a_float_that_never_exists_leaves_a_space_finite() -> None:
@@ -210,21 +192,16 @@ def test_sampling_is_uniform_and_follows_the_generator() -> None:
         assert all(abs(values.count(value) / 6000 - 1 / count) < 0.03 for value in range(count))
 
 
-def test_limits_are_what_propulate_takes() -> None:
-    assert EXAMPLE.limits == {
-        "lr": (0.0, 1.0),
-        "depth": (0.0, 1.0),
-        "activation": (0, 1),
-        "width": (0, 3),
-        "momentum": (0.0, 1.0),
-        "optimizer": (0, 1),
-    }
-    assert {type(low) for low, _ in EXAMPLE.limits.values()} == {float, int}
-    assert len(EXAMPLE) == 6
-    assert EXAMPLE.names == tuple(EXAMPLE.limits)
-
-
-def test_inactive_genes_are_neutral() -> None:
+def test_limits_are_what_propulate_takes_and_inactive_genes_are_neutral() -> None:
+    assert list(EXAMPLE.limits.items()) == [
+        ("lr", (0.0, 1.0)),
+        ("depth", (0.0, 1.0)),
+        ("activation", (0, 1)),
+        ("width", (0, 3)),
+        ("momentum", (0.0, 1.0)),
+        ("optimizer", (0, 1)),
+    ]
+    assert [type(low) for low, _ in EXAMPLE.limits.values()] == [float, float, int, int, float, int]
     genome = EXAMPLE.encode({"lr": 1e-5, "depth": 1, "activation": "elu", "width": 64, "optimizer": "adam"})
     assert genome == (0.0, 1 / 16, 1, 1, 0.5, 1)
 
@@ -241,44 +218,34 @@ def test_keys_tell_types_apart_and_not_orders() -> None:
 
 def test_a_genome_of_the_wrong_length_or_without_a_number_is_refused() -> None:
     for wrong in ((0.5,) * 5, (0.5,) * 7, (float("nan"),) * 6):
-        with pytest.raises(ValueError, match=r"zip\(\)|must be a number, not nan"):
+        with pytest.raises(ValueError):
             EXAMPLE.decode(wrong)
 
 
-GOOD: dict[str, object] = {
-    "lr": 0.01,
-    "depth": 3,
-    "activation": "relu",
-    "width": 64,
+GOOD: dict[str, object] = {"lr": 0.01, "depth": 3, "activation": "relu", "width": 64} | {
     "momentum": 0.9,
     "optimizer": "sgd",
 }
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "words"),
     [
-        ({"Depth": 3}, """'Depth' is no parameter. Did you mean "depth"?"""),
-        ({"xyz": 3}, "'xyz' is no parameter. Valid: lr, depth, activation, width, momentum, optimizer."),
-        ({"lr": None}, "lr = None: must be a number from 1e-05 to 0.1."),
-        ({"lr": 0.2}, "lr = 0.2: must be a number from 1e-05 to 0.1."),
-        ({"depth": 3.0}, "depth = 3.0: must be a whole number from 1 to 8."),
-        ({"width": 65}, "width = 65: must be one of 32, 64, 128, 256."),
-        (
-            {"activation": "rleu"},
-            """activation = 'rleu': must be one of 'relu', 'elu'. Did you mean "relu"?""",
-        ),
-        (
-            {"optimizer": "adam"},
-            "momentum = 0.9: exists only where optimizer is 'sgd', and optimizer is 'adam'. Leave it out.",
-        ),
-        ({"optimizer": "sdg"}, """optimizer = 'sdg': must be one of 'sgd', 'adam'. Did you mean "sgd"?"""),
+        ({"Depth": 3}, ("'Depth'", '"depth"')),
+        ({"xyz": 3}, ("'xyz'", "lr, depth, activation, width, momentum, optimizer")),
+        ({"lr": None}, ("lr = None", "from 1e-05 to 0.1")),
+        ({"lr": 0.2}, ("lr = 0.2", "from 1e-05 to 0.1")),
+        ({"depth": 3.0}, ("depth = 3.0", "from 1 to 8")),
+        ({"width": 65}, ("width = 65", "32, 64, 128, 256")),
+        ({"activation": "rleu"}, ("activation = 'rleu'", "'relu', 'elu'", '"relu"')),
+        ({"optimizer": "adam"}, ("momentum = 0.9", "optimizer is 'sgd'", "optimizer is 'adam'")),
+        ({"optimizer": "sdg"}, ("optimizer = 'sdg'", '"sgd"')),
     ],
 )
-def test_what_is_wrong_with_a_configuration(change: dict[str, object], sentence: str) -> None:
+def test_what_is_wrong_with_a_configuration(change: dict[str, object], words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         EXAMPLE.validate({**GOOD, **change})
-    assert str(caught.value) == sentence
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
 def test_all_that_is_wrong_with_a_configuration_is_told_at_once() -> None:
@@ -286,65 +253,44 @@ def test_all_that_is_wrong_with_a_configuration_is_told_at_once() -> None:
         EXAMPLE.validate({"lr": 1, "momentum": 0.9, "optimizer": "sgd", "width": 32, "heigth": 1})
     told = str(caught.value).splitlines()
     assert [line.split()[0] for line in told] == ["'heigth'", "lr", "depth", "activation"]
-    assert told[2] == "depth is missing. Add it."
-    with pytest.raises(UsageError, match="is no configuration: write a dictionary"):
-        EXAMPLE.validate([1, 2])
+    space = SearchSpace(a=Int(0, 1), b=Int(0, 1, when={"a": 0}), c=Int(0, 1, when={"b": 0}))
+    refused(lambda: space.validate({"a": 1, "c": 1}), "c = 1", "b is 0", "b does not exist")
+    refused(lambda: EXAMPLE.validate([1, 2]), "[1, 2]", "dictionary")
 
 
 def test_validation_makes_values_canonical() -> None:
     params = EXAMPLE.validate({**GOOD, "momentum": 0, "lr": np.float64(0.0123456789012345)})
     assert repr(params["momentum"]) == "0.0"
-    assert params["lr"] == 0.0123456789012
-    assert type(params["lr"]) is float
+    assert params["lr"] == 0.0123456789012 and type(params["lr"]) is float
     assert list(params) == list(EXAMPLE.names)
 
 
-def test_a_parent_that_does_not_exist_is_told() -> None:
-    space = SearchSpace(a=Int(0, 1), b=Int(0, 1, when={"a": 0}), c=Int(0, 1, when={"b": 0}))
-    with pytest.raises(
-        UsageError, match=r"c = 1: exists only where b is 0, and b does not exist here\. Leave it out"
-    ):
-        space.validate({"a": 1, "c": 1})
+CIRCLE = {"a": Int(0, 1, when={"c": 1}), "b": Int(0, 1, when={"a": 1}), "c": Int(0, 1, when={"b": 1})}
 
 
 @pytest.mark.parametrize(
-    ("define", "told"),
+    ("define", "words"),
     [
-        (lambda: SearchSpace(), ["at least one parameter", "Write SearchSpace(lr="]),
-        (lambda: SearchSpace(_x=Int(0, 1)), ["'_x'", 'must not begin with "_"', "Write 'x'"]),
-        (lambda: SearchSpace({"": Int(0, 1)}), ["''", "printable string"]),
-        (lambda: SearchSpace({3: Int(0, 1)}), ["3", "printable string"]),
-        (lambda: SearchSpace(x=0.1), ["x = 0.1", "no parameter", "Float(low, high)"]),
-        (lambda: SearchSpace([("x", Int(0, 1))]), ["keywords or one dictionary"]),
-        (lambda: SearchSpace({"x": Int(0, 1)}, x=Int(0, 1)), ["'x'", "a keyword too", "Remove one"]),
+        (lambda: SearchSpace(), ["SearchSpace()", "lr="]),
+        (lambda: SearchSpace(_x=Int(0, 1)), ["'_x'", "'x'"]),
+        (lambda: SearchSpace({"": Int(0, 1)}), ["''"]),
+        (lambda: SearchSpace({3: Int(0, 1)}), ["3"]),
+        (lambda: SearchSpace(x=0.1), ["x = 0.1", "Float(low, high)"]),
+        (lambda: SearchSpace([("x", Int(0, 1))]), ["('x'", "dictionary"]),
+        (lambda: SearchSpace({"x": Int(0, 1)}, x=Int(0, 1)), ["'x'", "Remove one"]),
+        (lambda: SearchSpace(m=Int(0, 1, when={"lrr": 0}), lr=Int(0, 1)), ["m:", "'lrr'", '"lr"']),
+        (lambda: SearchSpace(m=Int(0, 1, when={"m": 1})), ["m needs m"]),
         (
-            lambda: SearchSpace(m=Int(0, 1, when={"optimiser": "sgd"}), optimizer=Categorical("sgd", "adam")),
-            ["m: when names 'optimiser'", 'Did you mean "optimizer"?'],
+            lambda: SearchSpace(CIRCLE, d=Int(0, 1, when={"a": 1})),
+            ["a needs c needs b needs a", "Remove one"],
         ),
-        (lambda: SearchSpace(m=Int(0, 1, when={"m": 1})), ["m needs m", "circle"]),
-        (
-            lambda: SearchSpace(
-                a=Int(0, 1, when={"c": 1}),
-                b=Int(0, 1, when={"a": 1}),
-                c=Int(0, 1, when={"b": 1}),
-                d=Int(0, 1, when={"a": 1}),
-            ),
-            ["circle", "a needs c needs b needs a", "Remove one"],
-        ),
-        (
-            lambda: SearchSpace(m=Int(0, 1, when={"o": "sdg"}), o=Categorical("sgd", "adam")),
-            ["m: when needs o = 'sdg'", "one of 'sgd', 'adam'", 'Did you mean "sgd"?'],
-        ),
-        (lambda: SearchSpace(m=Int(0, 1, when={"n": 9}), n=Int(0, 8)), ["needs n = 9", "from 0 to 8."]),
-        (lambda: SearchSpace(m=Int(0, 1, when={"n": True}), n=Int(0, 8)), ["needs n = True", "from 0 to 8."]),
-        (lambda: SearchSpace(m=Int(0, 1, when={"f": 0.5}), f=Float(0, 1)), ["names 'f', a Float", "Ordinal"]),
+        (lambda: SearchSpace(m=Int(0, 1, when={"n": 9}), n=Int(0, 8)), ["n = 9", "from 0 to 8."]),
+        (lambda: SearchSpace(m=Int(0, 1, when={"n": True}), n=Int(0, 8)), ["n = True", "from 0 to 8."]),
+        (lambda: SearchSpace(m=Int(0, 1, when={"f": 0.5}), f=Float(0, 1)), ["'f'", "Float", "Ordinal"]),
     ],
 )
-def test_spaces_that_cannot_be(define: Callable[[], SearchSpace], told: list[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        define()
-    for part in told:
-        assert part in str(caught.value)
+def test_spaces_that_cannot_be(define: Callable[[], SearchSpace], words: list[str]) -> None:
+    refused(define, *words)
 
 
 @given(spaces())
@@ -371,30 +317,26 @@ def test_differences_are_told_in_sentences() -> None:
         swapped=Float(0, 1, when={"flag": (2, True)}),
         new=Int(0, 1),
     )
-    assert after.differences(before.describe()) == [
-        "gone: was removed",
-        "lr: high was 0.1, is 0.2",
-        "lr: log was true, is false",
-        "flag: choices was [1, 2], is [true, 2]",
-        'kind: type was "int", is "ordinal"',
-        'momentum: when was {"flag": [1, 2]}, is not set',
-        'swapped: when was {"flag": [1, 2]}, is {"flag": [2, true]}',
-        "new: was added",
-    ]
+    words = (
+        ("gone:", "removed"),
+        ("lr: high", "0.1", "0.2"),
+        ("lr: log", "true", "false"),
+        ("flag: choices", "[1, 2]", "[true, 2]"),
+        ("kind: type", "int", "ordinal"),
+        ("momentum: when", '{"flag": [1, 2]}', "not set"),
+        ("swapped: when", '{"flag": [1, 2]}', '{"flag": [2, true]}'),
+        ("new:", "added"),
+    )
+    sentences = after.differences(before.describe())
+    assert len(sentences) == len(words)
+    assert all(word in sentence for sentence, of in zip(sentences, words) for word in of), sentences
     reordered = {name: before.parameters[name] for name in sorted(before.names)}
     assert SearchSpace(reordered).differences(before.describe()) == []
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        copy.deepcopy,
-        lambda space: pickle.loads(pickle.dumps(space)),
-        lambda s: cloudpickle.loads(cloudpickle.dumps(s)),
-    ],
-)
-def test_spaces_can_be_sent_to_other_processes(copied: Callable[[SearchSpace], SearchSpace]) -> None:
-    twin = copied(EXAMPLE)
+@pytest.mark.parametrize("way", [pickle, cloudpickle])
+def test_spaces_can_be_sent_to_other_processes(way: Any) -> None:
+    twin = way.loads(way.dumps(EXAMPLE))
     genome = EXAMPLE.sample(random.Random(0))
     assert same(twin.decode(genome), EXAMPLE.decode(genome))
     assert twin.describe() == EXAMPLE.describe()

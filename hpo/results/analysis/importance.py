@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import CampaignError, UsageError
-from hpo.space.description import described_space
+from hpo.space.space import described_space
 from hpo.spelling import suggestion
 from hpo.terminal import one_line, quoted
 from hpo.text import excerpt

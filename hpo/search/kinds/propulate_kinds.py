@@ -85,7 +85,8 @@ def has_propulate() -> bool:
     return importlib.util.find_spec("propulate") is not None
 
 
-def _individual(position: Any, limits: Mapping[str, Any]) -> Any:
+def make_individual(position: Any, limits: Mapping[str, Any]) -> Any:
+    """Propulate's individual at ``position``, genes by name or an array."""
     _propagators()
     return sys.modules["propulate.population"].Individual(position, limits)
 
@@ -168,7 +169,7 @@ class GeneticBreeder(RandomBreeder):
             name: gene if isinstance(low, int) else float(gene)
             for gene, (name, (low, _)) in zip(member.genome, self._limits.items())
         }
-        one = _individual(genes, self._limits)
+        one = make_individual(genes, self._limits)
         one.hpo_id = member.id
         one.types, one.offsets = _Shared(one.types), _Shared(one.offsets)
         return one
@@ -218,7 +219,7 @@ class _CubeBreeder(RandomBreeder):
         return self._space.project_to_allowed(tuple(genome))
 
     def _member(self, member: Member, generation: int = -1, rank: int = -1) -> Any:
-        one = _individual(self._point(member.genome), self._cube)
+        one = make_individual(self._point(member.genome), self._cube)
         one.loss, one.generation, one.rank = member.rank, generation, rank
         return one
 

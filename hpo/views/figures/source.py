@@ -14,7 +14,7 @@ from hpo.errors import CampaignError
 from hpo.individual import COMPLETED, FINAL, Individual
 from hpo.results.analysis import pareto
 from hpo.results.analysis.importance import Importance, importance
-from hpo.space.description import described_space
+from hpo.space.space import described_space
 
 if TYPE_CHECKING:
     import pandas
