@@ -47,7 +47,7 @@ class Cells:
         return int(value) if isinstance(parameter, Int) and value.is_integer() else value
 
     def _choice(self, parameter: Categorical, alike: LookAlikes, cell: object) -> object:
-        if isinstance(cell, (list, tuple, dict)) or getattr(cell, "ndim", 0):
+        if isinstance(cell, (list, tuple, dict)) or bool(getattr(cell, "ndim", False)):
             return cell  # comparing a choice with an array would give an array
         if isinstance(cell, str):
             if self._typed and cell in parameter.choices:

@@ -1,4 +1,4 @@
-"""What one island does, without MPI and without evaluating: ask for a configuration, tell its value."""
+"""Search of a single island, without MPI and without evaluating: ask for a configuration, tell its value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, FAILED, Configuration, Params, Scalar, known_id, make_id
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import Front, reference_losses
+from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import STUCK, Proposals
 from hpo.search.protocols import Candidate, SearchContext
-from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace, listable
 from hpo.spelling import suggestion
@@ -30,7 +30,7 @@ from hpo.text import excerpt
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """A configuration whose value is known. ``value``: with ``objectives`` a dictionary by name, else a number."""
+    """A configuration with its value: a number, or with ``objectives`` a dictionary by name."""
 
     id: str
     params: Params
@@ -86,37 +86,32 @@ class Search:
         for name in settings:
             if name not in SearchSettings.model_fields:
                 meant = aliases.SETTINGS.get(aliases.folded(name), name)
-                remedy = suggestion(meant, SearchSettings.model_fields)
+                remedy = suggestion(meant, ["direction", "seed", "objectives", *SearchSettings.model_fields])
                 if meant in config.KEYWORDS and meant not in SearchSettings.model_fields:
                     remedy = f"hpo.Campaign has {meant}; of a search, your own loop decides that."
                 raise UsageError(f"{name}: Search has no such keyword. {remedy}")
-        # Checked as a campaign's keywords are; the directory is none that is used.
+        # Checked as a campaign's keywords are; the directory is not used.
         given = config.from_keywords(directory=".", evaluations=1, seed=seed, kind=kind, **settings)
-        seed, checked = given.seed, given.search
-        space = restricted(space, checked.only)
-        self._space = space
+        checked = given.search
+        self._space = restricted(space, checked.only)
         self._constraints = checked_constraints(constraints)
         self._population = Population(reference=reference_losses(checked.reference, self._objectives))
         self._front: Front[Evaluated] = Front()
         if checked.traits.needs_checkpoints or checked.inherit:
             given_as = f'kind="{kind}"' if checked.traits.needs_checkpoints else "inherit=True"
             raise UsageError(
-                f"Search({given_as}): its individuals go on from checkpoints of others, which a search that only "
+                f"Search({given_as}): its individuals continue from checkpoints of others, which a search that only "
                 "asks for configurations does not have. Use hpo.Campaign, or leave it out"
             )
         if checked.traits.without_clock:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})
         reevaluation.check(checked.reevaluate, checked.kind, self._objectives)
-        self._breeder = make_breeder(
-            space,
-            checked,
-            SearchContext(
-                objectives=len(self._objectives), allows=self._allows if self._constraints else None
-            ),
-        )
+        allows = self._allows if self._constraints else None
+        context = SearchContext(objectives=len(self._objectives), allows=allows)
+        self._breeder = make_breeder(self._space, checked, context)
         self._duplicates = checked.duplicates
         self._proposals = Proposals(
-            space, self._breeder, seed=seed, allows=self._allows, duplicates=checked.duplicates
+            self._space, self._breeder, seed=given.seed, allows=self._allows, duplicates=self._duplicates
         )
         self._asked = self._entered = 0
         self._pending: dict[str, Candidate] = {}
@@ -134,7 +129,9 @@ class Search:
         self._proposals.fill(candidate, self._population)
         stuck = candidate.draws >= STUCK and not self._duplicates
         if not candidate.key or (stuck and candidate.key in self._proposals.known):
-            self._look_further(candidate)
+            params, operator = self._last_resort(candidate)
+            candidate.configuration = Configuration(id=candidate.id, params=params, operator=operator)
+            candidate.key = self._space.key(params)
         self._asked += 1
         self._proposals.known.add(candidate.key)
         self._pending[candidate.id] = candidate
@@ -158,13 +155,12 @@ class Search:
         candidate = self._pending.pop(suggestion.id, None)
         if candidate is None:
             raise UsageError(
-                f"{suggestion.id}: was not asked for, or was told already. Tell each suggestion once"
+                f"{suggestion.id}: was not asked for, or has its value already. Tell each suggestion once"
             )
-        losses = self._losses(numbers)
-        status = FAILED if losses is None else COMPLETED
         asked = candidate.configuration
+        losses = self._keep(asked.id, asked.params, numbers)
+        status = FAILED if losses is None else COMPLETED
         member = Member(asked.id, candidate.genome, losses, status, operator=asked.operator)
-        self._keep(asked.id, asked.params, numbers)
         self._population.add(member)
         self._breeder.learn(member)
 
@@ -187,15 +183,15 @@ class Search:
         self._proposals.known.add(key)
         self._entered += 1
         identity = known_id(self._entered)
+        losses = self._keep(identity, point.params, numbers)
         genome = self._space.encode(point.params)
-        self._population.enter(Member(identity, genome, self._losses(numbers), point.status, (0,)))
-        self._keep(identity, point.params, numbers)
+        self._population.enter(Member(identity, genome, losses, point.status, (0,)))
 
     @property
     def best(self) -> Evaluated:
-        """The best configuration that was told or entered: an object with ``id``, ``params`` (dict) and ``value``; of
-        equals the first. With several objectives, that of the front which is best in the first. With ``reevaluate`` a
-        single value counts, however lucky.
+        """The best configuration so far: an object with ``id``, ``params`` (dict) and ``value``; the first of equals.
+        With several objectives, the front's best in the first objective. With ``reevaluate`` a single value counts,
+        however lucky.
 
         Raises:
             UsageError: none has a value.
@@ -206,55 +202,49 @@ class Search:
 
     @property
     def front(self) -> list[Evaluated]:
-        """The configurations that no other dominates, those best in the first objective first: the Pareto front. With
-        one objective, those of the best value.
+        """Pareto front: the configurations that no other dominates, those best in the first objective first. With one
+        objective, those of the best value.
         """
         return self._front.items
 
     def _numbers(self, value: object, method: str, failed: str) -> dict[str, float]:
-        """By objective; none where it failed."""
+        """Numbers of ``value`` by objective; empty where the evaluation failed."""
         if value is None:
             return {}
-        if self._named:
+        given = value if self._named else {"value": value}
+        found = (
+            {name: as_number(given.get(name)) for name in self._objectives}
+            if isinstance(given, Mapping)
+            else {}
+        )
+        numbers = {name: number for name, number in found.items() if number is not None}
+        if len(numbers) < len(self._objectives):
             names = ", ".join(self._objectives)
-            of = (
-                {name: as_number(value.get(name)) for name in self._objectives}
-                if isinstance(value, Mapping)
-                else {}
-            )
-            numbers = {name: number for name, number in of.items() if number is not None}
-            if len(numbers) < len(self._objectives):
-                raise UsageError(
-                    f"{method}(…, {excerpt(value)}): must be a dictionary with a number for each of {names}, or None "
-                    f"where {failed}"
-                )
-        elif (number := as_number(value)) is not None:
-            numbers = {"value": number}
-        else:
-            raise UsageError(f"{method}(…, {excerpt(value)}): must be one number, or None where {failed}")
+            rule = f"a dictionary with a number for each of {names}" if self._named else "one number"
+            raise UsageError(f"{method}(…, {excerpt(value)}): must be {rule}, or None where {failed}")
         return numbers if all(map(isfinite, numbers.values())) else {}
 
-    def _losses(self, numbers: Mapping[str, float]) -> tuple[float, ...] | None:
-        return losses_of(numbers, self._objectives) if numbers else None
-
-    def _keep(self, identity: str, params: dict[str, Scalar], numbers: dict[str, float]) -> None:
-        losses = self._losses(numbers)
-        if losses is not None:
-            value = numbers if self._named else numbers["value"]
-            self._front.add(losses, Evaluated(id=identity, params=params, value=value))
+    def _keep(
+        self, identity: str, params: dict[str, Scalar], numbers: dict[str, float]
+    ) -> tuple[float, ...] | None:
+        """Add a result to the front; returns its losses, None where it failed."""
+        if not numbers:
+            return None
+        losses = losses_of(numbers, self._objectives)
+        value = numbers if self._named else numbers["value"]
+        self._front.add(losses, Evaluated(id=identity, params=params, value=value))
+        return losses
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
         return all(constraint(dict(params)) for constraint in self._constraints)
 
-    def _look_further(self, candidate: Candidate) -> None:
-        """Breeding and chance find only what is known, or nothing that is allowed: go through what is left of the
-        space. Where the same may come again, one that is known to be allowed does."""
-        told = list(self._population) if self._duplicates else []
-        if told:
-            again = random.Random(candidate.id).choice(told).genome
-            self._take(candidate, self._space.decode(again), "again")
-            candidate.genome = again  # its own, which the encoding of what it decodes to may not be
-            return
+    def _last_resort(self, candidate: Candidate) -> tuple[dict[str, Scalar], str]:
+        """Parameters and operator of a proposal where breeding and chance find only known configurations, or none that
+        is allowed: the next in a list of the space. With duplicates, a known configuration is asked for again."""
+        members = list(self._population) if self._duplicates else []
+        if members:
+            candidate.genome = random.Random(candidate.id).choice(members).genome
+            return self._space.decode(candidate.genome), "again"
         if self._rest is None:
             if not listable(self._space):
                 raise SpaceExhausted(
@@ -265,13 +255,9 @@ class Search:
             self._rest = iter(rest)
         for params in self._rest:
             if self._space.key(params) not in self._proposals.known:
-                self._take(candidate, params, "last")
-                return
+                candidate.genome = self._space.encode(params)
+                return params, "last"
         raise SpaceExhausted(
             f"all {len(self._proposals.known)} configurations that the space and its constraints allow have been "
             "asked for"
         )
-
-    def _take(self, candidate: Candidate, params: dict[str, Scalar], operator: str) -> None:
-        candidate.configuration = Configuration(id=candidate.id, params=params, operator=operator)
-        candidate.key, candidate.genome = self._space.key(params), self._space.encode(params)

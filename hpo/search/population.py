@@ -1,13 +1,12 @@
-"""The individuals of an island that a leader keeps: bounded, so that breeding costs the same at the hundredth and the
+"""Individuals of an island that a leader keeps: bounded, so that breeding costs the same at the hundredth and the
 millionth evaluation."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +17,7 @@ BEST_KEPT = 64
 """Individuals that a population keeps to breed from, the best of its island."""
 _MOST_ENTERED = 256
 _BEYOND = 1_000_000
+"""Number added to the ranks of members beyond the reference, more than any population has members."""
 
 if TYPE_CHECKING:
     Progress = tuple[int, float]
@@ -32,22 +32,20 @@ class Member(msgspec.Struct, eq=False, array_like=True):
 
     id: str
     genome: tuple[float | int, ...]
-    """One gene a parameter, in the unit cube or an index."""
     losses: tuple[float, ...] | None
-    """One finite number an objective, to be minimised; None unless it completed."""
+    """Finite numbers to be minimised, by objective; None unless it completed."""
     status: str
     history: tuple[int, ...] = ()
     """Islands that it left."""
     progress: Progress | None = None
     """Steps and loss of the last report, where it was pruned or completed."""
     operator: str = ""
-    """The name of what proposed it."""
     age: int = 0
-    """How many members the population had seen before it."""
+    """Number of members that the population had seen before it."""
     rank: float = 0.0
-    """The number by which the population sorts it, lowest first."""
+    """Number by which the population sorts it, lowest first."""
     dominators: int = 0
-    """How many of the best dominate it."""
+    """Number of the best that dominate it."""
 
     def __post_init__(self) -> None:
         if self.progress is not None:
@@ -56,7 +54,7 @@ class Member(msgspec.Struct, eq=False, array_like=True):
 
 
 class PopulationState(NamedTuple):
-    """The members of a ``Population``, each kind in its order, and what it has counted."""
+    """Members of a ``Population``, each kind in its order, and its counters."""
 
     best: list[Member]
     recent: list[Member]
@@ -70,12 +68,11 @@ class PopulationState(NamedTuple):
 
 
 class Population:
-    """The best, the most recent, the last pruned and the last failed members of one island.
+    """The best, the most recent, the last pruned and the last failed members of an island.
 
-    ``best`` is sorted, best first: by the loss, or with several objectives by how many of the kept members dominate
-    one (Fonseca and Fleming 1993), and of those that equally many dominate, the least crowded first (Deb et al. 2002).
-    With a ``reference``, losses beyond which nothing is wanted, those that are beyond it in any come after all others.
-    Ties go to the older member, so that order does not depend on the order of arrival within equal values."""
+    ``best`` is sorted, best first: by the loss, or with several objectives by the number of kept members that dominate
+    it (Fonseca and Fleming 1993), the least crowded first where that is equal (Deb et al. 2002). Members with any loss
+    beyond ``reference`` come after all others. Ties go to the older member."""
 
     def __init__(
         self,
@@ -88,49 +85,47 @@ class Population:
     ) -> None:
         self._reference = reference
         self.best: list[Member] = []
-        # Of the best, in their order: a list of plain values is searched without a call.
+        # Ranks of the best, in their order: a list of plain values is searched without a call.
         self._ranks: list[float] = []
         self._ids: set[str] = set()
         self._best_limit = best
         self._recent_limit = self._recent_least = recent
         self._failure_limit = failures
         self._pruned_limit = pruned
-        self._recent: OrderedDict[str, Member] = OrderedDict()
-        self._failures: OrderedDict[str, Member] = OrderedDict()
-        self._pruned: OrderedDict[str, Member] = OrderedDict()
+        self._recent: dict[str, Member] = {}
+        self._failures: dict[str, Member] = {}
+        self._pruned: dict[str, Member] = {}
         self.completed = 0
-        """How many completed ones have come, whatever became of them."""
+        """Number of completed members that have come, kept or not."""
         self.native = 0
-        """How many of these had not come from another island."""
+        """Number of these that had not come from another island."""
         self.judged = 0
-        """How many have come that completed, or were pruned as worse than others."""
+        """Number of members that completed, or were pruned as worse than others."""
         self.seen = 0
 
     @property
     def state(self) -> PopulationState:
-        """What ``restore`` takes."""
+        """State for ``restore``."""
         members = (self.best, self.recent, self.failures, self.pruned)
         return PopulationState(
             *members, self._recent_limit, self.completed, self.native, self.judged, self.seen
         )
 
     def restore(self, state: PopulationState) -> None:
-        """Be what the population of ``state`` was, whose bounds this one has."""
+        """Restore the members and counters of ``state``; both populations must have the same limits."""
         self.best, recent, failures, pruned, *numbers = state
         self._recent_limit, self.completed, self.native, self.judged, self.seen = numbers
         self._ranks = [member.rank for member in self.best]
         self._ids = {member.id for member in self.best}
         self._recent, self._failures, self._pruned = (
-            OrderedDict((member.id, member) for member in members) for members in (recent, failures, pruned)
+            {member.id: member for member in members} for members in (recent, failures, pruned)
         )
 
     def __iter__(self) -> Iterator[Member]:
-        """The best first, then the recent ones that are not among them."""
+        """The best first, then the recent members that are not among them."""
         yield from self.best
         kept = set(self._ids)
-        for member in self._recent.values():
-            if member.id not in kept:
-                yield member
+        yield from (member for member in self._recent.values() if member.id not in kept)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -142,7 +137,7 @@ class Population:
 
     @property
     def failures(self) -> list[Member]:
-        """The last members that did not complete, but for pruned ones, oldest first."""
+        """The last members that neither completed nor were pruned after a report, oldest first."""
         return list(self._failures.values())
 
     @property
@@ -153,8 +148,8 @@ class Population:
     def enter(self, member: Member) -> None:
         """Take in ``member``, which was evaluated before this population received any.
 
-        The window of recent ones is wider for such members, up to a bound, until others have come in their place:
-        else of a large table only the last few would ever be seen."""
+        The window of recent members is wider for these, up to a bound, until others have come in their place: otherwise
+        only the last few of a large table would ever be seen."""
         self._recent_limit = min(self._recent_limit + 1, self._recent_least + _MOST_ENTERED)
         self._add(member)
 
@@ -175,20 +170,17 @@ class Population:
         if member.status == PRUNED and member.progress is not None:
             self.judged += 1
             self._pruned[member.id] = member
-            if len(self._pruned) > self._pruned_limit:
-                self._pruned.popitem(last=False)
+            keep_latest(self._pruned, self._pruned_limit)
             return
         if losses is None or member.status != COMPLETED:
             self._failures[member.id] = member
-            if len(self._failures) > self._failure_limit:
-                self._failures.popitem(last=False)
+            keep_latest(self._failures, self._failure_limit)
             return
         self.completed += 1
         self.native += not member.history
         self.judged += 1
         self._recent[member.id] = member
-        while len(self._recent) > self._recent_limit:
-            self._recent.popitem(last=False)
+        keep_latest(self._recent, self._recent_limit)
         if len(losses) == 1:
             member.rank = losses[0]
             if len(self._ranks) < self._best_limit or member.rank < self._ranks[-1]:
@@ -199,11 +191,9 @@ class Population:
             self._add_by_domination(member)
 
     def discard(self, identity: str) -> None:
-        """Forget the individual (it emigrated, or is evaluated anew); unknown ones are ignored, they may be long out of
-        the bounds."""
-        self._recent.pop(identity, None)
-        self._pruned.pop(identity, None)
-        self._failures.pop(identity, None)
+        """Forget an individual that emigrated or is evaluated again; it may be long out of the bounds, and unknown."""
+        for members in (self._recent, self._pruned, self._failures):
+            members.pop(identity, None)
         if identity in self._ids:
             index = next(index for index, one in enumerate(self.best) if one.id == identity)
             member = self.best[index]
@@ -230,30 +220,31 @@ class Population:
         self._insert(len(self.best), member)
         self._sort()
         if len(self.best) > self._best_limit:
-            # No member is dominated by one less: those that the last one dominated, its dominators dominate too, so it
-            # would come behind the last.
+            # The dominators of all others stay the same: a member that the last dominates comes behind it.
             self._remove(-1)
             self._sort()
 
     def _sort(self) -> None:
-        """By domination, then by crowding, in which the whole part and the fraction of a rank differ."""
-        alike: dict[tuple[bool, int], list[Member]] = {}
+        """Sort by domination, which is the whole part of a rank, and then by crowding, which is its fraction."""
+        alike: dict[int, list[Member]] = {}
         for member in self.best:
-            alike.setdefault((self._is_beyond(member), member.dominators), []).append(member)
+            limits = zip(member.losses or (), self._reference or ())
+            is_beyond = any(loss > limit for loss, limit in limits)
+            alike.setdefault(member.dominators + _BEYOND * is_beyond, []).append(member)
         self.best = []
-        for beyond, dominators in sorted(alike):
-            members = alike[beyond, dominators]
+        for rank, members in sorted(alike.items()):
             members.sort(key=lambda member: member.age)
             distances = dict(
                 zip((one.id for one in members), crowding([one.losses or () for one in members]))
             )
             members.sort(key=lambda member: -distances[member.id])
             for place, member in enumerate(members):
-                member.rank = dominators + _BEYOND * beyond + place / len(members)
+                member.rank = rank + place / len(members)
             self.best += members
         self._ranks = [member.rank for member in self.best]
 
-    def _is_beyond(self, member: Member) -> bool:
-        if self._reference is None or member.losses is None:
-            return False
-        return any(loss > limit for loss, limit in zip(member.losses, self._reference))
+
+def keep_latest(entries: dict[Any, Any], most: int) -> None:
+    """Remove the oldest of ``entries`` beyond ``most``."""
+    while len(entries) > most:
+        del entries[next(iter(entries))]

@@ -1,4 +1,4 @@
-"""From a breeder's offspring to a configuration worth evaluating: allowed by the constraints, and new."""
+"""Choice of a breeder's offspring that is worth evaluating: allowed by the constraints, and new."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpo.search.protocols import Breeder, Candidate, Codec, Offspring
 STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
 _BRED = 50
-_MOST = 10_000
-_FURTHER = 500
-"""Draws for each further claim of a candidate for which the constraints have allowed nothing yet."""
+"""Attempts by breeding, before random configurations are tried."""
+# Most draws for which the constraints allow nothing: in all, and then for each further claim of the candidate.
+_MOST, _FURTHER = 10_000, 500
 
 
 def key_of(space: Codec, configuration: Configuration) -> str:
@@ -31,8 +31,8 @@ def key_of(space: Codec, configuration: Configuration) -> str:
 class Proposals:
     """Gives candidates their configurations. ``known``: keys of those that need not be proposed again.
 
-    Each draw's generator comes from (seed, id of the candidate, attempt), never from a state: a resumed
-    campaign draws what an undisturbed one would have drawn."""
+    Random numbers come from (seed, id of the candidate, draws), never from a state: a resumed campaign draws the same
+    as an undisturbed campaign."""
 
     def __init__(
         self,
@@ -54,18 +54,17 @@ class Proposals:
     def fill(self, candidate: Candidate, population: Population) -> None:
         """Give ``candidate`` an allowed configuration that is new as far as known here.
 
-        Where breeding proposes only known ones, random ones are tried. After ``STUCK`` attempts a known one
-        is left, and after many more an empty key where the constraints allow nothing that was drawn: the
-        caller must look further. ``candidate.refused``: how many draws the constraints refused."""
+        The caller must look further after ``STUCK`` attempts, where the configuration may be known, and after many
+        more, where the key is empty: then the constraints allow nothing that was drawn. ``candidate.refused`` counts
+        the draws that they refused."""
         rng, breeder = self._rng, self._breeder
-        bred = _BRED
         breeder.begin_proposal(birthplace(candidate.id)[2])
         rng.seed(f"{self._seed}/{candidate.id}/{candidate.draws}")
         most, candidate.refused = max(_MOST, candidate.draws + _FURTHER), 0
         first = None
         if not candidate.draws:
             first = breeder.propose_first(candidate.id, self._seed, population, rng)
-        bred += breeder.further_attempts(candidate.draws)
+        bred = _BRED + breeder.further_attempts(candidate.draws)
         while True:
             candidate.draws += 1
             if first is not None:

@@ -1,4 +1,4 @@
-"""The interfaces between the island protocol and what it drives: breeder, crew, journal, and their data.
+"""Interfaces between the island protocol and its parts: breeder, crew, journal, and their data.
 
 Behind them the protocol runs on a cluster and in a simulation alike."""
 
@@ -17,11 +17,9 @@ from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
 
 Genome = tuple[float, ...]
-"""One gene a parameter: a number in the unit interval, or the index of a choice."""
-
-
+"""A gene for each parameter: a number in the unit interval, or the index of a choice."""
 Verdict = Literal["go", "pause", "stop"]
-"""The answer to a report: train on; save and end, if the task can; end at once."""
+"""Answer to a report: train on; save and end, if the task can; end at once."""
 GO: Verdict = "go"
 PAUSE: Verdict = "pause"
 STOP: Verdict = "stop"
@@ -29,10 +27,10 @@ STOP: Verdict = "stop"
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """What worker rank 0 reported of the individual ``id``: the objective's ``value`` after ``step`` steps.
+    """Report of a worker's rank 0 on the individual ``id``: the objective's ``value`` after ``step`` steps.
 
-    ``last_step``: the number of steps of the whole run, None where the task has not said it for this trial.
-    ``saves``: whether the task has called ``should_checkpoint`` in this evaluation: then it can save itself."""
+    ``last_step``: number of steps of the whole run, None where the task has not said it for this trial; ``saves``:
+    whether the task has called ``should_checkpoint`` in this evaluation, so that it can save itself."""
 
     id: str
     step: int
@@ -52,13 +50,12 @@ class Offspring(Origin, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchContext:
-    """What a breeder may know of its campaign. The defaults are those of a search outside any campaign.
+    """Facts of the campaign for a breeder; the defaults are those of a search outside any campaign.
 
-    ``clock``: seconds, None where proposals must not depend on it. ``all_workers``: of the campaign;
-    ``local_workers``: led from this host; ``cores``: of this host; ``workers``: of its island; ``islands``: of the
-    campaign. ``evaluations``: the budget. ``inline``: evaluations run in the process that breeds. ``allows``: the
-    constraints, None where there are none. ``offers``: the first of a child's parents that has saved something to go on
-    from, empty if none has."""
+    ``clock``: time in seconds, None where proposals must not depend on it; ``all_workers``: workers of the campaign,
+    ``local_workers``: led from this host, ``workers``: of the island; ``evaluations``: the budget; ``inline``: whether
+    evaluations run in the process that breeds; ``allows``: the constraints, None without any; ``offers``: function to
+    the first of a child's parents that has a checkpoint, empty if none has."""
 
     clock: Callable[[], float] | None = None
     all_workers: int = 1
@@ -74,11 +71,11 @@ class SearchContext:
 
 
 class Breeder:
-    """Proposes genomes from a population; all randomness comes from ``rng``. Beside ``breed`` a breeder overrides what
-    it has a use for."""
+    """Proposes genomes from a population; all randomness comes from ``rng``. Subclasses override ``breed`` and the
+    hooks that they need."""
 
     checkpoints_for_others = 0
-    """How many of its worker's latest individuals keep their checkpoints, for others to go on from."""
+    """Number of the worker's latest individuals that keep their checkpoints, for others to continue from."""
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         """The next genome to evaluate."""
@@ -90,7 +87,7 @@ class Breeder:
     def propose_first(
         self, identity: str, seed: int, population: Population, rng: random.Random
     ) -> Offspring | None:
-        """What the individual ``identity`` is to be instead of a bred one, None where nothing else is planned; called
+        """Proposal for the individual ``identity`` in place of breeding, None where nothing else is planned; called
         once for each individual. ``seed``: the campaign's."""
         return None
 
@@ -110,7 +107,7 @@ class Breeder:
         """Another part of the space is open from now on (see ``hpo.search.phases``)."""
 
     def further_attempts(self, attempts: int) -> int:
-        """How many proposals beyond the usual number may turn out to be known, after ``attempts`` that were, before
+        """Number of proposals beyond the usual that may turn out to be known, after ``attempts`` that were, before
         random configurations are tried."""
         return 0
 
@@ -158,7 +155,7 @@ class WrappingBreeder(Breeder):
 
 
 class Codec(Protocol):
-    """What the protocol needs of a search space."""
+    """Part of a search space that the protocol needs."""
 
     def decode(self, genome: Sequence[float]) -> dict[str, Scalar]: ...
     def encode(self, params: Mapping[str, Scalar]) -> Genome: ...
@@ -169,7 +166,7 @@ class Codec(Protocol):
 
 
 class Crew(Protocol):
-    """What evaluates, one individual at a time: ``ProcessCrew`` or ``InlineCrew`` of ``hpo.evaluation``."""
+    """Evaluates an individual at a time: ``ProcessCrew`` or ``InlineCrew`` of ``hpo.evaluation``."""
 
     @property
     def busy(self) -> bool: ...
@@ -192,7 +189,7 @@ class Crew(Protocol):
 
 
 class Journal(Protocol):
-    """Where records go (see ``hpo.journal.records``)."""
+    """Destination of records (see ``hpo.journal.records``)."""
 
     @property
     def error(self) -> OSError | None: ...
@@ -206,24 +203,23 @@ class Candidate(Facts):
     """An individual on its way through this leader."""
 
     token: int
-    """The number by which the coordinator's answer to its claim names it."""
+    """Number by which the coordinator's answer to its claim names it."""
     configuration: Configuration
-    """Only its id is set before ``Proposals.fill``."""
+    """Configuration, of which only the id is set before ``Proposals.fill``."""
     attempt: Attempt = FIRST_ATTEMPT
     genome: Genome = ()
     key: str = ""
     """Key that no two individuals share (see ``hpo.search.proposals.key_of``)."""
     phase: int = 0
-    """The phase in which it was bred."""
     promoted: bool = False
-    """Whether it had paused here, and goes on from there."""
+    """Whether it had paused here, and continues from there."""
     retried: bool = False
     """Whether it crashed here, and is tried again."""
     draws: int = 0
-    """How many configurations were drawn for it."""
+    """Number of configurations that were drawn for it."""
     refused: int = 0
     """Draws that the constraints refused since it was claimed last."""
     drawn_s: float = 0.0
     """Seconds of drawing since it was claimed last."""
     started: float = 0.0
-    """When its evaluation began here, in Unix seconds; 0 before."""
+    """Begin of its evaluation here, in Unix seconds; 0 before."""

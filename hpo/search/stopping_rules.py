@@ -1,12 +1,11 @@
-"""Early-stopping rules: successive halving and the median rule, and the rungs at which they compare individuals.
+"""Early-stopping rules: successive halving and the median rule.
 
-A *rung* is a number of steps at which individuals are compared. Rules decide from reports alone: the same reports in
-the same order give the same answers."""
+They compare individuals at *rungs*, numbers of steps, from reports alone: the same reports in the same order give the
+same answers."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ Report = tuple[str, int, float]
 """(id, steps of the rung, loss there), the loss infinite where no finite number was reported."""
 
 _WINDOW = 1024
-"""Reports that a rung keeps, the latest: a share of them is as well known as one of all."""
+"""Latest reports that a rung keeps: shares and medians of so many differ little from those of all."""
 _SILENT = 3
 """Completed individuals without a report after which it is unlikely that reports will come."""
 _MEDIAN_STARTUP = 5
@@ -32,10 +31,7 @@ _MEDIAN_STARTUP = 5
 
 @dataclass(frozen=True, kw_only=True)
 class PruningSettings:
-    """``rule``: "halving" or "median". ``min_steps``: the first rung; ``reduction``: η, of which halving keeps the best
-    1/η, the next rung being η times as far. ``patience``: rungs in a row that one may fail without being stopped, for
-    curves that cross. ``startup``: how many must have reached a rung before one is stopped there. ``promote``: what
-    fails at a rung is paused, and may go on later."""
+    """Keys of ``[search]`` with the same names; ``rule``: its ``pruner``, "halving" or "median"."""
 
     rule: str
     min_steps: int
@@ -46,8 +42,7 @@ class PruningSettings:
 
 
 def of_search(search: SearchSettings, objectives: Mapping[str, str]) -> PruningSettings | None:
-    """The early stopping of an island of a task with ``objectives`` (name to direction); None where it has none.
-
+    """Early stopping of an island of a task with ``objectives`` (directions by name), None where it has none;
     UsageError where it cannot work."""
     if search.traits.needs_checkpoints and search.pruner != "none":
         raise UsageError(
@@ -69,8 +64,8 @@ def of_search(search: SearchSettings, objectives: Mapping[str, str]) -> PruningS
 
 
 def reported_objective(search: SearchSettings, objectives: Mapping[str, str]) -> str:
-    """The objective whose values ``trial.report`` gets. UsageError where an island stops individuals by it, and it is
-    not clear which one it is."""
+    """Objective whose values ``trial.report`` gets; UsageError where an island stops individuals by it, and the
+    settings leave open which of several it is."""
     names = list(objectives)
     if search.reported is not None and search.reported not in objectives:
         remedy = (
@@ -99,8 +94,8 @@ def without_reports(pruner: str, completed: int, reports: bool) -> list[str]:
 
 
 class _Rung:
-    """The losses of the individuals that reached a rung, the latest ``_WINDOW``; of equal losses the first is the
-    better, and infinite ones come last."""
+    """Losses of the latest ``_WINDOW`` individuals that reached a rung; the older of equal losses is the better, and
+    infinite losses come last."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -125,20 +120,21 @@ class _Rung:
             del self.ordered[bisect_left(self.ordered, oldest)]
 
     def place(self, identity: str) -> int:
-        """How many are better."""
+        """Number of better losses."""
         return bisect_left(self.ordered, self._entries[identity])
 
     @property
     def finite(self) -> int:
-        """How many losses are finite: shares and medians are of these alone."""
+        """Number of finite losses: shares and medians are of these alone."""
         return bisect_left(self.ordered, (math.inf, -1))
 
     def loss(self, identity: str) -> float:
         return self._entries[identity][0]
 
 
-class Rule(ABC):
-    """Decides who goes on, from the reports of the whole island, which it keeps."""
+class Rule:
+    """Decides which individuals continue, from the reports of the whole island, which it keeps. The base class has no
+    rung, and stops nothing."""
 
     resumes = False
     """Whether a paused individual may be promoted."""
@@ -146,29 +142,29 @@ class Rule(ABC):
     def __init__(self) -> None:
         self._rungs: dict[int, _Rung] = {}
 
-    @abstractmethod
     def rung(self, step: int) -> int | None:
-        """The number of the last rung that ``step`` has reached, from 0."""
+        """Number of the last rung that ``step`` has reached, from 0."""
+        return None
 
-    @abstractmethod
     def steps(self, rung: int) -> int:
-        """The number of steps at which the rung lies."""
+        """Number of steps at which the rung lies."""
+        raise NotImplementedError
 
-    @abstractmethod
     def passes(self, rung: int, identity: str, best: float) -> bool:
-        """Whether an individual that was observed at ``rung`` and whose lowest loss is ``best`` goes on; all do where
+        """Whether an individual that was observed at ``rung`` and whose lowest loss is ``best`` continues; all do where
         fewer finite losses than the rule needs are known."""
+        raise NotImplementedError
 
     def promotable(self, rung: int, identity: str) -> bool:
-        """Whether one that paused at ``rung`` is among the best there by now."""
+        """Whether an individual that paused at ``rung`` is among the best there by now."""
         return False
 
     def hopeless(self, rung: int, identity: str) -> bool:
-        """Whether one that paused at ``rung`` is so far down that what it saved can be removed."""
+        """Whether an individual that paused at ``rung`` is so far down that its checkpoint can be removed."""
         return True
 
     def observe(self, rung: int, identity: str, loss: float) -> None:
-        """Learn what an individual of the island reported."""
+        """Learn an individual's report."""
         self._rungs.setdefault(rung, _Rung()).add(identity, loss)
 
     def has_seen(self, rung: int, identity: str) -> bool:
@@ -187,7 +183,7 @@ class Rule(ABC):
 class Halving(Rule):
     """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934): rungs at r·η^k steps.
 
-    Of n with a finite loss at a rung, the best ⌊n/η⌋ go on, and the best of all so far. Those that fail are paused
+    The best ⌊n/η⌋ of n with a finite loss at a rung continue, and the best of all so far. Those that fail are paused
     where their task can save itself, and promoted as soon as they are among the best ⌊n/η⌋ (Algorithm 2 there);
     elsewhere they end (its stopping variant). The decision is made at the rung itself, so that none pauses that would
     be promoted at once, and a run is saved and loaded only where it fails. Only ranks matter."""
@@ -218,26 +214,25 @@ class Halving(Rule):
         return finite and here.place(identity) < max(1, here.finite // self._reduction)
 
     def promotable(self, rung: int, identity: str) -> bool:
-        here = self._rungs.get(rung)
-        if here is None or identity not in here or not math.isfinite(here.loss(identity)):
+        if not self.has_seen(rung, identity):
             return False
-        return here.place(identity) < here.finite // self._reduction
+        here = self._rungs[rung]
+        return math.isfinite(here.loss(identity)) and here.place(identity) < here.finite // self._reduction
 
     def hopeless(self, rung: int, identity: str) -> bool:
-        """Whether it is twice as far down as what is promoted, with a margin of 2 η places."""
-        here = self._rungs.get(rung)
-        if here is None or identity not in here:
+        # Twice as far down as what is promoted, with a margin of 2 η places.
+        if not self.has_seen(rung, identity):
             return True
+        here = self._rungs[rung]
         return here.place(identity) >= max(2 * self._reduction, 2 * (here.finite // self._reduction))
 
 
 class Median(Rule):
-    """The median rule (Golovin et al. 2017, doi:10.1145/3097983.3098043): at multiples of r steps, one whose best
-    loss is worse than the median of the running means of all others that got there is stopped for good. From 32 r
-    on they are sixteen between one power of two and the next.
+    """Median rule (Golovin et al. 2017, doi:10.1145/3097983.3098043): at multiples of r steps, an individual whose best
+    loss is worse than the median of the running means of all others that got there is stopped for good.
 
-    NaN is left out of means and medians. An evaluation that goes on from a checkpoint is neither compared nor stopped:
-    its mean and its best value lack what it reported before."""
+    NaN is left out of means and medians. An evaluation that continues from a checkpoint is neither compared nor
+    stopped: its mean and its best value lack what it reported before."""
 
     def __init__(self, settings: PruningSettings) -> None:
         super().__init__()
@@ -246,7 +241,7 @@ class Median(Rule):
 
     def rung(self, step: int) -> int | None:
         number = step // self._every
-        # All multiples up to 31, then sixteen an octave: long runs with many reports cost no more than short ones.
+        # All multiples up to 31, then sixteen an octave: long runs with many reports cost no more than short runs.
         coarse = max(0, number.bit_length() - 5)
         return (number >> coarse << coarse) - 1 if number else None
 
@@ -263,6 +258,8 @@ class Median(Rule):
         return best <= others[(len(others) - 1) // 2] / 2 + others[len(others) // 2] / 2
 
 
-def make_rule(settings: PruningSettings) -> Rule:
-    """The rule that ``settings.rule`` names."""
+def make_rule(settings: PruningSettings | None) -> Rule:
+    """The rule that ``settings.rule`` names; without ``settings`` nothing is stopped."""
+    if settings is None:
+        return Rule()
     return Halving(settings) if settings.rule == "halving" else Median(settings)

@@ -402,7 +402,7 @@ def _end(gene: float, low: Bound, high: Bound) -> Bound:
 
 def _plain_number(value: object, kind: type[Real | Integral]) -> int | float | None:
     """``value`` of the type ``kind`` as an int or a float of Python's; None for any other value."""
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, kind):
         return None
     try:
         return int(operator.index(value)) if isinstance(value, Integral) else float(value)

@@ -180,10 +180,11 @@ class SearchSpace:
                 if not active or name not in last_use:
                     found[kept] += count * choices if active and choices else count
                     continue
-                for value in named:
-                    found[(*kept, (name, value))] += count
                 # No condition tells the other values apart.
-                found[(*kept, (name, _OTHER))] += count * ((choices or 0) - len(named))
+                others = (choices or 0) - len(named)
+                for value, times in (*((value, 1) for value in named), (_OTHER, others)):
+                    more = (*kept, (name, value))
+                    found[more] += count * times
             counts = +found
         return sum(counts.values())
 

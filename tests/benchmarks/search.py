@@ -64,9 +64,9 @@ import hpo
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED
 from hpo.search.models.estimates import estimates
+from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Candidate
-from hpo.search.registry import make_breeder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

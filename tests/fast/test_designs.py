@@ -15,9 +15,9 @@ from hpo.individual import make_id
 from hpo.journal.records import Finished
 from hpo.search.kinds.grid import GridBreeder
 from hpo.search.kinds.initial_design import InitialDesign
+from hpo.search.phases import make_breeder
 from hpo.search.population import Population
 from hpo.search.protocols import SearchContext
-from hpo.search.registry import make_breeder
 
 SPACE = hpo.SearchSpace(
     x=hpo.Float(0, 1),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 from simulation import Simulation
 from simulation.campaigns import finished, losses, make, records_of
 
@@ -172,48 +173,40 @@ def test_an_island_keeps_to_its_own_choices_too() -> None:
     assert found == [({1}, {"a"}), ({1, 2}, {"a", "b"}), ({1, 2, 3, 4}, {"a", "b"})]
 
 
-# --- what is said of it -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("phases", "message"),
+    ("phases", "words"),
     [
-        ([{"until": 5}], "phase[0] only is missing"),
-        ([{"only": {"depth": [1]}}], "phase[0] until is missing"),
-        ([{"until": 0, "only": {"depth": [1]}}], "phase[0] until = 0: must be a whole number from 1"),
-        ([{"until": 5, "only": {}}], "phase[0] only = {}: must be a table of choices"),
+        ([{"until": 5}], "phase[0] only"),
+        ([{"only": {"depth": [1]}}], "phase[0] until"),
+        ([{"until": 0, "only": {"depth": [1]}}], "until = 0"),
+        ([{"until": 5, "only": {}}], "only = {}"),
         ([{"until": 5, "only": {"depth": 1}}], "phase[0] only"),
-        ([{"untill": 5, "only": {"depth": [1]}}], 'Did you mean "until"?'),
-        (
-            [PHASES[1], PHASES[0]],
-            "[[phase]] number 2: until = 20 must be above that of the phase before it, 40",
-        ),
-        ({"until": 5}, "must be a table for each phase"),
+        ([{"untill": 5, "only": {"depth": [1]}}], '"until"'),
+        ([PHASES[1], PHASES[0]], "until = 20"),
+        ({"until": 5}, "table for each phase"),
     ],
 )
-def test_mistakes_in_keywords(phases: object, message: str) -> None:
-    with pytest.raises(hpo.UsageError) as refused:
-        settings(phase=phases)
-    assert message in str(refused.value)
+def test_mistakes_in_keywords(phases: object, words: str) -> None:
+    refused(lambda: settings(phase=phases), words)
 
 
 @pytest.mark.parametrize(
-    ("keywords", "message"),
+    ("keywords", "words"),
     [
-        ({"phase": [{"until": 5, "only": {"dept": [1]}}]}, "[[phase]] number 1, only: 'dept' is no parameter"),
-        ({"phase": [{"until": 5, "only": {"depth": [9]}}]}, "[[phase]] number 1, only: depth = 9: must be one of"),
-        ({"phase": [{"until": 5, "only": {"lr": [0.1]}}]}, "lr is a range"),
-        ({"only": {"depth": [4]}}, "[[phase]] number 1, only: depth = [1] has none of the choices of island 0, [4]"),
-        ({"kind": "pbt"}, '[[phase]]: kind = "pbt" goes on with what it has begun'),
-        ({"kind": "pbt", "phase": [], "inherit": True}, '[search] inherit = True: kind = "pbt" decides that itself'),
-        ({"reevaluate": 0.1}, "[search] reevaluate = 0.1 and children that go on"),
+        ({"phase": [{"until": 5, "only": {"dept": [1]}}]}, ["number 1", "'dept'"]),
+        ({"phase": [{"until": 5, "only": {"depth": [9]}}]}, ["number 1", "depth = 9"]),
+        ({"phase": [{"until": 5, "only": {"lr": [0.1]}}]}, ["lr"]),
+        ({"only": {"depth": [4]}}, ["number 1", "depth = [1]", "island 0", "[4]"]),
+        ({"kind": "pbt"}, ["[[phase]]", '"pbt"']),
+        ({"kind": "pbt", "phase": [], "inherit": True}, ["inherit = True", '"pbt"']),
+        ({"reevaluate": 0.1}, ["reevaluate = 0.1", "inherit = false"]),
     ],
-)  # fmt: skip
-def test_mistakes_that_the_space_shows(tmp_path: Path, keywords: dict[str, Any], message: str) -> None:
+)
+def test_mistakes_that_the_space_shows(tmp_path: Path, keywords: dict[str, Any], words: list[str]) -> None:
     task = hpo.Task(SPACE, lambda trial: 1.0)
-    with pytest.raises(hpo.UsageError) as refused:
-        hpo.Campaign(task, directory=tmp_path / "one", evaluations=9, **{"phase": PHASES, **keywords}).run()
-    assert message in str(refused.value)
+    keywords = {"directory": tmp_path / "one", "evaluations": 9, "phase": PHASES, **keywords}
+    refused(hpo.Campaign(task, **keywords).run, *words)
+    assert not (tmp_path / "one").exists()
 
 
 def test_a_campaign_file_has_phases(tmp_path: Path) -> None:
@@ -224,14 +217,9 @@ def test_a_campaign_file_has_phases(tmp_path: Path) -> None:
     assert [(one.until, one.only) for one in read.phase] == [(2, {"depth": [1]})]
     assert read.inherits(0) and not settings(phase=[]).inherits(0)
     path.write_text(text + "[phase]\nuntil = 2\n")
-    with pytest.raises(hpo.UsageError, match=r"Write \[\[phase\]\] and its keys on lines below"):
-        config.read_file(path)
+    refused(lambda: config.read_file(path), "[[phase]]")
     path.write_text(text + "[[phase]]\nuntil = 2\nwhen = 3\nonly = { depth = [1] }\n")
-    with pytest.raises(hpo.UsageError, match=r"\[\[phase\]\] number 1, when = 3: there is no such key here"):
-        config.read_file(path)
-
-
-# --- a campaign ---------------------------------------------------------------------------------------------------
+    refused(lambda: config.read_file(path), "[[phase]] number 1", "when = 3")
 
 
 def test_children_find_their_parents_checkpoints(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from hpo.config.settings import Kind, SearchSettings
 from hpo.individual import COMPLETED, FAILED
 from hpo.journal.records import Finished
 from hpo.search.kinds.portfolio import PortfolioBreeder
+from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring
-from hpo.search.registry import make_breeder
 
 SPACE = hpo.SearchSpace(
     x=hpo.Float(-1, 1), y=hpo.Float(-1, 1), n=hpo.Int(0, 40), c=hpo.Categorical("a", "b", "c")

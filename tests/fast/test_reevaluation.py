@@ -25,10 +25,10 @@ from hpo.journal.inspection import check
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.models.estimates import Estimate, estimates, exact
+from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import GO, Breeder, Offspring, TrialReport
-from hpo.search.registry import make_breeder
 from hpo.space.restricted import restricted
 from search_spaces.standalone.trained_models import of_campaign
 

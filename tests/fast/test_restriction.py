@@ -12,9 +12,9 @@ from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED
 from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
-from hpo.search.registry import make_breeder
 from hpo.space.restricted import RestrictedSpace, restricted
 
 SPACE = hpo.SearchSpace(

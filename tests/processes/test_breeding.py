@@ -22,8 +22,8 @@ from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.pareto import dominates
+from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
-from hpo.search.registry import make_breeder
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
 """What breeds from losses alone; population-based training needs checkpoints."""

@@ -299,6 +299,7 @@ def distribution(parameter: Parameter) -> Any:
     if isinstance(parameter, Categorical):
         # Indices of choices, because Optuna compares choices by other rules than this package.
         return CategoricalDistribution(tuple(range(parameter.count)))
-    assert isinstance(parameter, (Float, Int))
-    made = FloatDistribution if isinstance(parameter, Float) else IntDistribution
-    return made(parameter.low, parameter.high, log=parameter.log)
+    if isinstance(parameter, Float):
+        return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+    assert isinstance(parameter, Int)
+    return IntDistribution(parameter.low, parameter.high, log=parameter.log)
