@@ -66,6 +66,7 @@ def _configuration(
                 given[name] = cells.value(name, cell)
             except Ambiguous as error:
                 raise UsageError(f"{where}: {name} = {error}.") from None
+        # A trial may have been killed before all its parameters were suggested.
         elif row.status not in (None, COMPLETED):
             return {}
     return given

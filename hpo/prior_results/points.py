@@ -269,6 +269,7 @@ class _Fitting:
                 continue
             key = self._space.key(point.params)
             if key in seen:
+                # The better of two results of a configuration is kept: a search looks for the best that is possible.
                 self._found.left_out["the same configuration again"] += 1
                 if dominates(self._losses(point), self._losses(self._found.points[seen[key]])):
                     self._found.points[seen[key]] = point
@@ -340,6 +341,7 @@ class _Fitting:
         for name in self._space.order:
             parameter = self._space.parameters[name]
             cell = row.cells.get(self._of_parameter[name], ABSENT)
+            # Trials from before a parameter was renamed have their value in the other column.
             if name in self._own and self._cells.missing(name, cell):
                 cell = row.cells.get(self._own[name], ABSENT)
             if not self._space.exists(name, chosen):

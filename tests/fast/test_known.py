@@ -601,7 +601,7 @@ def test_points_of_a_file_are_evaluated_first(tmp_path):
 def test_a_mistake_is_a_sentence_before_anything_starts(tmp_path):
     for entry, word in (
         ("absent.csv", "absent.csv"),
-        ("a\0b", "a\0b"),
+        ("a\0b", "b does not exist"),
         ({"source": "x.csv", "unknwon": "drop"}, "unknwon"),
         ({"params": {"lr": 2.0}}, "lr = 2.0"),
         ({"params": POINT, "objectives": {"accuracy": 1.0}}, "accuracy"),
