@@ -188,19 +188,19 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from hpo.views import page_packages
+    from hpo import views
     from hpo.views.report.command import report
 
-    page_packages.check("hpo report", page_packages.FIGURES)
+    views.require("hpo report", views.FIGURES)
     if options.figures is not None:
-        page_packages.check("hpo report --figures", page_packages.FIGURE_FILES, extra="plots")
+        views.require("hpo report --figures", views.FIGURE_FILES, extra="plots")
     return _said(report(options.paths, options.output, options.figures, version=__version__))
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from hpo.views import page_packages
+    from hpo import views
 
-    page_packages.check("hpo watch", page_packages.LIVE_PAGE)
+    views.require("hpo watch", views.LIVE_PAGE)
     from hpo.views.watch.command import watch
 
     return watch(options.directory, options.port, version=__version__)

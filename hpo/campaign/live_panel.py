@@ -130,11 +130,11 @@ class _TerminalPanel:
     def _draw_until_the_end(self) -> None:
         from rich.console import Group
 
-        from hpo.views.terminal.live import LivePanel, Looker, Source
+        from hpo.views.terminal.live import LivePanel, Looker, OverviewSource
         from hpo.views.terminal.panel import panel
 
         printed = Printed()
-        looker = Looker(Source(self._directory, own=True))
+        looker = Looker(OverviewSource(self._directory, own=True))
         live = LivePanel(self._terminal)
         began = time.monotonic()
         at_work = False
@@ -247,10 +247,10 @@ def _in_cell(directory: Path) -> Iterator[None]:
     """Show the panel in the cell, drawn by a thread whatever the campaign does: storage may hang, and so may what is
     evaluated."""
     from hpo.errors import HpoError
-    from hpo.views.terminal.live import Source
+    from hpo.views.terminal.live import OverviewSource
     from hpo.views.terminal.panel import cell
 
-    source = Source(directory, own=True)
+    source = OverviewSource(directory, own=True)
     handle: _DisplayHandle = import_module("IPython.display").display(cell(directory, None), display_id=True)
     ended = threading.Event()
 

@@ -147,7 +147,7 @@ class CampaignLog:
     def _read_journals(self) -> None:
         changes = self._follower.poll()
         self._alive = holder(self._directory) is not None
-        if not changes and self._record is not None:
+        if not changes.new and self._record is not None:
             return
         # A poll reads a bounded piece; the curves below must not be ahead of the journals.
         while changes.more:

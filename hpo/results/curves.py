@@ -1,8 +1,8 @@
-"""Learning curves as tables: of the rows on disk, those that make one curve for each individual.
+"""Learning curves as tables: one curve for each individual, made of the rows on disk.
 
-An individual whose evaluation had several attempts (see ``hpo.journal.curves``) has the rows of the last one. Where
-that went on from what an earlier one had saved, it also has the earlier one's rows before its own first step: what the
-earlier one did beyond that step was lost, and done again."""
+An individual whose evaluation had several attempts (see ``hpo.journal.curves``) has the rows of the last attempt. If
+that continued from a checkpoint, the rows of the earlier attempt before its first step count, too: what the earlier
+attempt did beyond that step was lost, and done again."""
 
 from __future__ import annotations
 
@@ -21,102 +21,67 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def load(directory: Path) -> pandas.DataFrame:
-    """The curves of the campaign in ``directory``: ``id``, ``step``, ``value``, ``time`` (Unix seconds) and one column
-    for each metric, NaN or None where it was not reported; individuals in the order of their first report, each by
-    step. Without any, the four columns.
+def load(directory: Path, identities: Collection[str] | None = None) -> pandas.DataFrame:
+    """Curves of the campaign in ``directory``, or of some of its individuals, by their first reports and then by step.
+
+    The columns are ``id``, ``step``, ``value``, ``time`` (Unix seconds), and each metric, NaN or None where it was not
+    reported.
 
     Raises:
-        CampaignError: they cannot be read.
+        CampaignError: the files cannot be read.
     """
     curves = Curves()
     for place, path in curve_files(directory):
-        curves.add(place.launch, read_rows(path))
-    return curves.frame()
-
-
-def of_individuals(directory: Path, identities: Collection[str]) -> pandas.DataFrame:
-    """Of the table of :func:`load` the rows of these individuals; errors as there."""
-    curves = Curves()
-    for place, path in curve_files(directory):
-        of_them = (row for row in read_rows(path) if isinstance(row, Point) and row.id in identities)
-        curves.add(place.launch, of_them)
+        rows = (row for row in read_rows(path) if isinstance(row, Point))
+        curves.add(place.launch, (row for row in rows if identities is None or row.id in identities))
     return curves.frame()
 
 
 def system(directory: Path) -> pandas.DataFrame:
-    """What the hosts of evaluations did, by time: ``launch``, ``island``, ``worker``, and the fields of
+    """Use of resources on the hosts of evaluations, by time: ``launch``, ``island``, ``worker``, and the fields of
     ``hpo.journal.curves.Sample``.
 
     Raises:
-        CampaignError: see :func:`load`.
+        CampaignError: the files cannot be read.
     """
     import pandas
 
+    names = ["launch", "island", "worker", *Sample.__struct_fields__]
     rows = [
-        {"launch": place.launch, "island": place.island, "worker": place.worker, **_fields(row)}
+        (place.launch, place.island, place.worker, *(getattr(row, name) for name in Sample.__struct_fields__))
         for place, path in curve_files(directory)
         for row in read_rows(path)
         if isinstance(row, Sample)
     ]
-    names = ["launch", "island", "worker", *Sample.__struct_fields__]
     return pandas.DataFrame(rows, columns=names).sort_values("time", ignore_index=True, kind="stable")
-
-
-def _fields(sample: Sample) -> dict[str, float | str | None]:
-    return {name: getattr(sample, name) for name in Sample.__struct_fields__}
 
 
 @dataclass(kw_only=True, slots=True)
 class _Attempt:
-    """``individual``: its number among all; ``first``: the first step that it reported."""
-
     number: int
     individual: int
     launch: int
     began: float
     resumed: bool
     first: int
-
-
-class _Metric:
-    """One metric by row: numbers apart, as most are, and what is none."""
-
-    def __init__(self) -> None:
-        self.numbers = array("d")
-        self.others: dict[int, Metric] = {}
-
-    def put(self, row: int, value: Metric) -> None:
-        """The value in ``row``, the last so far."""
-        if type(value) is float and len(self.numbers) == row:
-            self.numbers.append(value)
-            return
-        self.extend(row + 1)
-        if type(value) is float or type(value) is int:
-            self.numbers[row] = value
-        elif value is not None:
-            self.others[row] = value
-
-    def extend(self, rows: int) -> None:
-        missing = rows - len(self.numbers)
-        if missing > 0:
-            self.numbers.extend((math.nan,) * missing)
+    """First step that was reported."""
 
 
 class Curves:
-    """Collects rows, in whatever order the files are read, and makes the table of them at any time."""
+    """Table of rows that are added in whatever order the files are read."""
 
     def __init__(self) -> None:
+        # Columns of plain numbers: a campaign may have millions of rows.
         self._individuals: dict[str, int] = {}
         self._attempts: dict[tuple[str, int, float], _Attempt] = {}
         self._attempt = array("q")
         self._step = array("q")
         self._value = array("d")
         self._time = array("d")
-        self._metrics: dict[str, _Metric] = {}
+        self._metrics: dict[str, tuple[array[int], list[Metric]]] = {}
 
     def add(self, launch: int, rows: Iterable[Point | Sample]) -> None:
-        """Take the next rows of a file that was written in this launch, in their order there."""
+        """Add rows of a file that was written in this launch, in their order there."""
         attempt: _Attempt | None = None
         identity, began = "", math.nan
         for row in rows:
@@ -125,54 +90,44 @@ class Curves:
             if attempt is None or row.id != identity or row.began != began:
                 identity, began = row.id, row.began
                 attempt = self._attempt_of(launch, row)
-            number = len(self._step)
+            for name, value in row.metrics.items():
+                if value is not None and name not in CURVE_COLUMNS:
+                    numbers, values = self._metrics.setdefault(name, (array("q"), []))
+                    numbers.append(len(self._step))
+                    values.append(value)
             self._attempt.append(attempt.number)
             self._step.append(row.step)
             self._value.append(row.value)
             self._time.append(row.time)
-            for name, value in row.metrics.items():
-                metric = self._metrics.get(name)
-                if metric is not None:
-                    metric.put(number, value)
-                elif name not in CURVE_COLUMNS:
-                    metric = self._metrics[name] = _Metric()
-                    metric.put(number, value)
 
     def _attempt_of(self, launch: int, row: Point) -> _Attempt:
         key = (row.id, launch, row.began)
-        attempt = self._attempts.get(key)
-        if attempt is None:
-            individual = self._individuals.setdefault(row.id, len(self._individuals))
-            attempt = self._attempts[key] = _Attempt(
+        if key not in self._attempts:
+            self._attempts[key] = _Attempt(
                 number=len(self._attempts),
-                individual=individual,
+                individual=self._individuals.setdefault(row.id, len(self._individuals)),
                 launch=launch,
                 began=row.began,
                 resumed=row.resumed,
                 first=row.step,
             )
-        return attempt
-
-    def __len__(self) -> int:
-        """How many rows there are, also of what later attempts have replaced."""
-        return len(self._step)
+        return self._attempts[key]
 
     def frame(self) -> pandas.DataFrame:
         """The table of :func:`load`."""
         import numpy
         import pandas
 
-        attempts = list(self._attempts.values())
         attempt, step = numpy.array(self._attempt), numpy.array(self._step)
-        individual = numpy.array([one.individual for one in attempts], dtype="int64")[attempt]
+        individual = numpy.array([one.individual for one in self._attempts.values()], dtype="int64")[attempt]
         when = numpy.array(self._time)
         begun = numpy.full(len(self._individuals), math.inf)
         numpy.minimum.at(begun, individual, when)
-        order = self._order(attempts)
-        rows = numpy.flatnonzero(step < self._limits(attempts)[attempt])
+        order, limits = self._order_and_limits()
+        rows = numpy.flatnonzero(step < limits[attempt])
         keys = (rows, order[attempt[rows]], step[rows], individual[rows], begun[individual[rows]])
         rows = rows[numpy.lexsort(keys)]
-        # Of a step that was reported twice the last report counts.
+        # The last report of a step counts, for it may be reported twice.
         again = (individual[rows][1:] == individual[rows][:-1]) & (step[rows][1:] == step[rows][:-1])
         rows = rows[numpy.append(~again, True)] if len(rows) else rows
         names = numpy.array([*self._individuals, ""], dtype=object)
@@ -182,39 +137,33 @@ class Curves:
             "value": numpy.array(self._value)[rows],
             "time": when[rows],
         }
-        for name, metric in self._metrics.items():
-            metric.extend(len(step))
-            column = numpy.array(metric.numbers)[rows]
-            columns[name] = _with(column, metric.others, rows) if metric.others else column
+        for name, (numbers, values) in self._metrics.items():
+            columns[name] = _column(len(step), numbers, values)[rows]
         return pandas.DataFrame(columns)
 
-    @staticmethod
-    def _order(attempts: list[_Attempt]) -> NDArray[Any]:
-        """The place of each attempt in time."""
+    def _order_and_limits(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Each attempt's place in time, and the step from which later attempts of the individual replace it."""
         import numpy
 
-        found = numpy.empty(len(attempts), dtype="int64")
-        ordered = sorted(attempts, key=lambda one: (one.launch, one.began))
-        found[[one.number for one in ordered]] = numpy.arange(len(attempts))
-        return found
-
-    @staticmethod
-    def _limits(attempts: list[_Attempt]) -> NDArray[Any]:
-        """By attempt the step from which on later ones of the individual have replaced it."""
-        import numpy
-
-        found = numpy.full(len(attempts), math.inf)
-        limits: dict[int, float] = {}
-        for one in sorted(attempts, key=lambda one: (one.launch, one.began), reverse=True):
-            limit = limits.get(one.individual, math.inf)
-            found[one.number] = limit
-            limits[one.individual] = min(limit, one.first) if one.resumed else -math.inf
-        return found
+        order = numpy.empty(len(self._attempts), dtype="int64")
+        limits = numpy.full(len(self._attempts), math.inf)
+        by_individual: dict[int, float] = {}
+        ordered = sorted(self._attempts.values(), key=lambda one: (one.launch, one.began))
+        for place, one in reversed(list(enumerate(ordered))):
+            limit = by_individual.get(one.individual, math.inf)
+            order[one.number], limits[one.number] = place, limit
+            by_individual[one.individual] = min(limit, one.first) if one.resumed else -math.inf
+        return order, limits
 
 
-def _with(numbers: NDArray[Any], others: dict[int, Metric], rows: NDArray[Any]) -> list[Metric]:
-    """The column of a metric that is not always a number; None where it was not reported."""
-    return [
-        others.get(row, None if math.isnan(number) else number)
-        for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
-    ]
+def _column(count: int, rows: array[int], values: list[Metric]) -> NDArray[Any]:
+    import numpy
+
+    if all(type(value) is float or type(value) is int for value in values):
+        column = numpy.full(count, math.nan)
+        column[rows] = values
+        return column
+    column = numpy.full(count, None, dtype=object)
+    for row, value in zip(rows, values):  # one by one, as numpy would take a list for an array
+        column[row] = value
+    return column

@@ -1,7 +1,7 @@
-"""How a campaign stands, as ``hpo status`` shows it: folded from the journals, or read from ``DIR/status.json``.
+"""State of a campaign, as ``hpo status`` shows it: folded from the journals, or read from ``DIR/status.json``.
 
-That file is a cache of what rank 0 knows. It counts while the campaign is at work and its heartbeat keeps the file as
-fresh as the lock; and after that as long as the journals are of the sizes that they had when it was written."""
+That file is a cache of what rank 0 knows. It is valid while the campaign is at work and its heartbeat keeps the file as
+fresh as the lock, and afterwards as long as the journals keep the sizes that they had when it was written."""
 
 from __future__ import annotations
 
@@ -35,98 +35,107 @@ from hpo.task.task import losses_of
 from hpo.terminal import one_line
 from hpo.text import digits
 
+_NAME = "status.json"
 _MOST_BYTES = 1 << 22
-_IN_STEP_S = 3 * lock.REFRESH_S
-"""By how much the stamps of lock and status may differ, which one thread refreshes one after the other."""
+_IN_STEP_S = 3 * lock.REFRESH_S  # one thread refreshes lock and status one after the other
 _MOST_ERRORS = 3
-_RUN_ON = DRAINED, FAILING
-"""Why a worker may get nothing more, and evaluates what it has."""
+_RUN_ON = DRAINED, FAILING  # such workers get nothing more, and finish what they have
 
 Value = int | float | dict[str, int | float]
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
-    """The best individual. ``value``: of several objectives all by name; ``digits``: how many of each objective it
-    takes to tell it from the next best; ``mean``: what evaluations of the same configuration were in the mean, in
-    words."""
+    """The best individual."""
 
     value: Value | None
+    """Value, or all values by name with several objectives."""
     params: dict[str, Scalar]
     id: str
     digits: list[int] = []
+    """Significant digits of each objective that distinguish it from the next best."""
     mean: str = ""
+    """Mean of the configuration's evaluations, in words."""
 
 
 class Island(msgspec.Struct, frozen=True, kw_only=True):
-    """What the individuals of an island, by where they were bred, have come to; ``best``: in the first objective."""
+    """Results of the individuals that were bred on an island."""
 
     completed: int
     best: int | float | None
+    """Best value in the first objective."""
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How a campaign at work gets on. ``recent``: how many have ended ``since`` then; ``ends_at``: of the deadline;
-    ``grace_until``: until when what runs may save itself, as the launch is stopping; ``waiting``: workers that wait for
-    their storage. Times are Unix seconds."""
+    """Progress of a campaign at work. Times are Unix seconds."""
 
     recent: int
+    """Number of evaluations that have ended after ``since``."""
     since: float
     ends_at: float | None = None
+    """The deadline."""
     grace_until: float | None = None
+    """End of the time in which running evaluations may save themselves, as the launch is stopping."""
     waiting: int = 0
+    """Number of workers that wait for their storage."""
     islands: dict[int, Island] = {}
 
     def per_hour(self, now: float) -> float | None:
-        """Evaluations; None before the first has ended."""
+        """Evaluations per hour; None before the first has ended."""
         return 3600 * self.recent / (now - self.since) if self.recent and now > self.since else None
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """``evaluations``: individuals by status without those ``running``; ``budget``: of evaluations; ``deadline_s``:
-    from the launch; ``seconds``: at work in all launches, up to ``taken`` where the campaign is ``alive``; ``left``:
-    workers that take no more part, with the reason; ``stopping``: why nothing more begins; ``storage``: what a worker
-    waits for, and since when; ``ended``: reason and exit code of the last launch; ``waiting``: commands not applied
-    yet; ``known``: points; ``codes``: the hash of the task's code by launch; ``errors``: a line each; ``torn``:
-    journals whose last line is left out; ``pace``: while it is at work; ``individuals``: those that run, which are read
-    from the ends of the journals; ``remarks``: a sentence each on what does not work as its setting says. Times are
-    Unix seconds."""
+    """State of a campaign. Times are Unix seconds."""
 
     evaluations: dict[str, int]
+    """Number of individuals by status, without those that are running."""
     running: int
     budget: int | None
     deadline_s: float | None
+    """Seconds from the launch."""
     best: Best | None
     islands: int
     workers: int
     started: float | None
     updated: float | None
     seconds: float
+    """Time at work in all launches, up to ``taken`` if the campaign is alive."""
     taken: float
     left: list[tuple[str, str]]
+    """Workers that the launch goes on without, with reasons."""
     alive: bool
     stopping: str | None
+    """Reason why nothing more begins."""
     paused: bool
     storage: tuple[str, float] | None
+    """Reason why a worker waits for its storage, and since when."""
     ended: tuple[str, int] | None
+    """Reason and exit code of the last launch."""
     known: int
+    """Number of known points."""
     codes: dict[int, str]
+    """Hash of the task's code by launch."""
     errors: list[str]
     torn: list[str]
+    """Journals whose last line is left out."""
     stop_pending: bool = False
     waiting: int = 0
+    """Number of commands that are not applied yet."""
     pace: Pace | None = None
+    """Only while the campaign is at work."""
     individuals: list[Running] = []
     remarks: list[str] = []
+    """Sentences on settings without effect."""
 
     @property
     def final(self) -> int:
-        """How many count for the budget."""
+        """Number of evaluations that count for the budget."""
         return sum(self.evaluations.get(status, 0) for status in FINAL)
 
     @property
     def state(self) -> str:
-        """``running``, ``paused``, ``stopping``, ``stopped`` (also where it was cut off), ``failed`` (ended because
-        evaluations fail) or ``done``."""
+        """``running``, ``paused``, ``stopping``, ``stopped`` (or cut off), ``failed`` (ended because evaluations fail)
+        or ``done``."""
         if not self.alive and self.ended is not None and self.ended[0] in (FUTILE, NOTHING_COMPLETED):
             return "failed"
         if not self.alive:
@@ -136,7 +145,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         return "paused" if self.paused else "running"
 
     def table(self) -> dict[str, object]:
-        """What ``hpo status --json`` prints."""
+        """The object that ``hpo status --json`` prints."""
         best = self.best
         return {
             "evaluations": {name: self.evaluations.get(name, 0) for name in STATUSES if name != RUNNING},
@@ -156,8 +165,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folded(record: CampaignRecord) -> Overview:
-    """How the campaign of ``record`` stands. With several objectives, ``best`` is the individual of the front that is
-    best in the first one."""
+    """State of the campaign of ``record``. With several objectives, ``best`` is the member of the front that is best in
+    the first."""
     counts = dict.fromkeys(STATUSES, 0)
     for individual in record.individuals:
         counts[individual.status] += 1
@@ -166,7 +175,7 @@ def folded(record: CampaignRecord) -> Overview:
     launched = launch.launched if launch else None
     failed = FINAL - {COMPLETED, PRUNED}
     if record.ended is not None and record.ended[0] == FUTILE:
-        failed |= {LOST}  # what the next launch evaluates anew, and what went wrong
+        failed |= {LOST}  # their errors are the cause, and the next launch evaluates them again
     repeated = pareto.repeated(record)
     top = pareto.best(record, 1)
     return Overview(
@@ -203,55 +212,54 @@ def folded(record: CampaignRecord) -> Overview:
 
 
 def remarks(record: CampaignRecord) -> list[str]:
-    """Sentences for settings of the last launch that have no effect."""
+    """Sentences on settings of the last launch that have no effect."""
     launched = record.launches[-1].launched if record.launches else None
     completed = sum(one.status == COMPLETED for one in record.individuals)
     return [] if launched is None else without_reports(launched.pruner, completed, record.reports)
 
 
 def _pace(record: CampaignRecord) -> Pace | None:
-    if not record.launches or record.launches[-1].launched is None:
+    launch = record.launches[-1] if record.launches else None
+    if launch is None or (launched := launch.launched) is None:
         return None
-    launch, launched = record.launches[-1], record.launches[-1].launched
-    ends = sorted(
-        one.finished
-        for one in record.individuals
-        if one.launch == launch.number and one.status in FINAL and one.finished is not None
-    )[-MOST_RECENT:]
+    ended = (one for one in record.individuals if one.launch == launch.number and one.status in FINAL)
+    ends = sorted(one.finished for one in ended if one.finished is not None)[-MOST_RECENT:]
     name, direction = next(iter(record.objectives.items()))
     better = max if direction == "maximize" else min
-    islands: dict[int, Island] = {}
+    values: dict[int, list[float]] = {}
     for one in record.individuals:
         if one.status == COMPLETED and one.objectives and name in one.objectives:
-            value, found = one.objectives[name], islands.get(one.island)
-            best = value if found is None or found.best is None else better(value, found.best)
-            islands[one.island] = Island(completed=1 + (found.completed if found else 0), best=best)
+            values.setdefault(one.island, []).append(one.objectives[name])
     return Pace(
         recent=len(ends),
         since=recent_since(ends, launch.started),
         ends_at=None if launched.deadline_s is None else launched.time + launched.deadline_s,
         waiting=int(launch.storage is not None),
-        islands=islands,
+        islands={island: Island(completed=len(own), best=better(own)) for island, own in values.items()},
     )
 
 
 def recent_since(ends: Sequence[float], began: float) -> float:
-    """From when the ``ends`` of a launch count that ``began`` then: the first of them where there were others."""
+    """Begin of the time in which the recent ``ends`` of a launch lie: the first end, or the launch's begin if there
+    were no others."""
     return ends[0] if len(ends) >= MOST_RECENT else began
 
 
 def _best(record: CampaignRecord, one: Individual, repeated: list[Repeated]) -> Best:
-    value = one.objectives if one.value is None else one.value
-    mean = in_words(repeated[0]) if repeated else ""
     losses = losses_of(one.objectives or {}, record.objectives)
     next_losses = min((found for found, _ in pareto.with_losses(record) if found > losses), default=losses)
-    shown = [digits(values) for values in zip(losses, next_losses)]
-    return Best(value=value, params=one.params, id=one.id, digits=shown, mean=mean)
+    return Best(
+        value=one.objectives if one.value is None else one.value,
+        params=one.params,
+        id=one.id,
+        digits=[digits(values) for values in zip(losses, next_losses)],
+        mean=in_words(repeated[0]) if repeated else "",
+    )
 
 
 def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
-    """What went wrong, the most frequent first: how often, the latest to meet it, and a line of its error; errors that
-    differ by numbers alone are one. ``failures``: id, status and error, in the order in which they started."""
+    """Lines on the most frequent errors. ``failures``: id, status and error, in the order in which they started; errors
+    that differ only in numbers count as the same."""
     found: dict[tuple[str, str], tuple[int, str, str]] = {}
     for identity, status, error in failures:
         key = status, alike(error)
@@ -269,42 +277,43 @@ def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
 # --- status.json ------------------------------------------------------------------------------------------------------
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
-    """``token``: of the lock of the launch that wrote it; ``journals``: their digest when it was over, "" before."""
-
+class _StatusFile(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
     token: str
+    """Token of the lock of the launch that wrote the file."""
     journals: str
+    """Digest of the journals when the launch was over, empty before."""
     overview: Overview
 
 
-_decoder = msgspec.json.Decoder(_File)
+_decoder = msgspec.json.Decoder(_StatusFile)
 
 
 def write(directory: Path, overview: Overview, *, token: str, over: bool = False) -> None:
-    """Keep ``overview`` in ``directory``, by the holder of the lock with that ``token``. ``over``: nothing more is
-    written to journals in this launch.
+    """Write ``status.json`` of ``directory``.
+
+    Args:
+        directory (Path): directory of the campaign.
+        overview (Overview): state of the campaign.
+        token (str): token of the lock, which this process holds.
+        over (bool; default False): whether this launch writes no more to journals.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file cannot be written.
     """
-    data = msgspec.json.encode(
-        _File(token=token, journals=_digest(directory) if over else "", overview=overview)
-    )
+    digest = _digest(directory) if over else ""
+    data = msgspec.json.encode(_StatusFile(token=token, journals=digest, overview=overview))
     if len(data) <= _MOST_BYTES:
         write_atomically(directory / _NAME, data + b"\n", durable=False)
 
 
 def keep_alive(directory: Path) -> None:
-    """What was written last still holds."""
+    """Confirm that ``status.json`` is still right."""
     os.utime(directory / _NAME, follow_symlinks=False)
 
 
-_NAME = "status.json"
-
-
 def read(directory: Path) -> Overview | None:
-    """What rank 0 of the campaign in ``directory`` wrote, where that still holds.
+    """Content of ``status.json``; None if it is not valid any more.
 
     Raises:
         CampaignError: there is no campaign in ``directory``.
@@ -322,7 +331,7 @@ def read(directory: Path) -> Overview | None:
     except (OSError, ValueError, RecursionError):
         return None
     if not holds or (found.overview.ended or ("",))[0] == FUTILE:
-        # Errors of what is to be evaluated anew, which are the cause, stand in the journals alone.
+        # The errors of evaluations that will be repeated are in the journals alone.
         return None
     overview, alive = found.overview, holder is not None
     return msgspec.structs.replace(
@@ -342,7 +351,6 @@ def of(directory: str | os.PathLike[str]) -> Overview:
 
 
 def with_running(overview: Overview, tails: running.Tails) -> Overview:
-    """``overview`` with the individuals that run."""
     if not overview.alive or overview.ended is not None:
         return overview
     gone = [worker for worker, reason in overview.left if reason not in _RUN_ON]
@@ -350,18 +358,18 @@ def with_running(overview: Overview, tails: running.Tails) -> Overview:
 
 
 def _content(path: Path) -> tuple[bytes, float]:
-    """What the file holds, and when it was last refreshed."""
-    # Neither waits for whoever might write into a pipe, nor follows a link out of the directory.
+    """Content of the file, and the time of its last refresh."""
+    # Open neither waits for the writer of a pipe nor follows a link out of the directory.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-            raise ValueError(f"{path} is no file of ours")
+            raise ValueError(f"{path} is not a status file")
         return file.read(_MOST_BYTES + 1), found.st_mtime
 
 
 def _digest(directory: Path) -> str:
-    """Of the names and sizes of all journals."""
+    """Digest of the names and sizes of all journals."""
     digest = hashlib.blake2b(digest_size=16)
     for path in journal_files(directory):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())

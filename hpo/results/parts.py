@@ -1,4 +1,4 @@
-"""Which worker evaluated what and when: the parts that the runs of evaluations left in the workers' journals."""
+"""Stretches of evaluations by worker: the parts that the runs of evaluations left in the workers' journals."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from hpo.individual import LOST, RUNNING
 from hpo.journal.records import Finished, Header, Note, Started
 
 Place = tuple[int, int, int]
-"""Launch, island and worker, which a journal is of."""
+"""Launch, island and worker of a journal."""
 
 
 class Part(NamedTuple):
-    """A stretch of one evaluation on one worker, in Unix seconds. ``finished`` is None where the journal has no end of
-    it: ``status`` is "running" or "lost" then. ``resumed``: it is not the individual's first."""
+    """Stretch of one evaluation on one worker, in Unix seconds."""
 
     id: str
     place: Place
     started: float
     finished: float | None
+    """None where the journal has no end, and ``status`` is "running" or "lost"."""
     status: str
     resumed: bool = False
+    """Whether it is not the individual's first part."""
 
 
 _Event = tuple[Place, str, "float | None", "float | None", str]
@@ -29,34 +30,19 @@ _Event = tuple[Place, str, "float | None", "float | None", str]
 
 
 class PartsFold:
-    """Takes the records of journals, each journal's header first, and says what parts they hold."""
+    """Parts in the records of journals, which are added with each journal's header first."""
 
     def __init__(self) -> None:
         self.hosts: dict[Place, str] = {}
         self._place: Place = (0, 0, 0)
         self._events: list[_Event] = []
 
-    def copy(self) -> PartsFold:
-        """What it knows now, which later records do not change."""
-        found = PartsFold()
-        found.hosts, found._events = dict(self.hosts), list(self._events)
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        """Whether they hold the same, in whatever order the journals were read."""
-        return (
-            isinstance(other, PartsFold) and self.hosts == other.hosts and self.parts({}) == other.parts({})
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def enter(self, header: Header) -> None:
-        """The records that follow are those of this journal."""
+        """Begin a journal: the records that follow belong to it."""
         self._place = (header.launch, header.island, header.worker)
         self.hosts[self._place] = header.host
 
     def add(self, record: Started | Finished | Note) -> None:
-        """One record of the journal that was entered last."""
         if isinstance(record, Started):
             self._events.append((self._place, record.id, record.time, None, ""))
         elif isinstance(record, Finished):
@@ -65,11 +51,11 @@ class PartsFold:
             self._events.append((self._place, record.id, None, record.time, record.status))
 
     def parts(self, running: Mapping[str, float]) -> list[Part]:
-        """All parts in the order in which they began. ``running``: when each individual that is evaluated now began; of
-        others, what has no end is lost."""
+        """All parts by begin. ``running``: begins of the individuals that are evaluated now; any other part without an
+        end is lost."""
         found: dict[tuple[Place, str, float], Part] = {}
         for part in self._ended(running):
-            # A record may be in two files after a write that failed; of two that began at once the end counts.
+            # A record may be in two files after a write that failed; a part with an end counts.
             key = part.place, part.id, part.started
             if key not in found or part.finished is not None:
                 found[key] = part
@@ -85,7 +71,7 @@ class PartsFold:
         begun: dict[Place, tuple[str, float]] = {}
         for place, identity, started, finished, status in self._events:
             before, since = begun.pop(place, ("", 0.0))
-            # What stands behind a begin that has no end: another individual's record, or a later begin of the same.
+            # A begin has no end if another individual's record follows, or a later begin of the same individual.
             if before and (before != identity or (finished is None and since != started)):
                 yield _open(place, before, since, running)
             if finished is None:

@@ -1,19 +1,18 @@
-"""From journals to tables: what a campaign has found so far, and whether it runs, has ended or was killed."""
+"""Results of a campaign for scripts and notebooks, and their export as a table."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
 
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, STATUSES, Individual, Metric, Scalar
+from hpo.individual import COMPLETED, STATUSES, Individual, Scalar
 from hpo.journal.directory import read_identity
 from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
@@ -49,7 +48,7 @@ _SUFFIXES = (".csv", ".parquet", ".json")
 
 
 def schedule(record: CampaignRecord, identity: str) -> list[Individual]:
-    """The individual after those from whose checkpoints it went on, the first one first; UsageError where there is no
+    """The individual behind those from whose checkpoints it continued, first ancestor first; UsageError if there is no
     such individual."""
     by_id = {one.id: one for one in (*record.known, *record.individuals)}
     if identity not in by_id:
@@ -58,7 +57,7 @@ def schedule(record: CampaignRecord, identity: str) -> list[Individual]:
         )
     line = [by_id[identity]]
     while line[-1].metrics.get("parent_checkpoint") != "gone":
-        # An edited journal may lead in a circle; where a journal was removed the line ends.
+        # An edited journal may lead in a circle, and a removed journal ends the line.
         parent = by_id.pop(line[-1].inherits, None)
         if parent is None or parent is line[0]:
             break
@@ -67,7 +66,7 @@ def schedule(record: CampaignRecord, identity: str) -> list[Individual]:
 
 
 def changed(line: Sequence[Individual]) -> list[dict[str, Scalar]]:
-    """For each individual of a schedule the parameters that are not as before; of the first one all."""
+    """Parameters of each individual of a schedule that differ from the previous; all of the first."""
     before: dict[str, Scalar] = {}
     found = []
     for one in line:
@@ -77,60 +76,41 @@ def changed(line: Sequence[Individual]) -> list[dict[str, Scalar]]:
 
 
 def status(record: CampaignRecord) -> dict[str, object]:
-    """What ``hpo status --json`` prints.
-
-    ``evaluations`` counts the individuals by status, those that are running apart (``running``). The budget's
-    ``deadline`` is in seconds from the launch. With several objectives, ``best`` is the individual of the
-    front that is best in the first one, and its ``value`` holds all of them by name. ``left`` are the workers
-    that take no more part in the launch, each with the reason. ``state``: see ``hpo.results.overview.Overview``.
-    """
+    """The object that ``hpo status --json`` prints (see hpo/views/README.md)."""
     return with_running(folded(record), Tails(record.directory)).table()
 
 
 def table_rows(record: CampaignRecord) -> list[Individual]:
-    """All that a table of the campaign has a row for: known points, then its evaluations. With several objectives the
-    completed ones have a metric "front", whether no other dominates them, unless the task has one of that name."""
+    """Individuals of the exported table: known points, then evaluations. With several objectives, completed individuals
+    get the metric "front" (whether no other dominates them), unless the task has a metric of that name."""
     rows = [*record.known, *record.individuals]
     if len(record.objectives) < 2 or any("front" in one.metrics for one in rows):
         return rows
     first = {one.id for one in front(record)}
-    return [_with_metric(one, "front", one.id in first) if one.status == COMPLETED else one for one in rows]
-
-
-def _with_metric(one: Individual, name: str, value: Metric) -> Individual:
-    outcome = structs.replace(one.outcome, metrics={**one.metrics, name: value})
-    return structs.replace(one, outcome=outcome)
+    for place, one in enumerate(rows):
+        if one.status == COMPLETED:
+            outcome = structs.replace(one.outcome, metrics={**one.metrics, "front": one.id in first})
+            rows[place] = structs.replace(one, outcome=outcome)
+    return rows
 
 
 def _columns(individuals: Sequence[Individual], objectives: Sequence[str]) -> dict[str, list[object]]:
-    """The exported table by column; None where an individual has no such value.
-
-    ``parents`` are ids separated by spaces, ``migrations`` moves like ``0>1`` (from island 0 to island 1).
-    """
     columns: dict[str, list[object]] = {
-        "id": [one.id for one in individuals],
-        "island": [one.island for one in individuals],
-        "worker": [one.worker for one in individuals],
-        "sequence": [one.sequence for one in individuals],
-        "status": [one.status for one in individuals],
+        name: [getattr(one, name) for one in individuals]
+        for name in ("id", "island", "worker", "sequence", "status")
     }
     if len(objectives) > 1:
         for name in objectives:
             columns[f"objectives.{name}"] = [(one.objectives or {}).get(name) for one in individuals]
     else:
         columns["value"] = [one.value for one in individuals]
-    columns |= {
-        "started": [one.started for one in individuals],
-        "finished": [one.finished for one in individuals],
-        "seconds": [one.seconds for one in individuals],
-        "operator": [one.operator for one in individuals],
-        "parents": [" ".join(one.parents) for one in individuals],
-        "migrations": [
-            " ".join(f"{source}>{target}" for source, target in one.migrations) for one in individuals
-        ],
-        "retries": [one.retries for one in individuals],
-        "error": [one.error for one in individuals],
-    }
+    for name in ("started", "finished", "seconds", "operator"):
+        columns[name] = [getattr(one, name) for one in individuals]
+    columns["parents"] = [" ".join(one.parents) for one in individuals]
+    moves = [[f"{source}>{target}" for source, target in one.migrations] for one in individuals]
+    columns["migrations"] = [" ".join(own) for own in moves]
+    columns["retries"] = [one.retries for one in individuals]
+    columns["error"] = [one.error for one in individuals]
     for name in dict.fromkeys(name for one in individuals for name in one.params):
         columns[f"params.{name}"] = [one.params.get(name) for one in individuals]
     for name in dict.fromkeys(name for one in individuals for name in one.metrics):
@@ -138,18 +118,18 @@ def _columns(individuals: Sequence[Individual], objectives: Sequence[str]) -> di
     return columns
 
 
-def _objective_names(individuals: Iterable[Individual]) -> list[str]:
-    return list(dict.fromkeys(name for one in individuals for name in one.objectives or {}))
-
-
 def dataframe(individuals: Sequence[Individual], objectives: Sequence[str] | None = None) -> pandas.DataFrame:
-    """The exported columns, one row an individual; ``objectives`` names all there can be (those seen by
-    default).
+    """The exported columns with a row for each individual.
 
-    Integers and truth values with gaps (parameters that not every individual has) stay what they are, in
-    pandas' nullable types.
+    Integers and truth values with gaps (parameters that not every individual has) have pandas' nullable types.
+
+    Args:
+        individuals (sequence of Individual): rows of the table.
+        objectives (sequence of str; default None): names of the objectives; None: those that individuals have.
     """
-    return _table(_columns(individuals, _objective_names(individuals) if objectives is None else objectives))
+    if objectives is None:
+        objectives = list(dict.fromkeys(name for one in individuals for name in one.objectives or {}))
+    return _table(_columns(individuals, objectives))
 
 
 def _table(columns: Mapping[str, Sequence[object]]) -> pandas.DataFrame:
@@ -170,20 +150,19 @@ def _dtype(values: Sequence[object]) -> str | None:
         return "Int64" if gaps else "int64"
     if kinds and kinds <= {int, float}:
         return "float64"
-    # One kind of text: left to pandas, whose versions differ here.
+    # Versions of pandas differ in their type of text.
     return None if kinds == {str} else "object"
 
 
 def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> int:
     """Write the campaign's table to ``path`` as its suffix says (.csv, .parquet, .json); returns its rows.
 
-    JSON is a list of objects, one a row, null where there is no value; numbers that JSON does not have are
-    the words "nan", "inf", "-inf". A file that exists is replaced, all at once.
+    JSON is a list of objects, with null where there is no value, and the words "nan", "inf", "-inf" for numbers that
+    JSON does not have. An existing file is replaced as a whole.
 
     Raises:
         UsageError: another suffix.
-        CampaignError: there is no campaign in ``directory``, ``path`` cannot be written, or pyarrow is
-            missing.
+        CampaignError: there is no campaign in ``directory``, ``path`` cannot be written, or pyarrow is missing.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -199,7 +178,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     if suffix == ".json":
         data = _json(columns)
     else:
-        table = _table(_told_apart(columns, rows, record))
+        table = _table(_with_distinct_choices(columns, rows, record))
         data = _csv(table) if suffix == ".csv" else _parquet(table)
     try:
         write_atomically(path, data)
@@ -211,13 +190,13 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     return len(rows)
 
 
-def _told_apart(
+def _with_distinct_choices(
     columns: dict[str, list[object]], rows: Sequence[Individual], record: CampaignRecord
 ) -> dict[str, list[object]]:
-    """The columns with cells from which a table without types has each choice (see ``hpo.space.look_alikes``)."""
+    """Columns whose choices stay distinct in a table without types (see ``hpo.space.look_alikes``)."""
     try:
         parameters = described_space(record.identity.get("space")).parameters
-    except CampaignError:  # a space of a later version: its evaluations can be exported all the same
+    except CampaignError:  # a space of a later version does not keep its evaluations from being exported
         return columns
     for name, parameter in parameters.items():
         alike, column = LookAlikes(parameter), f"params.{name}"
@@ -239,33 +218,22 @@ def _csv(table: pandas.DataFrame) -> bytes:
         values = list(table[name])
         if any(isinstance(value, list) for value in values):
             table[name] = [_list_as_text(value) for value in values]
-    if sys.version_info < (3, 11):
-        for name in table.columns:
-            if table[name].dtype == object:
-                table[name] = [_nul_as_text(value) for value in table[name]]
-        table.columns = [_nul_as_text(name) for name in table.columns]
     columns = [name for name in table.columns if table[name].dtype.kind == "O"]
     texts = (*table.columns, *(value for name in columns for value in table[name]))
-    # Before Python 3.13 csv quotes of "\r" and "\n" only what is in the line's end.
+    # Before Python 3.13, csv quotes a "\r" only if the line's end has one.
     end = "\r\n" if any(isinstance(text, str) and "\r" in text for text in texts) else "\n"
     text: str = table.to_csv(index=False, lineterminator=end)
     return text.encode()
 
 
-def _nul_as_text(value: Any) -> Any:
-    """A text without the character NUL, which Python 3.10 cannot write into a csv; anything else as it is."""
-    return value.replace("\0", "\\0") if isinstance(value, str) else value
-
-
 def _list_as_text(value: object) -> object:
-    """A list as JSON, with the words of ``_json`` for numbers that JSON does not have; else ``value``."""
     if not isinstance(value, list):
         return value
     return msgspec.json.encode(storable(value)).decode()
 
 
 def _parquet(table: pandas.DataFrame) -> bytes:
-    # A parquet column has one type; a Categorical of, say, "auto" and 3 becomes text.
+    # A parquet column has one type: a Categorical of "auto" and 3 becomes text.
     for name in table.columns:
         values = table[name]
         if values.dtype != object:
@@ -287,12 +255,11 @@ def _parquet(table: pandas.DataFrame) -> bytes:
 
 
 class Result:
-    """What a campaign has found. It is read from the directory when first needed, and then kept; works while the
-    campaign runs.
+    """Results of a campaign, which may still run. The directory is read when first needed, and then kept.
 
     Args:
-        directory (path): of the campaign.
-        reason (str; default None): why ``run`` returned; None: taken from the journal.
+        directory (path): directory of the campaign.
+        reason (str; default None): reason why ``run`` returned; None: the reason in the journal.
     """
 
     def __init__(self, directory: str | os.PathLike[str], reason: str | None = None) -> None:
@@ -305,32 +272,30 @@ class Result:
 
     @cached_property
     def record(self) -> CampaignRecord:
-        """All that the journals hold: launches, individuals, known points."""
+        """Contents of the journals: launches, individuals, known points."""
         return load(self.directory)
 
     @property
     def reason(self) -> str:
-        """Why the campaign ended, in a few words; empty if it has not, or was killed."""
+        """Reason of the campaign's end, in a few words; empty if it has not ended, or was killed."""
         if self._reason is not None:
             return self._reason
         return self.record.ended[0] if self.record.ended else ""
 
     @property
     def individuals(self) -> list[Individual]:
-        """All individuals, in the order in which they started. Each has ``id``, ``params``, ``status``, ``value``,
-        ``objectives``, ``metrics``, ``seconds``, ``operator``, ``parents``, ``error`` and the other columns of the
-        export.
-        """
+        """All individuals, in the order in which they started, with the columns of the export as attributes: ``id``,
+        ``params``, ``status``, ``value``, ``objectives``, ``metrics``, ``error`` and so on."""
         return self.record.individuals
 
     @property
     def best(self) -> Individual:
-        """The best completed individual; with several objectives, that of the front which is best in the first. With
-        ``reevaluate`` the configuration with the best estimated mean counts, and of its evaluations the best
-        (``repeated`` has the others).
+        """The best completed individual; with several objectives, the member of the front that is best in the first.
+
+        With ``reevaluate``, the best evaluation of the configuration with the best estimated mean (see ``repeated``).
 
         Raises:
-            CampaignError: none has completed.
+            CampaignError: no individual has completed.
         """
         found = best(self.record, 1)
         if not found:
@@ -341,23 +306,22 @@ class Result:
         return found[0]
 
     def schedule(self, id: str | None = None) -> list[Individual]:
-        """With kind "pbt", the intervals of training that led to an individual, the first one first; each continued
-        from the checkpoint of the one before. With other kinds that individual alone.
+        """Intervals of training that led to an individual, first interval first, with kind "pbt"; each continued from
+        the previous checkpoint. With other kinds the individual alone.
 
         Args:
-            id (str; default None): of the individual; None: that of ``best``.
+            id (str; default None): id of the individual; None: that of ``best``.
 
         Raises:
             UsageError: there is no such individual.
-            CampaignError: ``id`` is None, and none has completed.
+            CampaignError: ``id`` is None, and no individual has completed.
         """
         return schedule(self.record, self.best.id if id is None else id)
 
     @property
     def repeated(self) -> list[Repeated]:
-        """With ``reevaluate``, each configuration's evaluations, their mean and its standard error, best first; else
-        empty.
-        """
+        """Evaluations of each configuration, their mean and its standard error, best first; empty without
+        ``reevaluate``."""
         return repeated(self.record)
 
     def _counts(self) -> str:
@@ -367,37 +331,32 @@ class Result:
 
     @property
     def front(self) -> list[Individual]:
-        """The completed individuals that no other dominates: the Pareto front. With one objective, those of the best
-        value, which with ``reevaluate`` need not be ``best``.
-        """
+        """The Pareto front: completed individuals that no other dominates. With a single objective, those of the best
+        value."""
         return front(self.record)
 
     @property
     def knee(self) -> Individual | None:
-        """The individual of the front that is nearest to the best value of each objective; None where none has
-        completed.
-        """
+        """Member of the front closest to the best value of each objective; None for an empty front."""
         return knee(self.front, self.record.objectives)
 
     def hypervolume(self, reference: Mapping[str, float] | None = None) -> Hypervolume:
-        """The volume that the front dominates, over the campaign's time: an object with ``last`` (the volume now),
-        ``reference`` and ``dataframe()``.
+        """Volume that the front dominates, over the campaign's time, with ``last``, ``reference`` and ``dataframe()``.
 
         Args:
-            reference (dict; default None): by objective, the value beyond which nothing counts; None: the campaign's
-                ``reference``, else the worst value of each.
+            reference (dict; default None): value by objective beyond which individuals do not count; None: the
+                campaign's ``reference``, or else the worst value of each objective.
 
         Raises:
-            UsageError: there is one objective.
+            UsageError: there is a single objective.
         """
         return hypervolume(self.record, reference)
 
     def importance(self, objective: str | None = None) -> Importance:
-        """How much each parameter matters (fANOVA): an object with ``dataframe()``, whose text is what ``hpo best``
-        prints.
+        """Importance of each parameter (fANOVA): an object with ``dataframe()``, printed as by ``hpo best``.
 
         Args:
-            objective (str; default None): its name; None: the first.
+            objective (str; default None): name of the objective; None: the first.
 
         Raises:
             UsageError: there is no such objective.
@@ -408,14 +367,12 @@ class Result:
         return importance(self.record, objective)
 
     def dataframe(self) -> pandas.DataFrame:
-        """A pandas DataFrame with one row per individual, known points first, and the columns that ``hpo export``
-        writes.
-        """
+        """Table of ``hpo export`` as a pandas DataFrame."""
         return dataframe(table_rows(self.record), list(self.record.objectives))
 
     def curves(self) -> pandas.DataFrame:
-        """A pandas DataFrame with what trials reported, read anew at each call: one row per individual and step, with
-        the columns ``id``, ``step``, ``value``, ``time`` (Unix seconds), and one for each metric.
+        """Reports of trials, read again at each call: a pandas DataFrame with one row per individual and step, and the
+        columns ``id``, ``step``, ``value``, ``time`` (Unix seconds) and each metric.
 
         Raises:
             CampaignError: there is no campaign in the directory, or the curves cannot be read.
@@ -427,24 +384,23 @@ class Result:
 
     @property
     def plot(self) -> Plots:
-        """Figures, as plotly has them: ``plot.history()``, ``.hours()``, ``.curves()``, ``.timeline()``,
-        ``.importance()``, ``.parallel()``, ``.slices()``, ``.islands()``, ``.family()``, ``.budget()``, ``.noise()``,
-        ``.front()`` and ``.hypervolume()``. What the data do not fill raises UsageError with the reason.
-        """
+        """Figures of plotly: ``plot.history()``, ``.hours()``, ``.curves()``, ``.timeline()``, ``.importance()``,
+        ``.parallel()``, ``.slices()``, ``.islands()``, ``.family()``, ``.budget()``, ``.noise()``, ``.front()`` and
+        ``.hypervolume()``. They raise UsageError with the reason if the campaign lacks the data."""
         from hpo.views.figures.plots import Plots
 
         return Plots(self.record)
 
     @property
     def status(self) -> dict[str, object]:
-        """What ``hpo status --json`` prints, as a dictionary."""
+        """The object that ``hpo status --json`` prints."""
         return status(self.record)
 
     def __repr__(self) -> str:
         return f"Result({str(self.directory)!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the campaign in words, and its best as a table."""
-        from hpo.views.report.notebook import shown
+        """HTML for notebooks: the campaign in words, and its best as a table."""
+        from hpo.views.report.summary import as_html
 
-        return shown(self.record)
+        return as_html(self.record)

@@ -1,8 +1,6 @@
-"""What is being evaluated now: configuration, worker, host, since when, and its last report.
+"""Evaluations that run now, from the ends of journals and curves, so that the length of a campaign does not matter.
 
-Each worker's journal of the last launch ends with it, and so does its file of reports: only their ends are read,
-however long a campaign has been at work. With ``isolation = "inline"`` no start is on record, and
-nothing is listed."""
+With ``isolation = "inline"`` no start is on record, and nothing is listed."""
 
 from __future__ import annotations
 
@@ -21,44 +19,44 @@ from hpo.journal.files import JournalName, journal_files, journal_name
 from hpo.journal.records import Finished, Header, NotWhole, Started, decode
 
 _TAIL_BYTES = 1 << 14
-_LONGEST_TAIL = 1 << 22
-"""Bytes in which the last start or end is looked for: other records may follow it."""
+_LONGEST_TAIL = 1 << 22  # bytes searched for the last start or end: other records may follow it
 _TAGS = b'{"type":"started",', b'{"type":"finished",'
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """An individual that is being evaluated. ``worker``: island and number of the worker that evaluates it, on
-    ``host``; ``started``, ``reported``: Unix seconds; ``step``, ``value``: of its last report, None before the first.
-    """
+    """An individual that is being evaluated. Times are Unix seconds."""
 
     id: str
     worker: str
+    """Island and number of the worker, such as "0-3"."""
     host: str
     started: float
     params: dict[str, Scalar]
     step: int | float | None = None
+    """Step of the last report; None before the first."""
     value: float | None = None
     reported: float | None = None
 
 
 class _Seen(NamedTuple):
-    """A file as it was read. ``size``: in bytes; ``last``: its last start or end of an evaluation."""
-
     size: int
     host: str
     last: Started | Finished | None
+    """Last start or end of an evaluation."""
 
 
 class Tails:
-    """The ends of the journals of the campaign in ``directory``; those that have not grown are not read again."""
+    """Ends of the journals of the campaign in ``directory``; journals that have not grown are not read again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._seen: dict[Path, _Seen] = {}
 
     def poll(self, without: Collection[str] = ()) -> list[Running]:
-        """What runs in the last launch, by worker; meaningless unless the campaign is at work. ``without``: workers
-        that run nothing any more, as island-worker.
+        """Evaluations of the last launch by worker, which run if the campaign is at work.
+
+        Args:
+            without (collection of str): workers that run nothing any more, such as "0-3".
 
         Raises:
             CampaignError: the journals cannot be listed.
@@ -66,44 +64,40 @@ class Tails:
         files = journal_files(self._directory)
         named = [(name, path) for path in files if (name := journal_name(path)) is not None]
         launch = named[-1][0].launch if named else 0
-        parts: dict[tuple[int, int], list[_Seen]] = {}
         seen: dict[Path, _Seen] = {}
+        latest: dict[JournalName, tuple[str, Started | Finished]] = {}
         for name, path in named:
             if name.launch == launch and _worker(name) not in without:
                 with suppress(OSError, ValueError):  # it is gone, or no journal
                     seen[path] = self._look(path)
-                    parts.setdefault((name.island, name.worker), []).append(seen[path])
+                    if (last := seen[path].last) is not None:
+                        latest[name._replace(part=0)] = seen[path].host, last
         self._seen = seen
         found: dict[str, tuple[JournalName, str, Started]] = {}
-        for (island, worker), of_worker in parts.items():
-            last = next((one.last for one in reversed(of_worker) if one.last), None)
+        for place, (host, last) in latest.items():
+            # If several workers have begun the individual one after the other, the last run counts.
             if isinstance(last, Started):
                 other = found.get(last.id)
-                # Of an individual that several workers have begun, one after the other, the last.
                 if other is None or _order(other[2]) < _order(last):
-                    found[last.id] = JournalName(launch, island, worker), of_worker[0].host, last
+                    found[last.id] = place, host, last
         return [self._running(*one) for one in found.values()]
 
     def _running(self, place: JournalName, host: str, record: Started) -> Running:
-        point = self._last_report(place, record)
-        return Running(
-            id=record.id,
-            worker=_worker(place),
-            host=host,
-            started=record.time,
-            params=record.params,
-            step=None if point is None else point.step,
-            value=None if point is None else point.value,
-            reported=None if point is None else point.time,
+        running = Running(
+            id=record.id, worker=_worker(place), host=host, started=record.time, params=record.params
         )
+        point = self._last_report(place, record)
+        if point is None:
+            return running
+        return msgspec.structs.replace(running, step=point.step, value=point.value, reported=point.time)
 
     def _last_report(self, place: JournalName, record: Started) -> Point | None:
         path = curve_path(self._directory, launch=place.launch, island=place.island, worker=place.worker)
         with suppress(OSError):
             begin = max(0, path.stat(follow_symlinks=False).st_size - _TAIL_BYTES)
             rows, _ = read_from(path, begin)
-            of_it = (one for one in reversed(rows) if isinstance(one, Point) and one.id == record.id)
-            return next((one for one in of_it if one.time >= record.time), None)
+            own = (one for one in reversed(rows) if isinstance(one, Point) and one.id == record.id)
+            return next((one for one in own if one.time >= record.time), None)
         return None
 
     def _look(self, path: Path) -> _Seen:
@@ -114,19 +108,13 @@ class Tails:
             if not stat.S_ISREG(found.st_mode):
                 raise ValueError(f"{path} is no journal")
             size = found.st_size
-            if known is not None and known.size == size:
+            if known is None:
+                return _Seen(size, _host(os.pread(handle, _TAIL_BYTES, 0)), _last(handle, size, 0))
+            if known.size == size:
                 return known
-            host = known.host if known is not None else _host(os.pread(handle, _TAIL_BYTES, 0))
-            return _Seen(
-                size, host, _last(handle, size, 0 if known is None else known.size) or (known and known.last)
-            )
+            return _Seen(size, known.host, _last(handle, size, known.size) or known.last)
         finally:
             os.close(handle)
-
-
-def of(directory: Path, without: Collection[str] = ()) -> list[Running]:
-    """The evaluations that ``Tails.poll`` finds, once."""
-    return Tails(directory).poll(without)
 
 
 def _worker(name: JournalName) -> str:
@@ -145,14 +133,14 @@ def _host(beginning: bytes) -> str:
 
 
 def _last(handle: int, size: int, known: int) -> Started | Finished | None:
-    """The last start or end after the first ``known`` bytes. A worker evaluates one individual at a time."""
+    """The last start or end behind the first ``known`` bytes. A worker evaluates one individual at a time."""
     length = min(_TAIL_BYTES, max(size - known, 1))
     while True:
         begin = max(0, size - length)
         lines = os.pread(handle, size - begin, begin).splitlines(keepends=True)
         for line in reversed(lines):
             if line.startswith(_TAGS):
-                with suppress(NotWhole, ValueError):  # it is being written, or began before what was read
+                with suppress(NotWhole, ValueError):  # the line is being written, or began before the tail
                     record = decode(line)
                     if isinstance(record, (Started, Finished)):
                         return record

@@ -30,7 +30,7 @@ from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.lock import acquire
 from hpo.journal.records import Header, Launched, Left
-from hpo.results import overview, running
+from hpo.results import overview
 from hpo.results.overview import Best, Island, Overview, Pace
 from hpo.results.record import load
 from hpo.results.running import Running, Tails
@@ -372,7 +372,7 @@ def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, st
                 writer.commit()
             if what == "look":
                 found = tails.poll()
-                assert found == running.of(home)
+                assert found == Tails(home).poll()
                 expected = {one.id for one in load(home).individuals if one.status == RUNNING}
                 assert {one.id for one in found} == expected
                 assert {one.worker for one in found} == {f"0-{one}" for one in at_work}
@@ -394,13 +394,13 @@ def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own
     curve.parent.mkdir()
     points = [("0-1-4", 9, 90.0), ("0-1-4", 1, 102.0), ("0-1-4", 2, 103.0), ("0-1-3", 7, 104.0)]
     curve.write_bytes(b"".join(encode(Point(id=i, step=s, value=0.5, time=t, began=t)) for i, s, t in points))
-    (found,) = running.of(home)
+    (found,) = Tails(home).poll()
     assert (found.id, found.worker, found.step, found.reported) == ("0-1-4", "0-0", 2, 103.0)
     assert found.host and found.params == {"x": 4}
     with open(curve, "ab") as file:
         file.write(b'{"type":"point","id":"0-1-4","st')
-    assert running.of(home) == [found]
-    assert running.of(home, without={"0-0"})[0].worker == "0-1"
+    assert Tails(home).poll() == [found]
+    assert Tails(home).poll({"0-0"})[0].worker == "0-1"
     # As ``hpo status`` shows them.
     with acquire(home):
         table = overview.of(home).table()

@@ -18,12 +18,11 @@ from individuals import make_individual
 from synthetic import make
 
 import hpo
-from hpo import cli
+from hpo import cli, views
 from hpo.errors import CampaignError, UsageError
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
-from hpo.views import page_packages
 from hpo.views.figures import best_so_far
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.value_range import value_range
@@ -273,7 +272,7 @@ def test_without_a_chrome_the_report_is_written_and_the_remedy_is_said(
 def test_without_kaleido_the_extra_is_named(
     homes: dict[int, Path], tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(page_packages, "FIGURE_FILES", ("plotly", "not_there"))
+    monkeypatch.setattr(views, "FIGURE_FILES", ("plotly", "not_there"))
     assert cli.main(["report", str(homes[1]), "--figures", str(tmp_path / "figures")]) == 2
     assert "bash jobs/setup.sh plots" in capsys.readouterr().err
 

@@ -18,12 +18,12 @@ import pytest
 import synthetic
 from starlette.types import ASGIApp
 
+from hpo import views
 from hpo.cli import main
 from hpo.config import process
 from hpo.errors import CampaignError, UsageError
 from hpo.journal.curves import CurveWriter, curve_path
 from hpo.journal.files import journal_files
-from hpo.views import page_packages
 from hpo.views.figures import registry
 from hpo.views.figures.source import Source
 from hpo.views.watch import address, parts, server
@@ -360,7 +360,7 @@ def test_a_figure_that_fails_is_said_and_costs_no_other(
         assert "history" not in found and {"hours", "timeline", "words"} <= set(found)
 
 
-def test_a_costly_part_rests_and_the_others_do_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_costly_part_rests_and_the_others_do_not_wait_for_it() -> None:
     now = [0.0]
     made: list[str] = []
 
@@ -372,11 +372,9 @@ def test_a_costly_part_rests_and_the_others_do_not_wait_for_it(monkeypatch: pyte
 
         return draw
 
-    monkeypatch.setattr(parts, "_drawing", lambda entry: drawing(entry.name))
     found = Parts(publish=lambda _: None, clock=lambda: now[0], processor=lambda: now[0])
     for task in found._tasks:
-        if task.name not in registry.BY_NAME:
-            task.make = drawing(task.name)
+        task.make = drawing(task.name)
     source = Source(name="", record=None, curves=None)  # type: ignore[arg-type]
     while now[0] < 200.0:
         found.changed()
@@ -438,7 +436,7 @@ def test_a_port_that_cannot_be_used_is_said() -> None:
 def test_where_the_page_s_packages_lack_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(page_packages, "LIVE_PAGE", ("not_there", "msgspec"))
+    monkeypatch.setattr(views, "LIVE_PAGE", ("not_there", "msgspec"))
     assert main(["watch", str(tmp_path)]) == 2
     assert (
         "hpo watch needs not_there, not installed here. Run `bash jobs/setup.sh page`"

@@ -1,4 +1,4 @@
-"""Whether early stopping is safe: what values on the way say about final ones, and what would have been stopped."""
+"""Safety of early stopping: correlation of intermediate and final values, and what halving would have kept."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ def draw(sources: Sequence[Source]) -> Plot:
         for panel in (upper, lower):
             line = {**theme.vertical(first, theme.MUTED), "xref": f"x{panel}", "yref": f"y{panel} domain"}
             panels.shapes.append(line)
-        panels.note(
-            x=first, xref="x", y=0.02, yref="y domain", yanchor="bottom", xanchor="left", xshift=4,
-            text=f"first rung at {first}", font={"color": theme.MUTED, "size": 12},
-        )  # fmt: skip
+        place = {"x": first, "xref": "x", "y": 0.02, "yref": "y domain", "xshift": 4}
+        panels.note(f"first rung at {first}", **place, xanchor="left", yanchor="bottom")
     panels.head(upper, "Rank correlation with the final value")
     panels.head(lower, "Of the best tenth, kept by halving")
     steps = found.steps
@@ -63,7 +61,6 @@ def _correlation(panels: Panels, panel: str, found: Sequence[Correlation]) -> No
     steps = [one.step for one in found]
     panels.add(
         panel,
-        type="scatter",
         x=[*steps, *steps[::-1]],
         y=[*(one.high for one in found), *(one.low for one in found[::-1])],
         fill="toself",
@@ -74,7 +71,6 @@ def _correlation(panels: Panels, panel: str, found: Sequence[Correlation]) -> No
     )
     panels.add(
         panel,
-        type="scatter",
         x=steps,
         y=[one.value for one in found],
         mode="lines+markers" if len(steps) < 30 else "lines",
@@ -92,12 +88,11 @@ def _kept(panels: Panels, panel: str, found: Progress) -> None:
         shares = [
             (step, share)
             for step in found.steps
-            if step > 0  # a task may count from 0
+            if step > 0  # tasks may count from 0
             and (share := kept(found, min_steps=step, reduction=_REDUCTION, patience=patience)) is not None
         ]
         panels.add(
             panel,
-            type="scatter",
             x=[step for step, _ in shares],
             y=[share for _, share in shares],
             mode="lines",

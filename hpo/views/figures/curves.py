@@ -1,4 +1,4 @@
-"""Learning curves: what individuals reported over their steps, the best and the default before the others."""
+"""Learning curves: reports of individuals over steps, with the best and the default in front."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from hpo.individual import COMPLETED, PRUNED, RUNNING
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.panels import Plot
-from hpo.views.figures.drawing.thinning import compact
+from hpo.views.figures.drawing.thinning import compact, thinned
 from hpo.views.figures.drawing.value_range import drawable, value_range
-from hpo.views.figures.source import NotDrawn, Source, thinned
+from hpo.views.figures.source import NotDrawn, Source
 
 if TYPE_CHECKING:
     import pandas
 
-_MOST_CURVES = 80
-"""Of those that completed, and of those that did not."""
+_MOST_CURVES = 80  # of each group
 _MOST_STEPS = 150
 _MOST_RUNGS = 12
 
@@ -36,53 +35,36 @@ _LINES: dict[str, dict[str, Any]] = {
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """Of one campaign; NotDrawn where nothing was reported."""
+    """Figure of a single campaign with reports."""
     (source,) = sources
     table = source.curves
     if table.empty:
         raise NotDrawn("no evaluation has reported intermediate values by trial.report")
     statuses = {one.id: one.status for one in source.record.individuals}
     by_id = _rows(table)
-    ids = list(by_id)
-    first = {
-        one.id: name
-        for name, one in (("default", source.default), ("best", source.best))
-        if one is not None and one.id in statuses
-    }
-    groups = {
-        "pruned": [one for one in ids if statuses.get(one) == PRUNED],
-        "completed": [one for one in ids if statuses.get(one) == COMPLETED and one not in first],
-        "running": [one for one in ids if statuses.get(one) == RUNNING],
-    }
-    others = {PRUNED, COMPLETED, RUNNING}
-    groups["failed or lost"] = [one for one in ids if statuses.get(one) not in others]
+    groups: dict[str, list[str]] = {name: [] for name in _LINES}
+    first = {one.id: name for name, one in (("default", source.default), ("best", source.best)) if one}
+    names = {PRUNED: "pruned", COMPLETED: "completed", RUNNING: "running"}
+    for identity in by_id:
+        status = statuses.get(identity)
+        lead = first.get(identity) if status == COMPLETED else None
+        groups[lead or names.get(status or "", "failed or lost")].append(identity)
     objective = _reported(source, table, by_id)
-    way = source.objectives.get(objective, "minimize")
-    sign = -1.0 if way == "maximize" else 1.0
+    way = source.objectives[objective]
     traces, shown = [], []
     for name, line in _LINES.items():
-        own = groups.get(name) or [one for one, word in first.items() if word == name]
-        own = [own[index] for index in thinned(len(own), _MOST_CURVES)]
-        own = [one for one in own if one in by_id]
+        own = [groups[name][index] for index in thinned(len(groups[name]), _MOST_CURVES)]
         if own:
-            trace, values = _trace(table, {one: by_id[one] for one in own}, sign)
-            faint = 0.55 if name in ("pruned", "completed", "failed or lost") else 1.0
-            known = name in first.values()
-            extra = f", {name}" if known else ""
-            traces.append(
-                {
-                    **trace,
-                    "name": name,
-                    "line": line,
-                    "opacity": faint,
-                    "hovertemplate": f"%{{customdata}}{extra}<br>step %{{x}}: %{{y}}<extra></extra>",
-                }
-            )
+            trace, values = _trace(table, {one: by_id[one] for one in own}, source.sign(objective))
+            extra = f", {name}" if name in first.values() else ""
+            look = {"name": name, "line": line, "opacity": 0.55 if line["width"] == 1 else 1.0}
+            hover = f"%{{customdata}}{extra}<br>step %{{x}}: %{{y}}<extra></extra>"
+            traces.append({**trace, **look, "hovertemplate": hover})
             shown.append(values)
     extent = value_range(numpy.concatenate(shown), way)
     text = extent.note("report") if extent else ""
     count = sum(len(set(trace["customdata"]) - {""}) for trace in traces)
-    title = "Learning curves" if count >= len(ids) else f"Learning curves, {count} of {len(ids)}"
+    title = "Learning curves" if count >= len(by_id) else f"Learning curves, {count} of {len(by_id)}"
     return {
         "data": traces,
         "layout": theme.layout(
@@ -97,7 +79,7 @@ def draw(sources: Sequence[Source]) -> Plot:
 
 
 def _rows(table: pandas.DataFrame) -> dict[str, slice]:
-    """By id the rows of its curve, which stand together."""
+    """Rows of each individual's curve, which are adjacent."""
     ids = table["id"].to_numpy()
     starts = [0, *(numpy.flatnonzero(ids[1:] != ids[:-1]) + 1)]
     return {
@@ -108,8 +90,8 @@ def _rows(table: pandas.DataFrame) -> dict[str, slice]:
 def _trace(
     table: pandas.DataFrame, chosen: Mapping[str, slice], sign: float
 ) -> tuple[dict[str, Any], NDArray[Any]]:
-    """All chosen curves in one trace, with gaps between them; and their values. ``sign``: 1 where less is better, else
-    -1; of a long curve the first, the last and the best report are among those drawn."""
+    """Trace of the chosen curves with gaps between them, and their values. A long curve keeps its first, last and best
+    report."""
     steps, values = table["step"].to_numpy(dtype=float), table["value"].to_numpy(dtype=float)
     x: list[float] = []
     y: list[float] = []
@@ -134,7 +116,7 @@ def _trace(
 
 
 def _reported(source: Source, table: pandas.DataFrame, by_id: Mapping[str, slice]) -> str:
-    """The objective that is reported: that whose results the last reports come closest to."""
+    """The objective that is reported: its results are closest to the last reports."""
     if len(source.objectives) == 1:
         return source.objective
     values = table["value"].to_numpy(dtype=float)
@@ -150,28 +132,17 @@ def _reported(source: Source, table: pandas.DataFrame, by_id: Mapping[str, slice
 
 
 def _rungs(source: Source) -> list[dict[str, Any]]:
-    """Where a pruner has compared."""
+    """Lines at the steps at which a pruner has compared."""
     steps = sorted({one.step for one in source.record.reported})
     if not 0 < len(steps) <= _MOST_RUNGS:
         return []
+    place = {"textposition": "start", "textangle": 0, "xanchor": "left", "padding": 3}
+    font = {"size": 11, "color": theme.MUTED}
     return [
         {
-            "type": "line",
-            "x0": step,
-            "x1": step,
-            "y0": 0,
-            "y1": 1,
-            "yref": "paper",
+            **theme.vertical(step),
             "layer": "below",
-            "line": theme.vertical(step)["line"],
-            "label": {
-                "text": f"rung at {step}",
-                "textposition": "start",
-                "textangle": 0,
-                "xanchor": "left",
-                "padding": 3,
-                "font": {"size": 11, "color": theme.MUTED},
-            },
+            "label": {"text": f"rung at {step}", "font": font, **place},
         }
         for step in steps
     ]

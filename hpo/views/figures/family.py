@@ -1,7 +1,7 @@
-"""The family of the best individual: a row an ancestor, in the order in which they were bred, each at its value.
+"""Family of the best individual: a row for each ancestor in the order of breeding, at its value.
 
-Lines lead from parents to children, the thick one along the nearest parents. A row says what bred the individual and
-what it changed of its nearest parent."""
+Lines lead from parents to children, the thick line along the nearest parents. Each row names what bred the individual
+and what changed in comparison with its nearest parent."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from hpo.individual import Individual, Scalar
 
 _GENERATIONS = 9
-_ROW = 42
-"""Pixels."""
-_MOST_LETTERS = 24
-"""Of the changed parameters that a row names."""
+_ROW = 42  # pixels
+_MOST_LETTERS = 24  # of the changed parameters that a row names
 _BEND = [place / 24 for place in range(25)]
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """The latest nine generations of the line of nearest parents, with each one's other parents."""
+    """Figure of the latest nine generations of nearest parents, with the other parents of each."""
     source = sources[0]
     if source.best is None:
         raise NotDrawn("no evaluation has completed")
@@ -44,11 +42,11 @@ def draw(sources: Sequence[Source]) -> Plot:
     )
     if extent is None:
         raise NotDrawn("none of the family of the best has a value")
-    return _Drawing(source=source, tree=tree, extent=extent).figure()
+    return _FamilyDrawing(source=source, tree=tree, extent=extent).figure()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Drawing:
+class _FamilyDrawing:
     source: Source
     tree: Family
     extent: ValueRange
@@ -63,11 +61,11 @@ class _Drawing:
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """Of parameters, by their importance."""
+        """Rank of each parameter by importance."""
         return {name: place for place, name in enumerate(important(self.source))}
 
     def at(self, identity: str) -> float:
-        """Its value; the border for one that has none, or a value far beyond the others."""
+        """Value that an individual is drawn at, which is the border without a value or far beyond the others."""
         one = self.tree.members[self.rows[identity]].individual
         value = self.source.value(one)
         return self.extent.worst if value is None else self.extent.inside(value)
@@ -106,7 +104,7 @@ class _Drawing:
         }
 
     def _edges(self, *, direct: bool) -> Plot:
-        """Curves that leave a parent and arrive at a child straight down."""
+        """Curves from parents to children, vertical at both ends."""
         x: list[float | None] = []
         y: list[float | None] = []
         for one in self.tree.members:
@@ -161,7 +159,7 @@ class _Drawing:
         return f"{first}<br><span style='font-size:11px;fill-opacity:0.65'>{self._origin(one)}</span>"
 
     def _origin(self, one: Ancestor) -> str:
-        """What it changed of its nearest parent."""
+        """Parameters that differ from the nearest parent."""
         if not one.parents:
             return "of earlier parents" if one.unseen else "not bred from others"
         found = changes(self.params[one.parents[0]], one.individual.params)
@@ -179,6 +177,5 @@ class _Drawing:
 
 
 def _change(name: str, after: Scalar) -> str:
-    """Plain text."""
     shown = shortened(one_line(name), 14)
     return f"no {shown}" if after is None else f"{shown} {plain(after, 10)}"

@@ -1,5 +1,4 @@
-"""Several objectives: all that completed, the Pareto front among them, its knee and the reference point; and the
-volume that the front dominates."""
+"""Several objectives: completed individuals, the Pareto front, its knee and the reference point; the hypervolume."""
 
 from __future__ import annotations
 
@@ -14,38 +13,34 @@ from hpo.results.analysis import pareto
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.labels import configuration
 from hpo.views.figures.drawing.panels import Panels, Plot
+from hpo.views.figures.drawing.thinning import thinned
 from hpo.views.figures.drawing.value_range import ValueRange, drawable, value_range
-from hpo.views.figures.source import NotDrawn, Source, thinned
+from hpo.views.figures.source import NotDrawn, Source
 
 if TYPE_CHECKING:
     from hpo.individual import Individual
 
 _MOST_OBJECTIVES = 4
-_PANEL = 230
-"""Pixels."""
+_PANEL = 230  # pixels
+_MOST_BOXES = 1000  # with more marks, the boxes beside the pointer have no configuration
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Campaign:
-    """``front``: by the first objective, best first; ``points``: those that completed or were known; ``colour``: of
-    its front; ``title``: "" where it is the only one."""
+class _FrontOfCampaign:
+    """Front and other individuals of a campaign, with their looks."""
 
-    source: Source
     front: list[Individual]
     points: list[Individual]
     knee: Individual | None
     colour: str
     title: str
+    """Empty for a single campaign."""
     number: int
     """The campaign's place among those of the page."""
 
 
-_MOST_BOXES = 1000
-"""Of more marks, the boxes beside the pointer have no configuration."""
-
-
 def front(sources: Sequence[Source]) -> Plot:
-    """Of two objectives a plane, of three or four (of more the first four) a panel for each pair."""
+    """Figure of the first four objectives: a plane, or a panel for each pair of more than two objectives."""
     directions = dict(list(sources[0].objectives.items())[:_MOST_OBJECTIVES])
     if len(directions) < 2:
         raise NotDrawn("there is a single objective")
@@ -65,7 +60,7 @@ def front(sources: Sequence[Source]) -> Plot:
     for x, y in combinations(range(len(names)), 2):
         panel = panels.panel(y - 1, x)
         for campaign in campaigns:
-            for trace in _traces(campaign, names[x], names[y], directions, extents, joined=size == 1):
+            for trace in _traces(campaign, names[x], names[y], directions, extents):
                 panels.add(panel, **{**trace, "showlegend": trace["showlegend"] and not panel})
         if reference:
             panels.add(panel, **_reference(reference, extents, names[x], names[y]), showlegend=not panel)
@@ -78,10 +73,9 @@ def front(sources: Sequence[Source]) -> Plot:
     )
 
 
-def _campaign(source: Source, number: int, title: str) -> _Campaign:
+def _campaign(source: Source, number: int, title: str) -> _FrontOfCampaign:
     front = pareto.front(source.record)
-    return _Campaign(
-        source=source,
+    return _FrontOfCampaign(
         front=front,
         points=[one for _, one in pareto.with_losses(source.record)],
         knee=pareto.knee(front, source.objectives),
@@ -91,79 +85,65 @@ def _campaign(source: Source, number: int, title: str) -> _Campaign:
     )
 
 
-def _extent(campaigns: Sequence[_Campaign], name: str, direction: str) -> ValueRange:
-    """Of an objective: the whole front is inside, with what is not far worse."""
-    front = [(one.objectives or {})[name] for campaign in campaigns for one in campaign.front]
-    found = value_range(((one.objectives or {})[name] for two in campaigns for one in two.points), direction)
-    worst = value_range(front, direction)
-    if found is None or worst is None:
+def _values(individuals: Sequence[Individual], name: str) -> list[float]:
+    return [(one.objectives or {})[name] for one in individuals]
+
+
+def _extent(campaigns: Sequence[_FrontOfCampaign], name: str, direction: str) -> ValueRange:
+    """Range of an objective that holds the whole front, and other values unless they are far worse."""
+    found = value_range([value for one in campaigns for value in _values(one.points, name)], direction)
+    front = numpy.array([value for one in campaigns for value in _values(one.front, name)])
+    ends = drawable(front[numpy.isfinite(front)])
+    if found is None or not len(ends):
         raise NotDrawn("no evaluation has a finite value in each objective")
     further = max if direction == "minimize" else min
-    ends = drawable(numpy.array([value for value in front if abs(value) != float("inf")]))
     return ValueRange(best=found.best, worst=further(found.worst, *ends), log=found.log)
 
 
 def _traces(
-    campaign: _Campaign,
+    campaign: _FrontOfCampaign,
     x: str,
     y: str,
     directions: Mapping[str, str],
     extents: Mapping[str, ValueRange],
-    *,
-    joined: bool,
 ) -> list[Plot]:
-    """``joined``: a line of steps along the front, which bounds what it dominates; of two objectives only."""
-    several = bool(campaign.title)
-    keep = thinned(len(campaign.points), theme.MOST_POINTS)
-    points = [campaign.points[place] for place in keep]
+    several, colour = bool(campaign.title), campaign.colour
 
-    def scatter(ones: Sequence[Individual], name: str, marker: dict[str, Any], **more: Any) -> Plot:
+    def scatter(individuals: Sequence[Individual], name: str, marker: dict[str, Any], **more: Any) -> Plot:
+        whole = len(individuals) < _MOST_BOXES
         return {
-            "type": "scatter",
-            "x": [extents[x].inside((one.objectives or {})[x]) for one in ones],
-            "y": [extents[y].inside((one.objectives or {})[y]) for one in ones],
+            "x": list(map(extents[x].inside, _values(individuals, x))),
+            "y": list(map(extents[y].inside, _values(individuals, y))),
             "name": name,
             "legendgroup": name,
             "marker": marker,
-            "text": [_box(one, directions, whole=len(ones) < _MOST_BOXES) for one in ones],
-            "customdata": [one.id for one in ones],
+            "text": [_box(one, directions, whole=whole) for one in individuals],
+            "customdata": [one.id for one in individuals],
             "meta": campaign.number,
             "hovertemplate": "%{text}<extra></extra>",
             "mode": "markers",
             **more,
         }
 
-    colour = campaign.colour
-    found = [
-        scatter(
-            points,
-            "completed",
-            {"color": theme.faint(colour, 0.35) if several else theme.GREY, "size": 5},
-            showlegend=not several,
-        )
-    ]
-    # The line goes along the worse side: of two neighbours by x, it keeps the one's y until the other's x.
-    line = {"color": colour, "width": 1.5, "shape": "hv" if directions[x] == "minimize" else "vh"}
+    points = [campaign.points[place] for place in thinned(len(campaign.points), theme.MOST_POINTS)]
+    completed = {"color": theme.faint(colour, 0.35) if several else theme.GREY, "size": 5}
+    found = [scatter(points, "completed", completed, showlegend=not several)]
+    on_front = {"color": colour, "size": 8, "line": {"color": theme.PAPER, "width": 1}}
+    steps = {}
+    if len(directions) == 2:
+        # Steps bound the dominated area: between two neighbours by x, the line keeps the y of the better in x.
+        line = {"color": colour, "width": 1.5, "shape": "hv" if directions[x] == "minimize" else "vh"}
+        steps = {"mode": "lines+markers", "line": line}
     front = sorted(campaign.front, key=lambda one: (one.objectives or {})[x])
-    found.append(
-        scatter(
-            front,
-            campaign.title or "front",
-            {"color": colour, "size": 8, "line": {"color": theme.PAPER, "width": 1}},
-            showlegend=True,
-            **({"mode": "lines+markers", "line": line} if joined else {}),
-        )
-    )
+    found.append(scatter(front, campaign.title or "front", on_front, showlegend=True, **steps))
     if campaign.knee is not None:
-        star = {"color": theme.ORANGE if not several else colour, "symbol": "star", "size": 15}
-        star["line"] = {"color": theme.PAPER, "width": 1}
+        star = {**theme.STAR, "color": colour} if several else theme.STAR
         found.append(scatter([campaign.knee], "knee", star, showlegend=not several))
     return found
 
 
 def _reference(reference: Mapping[str, float], extents: Mapping[str, ValueRange], x: str, y: str) -> Plot:
     return {
-        "type": "scatter",
         "x": [extents[x].inside(reference[x])],
         "y": [extents[y].inside(reference[y])],
         "mode": "markers",
@@ -175,13 +155,8 @@ def _reference(reference: Mapping[str, float], extents: Mapping[str, ValueRange]
 
 def _axis(name: str, direction: str, extent: ValueRange, *, titled: bool) -> dict[str, Any]:
     better = "higher" if direction == "maximize" else "lower"
-    return {
-        "title": f"{theme.label(name, 24)} ({better} is better)" if titled else "",
-        "nticks": 6,
-        **extent.axis(),
-        "showgrid": True,
-        "showticklabels": titled,
-    }
+    title = f"{theme.label(name, 24)} ({better} is better)" if titled else ""
+    return {"title": title, "nticks": 6, **extent.axis(), "showgrid": True, "showticklabels": titled}
 
 
 def _box(one: Individual, directions: Mapping[str, str], *, whole: bool) -> str:
@@ -192,24 +167,22 @@ def _box(one: Individual, directions: Mapping[str, str], *, whole: bool) -> str:
     return f"{head}<br>{configuration(one.params)}" if whole else head
 
 
-# --- hypervolume ------------------------------------------------------------------------------------------------------
-
-
 def hypervolume(sources: Sequence[Source]) -> Plot:
-    """The volume that the front dominates, over evaluations. Several campaigns have one reference point, as only such
-    volumes are comparable: that of the first which has any, else the worst of each objective in all of them."""
+    """Figure of the dominated volume over evaluations.
+
+    Only volumes up to the same reference point are comparable: that of the first campaign with a reference point, or
+    else the worst value of each objective in all campaigns."""
     objectives = sources[0].objectives
     if len(objectives) < 2:
         raise NotDrawn("there is a single objective")
     alike = [one for one in sources if one.objectives == objectives]
-    reference = next((one.record.reference for one in alike if one.record.reference), {})
-    if not reference and len(alike) > 1:
-        reference = _worst(alike)
+    given = next((one.record.reference for one in alike if one.record.reference), {})
+    reference = given or (_worst(alike) if len(alike) > 1 else {})
     found = [(source, pareto.hypervolume(source.record, reference or None)) for source in alike]
     if not any(volume.last > 0 for _, volume in found):
         raise NotDrawn("no evaluation is better than the reference point in every objective")
-    panels = Panels([1.0])
-    panel = panels.panel(0)
+    panels = Panels()
+    panel = panels.panel()
     for (source, volume), colour in zip(found, theme.SERIES * len(found)):
         values = volume.values
         if not values:
@@ -219,27 +192,17 @@ def hypervolume(sources: Sequence[Source]) -> Plot:
         chosen.append(len(values) - 1)
         panels.add(
             panel,
-            type="scatter",
             x=[volume.evaluations[place] for place in chosen],
-            y=[volume.values[place] for place in chosen],
+            y=[values[place] for place in chosen],
             mode="lines",
             line={"shape": "hv", "width": 2.5, "color": colour},
             name=theme.label(source.name, 24),
             showlegend=len(found) > 1,
             hovertemplate="%{y:.5g} after %{x} evaluations<extra></extra>",
         )
-    at = found[0][1].reference
-    panels.note(
-        text="<br>".join(
-            [
-                "up to the worst of each:" if _guessed(sources) else "up to:",
-                *(f"{theme.label(name, 20)} {theme.number(value)}" for name, value in at.items()),
-            ]
-        ),
-        align="right",
-        xref="paper", yref="paper", x=1, y=0.03, xanchor="right", yanchor="bottom",
-        font={"color": theme.MUTED, "size": 12},
-    )  # fmt: skip
+    corner = found[0][1].reference
+    shown = [f"{theme.label(name, 20)} {theme.number(value)}" for name, value in corner.items()]
+    panels.corner_note(["up to:" if given else "up to the worst of each:", *shown])
     axes: dict[str, dict[str, Any]] = {
         "xaxis": {"title": "evaluations", "rangemode": "tozero"},
         "yaxis": {"title": "hypervolume", "rangemode": "tozero", "nticks": 6},
@@ -247,14 +210,8 @@ def hypervolume(sources: Sequence[Source]) -> Plot:
     return panels.plot("Hypervolume", axes, height=theme.HEIGHT + 60)
 
 
-def _guessed(sources: Sequence[Source]) -> bool:
-    return not any(one.record.reference for one in sources)
-
-
 def _worst(sources: Sequence[Source]) -> dict[str, float]:
-    objectives = sources[0].objectives
+    first = sources[0]
     losses = [losses for one in sources for losses, _ in pareto.with_losses(one.record)]
-    if not losses:
-        return {}
     corner = [max(column) for column in zip(*losses)]
-    return {name: sources[0].sign(name) * value for name, value in zip(objectives, corner)}
+    return {name: first.sign(name) * value for name, value in zip(first.objectives, corner)}

@@ -1,4 +1,4 @@
-"""How much each parameter matters: bars with their spread over forests, beside each other by campaign or objective."""
+"""Importance of parameters: bars with their spread over forests, side by side for campaigns or objectives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from hpo.views.figures.drawing.panels import Panels, Plot
 from hpo.views.figures.source import NotDrawn, Source
 
 _MOST = 15
-_ROW, _BAR = 12, 13
-"""Pixels of a row without its bars, and of each bar."""
+_ROW, _BAR = 12, 13  # pixels of a row without its bars, and of each bar
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """The fifteen most important; of one campaign by objective, of several by campaign for the first of each."""
+    """Figure of the fifteen most important parameters, for each objective or for the first of each campaign."""
     groups, left_out = _groups(sources)
     totals: dict[str, float] = {}
     for _, found in groups:
@@ -26,8 +25,8 @@ def draw(sources: Sequence[Source]) -> Plot:
     names = sorted(totals, key=lambda name: -totals[name])
     shown = names[:_MOST]
     several = len(groups) > 1
-    panels = Panels([1.0])
-    panel = panels.panel(0)
+    panels = Panels()
+    panel = panels.panel()
     for (title, found), colour in zip(groups, theme.SERIES * len(groups)):
         shares = [found.shares.get(name) for name in shown]
         bar = {
@@ -43,7 +42,7 @@ def draw(sources: Sequence[Source]) -> Plot:
             marker={"color": colour if several else theme.SKY, "line": {"width": 0}},
             error_x={
                 "array": [one.spread if one else 0.0 for one in shares],
-                # A share is not negative.
+                # No bar reaches below 0, as shares are not negative.
                 "arrayminus": [min(one.spread, one.total) if one else 0.0 for one in shares],
                 "symmetric": False,
                 "color": theme.MUTED,
@@ -64,12 +63,7 @@ def draw(sources: Sequence[Source]) -> Plot:
     notes += [f"{title}: {theme.label(reason, 100)}" for title, reason in left_out]
     if len(names) > len(shown):
         notes.append(f"{len(names) - len(shown)} more have at most {totals[names[_MOST]]:.0%}")
-    panels.note(
-        text="<br>".join(notes),
-        align="right",
-        xref="paper", yref="paper", x=1, y=0.02, xanchor="right", yanchor="bottom",
-        font={"color": theme.MUTED, "size": 12},
-    )  # fmt: skip
+    panels.corner_note(notes)
     across = {"title": "share of the variance", "rangemode": "tozero", "tickformat": ".0%", "showgrid": True}
     return panels.plot(
         "Importance of parameters",
@@ -80,7 +74,7 @@ def draw(sources: Sequence[Source]) -> Plot:
 
 
 def _groups(sources: Sequence[Source]) -> tuple[list[tuple[str, Importance]], list[tuple[str, NotDrawn]]]:
-    """Bars to draw side by side, each with its title; and the objectives left out, with the reason."""
+    """Titles and bars to draw side by side, and titles and reasons of objectives that are left out."""
     wanted = (
         [(objective, sources[0], objective) for objective in sources[0].objectives]
         if len(sources) == 1

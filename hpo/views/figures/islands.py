@@ -1,4 +1,4 @@
-"""What the islands contribute: their best over the campaign, which operators succeed on which, and who moved."""
+"""Contributions of islands: their best over the campaign, success of operators, and migrations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from hpo.views.figures.source import NotDrawn, Source
 
 _MOST_ISLANDS = 12
 _MOST_OPERATORS = 8
-_TOP, _ROW = 240, 30
-"""Pixels of the upper panel, and of a row of the lower ones."""
-_ENOUGH = 5
-"""Evaluations below which a rate says nothing: their numbers are shown, without a colour."""
+_TOP, _ROW = 240, 30  # pixels of the upper panel, and of a row of the lower panels
+_ENOUGH = 5  # with fewer evaluations a rate says nothing: their numbers are shown, without a colour
 
 
 def draw(sources: Sequence[Source]) -> Plot:
@@ -37,17 +35,16 @@ def draw(sources: Sequence[Source]) -> Plot:
     islands = sorted(everyone)[:_MOST_ISLANDS]
     operators = list(dict.fromkeys(operator for operator, _ in found))[:_MOST_OPERATORS]
     moves = migrations(source.record)
-    lower = _ROW * max(len(operators), len(islands) if moves else 0, 2)
-    heights = [_TOP, lower]
+    heights = [_TOP, _ROW * max(len(operators), len(islands) if moves else 0, 2)]
     panels = Panels(heights, 2, between=(100 / (sum(heights) + 100), 0.16))
-    axes = _lines(panels, source, islands)
-    axes |= _operators(panels, found, operators, islands)
-    axes |= _moves(panels, moves, islands)
+    axes = _add_lines(panels, source, islands)
+    axes |= _add_operators(panels, found, operators, islands)
+    axes |= _add_moves(panels, moves, islands)
     return panels.plot("Islands", axes, height=sum(heights) + 100 + 130)
 
 
-def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """The best of each island so far, over the evaluations of the campaign; what migrated counts where it was bred."""
+def _add_lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Add the best of each island so far; a migrated individual counts for the island where it was bred."""
     panel, sign = panels.panel(0, to=1), source.sign()
     values = [value for one in source.completed if (value := source.value(one)) is not None]
     for place, island in enumerate(islands):
@@ -62,68 +59,46 @@ def _lines(panels: Panels, source: Source, islands: Sequence[int]) -> dict[str, 
             continue
         x.append(len(source.ended))
         y.append(y[-1])
+        colour = theme.SERIES[place % len(theme.SERIES)]
+        dash = "solid" if place < len(theme.SERIES) else "dot"
         panels.add(
             panel,
-            type="scatter",
             x=x,
             y=drawable(numpy.array(y)),
-            mode="lines" if x[-1] > x[0] else "markers",  # a line of no length is not seen
+            mode="lines" if x[-1] > x[0] else "markers",  # a line of no length is invisible
             name=f"island {island}",
-            line={
-                "shape": "hv",
-                "width": 2,
-                "color": theme.SERIES[place % len(theme.SERIES)],
-                "dash": "solid" if place < len(theme.SERIES) else "dot",
-            },
+            line={"shape": "hv", "width": 2, "color": colour, "dash": dash},
             hovertemplate=f"island {island}: %{{y:.5g}} after %{{x}}<extra></extra>",
         )
     extent = value_range(values, source.objectives[source.objective])
-    limits = extent.axis() if extent else {}
     if extent and (text := extent.note()):
         panels.notes.append(theme.note(text))
+    limits = extent.axis() if extent else {}
     return {
         "xaxis": {"title": "evaluations of all islands", "rangemode": "tozero"},
         "yaxis": {"title": f"best {theme.label(source.objective, 24)}", "nticks": 6, **limits},
     }
 
 
-def _operators(
+def _add_operators(
     panels: Panels,
     found: Mapping[tuple[str, int], Success],
     operators: Sequence[str],
     islands: Sequence[int],
 ) -> dict[str, dict[str, Any]]:
-    """The share of an operator's evaluations that are among the best tenth of the campaign."""
+    """Add the share of each operator's evaluations that are among the best tenth of the campaign."""
     panel = panels.panel(1)
-    rates, texts, boxes = [], [], []
-    for operator in operators:
-        own = [found.get((operator, island)) for island in islands]
-        enough = [one is not None and one.ended >= _ENOUGH for one in own]
-        rates.append([None if one is None else one.rate if each else 0.0 for one, each in zip(own, enough)])
-        texts.append(
-            [
-                "" if one is None else f"{one.rate:.0%}" if each else f"{one.good} of {one.ended}"
-                for one, each in zip(own, enough)
-            ]
-        )
-        boxes.append(
-            [
-                "no evaluation"
-                if one is None
-                else f"{one.good} of {one.ended} evaluations among the best {SHARE:.0%}"
-                for one in own
-            ]
-        )
+    cells = [[_cell(found.get((operator, island))) for island in islands] for operator in operators]
+    rates = [[rate for rate, _, _ in row] for row in cells]
+    texts = [[text for _, text, _ in row] for row in cells]
+    boxes = [[box for _, _, box in row] for row in cells]
     panels.add(
         panel,
         x=[str(island) for island in islands],
         y=[theme.label(operator) for operator in distinct([one_line(one) for one in operators], 16)],
-        z=rates,
-        text=texts,
         customdata=boxes,
         hovertemplate="%{y}, island %{x}: %{customdata}<extra></extra>",
-        zmax=max([0.3, *(one or 0.0 for row in rates for one in row)]),
-        **_cells(theme.BLUE),
+        **_heatmap(rates, texts, theme.BLUE, least=0.3),
     )
     panels.head(panel, "In the best tenth")
     return {
@@ -132,28 +107,32 @@ def _operators(
     }
 
 
-def _moves(
+def _cell(success: Success | None) -> tuple[float | None, str, str]:
+    """Rate, text and box of an operator on an island."""
+    if success is None:
+        return None, "", "no evaluation"
+    box = f"{success.good} of {success.ended} evaluations among the best {SHARE:.0%}"
+    if success.ended < _ENOUGH:
+        return 0.0, f"{success.good} of {success.ended}", box
+    return success.rate, f"{success.rate:.0%}", box
+
+
+def _add_moves(
     panels: Panels, moves: Mapping[tuple[int, int], int], islands: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """How many individuals went from each island to each other."""
+    """Add the number of individuals that moved from each island to each other."""
     panel = panels.panel(1, 1)
-    counts = [[moves.get((start, end), 0) for end in islands] for start in islands]
+    counts = [[moves.get((start, end)) for end in islands] for start in islands]
     panels.add(
         panel,
         x=[str(island) for island in islands],
         y=[str(island) for island in islands],
-        z=[[count or None for count in row] for row in counts],
-        text=[[str(count) if count else "" for count in row] for row in counts],
         hovertemplate="%{z} from island %{y} to island %{x}<extra></extra>",
-        zmax=max([1, *(max(row) for row in counts)]),
-        **_cells(theme.GREEN),
+        **_heatmap(counts, [[str(count or "") for count in row] for row in counts], theme.GREEN, least=1),
     )
     panels.head(panel, "Moves")
-    if not any(map(any, counts)):
-        panels.note(
-            text="no migration", xref="x3 domain", yref="y3 domain", x=0.5, y=0.5,
-            font={"color": theme.MUTED, "size": 12},
-        )  # fmt: skip
+    if not moves:
+        panels.note("no migration", xref="x3 domain", yref="y3 domain", x=0.5, y=0.5)
     return {
         "xaxis3": {"title": "to island", **_side(len(islands))},
         "yaxis3": {"title": "from island", **_side(len(islands), down=True), "showgrid": False},
@@ -161,18 +140,23 @@ def _moves(
 
 
 def _side(count: int, *, down: bool = False) -> dict[str, Any]:
-    """An axis of a table that has ``count`` columns, or rows ``down``, also where no cell is filled."""
+    """Axis of a table with ``count`` columns, or rows if ``down``, which may all be empty."""
     ends = [-0.5, count - 0.5]
     return {"type": "category", "range": ends[::-1] if down else ends, "ticks": "", "showline": False}
 
 
-def _cells(colour: str) -> dict[str, Any]:
-    """How the tables in the second row look: cells the fuller of ``colour`` the larger their number is."""
+def _heatmap(
+    values: Sequence[Sequence[float | None]], texts: Sequence[Sequence[str]], colour: str, least: float
+) -> dict[str, Any]:
+    """Cells with more of ``colour`` for larger values. ``least``: least value of the full colour."""
     return {
         "type": "heatmap",
+        "z": values,
+        "text": texts,
         "texttemplate": "%{text}",
         "textfont": {"size": 12, "color": theme.INK},
         "zmin": 0,
+        "zmax": max([least, *(one or 0.0 for row in values for one in row)]),
         "colorscale": [[0, theme.faint(colour, 0.04)], [1, theme.faint(colour, 0.5)]],
         "showscale": False,
         "xgap": 2,

@@ -1,4 +1,4 @@
-"""How much repeats of one configuration differ beside how much configurations do, and what the best few are worth."""
+"""Noise: repeated evaluations of the best configurations, and their spread beside that of all configurations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from hpo.views.figures.drawing.panels import Panels, Plot
 from hpo.views.figures.source import NotDrawn, Source
 
 _SHOWN = 8
-_ROW = 30
-"""Pixels."""
+_ROW = 30  # pixels
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """The best configurations that were evaluated more than once, best mean first."""
+    """Figure of the best configurations that were evaluated more than once, best mean first."""
     source = sources[0]
     if len(source.objectives) > 1:
         raise NotDrawn("repeats are compared where there is one objective")
@@ -63,7 +62,6 @@ def _add_repeats(panels: Panels, panel: str, shown: Sequence[Repeated]) -> None:
     names = [f"{theme.label(one.individual.id)}, {len(one.values)} times" for one in shown]
     panels.add(
         panel,
-        type="scatter",
         x=[value for one in shown for value in one.values],
         y=[name for name, one in zip(names, shown) for _ in one.values],
         mode="markers",
@@ -73,22 +71,11 @@ def _add_repeats(panels: Panels, panel: str, shown: Sequence[Repeated]) -> None:
     )
     panels.add(
         panel,
-        type="scatter",
         x=[one.mean for one in shown],
         y=names,
         mode="markers",
-        marker={
-            "color": theme.BLUE,
-            "size": 10,
-            "symbol": "diamond",
-            "line": {"color": theme.PAPER, "width": 1},
-        },
-        error_x={
-            "array": [one.error or 0.0 for one in shown],
-            "color": theme.BLUE,
-            "thickness": 2,
-            "width": 5,
-        },
+        marker={**theme.STAR, "color": theme.BLUE, "size": 10, "symbol": "diamond"},
+        error_x={"array": [one.error for one in shown], "color": theme.BLUE, "thickness": 2, "width": 5},
         name="mean ± standard error",
         text=[_box(one) for one in shown],
         hovertemplate="%{text}<extra></extra>",
@@ -96,8 +83,8 @@ def _add_repeats(panels: Panels, panel: str, shown: Sequence[Repeated]) -> None:
 
 
 def _spreads(found: Sequence[Repeated]) -> list[tuple[str, float]]:
-    """Standard deviations: of repeats around the mean of their configuration, pooled; of the means of the better half
-    of the configurations; of all. A few far outliers do not count."""
+    """Standard deviations of repeats around their means (pooled), and of the means of the better half of the
+    configurations and of all. A few far outliers do not count."""
     squares = [(value - one.mean) ** 2 for one in found for value in one.values]
     freedom = sum(len(one.values) - 1 for one in found)
     means = numpy.array([one.mean for one in found])

@@ -1,8 +1,7 @@
-"""Parallel coordinates: a line an individual, an axis a parameter, the most important first and the objective last.
+"""Parallel coordinates: a line for each individual, an axis for each parameter by importance, the objectives last.
 
-A page draws :func:`content` by a script of its own (``hpo/views/report/assets/parallel.js``), in which axes can be
-brushed: plotly's parallel coordinates need ``eval``, which the page forbids. A notebook gets :func:`draw`, scatter
-lines."""
+Pages draw :func:`content` by a script (``hpo/views/report/assets/parallel.js``), because plotly's parallel coordinates
+need ``eval``, which pages forbid. Notebooks get :func:`draw`, which makes scatter lines."""
 
 from __future__ import annotations
 
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 1200
 _MOST_AXES = 60
-_GAP = 0.3
-"""Of the space between two axes, what a line leaves open on either side of one on which it has no place."""
-SHOWN = 10
-"""Axes at first; a page shows the others when it is asked to."""
+_GAP = 0.3  # part of the space between two axes that a line leaves open on both sides of an axis without its place
+SHOWN = 10  # axes at first; a page shows the others when it is asked to
 _BANDS = (
     (0.1, "best tenth", theme.BLUE, 0.75),
     (0.35, "next quarter", theme.SKY, 0.5),
@@ -37,7 +34,7 @@ _BANDS = (
 
 
 class Band(msgspec.Struct, kw_only=True):
-    """A group of lines of one colour."""
+    """Lines of one colour."""
 
     title: str
     colour: str
@@ -45,33 +42,36 @@ class Band(msgspec.Struct, kw_only=True):
 
 
 class Coordinate(msgspec.Struct, kw_only=True):
-    """One axis. ``name`` and ``ticks`` are plain text, with places from 0 to 1; ``places``: of each line, None where
-    the parameter does not exist in it; ``values``: as texts, by line."""
+    """One axis, with places from 0 to 1 and plain texts."""
 
     name: str
     note: str
     ticks: list[tuple[float, str]]
     places: list[float | None]
+    """Place of each line; None if the parameter does not exist in it."""
 
 
 class Lines(msgspec.Struct, kw_only=True):
-    """``bands``: the worst last; ``ids``, ``values``, ``band``: by line, the worst first and the best last;
-    ``objectives``: how many of the axes, the last, are no parameters;
-    ``shown``: how many of the others are shown at first; ``left_out``: lines that are not here."""
+    """Data of the figure. Lines are in descending order of their losses."""
 
     objective: str
     axes: list[Coordinate]
     bands: list[Band]
+    """Bands, the worst last."""
     ids: list[str]
     values: list[str]
     band: list[int]
+    """Index of each line's band."""
     shown: int
+    """Number of parameters that are shown at first."""
     objectives: int
+    """Number of axes at the end that are no parameters."""
     left_out: int
+    """Number of lines that are left out."""
 
 
 def content(sources: Sequence[Source]) -> Lines:
-    """What the page's script draws."""
+    """Data for the page's script."""
     source = sources[0]
     sign = source.sign()
     ended = [one for one in source.completed if source.value(one) is not None]
@@ -116,14 +116,14 @@ def content(sources: Sequence[Source]) -> Lines:
 
 
 def _objective(source: Source, name: str, lines: Sequence[Individual]) -> Coordinate:
-    """Its axis, on which values far worse than the others lie at the end."""
+    """Axis of an objective; values far worse than the others lie at its end."""
     values = [source.value(one, name) for one in lines]
     direction = source.objectives[name]
     extent = value_range([one for one in values if one is not None], direction, source.default_value(name))
     if extent is None:
         return Coordinate(name=one_line(name), note="", ticks=[], places=[None] * len(lines))
     low, high = sorted((extent.place(extent.best), extent.place(extent.worst)))
-    width = (high - low) or abs(low) / 10 or 1.0  # of a large number, 1 is no difference
+    width = (high - low) or abs(low) / 10 or 1.0  # 1 is no difference between large numbers
     ticks = rounds(low, low + width, 6, whole=extent.log and width > 2)
     texts = distinguishable([extent.value_at(at) for at in ticks])
     return Coordinate(
@@ -142,7 +142,7 @@ def _rounded(place: float | None) -> float | None:
 
 
 def _path(places: Sequence[float | None]) -> list[tuple[float | None, float | None]]:
-    """Straight from each axis to the next on which the line has a place, open around those on which it has none."""
+    """Path of a line, straight between the axes on which it has a place, and open around the others."""
     found: list[tuple[float | None, float | None]] = []
     before: tuple[int, float] | None = None
     for axis, place in enumerate(places):
@@ -161,11 +161,11 @@ def _path(places: Sequence[float | None]) -> list[tuple[float | None, float | No
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """The first ten axes and the objective."""
+    """Figure of the first ten axes and the objectives."""
     found = content(sources)
     axes = [*found.axes[: found.shown], *found.axes[-found.objectives :]]
-    panels = Panels([1.0])
-    panel = panels.panel(0)
+    panels = Panels()
+    panel = panels.panel()
     for number, band in reversed(list(enumerate(found.bands))):
         x: list[float | None] = []
         y: list[float | None] = []
@@ -178,7 +178,6 @@ def draw(sources: Sequence[Source]) -> Plot:
             texts += [box] * (len(path) + 1)
         panels.add(
             panel,
-            type="scatter",
             x=x,
             y=y,
             text=texts,
@@ -190,7 +189,6 @@ def draw(sources: Sequence[Source]) -> Plot:
     best = _path([one.places[-1] for one in axes])
     panels.add(
         panel,
-        type="scatter",
         x=[at for at, _ in best],
         y=[place for _, place in best],
         mode="lines",
@@ -201,11 +199,13 @@ def draw(sources: Sequence[Source]) -> Plot:
     for number, coordinate in enumerate(axes):
         ends = {"x0": number, "x1": number, "y0": 0, "y1": 1}
         panels.shapes.append({"type": "line", **ends, "line": {"color": theme.MUTED, "width": 1}})
+        look = {
+            "font": {"size": 11, "color": theme.MUTED},
+            "bgcolor": theme.faint(theme.PAPER, 0.7),
+            "borderpad": 0,
+        }
         for place, text in coordinate.ticks:
-            panels.note(
-                x=number, y=place, text=theme.label(text), xanchor="left", xshift=3,
-                font={"size": 11, "color": theme.MUTED}, bgcolor=theme.faint(theme.PAPER, 0.7), borderpad=0,
-            )  # fmt: skip
+            panels.note(theme.label(text), x=number, y=place, xanchor="left", xshift=3, **look)
     across = {
         "tickvals": list(range(len(axes))),
         "ticktext": [theme.label(one) for one in distinct([one.name for one in axes], 16)],

@@ -1,13 +1,14 @@
-"""The figures of one campaign, for notebooks and scripts: ``result.plot``."""
+"""Figures of one campaign for notebooks and scripts: ``result.plot``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hpo import views
 from hpo.errors import UsageError
 from hpo.results import curves
-from hpo.views import page_packages
 from hpo.views.figures.registry import BY_NAME
 from hpo.views.figures.source import NotDrawn, Source
 
@@ -17,12 +18,26 @@ if TYPE_CHECKING:
     from hpo.results.record import CampaignRecord
 
 
+def _figure(name: str) -> Callable[[Plots], go.Figure]:
+    def draw(self: Plots) -> go.Figure:
+        try:
+            return BY_NAME[name].draw([self._source])
+        except NotDrawn as reason:
+            text = str(reason).removesuffix(".")
+            raise UsageError(f"plot.{name}() of {self._source.record.directory}: {text}.") from None
+
+    draw.__name__, draw.__qualname__ = name, f"Plots.{name}"
+    draw.__doc__ = f"{BY_NAME[name].title}. {BY_NAME[name].caption}"
+    return draw
+
+
 class Plots:
-    """Each method returns a plotly figure, which a notebook shows, and raises UsageError with the reason where the
-    campaign's data do not fill it. ``figure.write_html(path)`` keeps one; `hpo report DIR` has all of them."""
+    """Figures of plotly, which notebooks show and ``figure.write_html(path)`` saves.
+
+    Each method raises UsageError with the reason if the campaign lacks the data for its figure."""
 
     def __init__(self, record: CampaignRecord) -> None:
-        page_packages.check("result.plot", page_packages.FIGURES)
+        views.require("result.plot", views.FIGURES)
         self._record = record
 
     @cached_property
@@ -30,62 +45,16 @@ class Plots:
         directory = self._record.directory
         return Source(name=directory.absolute().name, record=self._record, curves=curves.load(directory))
 
-    def _drawn(self, name: str) -> go.Figure:
-        try:
-            return BY_NAME[name].draw([self._source])
-        except NotDrawn as reason:
-            raise UsageError(
-                f"plot.{name}() of {self._record.directory}: {str(reason).removesuffix('.')}."
-            ) from None
-
-    def history(self) -> go.Figure:
-        """The best so far over evaluations."""
-        return self._drawn("history")
-
-    def hours(self) -> go.Figure:
-        """The best so far over the time at work, all launches together."""
-        return self._drawn("hours")
-
-    def curves(self) -> go.Figure:
-        """Learning curves; needs ``trial.report``."""
-        return self._drawn("curves")
-
-    def timeline(self) -> go.Figure:
-        """What each worker did when."""
-        return self._drawn("timeline")
-
-    def importance(self) -> go.Figure:
-        """How much each parameter matters."""
-        return self._drawn("importance")
-
-    def parallel(self) -> go.Figure:
-        """Parallel coordinates."""
-        return self._drawn("parallel")
-
-    def slices(self) -> go.Figure:
-        """Results by each parameter that matters."""
-        return self._drawn("slices")
-
-    def islands(self) -> go.Figure:
-        """What islands and operators contributed, and migrations."""
-        return self._drawn("islands")
-
-    def family(self) -> go.Figure:
-        """The ancestors of the best individual."""
-        return self._drawn("family")
-
-    def budget(self) -> go.Figure:
-        """Whether early stopping is safe; needs ``trial.report``."""
-        return self._drawn("budget")
-
-    def noise(self) -> go.Figure:
-        """Repeated evaluations of one configuration; needs ``reevaluate``."""
-        return self._drawn("noise")
-
-    def front(self) -> go.Figure:
-        """The Pareto front of several objectives."""
-        return self._drawn("front")
-
-    def hypervolume(self) -> go.Figure:
-        """The hypervolume of several objectives over the campaign."""
-        return self._drawn("hypervolume")
+    history = _figure("history")
+    hours = _figure("hours")
+    curves = _figure("curves")
+    timeline = _figure("timeline")
+    importance = _figure("importance")
+    parallel = _figure("parallel")
+    slices = _figure("slices")
+    islands = _figure("islands")
+    family = _figure("family")
+    budget = _figure("budget")
+    noise = _figure("noise")
+    front = _figure("front")
+    hypervolume = _figure("hypervolume")

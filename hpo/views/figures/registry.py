@@ -1,4 +1,4 @@
-"""All figures, in the order in which a page shows them."""
+"""All figures in the order of a page."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ Draw = Callable[[Sequence[Source]], Plot]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One figure, drawn by ``draw`` of the module of its name; where several figures share ``module``, by the
-    function of its name."""
+    """A figure, drawn by the function ``draw`` of the module with its name."""
 
     name: str
     title: str
     caption: str
     """A sentence on how to read it."""
     module: str | None = None
+    """Module with several figures, each drawn by the function with its name."""
     overlaid: bool = False
-    """Several campaigns are drawn in one figure; else each has its own."""
+    """Whether several campaigns are drawn in one figure."""
     size: int = 2
-    """1 for half a row of a wide page, 2 for the whole row."""
+    """Halves of a row of a wide page."""
 
     def plot(self, sources: Sequence[Source]) -> Plot:
-        """Draws it from the campaigns (one, unless ``overlaid``); raises NotDrawn where their data do not fill it."""
+        """Draw a campaign, or several if ``overlaid``; NotDrawn if they lack the data."""
         draw: Draw = self._function(self.name if self.module else "draw")
         return draw(sources)
 
     @property
     def content(self) -> Callable[[Sequence[Source]], Any] | None:
-        """What makes the JSON-able value that a page gives to ``hpo.drawers.NAME`` of ``report/assets/NAME.js``, which
-        draws the figure there; None where the page draws what :meth:`plot` returns."""
+        """Function that makes the data of figures that a page draws by ``report/assets/NAME.js``."""
         content: Callable[[Sequence[Source]], Any] | None = self._function("content")
         return content
 
@@ -47,7 +46,7 @@ class Entry:
         return getattr(import_module(f"hpo.views.figures.{self.module or self.name}"), name, None)
 
     def draw(self, sources: Sequence[Source]) -> go.Figure:
-        """The same as an object of plotly's, which checks it."""
+        """The same as an object of plotly."""
         import plotly.graph_objects as go
 
         return go.Figure(self.plot(sources))
@@ -146,6 +145,5 @@ FIGURES: tuple[Entry, ...] = (
         "rank or launch; a triangle begins what was resumed.",
     ),
 )
-"""Add a figure here, and its module beside this one."""
 
 BY_NAME = {one.name: one for one in FIGURES}

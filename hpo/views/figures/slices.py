@@ -1,10 +1,9 @@
-"""The objective over each of the parameters that matter most; what was stopped or failed lies at the border."""
+"""Slices: the objective over each of the most important parameters; pruned and failed evaluations lie at the border."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
 
 _PANELS = 6
 _COLUMNS = 2
-_PANEL, _BETWEEN = 170, 78
-"""Pixels of a panel's height and between two."""
-_BORDER = 15.0
-"""Hundredths of the value axis beyond the worst value, where what has no value lies."""
+_PANEL, _BETWEEN = 170, 78  # pixels of a panel's height, and between two panels
+_BORDER = 15.0  # hundredths of the value axis beyond the worst value, for evaluations without a value
 _WITHOUT = (
     ("pruned", (PRUNED,), 6.0, "line-ns-open"),
     ("failed", (FAILED, INVALID, TIMEOUT, CRASHED), 13.0, "x-thin-open"),
@@ -33,8 +30,8 @@ _WITHOUT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Panel:
-    """One parameter. ``most``: how many marks."""
+class _SlicePanel:
+    """Panel of one parameter, with at most ``most`` marks."""
 
     source: Source
     name: str
@@ -44,15 +41,15 @@ class _Panel:
 
     def traces(self) -> list[Plot]:
         source, sign = self.source, self.source.sign()
-        there = [one for one in source.ended if self.name in one.params]
+        everyone = [one for one in source.ended if self.name in one.params]
         found = []
         for title, statuses, steps, symbol in _WITHOUT:
-            others = [one for one in there if one.status in statuses]
+            others = [one for one in everyone if one.status in statuses]
             others = best_and_spread(others, self.most // 4, loss=lambda one: 0.0)
             at = [self.extent.beyond(steps)] * len(others)
             marker = {"color": theme.STATUS[statuses[0]], "symbol": symbol, "size": 5, "line": {"width": 1}}
             found.append(self._trace(others, at, title, marker))
-        ended = [one for one in there if self._has_value(one)]
+        ended = [one for one in everyone if self._has_value(one)]
         age = {one.id: place / len(ended) for place, one in enumerate(ended, 1)}
         shown = best_and_spread(ended, self.most // 2, loss=lambda one: sign * self._value(one))
         colours = [theme.faint(theme.BLUE, round(0.25 + 0.65 * age[one.id], 2)) for one in shown]
@@ -61,13 +58,7 @@ class _Panel:
         found.append(self._trace(shown, values, title, {"color": colours, "size": 5}))
         top = [source.best] if source.best is not None and self.name in source.best.params else []
         values = [self.extent.inside(self._value(one)) for one in top]
-        star = {
-            "color": theme.ORANGE,
-            "symbol": "star",
-            "size": 14,
-            "line": {"color": theme.PAPER, "width": 1},
-        }
-        found.append(self._trace(top, values, "best", star, beside=False))
+        found.append(self._trace(top, values, "best", theme.STAR, beside=False))
         return found
 
     def _has_value(self, one: Individual) -> bool:
@@ -78,7 +69,7 @@ class _Panel:
 
     def _trace(
         self,
-        ones: Sequence[Individual],
+        individuals: Sequence[Individual],
         values: Sequence[float],
         title: str,
         marker: dict[str, Any],
@@ -86,36 +77,27 @@ class _Panel:
         beside: bool = True,
     ) -> Plot:
         return {
-            "type": "scatter",
-            "x": [self.axis.mark(one.params[self.name], one.id if beside else "") for one in ones],
+            "x": [self.axis.mark(one.params[self.name], one.id if beside else "") for one in individuals],
             "y": list(values),
             "mode": "markers",
             "name": title,
             "legendgroup": title,
             "marker": marker,
-            "text": [self._box(one) for one in ones],
-            "customdata": [one.id for one in ones],
+            "text": [self._box(one) for one in individuals],
+            "customdata": [one.id for one in individuals],
             "hovertemplate": "%{text}<extra></extra>",
             "cliponaxis": False,
         }
 
     def _box(self, one: Individual) -> str:
-        head = one.status
+        head, objective = one.status, theme.label(self.source.objective, 24)
         if self._has_value(one):
-            head = f"{self._objective} {theme.number(self._value(one))}"
-        return f"{theme.label(one.id)}: {head}<br>{self._title} {written(one.params[self.name])}"
-
-    @cached_property
-    def _objective(self) -> str:
-        return theme.label(self.source.objective, 24)
-
-    @cached_property
-    def _title(self) -> str:
-        return theme.label(self.name)
+            head = f"{objective} {theme.number(self._value(one))}"
+        return f"{theme.label(one.id)}: {head}<br>{theme.label(self.name)} {written(one.params[self.name])}"
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """At most six parameters; one that exists only sometimes has the individuals that have it."""
+    """Figure of at most six parameters."""
     source = sources[0]
     values = [one.objectives[source.objective] for one in source.completed if one.objectives]
     extent = value_range(values, source.objectives[source.objective], source.default_value())
@@ -135,7 +117,7 @@ def draw(sources: Sequence[Source]) -> Plot:
         number = panels.panel(row, column)
         first = first if column else number
         axis = Axis(parameter=source.space.parameters[name])
-        panel = _Panel(
+        panel = _SlicePanel(
             source=source, name=name, axis=axis, extent=extent, most=theme.MOST_POINTS // len(names)
         )
         for trace in panel.traces():
@@ -153,7 +135,6 @@ def draw(sources: Sequence[Source]) -> Plot:
 
 
 def _title(name: str, axis: Axis) -> str:
-    """With the condition under which the parameter exists."""
     shown, condition = theme.label(shortened(one_line(name), 32)), axis.condition()
     return (
         f"{shown}<br><span style='font-size:11px'>{theme.label(condition, 80)}</span>" if condition else shown

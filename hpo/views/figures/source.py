@@ -1,4 +1,4 @@
-"""What figures are drawn from: one campaign, and what several figures need of it."""
+"""Source of figures: one campaign with the facts that several figures need."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ if TYPE_CHECKING:
 
 
 class NotDrawn(Exception):
-    """The data do not fill a figure; the text says why, in words that follow a colon."""
+    """The campaign lacks the data for a figure; the text is the reason, in words to follow a colon."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One campaign. ``curves``: rows ``id, step, value, time`` and a column per further metric, in the order of their
-    times; ``name``: what it is called beside others."""
+    """A campaign to draw figures of."""
 
     name: str
+    """Name that distinguishes the campaign from others beside it."""
     record: CampaignRecord
     curves: pandas.DataFrame
+    """Table of ``hpo.results.curves.load``."""
 
     @cached_property
     def objectives(self) -> dict[str, str]:
-        """Name to direction ("minimize", "maximize"), in the task's order."""
+        """Direction by name, in the task's order."""
         return self.record.objectives
 
     @property
     def objective(self) -> str:
-        """The first objective's name."""
+        """Name of the first objective."""
         return next(iter(self.objectives))
 
     def sign(self, objective: str | None = None) -> float:
-        """-1 where the objective (default: the first) is maximised, else 1: times a value, less is better."""
+        """Factor that makes a value of the objective (default: the first) a loss: -1 if it is maximised, else 1."""
         return -1.0 if self.objectives[objective or self.objective] == "maximize" else 1.0
 
     @cached_property
     def space(self) -> SearchSpace | None:
-        """The search space; None where ``campaign.json`` describes none."""
+        """The search space; None if ``campaign.json`` describes none."""
         try:
             return described_space(self.record.identity.get("space"))
         except CampaignError:
@@ -60,28 +61,27 @@ class Source:
 
     @cached_property
     def ended(self) -> list[Individual]:
-        """Those that count for the budget, in the order in which they ended."""
+        """Individuals that count for the budget, by end."""
         found = [one for one in self.record.individuals if one.status in FINAL and one.finished is not None]
         return sorted(found, key=lambda one: (one.finished or 0.0, one.id))
 
     @cached_property
     def completed(self) -> list[Individual]:
-        """Those of ``ended`` that completed."""
         return [one for one in self.ended if one.status == COMPLETED and one.objectives is not None]
 
     @cached_property
     def number(self) -> dict[str, int]:
-        """By id, the place among those that ended, from 1: the horizontal axis of figures over evaluations."""
+        """Number among the evaluations that ended, from 1, by id."""
         return {one.id: place for place, one in enumerate(self.ended, start=1)}
 
     @cached_property
     def best(self) -> Individual | None:
-        """The best individual, as ``hpo best`` has it, known points included; None where none has completed."""
+        """The best individual of ``hpo best``, which may be a known point; None if no evaluation has completed."""
         return next(iter(pareto.best(self.record, 1)), None)
 
     @cached_property
     def default(self) -> Individual | None:
-        """The completed evaluation of the task's own point: its default, else the first that was given."""
+        """Completed evaluation of the task's own point: its default, or else the first given point."""
         for operator in ("default", "given"):
             for one in self.completed:
                 if one.operator == operator:
@@ -89,16 +89,17 @@ class Source:
         return None
 
     @property
-    def default_is_given(self) -> bool:
-        """Whether ``default`` is not the task's default but the first of its points."""
-        return self.default is not None and self.default.operator == "given"
+    def default_name(self) -> str:
+        """Name of the point that ``default`` is."""
+        given = self.default is not None and self.default.operator == "given"
+        return "first given point" if given else "default"
 
     def default_value(self, objective: str | None = None) -> float | None:
-        """Value of the default in the objective (default: the first); None where it has not completed."""
+        """Value of the default in the objective (default: the first); None if it has not completed."""
         return None if self.default is None else self.value(self.default, objective)
 
     def value(self, one: Individual, objective: str | None = None) -> float | None:
-        """What a completed or pruned individual brought in the objective (default: the first)."""
+        """Value of a completed or pruned individual in the objective (default: the first)."""
         values = one.objectives or {}
         found = values.get(objective or self.objective)
         if found is None and objective in (None, self.objective):
@@ -107,7 +108,7 @@ class Source:
         return found
 
     def importance(self, objective: str | None = None) -> Importance:
-        """Of each parameter for an objective (default: the first), learnt once.
+        """Importance of each parameter for an objective (default: the first), computed once.
 
         Raises:
             NotDrawn: too few evaluations have completed, all have the same result, or the forests explain none of it.
@@ -130,7 +131,7 @@ class Source:
         return {}
 
     def at_work(self, times: Sequence[float]) -> NDArray[Any]:
-        """Unix seconds as seconds at work: the time between launches does not count."""
+        """Unix seconds as seconds at work, without the time between launches."""
         spans = sorted((one.started, max(one.started, one.updated)) for one in self.record.launches)
         if not spans:
             return numpy.zeros(len(times))
@@ -143,21 +144,13 @@ class Source:
 
     @cached_property
     def later_launches(self) -> list[float]:
-        """Seconds at work at which the second and later launches began."""
+        """Begins of the second and later launches, in seconds at work."""
         return [float(one) for one in self.at_work([one.started for one in self.record.launches[1:]])]
 
 
-def thinned(count: int, most: int, keep: Sequence[int] = ()) -> NDArray[Any]:
-    """At most about ``most`` of the indices from 0 to ``count``, evenly spread, ``keep`` among them."""
-    if count <= most:
-        return numpy.arange(count)
-    even = numpy.linspace(0, count - 1, most).round().astype(int)
-    return numpy.union1d(even, numpy.asarray(keep, dtype=int))
-
-
 def important(source: Source) -> list[str]:
-    """All parameters that have more than one value: the most important for the first objective first; in the order of
-    the space where there are too few evaluations to know."""
+    """Parameters with more than one value by importance for the first objective, or in the order of the space as long
+    as importance is unknown."""
     if source.space is None:
         raise NotDrawn("campaign.json describes no search space")
     names = [name for name, one in source.space.parameters.items() if one.count != 1]

@@ -1,4 +1,4 @@
-"""``hpo report``: which directories, which file, and what is written."""
+"""``hpo report``: reads campaigns and writes their report."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ _SUFFIX = ".html"
 def report(
     arguments: Sequence[Path], output: Path | None = None, figures: Path | None = None, *, version: str = ""
 ) -> str:
-    """Write the report of the campaigns in ``arguments``, of which one that ends in .html is the output; returns what
-    was written, for a person to read. ``figures``: a folder that gets each figure as SVG and PDF; ``version``: of hpo,
-    which the page names.
+    """Write the report of campaigns.
+
+    Args:
+        arguments (sequence of Path): directories of campaigns, and at most one output that ends in .html.
+        output (Path; default None): the output, if it is not among ``arguments``.
+        figures (Path; default None): folder for each figure as SVG and PDF.
+        version (str; default ""): version of hpo, which the page names.
+
+    Returns:
+        Lines on what was written.
 
     Raises:
-        UsageError: no directory, or several outputs; or ``figures`` cannot be drawn here, where the report is written.
+        UsageError: there is no directory or several outputs; or ``figures`` cannot be drawn, but the report is written.
         CampaignError: a directory holds no campaign, or the output cannot be written.
         JournalDamaged: a journal is damaged.
     """
@@ -70,8 +77,7 @@ def report(
 
 
 def read(directories: Sequence[Path], begin: Callable[[str], None] = lambda what: None) -> list[Source]:
-    """The campaigns, each under the shortest name that is its own. ``begin`` is called before each is read. Raises the
-    errors of :func:`report`."""
+    """Read campaigns, with the errors of :func:`report`. ``begin`` is called before each."""
     found = []
     for name, directory in zip(names(directories), directories, strict=True):
         begin(f"reading {name}")
@@ -80,7 +86,7 @@ def read(directories: Sequence[Path], begin: Callable[[str], None] = lambda what
 
 
 def names(directories: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as it takes to distinguish them."""
+    """Last parts of the paths, as many as it takes to distinguish them."""
     whole = [directory.absolute() for directory in directories]
     for count in range(1, max(len(path.parts) for path in whole) + 1):
         found = ["/".join(path.parts[-count:]) for path in whole]

@@ -1,5 +1,4 @@
-"""All that a page shows, as data: summaries in words, and figures as plotly's JSON. The report holds it once; the live
-page sends it anew."""
+"""Content of a page as data: summaries in words, and figures as plotly's JSON, for the report and the live page."""
 
 from __future__ import annotations
 
@@ -12,40 +11,41 @@ from typing import Any
 import msgspec
 import numpy
 
-from hpo.individual import Individual
+from hpo.journal.records import storable
 from hpo.terminal import one_line
 from hpo.views.figures.drawing import theme
+from hpo.views.figures.drawing.thinning import thinned
 from hpo.views.figures.registry import FIGURES, Entry
-from hpo.views.figures.source import NotDrawn, Source, thinned
-from hpo.views.report.summary import Missing, Summary, Table, compared, summary
+from hpo.views.figures.source import NotDrawn, Source
+from hpo.views.report.summary import Missing, PageTable, Summary, compared, summary
 
-_MOST_DETAILS_BYTES = 700_000
-"""Of all campaigns together, about."""
+_MOST_DETAILS_BYTES = 700_000  # of all campaigns, about
 _MOST_ERRORS = 500
 _FEWEST_PACKED = 50
-_LONGEST_ERROR = 600
-"""Characters, the last ones: there is what was raised."""
+_LONGEST_ERROR = 600  # characters at the end of a traceback, where the error is
 
 
 class Drawn(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A figure of one campaign (its place among them), or of all (None). Either ``plot``, plotly's data and layout, or
-    ``own``, what the drawer of that name draws."""
+    """A figure with either ``plot`` or ``own``."""
 
     name: str
     title: str
     caption: str
     size: int
     campaign: int | None = None
+    """Place of the campaign among all; None if the figure is of all campaigns."""
     plot: dict[str, Any] | None = None
+    """Data and layout of plotly."""
     own: Any = None
+    """Data for the page's script of the figure's name."""
 
 
 class Details(msgspec.Struct, kw_only=True):
-    """The individuals of one campaign by column, for who points at a mark. ``status``, ``operator``: places in
-    ``words``; other columns are lists, or packed (see ``_column``)."""
+    """Columns on the individuals of a campaign, for the details of a mark. They are lists, or packed by ``_column``."""
 
     ids: list[str]
     words: list[str]
+    """Different statuses and operators, whose places are in the next columns."""
     status: list[int]
     operator: list[int]
     seconds: Any
@@ -55,16 +55,17 @@ class Details(msgspec.Struct, kw_only=True):
 
 
 class Content(msgspec.Struct, kw_only=True):
-    """A page. ``dark``: by colour, what it is on a dark page."""
+    """Content of a page."""
 
     title: str
     made: str
     versions: str
     campaigns: list[Summary]
-    compared: Table | None
+    compared: PageTable | None
     figures: list[Drawn]
     details: list[Details]
     dark: dict[str, str]
+    """Replacements of colours on a dark page."""
 
 
 def content(
@@ -73,21 +74,23 @@ def content(
     figures: Sequence[Entry] = FIGURES,
     begin: Callable[[str], None] = lambda title: None,
 ) -> Content:
-    """The page of one campaign, or of several side by side. ``version``: of hpo; ``begin`` is called with the title of
-    each figure before it is drawn."""
+    """Content of the page of one campaign or several. ``begin`` is called with the title of each figure before it is
+    drawn."""
     summaries = [summary(source) for source in sources]
     found: list[Drawn] = []
     for entry in figures:
         begin(entry.title)
-        if entry.overlaid or len(sources) == 1:
-            _draw(entry, sources, None, summaries, found)
-        else:
-            for place, source in enumerate(sources):
-                _draw(entry, [source], place, [summaries[place]], found)
+        together = entry.overlaid or len(sources) == 1
+        for place, group in enumerate([sources] if together else [[one] for one in sources]):
+            try:
+                found.append(drawn(entry, group, None if together else place))
+            except NotDrawn as reason:
+                for one in summaries if together else [summaries[place]]:
+                    one.missing.append(Missing(entry.title, str(reason)))
     return Content(
         title=", ".join(one_line(source.name) for source in sources),
         made=time.strftime("%-d %B %Y, %H:%M"),
-        versions=f"hpo {version}, Python {platform.python_version()}".replace("hpo , ", ""),
+        versions=", ".join([*([f"hpo {version}"] if version else []), f"Python {platform.python_version()}"]),
         campaigns=summaries,
         compared=compared(sources) if len(sources) > 1 else None,
         figures=found,
@@ -96,23 +99,8 @@ def content(
     )
 
 
-def _draw(
-    entry: Entry,
-    sources: Sequence[Source],
-    campaign: int | None,
-    summaries: Sequence[Summary],
-    found: list[Drawn],
-) -> None:
-    """Draw one figure; or note why not, in the summaries of the campaigns that it is of."""
-    try:
-        found.append(drawn(entry, sources, campaign))
-    except NotDrawn as reason:
-        for one in summaries:
-            one.missing.append(Missing(entry.title, str(reason)))
-
-
 def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) -> Drawn:
-    """One figure as a page has it; NotDrawn where the data do not fill it."""
+    """One figure of a page; NotDrawn if the campaigns lack the data."""
     own, plot, title = None, None, entry.title
     if (make := entry.content) is not None:
         own = make(sources)
@@ -121,19 +109,13 @@ def drawn(entry: Entry, sources: Sequence[Source], campaign: int | None = None) 
         for trace in plot["data"]:
             _pack(trace)
         title = plot.get("layout", {}).get("title", {}).get("text") or title
-    return Drawn(
-        name=entry.name,
-        title=title,
-        caption=entry.caption,
-        size=entry.size,
-        campaign=campaign,
-        plot=plot,
-        own=own,
-    )
+    figure = Drawn(name=entry.name, title=title, caption=entry.caption, size=entry.size, campaign=campaign)
+    figure.plot, figure.own = plot, own
+    return figure
 
 
 def _pack(trace: dict[str, Any]) -> None:
-    """Many numbers as plotly's encoded arrays."""
+    """Replace long arrays of numbers by plotly's encoded arrays."""
     for name in ("x", "y"):
         data = _packed(trace.get(name))
         if data is not None:
@@ -141,8 +123,8 @@ def _pack(trace: dict[str, Any]) -> None:
 
 
 def _packed(values: Any) -> str | None:
-    """Single precision in base64, a third as long as digits; None for what is short, not of numbers alone, or beyond
-    its range."""
+    """Numbers as single precision in base64, a third as long as digits; None if there are few, or some are not numbers
+    or beyond the range."""
     if isinstance(values, numpy.ndarray):
         values = values.tolist()
     if not isinstance(values, (list, tuple)) or len(values) < _FEWEST_PACKED:
@@ -156,19 +138,21 @@ def _packed(values: Any) -> str | None:
 
 
 def _column(values: list[Any]) -> Any:
-    """Of numbers with a decimal point ``{"packed": base64}``, NaN where there is none; else the list."""
+    """Column of floats as ``{"packed": base64}`` with NaN for None; any other column as it is."""
     if all(type(one) in (float, type(None)) for one in values) and (data := _packed(values)) is not None:
         return {"packed": data}
     return values
 
 
 def marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
-    """The ids that marks of the figures of a campaign stand for."""
+    """Ids of the individuals that marks of a campaign's figures stand for."""
     found: set[str] = set()
     for figure in drawn:
         if figure.campaign in (None, campaign) and figure.plot is not None:
             for trace in figure.plot["data"]:
-                if trace.get("meta", campaign) != campaign:  # where several are overlaid, that of the trace
+                if (
+                    trace.get("meta", campaign) != campaign
+                ):  # a trace of another campaign in an overlaid figure
                     continue
                 for name in ("customdata", "hovertext"):
                     values = trace.get(name)
@@ -178,7 +162,7 @@ def marked(drawn: Sequence[Drawn], campaign: int) -> set[str]:
 
 
 def details(source: Source, identities: Collection[str]) -> Details:
-    """Of the individuals ``identities`` and the best, all or an even choice of them."""
+    """Details of the individuals ``identities``, or of the best and an even choice if there are too many."""
     everyone = [one for one in (*source.record.known, *source.record.individuals) if one.id in identities]
     best = source.best
     keep = [index for index, one in enumerate(everyone) if best is not None and one.id == best.id]
@@ -189,6 +173,8 @@ def details(source: Source, identities: Collection[str]) -> Details:
         for place, word in enumerate(dict.fromkeys(w for one in found for w in (one.status, one.operator)))
     }
     names = list(dict.fromkeys(name for one in found for name in one.params))
+    failed = [one for one in found if one.error]
+    failed = [failed[index] for index in thinned(len(failed), _MOST_ERRORS)]
     return Details(
         ids=[one.id for one in found],
         words=[one_line(word) for word in words],
@@ -198,36 +184,27 @@ def details(source: Source, identities: Collection[str]) -> Details:
         objectives={
             one_line(name): _column([source.value(one, name) for one in found]) for name in source.objectives
         },
-        # Where a parameter does not exist there is null, which the page leaves out; None may be chosen.
+        # The page leaves out null, the value of a parameter that does not exist; None may be a choice.
         params={
             one_line(name): _column(
                 ["None" if one.params.get(name, 0) is None else one.params.get(name) for one in found]
             )
             for name in names
         },
-        errors={
-            one.id: (one.error or "")[-_LONGEST_ERROR:] for one in _spread([o for o in found if o.error])
-        },
+        errors={one.id: (one.error or "")[-_LONGEST_ERROR:] for one in failed},
     )
 
 
-def _spread(failed: list[Individual]) -> list[Individual]:
-    return [failed[index] for index in thinned(len(failed), _MOST_ERRORS)]
-
-
 def _as_list(value: Any) -> Any:
-    """What numpy holds and plotly has left as it was."""
+    """Array of numpy as a list."""
     return value.tolist()
 
 
 def encoded(found: Content | Any) -> bytes:
-    """``found`` as JSON that may stand inside a script element: nothing in it ends the element, or is a line's end to a
-    script."""
-    from hpo.journal.records import storable
-
+    """``found`` as JSON inside a script element, which neither ends the element nor a line of the script."""
     try:
         data = msgspec.json.encode(found, enc_hook=_as_list)
-    except UnicodeEncodeError:  # half a surrogate pair in a name
+    except UnicodeEncodeError:  # a name has half of a surrogate pair
         data = msgspec.json.encode(storable(msgspec.to_builtins(found, enc_hook=_as_list)))
     for character in ("<", ">", "&", "\u2028", "\u2029"):
         data = data.replace(character.encode(), f"\\u{ord(character):04x}".encode())

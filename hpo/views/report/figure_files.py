@@ -1,4 +1,4 @@
-"""Figures as SVG and PDF, for papers: plotly draws them in a Chrome without a window."""
+"""Figures as SVG and PDF for papers, drawn by plotly in a Chrome without a window."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from hpo.views.figures.registry import FIGURES
 from hpo.views.figures.source import NotDrawn, Source
 
 FORMATS = ("svg", "pdf")
-_WIDTH = 720
-"""Pixels."""
+_WIDTH = 720  # pixels
 
 
 def write(sources: Sequence[Source], folder: Path) -> list[str]:
-    """Write each figure that the data fill as ``NAME.svg`` and ``NAME.pdf`` to ``folder``, which is made; of several
-    campaigns ``NAME-2.svg`` and so on. Returns a line a figure that was left out, and one of what was written.
+    """Write figures as ``NAME.svg`` and ``NAME.pdf``, of further campaigns as ``NAME-2.svg`` and so on, to ``folder``.
+
+    Returns:
+        Lines on what was written and left out.
 
     Raises:
-        UsageError: there is no Chrome, or it does not start.
+        UsageError: no Chrome starts.
         CampaignError: a file cannot be written.
     """
     import plotly.io
@@ -49,7 +50,7 @@ def write(sources: Sequence[Source], folder: Path) -> list[str]:
             f"{error.filename or folder} cannot be written ({error.strerror or error}). Name a folder that you may "
             "write."
         ) from error
-    except RuntimeError as error:  # of plotly, kaleido and what starts Chrome
+    except RuntimeError as error:  # plotly, kaleido and the library that starts Chrome raise it
         said = next(filter(None, str(error.args[0] if error.args else "").splitlines()), type(error).__name__)
         raise UsageError(
             f"hpo report --figures needs a Chrome or Chromium that starts ({one_line(said.strip(' .'))}). Install "

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network: its data, plotly and our script inside it."""
+"""Report as one HTML file that needs no network, with its data, plotly and the page's scripts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _ICON = (
 
 @cache
 def asset(name: str) -> str:
-    """A file of ``assets``: ``page.css``, ``page.js`` and the drawers that figures have of their own."""
+    """Text of a file of ``assets``."""
     return files("hpo.views.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
 def drawers() -> str:
-    """The scripts of figures that plotly does not draw, one after the other."""
+    """Scripts of figures that plotly does not draw."""
     folder = files("hpo.views.report").joinpath("assets")
     names = [f"{one.name}.js" for one in FIGURES]
     return "\n".join(asset(name) for name in names if folder.joinpath(name).is_file())
@@ -42,7 +42,7 @@ def drawers() -> str:
 
 @cache
 def plotly() -> str:
-    """Plotly's script, which contains no end of a script element."""
+    """Script of plotly, which contains no end of a script element."""
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
@@ -50,7 +50,7 @@ def plotly() -> str:
 
 
 def report(content: Content) -> bytes:
-    """The file. A browser allows it no other script than these, no network and no ``eval``."""
+    """Content of the file. Its policy allows no other scripts, no network and no ``eval``."""
     scripts = [plotly(), asset("page.js"), drawers(), "hpo.start();"]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
@@ -70,12 +70,12 @@ def report(content: Content) -> bytes:
 
 
 def head() -> str:
-    """The beginning of the page and its icon; what is its own follows."""
+    """Beginning of a page's head, with its icon."""
     return _HEAD + f'<link rel="icon" href="{_ICON}">\n'
 
 
 def body(figures: Sequence[Drawn] = ()) -> str:
-    """What scripts fill: the beginning of the body, which the live page shares."""
+    """Beginning of a page's body, which scripts fill."""
     return "".join(
         [
             '<body>\n<main id="hpo-page">\n<noscript><p>This page is drawn by the script inside it: allow it to run, '
@@ -88,7 +88,6 @@ def body(figures: Sequence[Drawn] = ()) -> str:
 
 
 def _frame(figure: Drawn) -> str:
-    """The element that a figure is drawn into."""
     identity = figure.name if figure.campaign is None else f"{figure.name}-{figure.campaign}"
     title = html.escape(html.unescape(figure.title))
     return (

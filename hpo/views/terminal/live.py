@@ -1,5 +1,4 @@
-"""How a campaign stands, again and again: what looks at it, what draws the panel on a terminal, and ``hpo status
---watch``, which shows it until the campaign ends."""
+"""State of a campaign, read and shown again and again: the panel on a terminal, and ``hpo status --watch``."""
 
 from __future__ import annotations
 
@@ -30,19 +29,18 @@ from hpo.views import text
 from hpo.views.terminal import panel
 
 LOOK_S = 1.0
-_SHARE = 0.05
-"""Of its time that looking takes at most: where storage is slow or journals are long, looks are further apart."""
+_SHARE = 0.05  # largest share of time for looking: looks are further apart with slow storage or long journals
 _LONGEST_S = 60.0
-_PATIENCE_S = 5.0
-"""In which rank 0 writes its first ``status.json``, before the journals are folded instead."""
+_PATIENCE_S = (
+    5.0  # rank 0 gets this time to write its first status.json, before the journals are folded instead
+)
 _LINE_S = 60.0
-_RESTART_S = 60.0
-"""In which a launch that was cut off is followed by another: `hpo run` starts again by itself."""
+_RESTART_S = 60.0  # `hpo run` starts a launch that was cut off again within this time
 
 
-class Source:
-    """Looks at the campaign in ``directory``. ``own``: `hpo run` looks at what it is starting: until that is at work,
-    nothing but a cheap look back."""
+class OverviewSource:
+    """Overviews of the campaign in ``directory``. ``own``: whether this process starts the campaign, so that its
+    journals are not worth folding before it is at work."""
 
     def __init__(self, directory: Path, *, own: bool = False) -> None:
         self._directory = directory
@@ -51,10 +49,10 @@ class Source:
         self._follower: Follower | None = None
         self._alive_since: float | None = None
         self.pause_s = LOOK_S
-        """How long to wait before the next look."""
+        """Seconds to wait before the next look."""
 
     def look(self) -> Overview | None:
-        """How it stands; None where that is not known yet.
+        """The present overview; None if it is not known yet.
 
         Raises:
             CampaignError: there is no campaign, or it cannot be read.
@@ -84,9 +82,9 @@ class Source:
 
 
 class Looker:
-    """Looks in a thread of its own, which may hang with the storage. ``newest``: what it found last."""
+    """Looks in a thread of its own, which may hang with the storage."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: OverviewSource) -> None:
         self._source = source
         self._stop = threading.Event()
         self.newest: Overview | None = None
@@ -94,7 +92,7 @@ class Looker:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            with suppress(CampaignError, OSError):  # which may pass
+            with suppress(CampaignError, OSError):  # such faults may pass
                 self.newest = self._source.look() or self.newest
             self._stop.wait(self._source.pause_s)
 
@@ -103,17 +101,16 @@ class Looker:
 
 
 class LivePanel(Live):
-    """The panel at the end of what the terminal ``handle`` shows, with printed text scrolling by above it.
+    """The panel at the end of the output to the terminal ``handle``, with printed text scrolling by above it.
 
-    rich's ``Live`` hides the cursor, leaves it below the panel, and goes up again by as many lines as it drew. So a
-    process that is killed leaves a terminal without a cursor; where the terminal was made narrower meanwhile and wraps
-    the panel's lines, their beginnings stay; and so does what another process writes. Here the cursor stays visible and
-    rests where the panel begins, and each drawing first erases all from there on."""
+    rich's ``Live`` hides the cursor, leaves it below the panel, and moves up by as many lines as it drew. A killed
+    process would leave a terminal without a cursor, and a narrower terminal, which wraps the panel's lines, would keep
+    their beginnings. Here the cursor stays visible at the panel's begin, and each drawing erases the rest."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self._is_drawn = False
-        # A descriptor of its own: standard streams may be redirected as long as the panel is shown.
+        # Standard streams may be redirected while the panel is shown, so the panel has a descriptor of its own.
         file = open(os.dup(handle), "w", encoding="utf-8", errors="replace")  # noqa: SIM115
         console = Console(
             file=file, force_terminal=True, highlight=False, emoji=False, markup=False, legacy_windows=False
@@ -136,8 +133,7 @@ class LivePanel(Live):
             self.console.show_cursor(True)
 
     def draw(self, content: RenderableType | None, above: Text | None = None) -> None:
-        """Draw ``content`` in the place of what was drawn before, None for nothing; ``above`` is written before it and
-        stays."""
+        """Replace the panel by ``content``; ``above`` is written before it and stays."""
         self.console.size = self.size
         self.update(content or "")
         with suppress(OSError):
@@ -165,7 +161,7 @@ class LivePanel(Live):
 
 @dataclass(frozen=True)
 class _Order:
-    """An escape sequence."""
+    """Escape sequence."""
 
     sequence: str
 
@@ -175,14 +171,14 @@ class _Order:
 
 @dataclass(frozen=True)
 class Below:
-    """The panel's lines, after which the cursor returns to the first of them. A terminal that has become narrower
-    since its size was asked must not wrap them."""
+    """The panel's lines, after which the cursor returns to the first of them."""
 
     content: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         fitting = options.update(no_wrap=True, overflow="ellipsis")
         lines = console.render_lines(self.content, fitting, pad=False)[: options.size.height]
+        # The terminal may have become narrower since, and must not wrap the lines.
         yield _Order("\x1b[?7l")
         for line in lines:
             yield from line
@@ -191,8 +187,7 @@ class Below:
 
 
 def watch(directory: Path) -> int:
-    """Show how the campaign in ``directory`` stands until it ends, or Ctrl-C (``KeyboardInterrupt``); returns the exit
-    code.
+    """Show the state of the campaign in ``directory`` until it ends, or until Ctrl-C; returns the exit code.
 
     Raises:
         CampaignError: there is no campaign, or it cannot be read.
@@ -206,9 +201,9 @@ def watch(directory: Path) -> int:
 
 
 def _until_the_end(directory: Path, found: Overview) -> Overview:
-    """How it stands in the end; a campaign that is started again meanwhile has not ended."""
-    looker = Looker(Source(directory))
-    show, close = _shown(directory)
+    """The last overview; a campaign that is started again meanwhile has not ended."""
+    looker = Looker(OverviewSource(directory))
+    show, close = _display(directory)
     cut_off: float | None = None
     try:
         while True:
@@ -230,10 +225,10 @@ def _until_the_end(directory: Path, found: Overview) -> Overview:
         close()
 
 
-def _shown(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], None]]:
-    """What shows how it stands, and what ends showing it."""
+def _display(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], None]]:
+    """Functions that show an overview and that end the display."""
     if not sys.stdout.isatty() or process.terminal_columns(sys.stdout) is None:
-        return _lines(), lambda: None
+        return _line_writer(), lambda: None
     live = LivePanel(sys.stdout.fileno())
     live.start()
 
@@ -244,8 +239,8 @@ def _shown(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], No
     return draw, live.stop
 
 
-def _lines() -> Callable[[Overview], None]:
-    """Writes a line a minute, and one where the state changes."""
+def _line_writer() -> Callable[[Overview], None]:
+    """Function that writes a line each minute, and whenever the state changes."""
     due, state = 0.0, ""
 
     def show(found: Overview) -> None:

@@ -1,5 +1,5 @@
-"""The panel: how a campaign stands, in a few lines that are drawn again and again. ``hpo run`` and ``hpo status
---watch`` show it on a terminal, notebooks in the cell that runs the campaign."""
+"""The panel: state of a campaign in a few lines, which ``hpo run`` and ``hpo status --watch`` show on a terminal and
+notebooks in a cell."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.individual import FINAL, STATUSES
-from hpo.results.overview import Overview
+from hpo.results.overview import Overview, Pace
 from hpo.terminal import one_line
 from hpo.text import digits
-from hpo.views.text import duration, params, report, short, values_of
+from hpo.views.text import duration, params, plural, report, short, values_of
 
-_LABEL = 11
+_LABEL = 11  # characters
 _WIDEST_BARS = 100
 _MOST_ISLANDS = 64
 _CELL_ROWS = 30
@@ -36,9 +36,17 @@ def panel(
     own: bool = False,
     starting: bool = False,
 ) -> Group:
-    """The panel for ``columns`` and ``rows`` of a terminal, to be rendered without wrapping. ``overview``: None before
-    anything is known; ``now``: Unix seconds; ``own``: Ctrl-C stops the campaign; ``starting``: what is known is of
-    earlier launches."""
+    """The panel, to be rendered without wrapping.
+
+    Args:
+        directory (Path): directory of the campaign.
+        overview (Overview or None): state of the campaign; None before anything is known.
+        now (float): Unix seconds.
+        columns (int): width of the terminal.
+        rows (int): height of the terminal.
+        own (bool; default False): whether Ctrl-C stops the campaign.
+        starting (bool; default False): whether ``overview`` is of an earlier launch.
+    """
     parts: list[RenderableType] = [_title(columns, directory, overview, starting=starting)]
     if overview is not None:
         parts += _facts(columns, overview, now, own=own)
@@ -49,7 +57,7 @@ def panel(
 
 
 def cell(directory: Path, overview: Overview | None) -> Table:
-    """The panel in a cell of a notebook, which shows what rich makes of it as HTML or as text."""
+    """The panel for a cell of a notebook."""
     table = Table.grid()
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_row(panel(directory, overview, time.time(), columns=get_console().width, rows=_CELL_ROWS))
@@ -57,14 +65,11 @@ def cell(directory: Path, overview: Overview | None) -> Table:
 
 
 def line(overview: Overview, now: float) -> str:
-    """The same on one line, for where nothing can be drawn."""
-    parts = [_evaluated(overview)]
-    parts.append(
-        f"best {values_of(overview.best)} ({overview.best.id})" if overview.best else "best none yet"
-    )
-    parts += [_rate(overview, now), _counts(overview)]
+    """State of the campaign in one line, for output that cannot be redrawn."""
+    best = f"{values_of(overview.best)} ({overview.best.id})" if overview.best else "none yet"
+    parts = [_evaluated(overview), f"best {best}", _rate(overview, now), _counts(overview)]
     if overview.alive:
-        parts += [f"{overview.running}/{overview.workers} workers busy", _left(overview, now)]
+        parts += [f"{overview.running}/{overview.workers} workers busy", _time_left(overview, now)]
     return f"{overview.state}: {'  '.join(filter(None, parts))}"
 
 
@@ -83,36 +88,32 @@ def _title(width: int, directory: Path, overview: Overview | None, *, starting: 
 
 
 def _facts(width: int, overview: Overview, now: float, *, own: bool) -> list[RenderableType]:
-    found: list[RenderableType] = []
-    pace = overview.pace
+    best, pace, evaluated = overview.best, overview.pace, _evaluated(overview)
     bars = _bars(width)
+    facts: list[tuple[str, str | Text]] = []
     if overview.budget is not None:
-        _add(bars, "evaluated", overview.final, overview.budget, _evaluated(overview), _left(overview, now))
+        left = _time_left(overview, now)
+        _add_bar(bars, "evaluated", overview.final, overview.budget, evaluated, left)
     else:
-        found.append(_fact("evaluated", Text(_evaluated(overview))))
+        facts.append(("evaluated", evaluated))
     if overview.deadline_s is not None and pace is not None and pace.ends_at is not None:
         spent = min(overview.deadline_s, max(0.0, now - pace.ends_at + overview.deadline_s))
         text = f"{duration(spent)} of {duration(overview.deadline_s)}"
-        _add(bars, "deadline", spent, overview.deadline_s, text, "")
-    if bars.row_count:
-        found.insert(0, bars)
-    if overview.best is not None:
-        best = Text.assemble((values_of(overview.best), "bold green"), f" by {overview.best.id}")
-        found.append(_fact("best", best.append(f"   {params(overview.best.params)}", "")))
+        _add_bar(bars, "deadline", spent, overview.deadline_s, text)
+    if best is None:
+        facts.append(("best", "none yet"))
     else:
-        found.append(_fact("best", Text("none yet")))
-    found.append(_fact("workers", _workers(overview)))
+        rest = f" by {best.id}   {params(best.params)}"
+        facts.append(("best", Text.assemble((values_of(best), "bold green"), rest)))
+    facts.append(("workers", _workers(overview)))
     if pace is not None and overview.islands > 1:
-        found.append(_fact("islands", _islands(overview)))
-    if rate := _rate(overview, now):
-        found.append(_fact("pace", Text(rate)))
-    if counts := _counts(overview):
-        found.append(_fact("ended", Text(counts)))
+        facts.append(("islands", _islands(overview, pace)))
+    facts += [("pace", _rate(overview, now)), ("ended", _counts(overview))]
     for number, error in enumerate(overview.errors):
-        found.append(_fact("" if number else "failures", Text(error, "red" if not number else "")))
-    if note := _note(overview, now, own=own):
-        found.append(_fact("note", Text(note, "yellow")))
-    return found
+        facts.append(("", error) if number else ("failures", Text(error, "red")))
+    facts.append(("note", Text(_note(overview, now, own=own), "yellow")))
+    lines = [_fact(label, Text(text) if isinstance(text, str) else text) for label, text in facts if text]
+    return [bars, *lines] if bars.row_count else [*lines]
 
 
 def _fact(label: str, content: Text) -> Text:
@@ -129,7 +130,7 @@ def _bars(width: int) -> Table:
     return table
 
 
-def _add(bars: Table, label: str, done: float, whole: float, text: str, aside: str) -> None:
+def _add_bar(bars: Table, label: str, done: float, whole: float, text: str, aside: str = "") -> None:
     bar = ProgressBar(total=max(whole, 1e-9), completed=min(done, whole), complete_style="cyan")
     bars.add_row(Text(f" {label}", _FAINT), bar, Text(text), Text(aside))
 
@@ -154,24 +155,21 @@ def _workers(overview: Overview) -> Text:
     return text
 
 
-def _islands(overview: Overview) -> Text:
-    """Of each the best value and how many have completed."""
-    assert overview.pace is not None
-    count = digits(island.best for island in overview.pace.islands.values())
+def _islands(overview: Overview, pace: Pace) -> str:
+    """Best value and number of completed individuals of each island."""
+    count = digits(island.best for island in pace.islands.values())
     parts = []
     for number in range(min(overview.islands, _MOST_ISLANDS)):
-        found = overview.pace.islands.get(number)
-        value = (
-            "none yet"
-            if found is None or found.best is None
-            else f"{short(found.best, count)} of {found.completed}"
-        )
-        parts.append(f"{number}: {value}")
-    return Text("   ".join(parts))
+        found = pace.islands.get(number)
+        if found is None or found.best is None:
+            parts.append(f"{number}: none yet")
+        else:
+            parts.append(f"{number}: {short(found.best, count)} of {found.completed}")
+    return "   ".join(parts)
 
 
 def _counts(overview: Overview) -> str:
-    """How they ended, unless all completed."""
+    """Numbers of evaluations by status, unless all completed."""
     counts = {name: overview.evaluations.get(name, 0) for name in STATUSES if name in FINAL}
     parts = [f"{count} {name}" for name, count in counts.items() if count]
     return ", ".join(parts) if len(parts) > 1 or not counts["completed"] else ""
@@ -182,8 +180,8 @@ def _rate(overview: Overview, now: float) -> str:
     return "" if not rate else f"{rate:.0f} an hour" if rate >= 10 else f"{rate:.1f} an hour"
 
 
-def _left(overview: Overview, now: float) -> str:
-    """What is left of the time, by the pace of the last evaluations and the deadline."""
+def _time_left(overview: Overview, now: float) -> str:
+    """Remaining time by the pace of the last evaluations and the deadline."""
     pace = overview.pace
     if pace is None or overview.state not in ("running", "paused"):
         return ""
@@ -195,12 +193,12 @@ def _left(overview: Overview, now: float) -> str:
 
 
 def _note(overview: Overview, now: float, *, own: bool) -> str:
-    """What a person may want to act on."""
+    """Sentence on a state that a person may want to act on."""
     if overview.state == "stopping":
         until = overview.pace.grace_until if overview.pace else None
         if not overview.running or until is None or until <= now:
             return f"stopping ({overview.stopping or 'stopped'})"
-        them = f"{overview.running} running evaluation{'s' if overview.running > 1 else ''}"
+        them = plural(overview.running, "running evaluation")
         at_once = "; a second Ctrl-C ends them at once" if own else ""
         return f"{them} may save or finish for {duration(until - now)} more{at_once}"
     if overview.storage is not None:
@@ -212,7 +210,7 @@ def _note(overview: Overview, now: float, *, own: bool) -> str:
 
 
 def _running(overview: Overview, room: int, now: float) -> Table:
-    """A line each of what runs: all by worker, or where there is no room that which runs longest."""
+    """Table of the evaluations that run; of those that run longest if there is no room for all."""
     everyone = overview.individuals
     shown = everyone if len(everyone) <= room else sorted(everyone, key=lambda one: one.started)[: room - 1]
     hosts = len({one.host for one in everyone}) > 1

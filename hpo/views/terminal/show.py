@@ -1,4 +1,4 @@
-"""What ``hpo show`` says: all of one individual."""
+"""Text and JSON of ``hpo show``: everything about one individual."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,52 +18,54 @@ from hpo.errors import UsageError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import RUNNING, Individual, Scalar, is_known
 from hpo.journal.records import storable
+from hpo.results import curves as learning_curves
 from hpo.results import result as results
 from hpo.results.analysis import pareto
-from hpo.results.curves import of_individuals
 from hpo.results.record import CampaignRecord, load
 from hpo.spelling import suggestion
 from hpo.task.trial_directory import OUTPUT
 from hpo.terminal import one_line, visible
 from hpo.text import digits
 from hpo.views import text
-from hpo.views.terminal.history import Run, history
+from hpo.views.terminal.history import EvaluationRun, history
 
 if TYPE_CHECKING:
     import pandas
 
 _ID = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,18})")
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 60
+_WIDTH = 60  # characters of a curve
 _LAST_ROWS = 5
 _MOST_COLUMNS = 8
 _MOST_LISTED = 20
-_MOST_COMPARED = 2000
+_MOST_COMPARED = 2000  # ids that a misspelt one is compared with
+_LONGEST_METRIC = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """``default``, ``best``: to compare with, None where there is none; ``parents``: with None for one that is not on
-    record; ``schedule``: with kind "pbt" the intervals that led to it; ``events``: time and what happened between its
-    runs; ``curve``: its rows."""
+class ShownIndividual:
+    """An individual and what is shown beside it."""
 
     record: CampaignRecord
     one: Individual
     best: Individual | None
     default: Individual | None
     parents: Mapping[str, Individual | None]
+    """None for parents that are not on record."""
     children: Sequence[str]
     schedule: Sequence[Individual]
+    """Intervals that led to the individual, with kind "pbt"."""
     steps: Mapping[str, tuple[int, int]]
-    runs: Sequence[Run]
+    runs: Sequence[EvaluationRun]
     events: Sequence[tuple[float, str]]
+    """Times and events between the runs."""
     curve: pandas.DataFrame
     directory: Path | None
-    output: Sequence[Path] = field(default_factory=list)
+    output: Sequence[Path]
 
 
-def show(directory: Path, identity: str) -> Shown:
-    """All of the individual ``identity``.
+def show(directory: Path, identity: str) -> ShownIndividual:
+    """Collect everything about the individual ``identity``.
 
     Raises:
         UsageError: there is no such individual.
@@ -75,23 +78,22 @@ def show(directory: Path, identity: str) -> Shown:
             f"{directory}: there is no individual {one_line(identity)[:80]}. {_near(identity, record)}"
         )
     one = by_id[identity]
-    found = pareto.best(record, 1)
     schedule = results.schedule(record, identity) if one.inherits else [one]
-    curves = of_individuals(directory, {each.id for each in schedule})
+    curves = learning_curves.load(directory, {each.id for each in schedule})
     (direction, *others) = record.objectives.values()
     runs, events = history(directory, identity, direction=None if others else direction)
     home = EvaluationDirectories(directory).existing(identity)
-    return Shown(
+    return ShownIndividual(
         record=record,
         one=one,
-        best=found[0] if found else None,
+        best=next(iter(pareto.best(record, 1)), None),
         default=next((each for each in record.individuals if each.operator == "default"), None),
         parents={parent: by_id.get(parent) for parent in one.parents},
         children=[
             each.id for each in record.individuals if identity in each.parents or each.inherits == identity
         ],
         schedule=schedule,
-        steps=text.step_ranges(curves),
+        steps=step_ranges(curves),
         runs=runs,
         events=events,
         curve=curves[curves["id"] == identity],
@@ -106,8 +108,16 @@ def _output(home: Path) -> list[Path]:
     return []
 
 
+def step_ranges(curves: pandas.DataFrame) -> dict[str, tuple[int, int]]:
+    """First and last step of each individual in a table of learning curves."""
+    if not len(curves):
+        return {}
+    steps = curves.groupby("id")["step"].agg(["min", "max"])
+    return {name: (int(first), int(last)) for name, first, last in steps.itertuples()}
+
+
 def _near(identity: str, record: CampaignRecord) -> str:
-    """Which ids there are that may be meant."""
+    """Sentence on the ids that may be meant."""
     if is_known(identity) and record.known:
         return f"Known points are {record.known[0].id} to {record.known[-1].id}."
     if not record.individuals:
@@ -131,37 +141,34 @@ def _listed(words: Sequence[str]) -> str:
     return ", ".join(words[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-# --- as text ----------------------------------------------------------------------------------------------------------
-
-
-def as_text(shown: Shown, now: float) -> str:
-    """What ``hpo show`` prints. ``now``: Unix seconds."""
+def as_text(shown: ShownIndividual, now: float) -> str:
+    """Text of ``hpo show``. ``now``: Unix seconds."""
     return "\n".join(line for part in _parts(shown, now) for line in part)
 
 
-def _parts(shown: Shown, now: float) -> Iterator[list[str]]:
+def _parts(shown: ShownIndividual, now: float) -> Iterator[list[str]]:
     one = shown.one
-    yield _aligned(list(_facts(shown, now)))
+    yield text.table(list(_facts(shown, now)))
     yield ["", *_configuration(shown)]
     if one.metrics:
-        metrics = [(f"    {one_line(name)}", _metric(value)) for name, value in one.metrics.items()]
-        yield ["", "metrics", *_aligned(metrics)]
+        metrics = {one_line(name): one_line(value) for name, value in one.metrics.items()}
+        cut = {k: v if len(v) <= _LONGEST_METRIC else f"{v[:_LONGEST_METRIC]} …" for k, v in metrics.items()}
+        yield ["", "metrics", *text.table([(f"    {name}", value) for name, value in cut.items()])]
     if len(shown.schedule) > 1:
         schedule = text.schedule(shown.schedule, results.changed(shown.schedule), shown.steps)
         yield ["", *schedule.splitlines()]
     if len(shown.runs) > 1 or shown.events:
-        yield ["", "history", *_happened(shown)]
+        yield ["", "history", *_history(shown)]
     if len(shown.curve):
         yield ["", *_curve(shown.curve)]
     if one.error:
         yield ["", "error", *(f"    {line}" for line in visible(one.error).rstrip().splitlines())]
-    files = [("directory", shown.directory)] if shown.directory else []
-    files += [("output" if not number else "", path) for number, path in enumerate(shown.output)]
-    if files:
-        yield ["", *_aligned([(name, one_line(path)) for name, path in files])]
+    if shown.directory:
+        output = [("" if number else "output", one_line(path)) for number, path in enumerate(shown.output)]
+        yield ["", *text.table([("directory", one_line(shown.directory)), *output])]
 
 
-def _facts(shown: Shown, now: float) -> Iterator[tuple[str, str]]:
+def _facts(shown: ShownIndividual, now: float) -> Iterator[tuple[str, str]]:
     record, one = shown.record, shown.one
     yield "individual", f"{one.id} of {one_line(record.directory)}"
     yield "status", one.status
@@ -187,7 +194,7 @@ def _facts(shown: Shown, now: float) -> Iterator[tuple[str, str]]:
     if one.migrations:
         yield "migrations", ", ".join(f"{source} to {target}" for source, target in one.migrations)
     if one.retries:
-        yield "retries", f"its processes died {one.retries} time{'s' if one.retries > 1 else ''}"
+        yield "retries", f"its processes died {text.plural(one.retries, 'time')}"
     if note := text.code(record, one) if not is_known(one.id) else "":
         yield "code", note
 
@@ -197,8 +204,8 @@ def _parent(identity: str, parent: Individual | None) -> str:
     return f"{identity} ({' '.join(map(text.short, values))})" if values else identity
 
 
-def _beside(shown: Shown, name: str) -> str:
-    """The values of best and default in that objective."""
+def _beside(shown: ShownIndividual, name: str) -> str:
+    """Values of the best and the default in that objective."""
     parts = []
     for what, other in ("best", shown.best), ("default", shown.default):
         if other is not None and other.id == shown.one.id:
@@ -210,8 +217,7 @@ def _beside(shown: Shown, name: str) -> str:
     return f"    ({', '.join(parts)})" if parts else ""
 
 
-def _configuration(shown: Shown) -> list[str]:
-    """A line a parameter: here, of the best, of the default."""
+def _configuration(shown: ShownIndividual) -> list[str]:
     columns: list[tuple[str, Mapping[str, Scalar]]] = [(shown.one.id, shown.one.params)]
     for name, other in ("best", shown.best), ("default", shown.default):
         if other is not None and other.id != shown.one.id:
@@ -221,10 +227,10 @@ def _configuration(shown: Shown) -> list[str]:
     for name in names:
         values = [one_line(repr(params[name])) if name in params else "–" for _, params in columns]
         rows.append([f"    {one_line(name)}", *values])
-    return _table(rows)
+    return text.table(rows)
 
 
-def _happened(shown: Shown) -> list[str]:
+def _history(shown: ShownIndividual) -> list[str]:
     lines = list(shown.events)
     for run in shown.runs:
         what = f"launch {run.launch}, worker {run.worker}{f' on {one_line(run.host)}' if run.host else ''}: "
@@ -238,103 +244,60 @@ def _happened(shown: Shown) -> list[str]:
 
 
 def _curve(curve: pandas.DataFrame) -> list[str]:
-    """The curve as a line of bars, and its last rows."""
     values = [float(value) for value in curve["value"]]
     finite = [value for value in values if math.isfinite(value)]
-    many = len(curve) > 1
     steps = text.steps_of(curve["step"].iloc[0], curve["step"].iloc[-1])
-    steps += f", {len(curve)} report{'s' if many else ''}"
-    bounds = ""
+    head = f"curve: {steps}, {text.plural(len(curve), 'report')}"
     if finite:
         count = digits((min(finite), max(finite)))
-        bounds = f", from {text.short(min(finite), count)} to {text.short(max(finite), count)}"
-    names = [
-        "step",
-        "value",
-        *(name for name in curve.columns if name not in ("id", "step", "value", "time")),
+        head += f", from {text.short(min(finite), count)} to {text.short(max(finite), count)}"
+    last = curve.drop(columns=["id", "time"]).tail(_LAST_ROWS)
+    last = last.dropna(axis="columns", how="all").iloc[:, :_MOST_COLUMNS]
+    columns = [
+        [one_line(name), *(text.short(value, digits(last[name].tolist())) for value in last[name].tolist())]
+        for name in last.columns
     ]
-    last = curve[names].tail(_LAST_ROWS).dropna(axis="columns", how="all").iloc[:, :_MOST_COLUMNS]
-    rows = [
-        [f"    {one_line(name)}" if not place else one_line(name) for place, name in enumerate(last.columns)]
-    ]
-    counts = [digits(last[name].tolist()) for name in last.columns]
-    rows += [
-        [f"    {row[0]}", *(text.short(value, count) for value, count in zip(row[1:], counts[1:]))]
-        for row in last.itertuples(index=False)
-    ]
-    return [f"curve: {steps}{bounds}", *([f"    {sparkline(values)}"] if many else []), *_table(rows)]
+    rows = [[f"    {step}", *values] for step, *values in zip(*columns)]
+    return [head, *([f"    {sparkline(values)}"] if len(curve) > 1 else []), *text.table(rows)]
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """A character for each of ``values``, or for the mean of several, from the least to the largest; a space where
-    none is finite."""
-    groups = [
-        values[len(values) * place // width : len(values) * (place + 1) // width] for place in range(width)
-    ]
-    pieces = [[value] for value in values] if len(values) <= width else groups
+    """A line of bars for ``values``, or for means of several values; a space where no value is finite."""
+    count = min(width, len(values))
+    bounds = [len(values) * place // count for place in range(count + 1)] if count else [0]
     means = []
-    for piece in pieces:
-        finite = [value for value in piece if math.isfinite(value)]
+    for begin, end in pairwise(bounds):
+        finite = [value for value in values[begin:end] if math.isfinite(value)]
         means.append(sum(value / len(finite) for value in finite) if finite else math.nan)
     known = [value for value in means if math.isfinite(value)]
-    if not known:
-        return " " * len(means)
-    low, high = min(known), max(known)
-    # Halved, as the difference of two finite numbers may be none.
-    span = high / 2 - low / 2
-    return "".join(
-        " "
-        if not math.isfinite(value)
-        else _BARS[min(7, int(8 * ((value / 2 - low / 2) / span))) if span else 3]
-        for value in means
-    )
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span = high / 2 - low / 2  # the difference of two finite numbers may be infinite
+
+    def bar(value: float) -> str:
+        if not math.isfinite(value):
+            return " "
+        return _BARS[min(7, int(8 * ((value / 2 - low / 2) / span))) if span else 3]
+
+    return "".join(map(bar, means))
 
 
-def _metric(value: object) -> str:
-    shown = one_line(value)
-    return shown if len(shown) <= 500 else f"{shown[:500]} …"
+_COLUMNS = (
+    *("id", "island", "worker", "sequence", "status", "value", "objectives", "params", "metrics"),
+    *("started", "finished", "seconds", "operator", "retries", "error"),
+)
 
 
-def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
-    return _table([list(row) for row in rows])
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)][:-1]
-    return [
-        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths)), row[-1]]).rstrip()
-        for row in rows
-    ]
-
-
-# --- as JSON ----------------------------------------------------------------------------------------------------------
-
-
-def as_json(shown: Shown) -> str:
-    """An object: the columns of the export under their names, and what ``hpo show`` says beside."""
+def as_json(shown: ShownIndividual) -> str:
+    """JSON of ``hpo show``: the columns of the export, and what the text shows beside them."""
     one = shown.one
-    table: dict[str, object] = {
-        "id": one.id,
-        "island": one.island,
-        "worker": one.worker,
-        "sequence": one.sequence,
-        "status": one.status,
-        "value": one.value,
-        "objectives": one.objectives,
-        "params": one.params,
-        "metrics": one.metrics,
-        "started": one.started,
-        "finished": one.finished,
-        "seconds": one.seconds,
-        "operator": one.operator,
+    table: dict[str, object] = {name: getattr(one, name) for name in _COLUMNS}
+    table |= {
         "parents": [
             {"id": name, "objectives": each and each.objectives} for name, each in shown.parents.items()
         ],
         "children": list(shown.children),
         "inherits": one.inherits or None,
         "migrations": [list(move) for move in one.migrations],
-        "retries": one.retries,
-        "error": one.error,
         "best": _point(shown.best),
         "default": _point(shown.default),
         "runs": [vars(run) for run in shown.runs],
@@ -357,7 +320,6 @@ def as_json(shown: Shown) -> str:
 
 
 def _row(row: Mapping[str, object]) -> dict[str, object]:
-    """A report, without metrics that it lacks."""
     return {
         name: value for name, value in row.items() if name == "value" or not (value is None or value != value)
     }
@@ -368,6 +330,6 @@ def _point(one: Individual | None) -> dict[str, object] | None:
 
 
 def printed(directory: Path, identity: str, *, as_table: bool) -> str:
-    """The output of ``hpo show``, as JSON where ``as_table``. Raises the errors of ``show``."""
+    """Output of ``hpo show``, as JSON if ``as_table``. Raises the errors of :func:`show`."""
     found = show(directory, identity)
     return as_json(found) if as_table else as_text(found, time.time())

@@ -1,4 +1,4 @@
-"""Who may read the live page, and how: every request passes through here."""
+"""Access to the live page: every request passes through the guard."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hpo.views.watch.address import LOCAL_NAMES
 
-_SEND_S = 30.0
-"""In which a client has to take what it asked for, piece by piece."""
+_SEND_S = 30.0  # a client has to take each piece of an answer within this time
 
 HEADERS = {
-    # Scripts from here alone, and none from text; plotly sets styles, and makes pictures to be saved.
+    # Scripts come from this server alone, and none from text; plotly sets styles, and makes pictures to be saved.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -34,16 +33,16 @@ HEADERS = {
 
 
 class Guard:
-    """Passes on what may be answered.
+    """Passes permitted requests on to ``app``.
 
-    A request has to name this host, for a page of another name that leads to this address is not ours (DNS rebinding).
-    With a ``token`` it has to bring that, or the cookie that whoever brought it has got; a page that was asked for with
-    it is asked for again without, so that no address has it. Only GET and HEAD pass."""
+    A request must name this host, because a page of another name that leads to this address is foreign (DNS rebinding).
+    With a ``token`` it must bring the token, or the cookie that follows from it; a page that is requested with the
+    token is redirected, so that no address keeps it. Only GET and HEAD pass."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
         self._token = None if token is None else token.encode()
-        # Cookies are for all ports of a host, and several campaigns may be watched.
+        # Cookies hold for all ports of a host, where several campaigns may be watched.
         self._cookie = "hpo-" + hashlib.sha256(self._token or b"").hexdigest()[:12]
         self._cookie_value = hashlib.sha256(b"cookie " + (self._token or b"")).hexdigest()
 
@@ -62,7 +61,6 @@ class Guard:
         await answer(scope, receive, guarded)
 
     def _refusal(self, request: HTTPConnection, method: str) -> Response | None:
-        """What is answered in place of the page's own answer."""
         host = request.headers.get("host", "").lower()
         if _name(host) not in LOCAL_NAMES:
             return _refused(
@@ -89,13 +87,12 @@ class Guard:
 
     @staticmethod
     def _retry(request: HTTPConnection) -> str:
-        """For who came by a link on another site: browsers send the cookie only with what our own page asks for."""
+        """Link for visitors from another site, as browsers send the cookie only with requests of the page itself."""
         arrived = request.headers.get("sec-fetch-site") == "cross-site" and request.url.path == "/"
         return '<p><a href="./">Go on to the page</a></p>' if arrived else ""
 
 
 def _name(host: str) -> str:
-    """``host`` without its port."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host
 

@@ -1,8 +1,7 @@
-"""Where the live page is served: a Unix socket in a directory that is this user's alone, or a port of this host that
-asks for a token.
+"""Address of the live page: a Unix socket in a directory of this user alone, or a local port that asks for a token.
 
-The port of a login node is open to all its users, and so is the socket that uvicorn would make by itself, whatever the
-umask says: what protects the socket is its directory."""
+All users of a login node may connect to its ports, and to a socket that uvicorn makes, whatever the umask is: the
+directory is what protects the socket."""
 
 from __future__ import annotations
 
@@ -20,25 +19,25 @@ from hpo.errors import CampaignError, UsageError
 from hpo.terminal import quoted
 
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""By which a browser may ask for the page: also at the near end of ``ssh -L``, on any port."""
-_LONGEST_PATH = 107
-"""Bytes in the address of a Unix socket."""
+"""Hosts that a browser may name, also at the near end of ``ssh -L``."""
+_LONGEST_PATH = 107  # bytes in the address of a Unix socket
 _SUGGESTED_PORT = 8080
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """An open socket. ``token``: what opens the page; None where whoever reaches the socket may see it. ``lines``: what
-    a person has to know to get there."""
+    """An open socket."""
 
     socket: socket.socket
     token: str | None
+    """Token that opens the page; None if reaching the socket suffices."""
     lines: tuple[str, ...]
+    """Instructions for a person."""
 
 
 @contextmanager
 def private_socket() -> Iterator[Address]:
-    """A Unix socket, which is removed in the end; CampaignError where none can be made."""
+    """A Unix socket, which is removed in the end; CampaignError if none can be made."""
     folder = _private_directory()
     path = folder / "hpo.sock"
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -95,7 +94,7 @@ def _private_directory() -> Path:
 
 @contextmanager
 def local_port(port: int) -> Iterator[Address]:
-    """A port of 127.0.0.1, 0 for any that is free.
+    """A port of 127.0.0.1; 0 is any free port.
 
     Raises:
         UsageError: there is no such port.

@@ -1,4 +1,4 @@
-"""``hpo watch``: serves the live page of a campaign until it is asked to end."""
+"""``hpo watch``: serves the live page of a campaign until a signal ends it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from hpo.views.watch.connections import LimitedConnection
 from hpo.views.watch.page import Page
 from hpo.views.watch.server import Streams, application
 
-_GRACE_S = 1
-"""For answers under way when it ends."""
+_GRACE_S = 1  # for answers under way
 
 
 def watch(directory: Path, port: int | None, *, version: str = "") -> int:
-    """Serve the live page of the campaign in ``directory`` until SIGINT or SIGTERM; the exit code. ``port``: of
-    127.0.0.1, 0 for any; None: a Unix socket; ``version``: of hpo.
+    """Serve the live page of the campaign in ``directory`` until SIGINT or SIGTERM; returns the exit code.
+
+    Args:
+        directory (Path): directory of the campaign.
+        port (int or None): port of 127.0.0.1, 0 for any free port; None: a Unix socket.
+        version (str; default ""): version of hpo.
 
     Raises:
         UsageError: there is no such port.
@@ -38,7 +41,7 @@ def watch(directory: Path, port: int | None, *, version: str = "") -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's own handlers would end the process by the signal that asked it to end."""
+    # uvicorn's own handlers would end the process by the signal again.
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -50,14 +53,14 @@ async def _serve(directory: Path, port: int | None, version: str) -> None:
     streams = Streams()
     server: _Server | None = None
     asked = 0
-    # Anyone on the host can make it warn of requests that are none.
+    # Any user of the host can make uvicorn warn of invalid requests.
     log = logging.getLogger("uvicorn.error")
     log.setLevel(logging.ERROR)
 
     def end() -> None:
         nonlocal asked
         asked += 1
-        log.setLevel(logging.CRITICAL)  # answers that are cut off now are meant to be
+        log.setLevel(logging.CRITICAL)  # answers are cut off on purpose
         streams.close()
         if server is not None:
             server.should_exit, server.force_exit = True, asked > 1
@@ -66,7 +69,7 @@ async def _serve(directory: Path, port: int | None, version: str) -> None:
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(streams.wake)
 
-    # First of all: what follows is to be removed in the end.
+    # Handlers come first, so that a signal cannot leave the socket behind.
     for number in _ending_signals():
         loop.add_signal_handler(number, end)
     with private_socket() if port is None else local_port(port) as address:

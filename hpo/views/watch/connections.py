@@ -1,4 +1,4 @@
-"""Limits on connections, which any user of the host may open: how many there are, and how long one may do nothing."""
+"""Limits on the number of connections, which any user of the host may open, and on the time they may do nothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 128
-_REQUEST_S = 10.0
-"""In which a connection has to make its first request."""
+_REQUEST_S = 10.0  # a connection has to make its first request within this time
 _LOOK_S = 10.0
-_STALLED_LOOKS = 3
-"""Looks in a row at which what was sent has still not been taken by the client."""
+_STALLED_LOOKS = 3  # looks in a row at which the client has not taken what was sent
 
 
 class LimitedConnection(H11Protocol):
-    """A connection that ends where its client keeps it waiting. uvicorn has a time-out between requests alone."""
+    """A connection that ends if its client keeps it waiting; uvicorn has a time-out only between requests."""
 
     _look: asyncio.TimerHandle | None = None
     _left = 0

@@ -1,4 +1,4 @@
-"""What a viewer is shown: follows the campaign's files in a thread and makes the parts of the page, once for all."""
+"""The live page: follows the campaign's files in a thread, and makes the parts of the page once for all viewers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpo.errors import CampaignError
-from hpo.results.follow import Follower
+from hpo.results.follow import CurveFollower, Follower
 from hpo.results.record import CampaignRecord
 from hpo.results.running import Running, Tails
 from hpo.terminal import one_line, write
@@ -20,34 +20,37 @@ from hpo.views.watch.parts import Part, Parts
 
 _LOOK_S = 0.5
 _UNWATCHED_S = 5.0
-_BEAT_S = 10.0
-"""After which a campaign at work that writes nothing is looked at anew: how long it has been, and whether it is."""
-_SHARE = 1 / 3
-"""Of one core, at most, in the mean: what is made rests after that."""
+_BEAT_S = 10.0  # after this time, a campaign at work that writes nothing is looked at again
+_SHARE = 1 / 3  # largest share of a core, in the mean
 _LONGEST_REST_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The page at one moment. ``problem``: why it may not be what the files say; "" where it is. ``reading``: the
-    campaign has not been read whole yet."""
+    """The page at one moment."""
 
     parts: Mapping[str, Part] = field(default_factory=dict)
     problem: str = ""
+    """Reason why the page may differ from the files."""
     reading: bool = True
+    """Whether the campaign has not been read whole yet."""
 
 
 class Page:
-    """The live page of the campaign in ``directory``, from ``start`` on.
+    """The live page of the campaign in ``directory``, which is made only for viewers.
 
-    Nothing is made while nobody looks (``viewer``). ``notify`` is called from the thread when ``view`` is another;
-    ``version``: of hpo."""
+    Args:
+        directory (Path): directory of the campaign.
+        notify (function): called from the page's thread when ``view`` has changed.
+        version (str; default ""): version of hpo.
+    """
 
     def __init__(self, directory: Path, notify: Callable[[], None], *, version: str = "") -> None:
         self.view = View()
         self._directory = directory
         self._notify = notify
         self._follower = Follower(directory)
+        self._curves = CurveFollower(directory)
         self._tails = Tails(directory)
         self._parts = Parts(publish=self._publish, version=version)
         self._source: Source | None = None
@@ -63,13 +66,13 @@ class Page:
         self._thread.start()
 
     def close(self) -> None:
-        """Make nothing more. The thread may be in the midst of a storage that hangs: it is not waited for."""
+        """End the thread without waiting for it, as it may be reading from storage that hangs."""
         self._closed.set()
         self._wake.set()
 
     @contextmanager
     def viewer(self) -> Iterator[None]:
-        """Inside, the page has one viewer more."""
+        """Count a viewer while the context lasts."""
         self._viewers += 1
         if self._viewers == 1:
             self._wake.set()
@@ -82,7 +85,7 @@ class Page:
         while not self._closed.is_set():
             first, began = not self._parts.all_made, time.thread_time()
             self.step()
-            # At first who has just come waits, and much of the time goes into imports.
+            # The first viewer waits, and imports take much of the time.
             rest = 0.0 if first else min((time.thread_time() - began) * (1 / _SHARE - 1), _LONGEST_REST_S)
             if not self._more:
                 rest = max(rest, _LOOK_S if self._viewers else _UNWATCHED_S)
@@ -90,19 +93,22 @@ class Page:
             self._wake.clear()
 
     def step(self) -> None:
-        """Look once, and make what is to be made."""
+        """Look at the files once, and make what is due."""
         reading = self._more = False
         try:
-            changes = self._follower.poll()
-            self._new_records |= bool(changes.records) or changes.again
-            self._new_rows |= bool(changes.rows) or changes.again
-            reading = changes.more
+            journals = self._follower.poll()
+            self._new_records |= journals.new
+            reading = journals.more
+            if not reading:  # curves are read behind the journals, which have their individuals
+                rows = self._curves.poll()
+                self._new_rows |= rows.new
+                reading = rows.more
             if not reading and self._viewers:
                 self._make()
             problem = next(iter(self._parts.problems.values()), "")
         except (CampaignError, OSError) as error:
             problem = str(error)
-        except Exception as error:  # a fault of ours: who looks is to know that the page has stopped
+        except Exception as error:  # viewers must see that a fault of the page has stopped it
             problem = f"the page is as it was before {type(error).__name__}: {error}"
         self._show(problem=problem, reading=reading)
 
@@ -115,10 +121,9 @@ class Page:
             self._more = self._parts.make(self._source)
 
     def _look(self, now: float) -> None:
-        """Have what the files say anew."""
         before = self._source
         new_rows = self._new_rows and self._parts.reports_due()
-        curves = self._follower.curves() if before is None or new_rows else before.curves
+        curves = self._curves.frame() if before is None or new_rows else before.curves
         if before is None or self._new_records or now >= self._beat:
             record = self._follower.record()
             self._beat = now + _BEAT_S
@@ -155,5 +160,5 @@ class Page:
 
 
 def _signs(record: CampaignRecord) -> tuple[bool, int, bool]:
-    """What is not in the journals."""
+    """Facts that are not in the journals."""
     return record.alive, record.waiting, record.stop_pending

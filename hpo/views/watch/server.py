@@ -30,7 +30,7 @@ _STYLE = "text/css; charset=utf-8"
 
 
 class Streams:
-    """The open streams of events, which are woken when the view is another one."""
+    """Open streams of events, which are woken when the view has changed."""
 
     def __init__(self) -> None:
         self._events: set[asyncio.Event] = set()
@@ -52,13 +52,13 @@ class Streams:
             event.set()
 
     def close(self) -> None:
-        """End all, and open none any more."""
+        """End all streams."""
         self.closed = True
         self.wake()
 
 
 def application(page: Page, streams: Streams, *, title: str, token: str | None) -> ASGIApp:
-    """The routes, guarded. ``title``: of the page before it has been made."""
+    """The guarded routes. ``title``: title of the page before it is made."""
     shell = _shell(title)
 
     async def index(request: Request) -> Response:
@@ -88,8 +88,7 @@ def application(page: Page, streams: Streams, *, title: str, token: str | None) 
 
 
 async def _events(page: Page, streams: Streams) -> AsyncIterator[bytes]:
-    """What a viewer lacks, each time that there is something: at first all. The present state, never a history: who
-    comes back, or was slow, misses nothing."""
+    """Versions of the parts at each change. Viewers that return or were slow miss nothing, as each event is whole."""
     event = streams.open()
     try:
         with page.viewer():
@@ -109,20 +108,16 @@ async def _events(page: Page, streams: Streams) -> AsyncIterator[bytes]:
 
 
 def _announced(view: View) -> bytes:
-    """JSON in one line: what there is, by version."""
     versions = {name: part.version for name, part in view.parts.items()}
     return msgspec.json.encode({"problem": view.problem, "reading": view.reading, "parts": versions})
 
 
 def _packed(request: Request, data: bytes, kind: str) -> Response:
-    """``data``, which is compressed, as the client can read it."""
+    """Response with compressed ``data``, which is decompressed if the client cannot read it."""
     headers = {"vary": "accept-encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(data, media_type=kind, headers={**headers, "content-encoding": "gzip"})
     return Response(gzip.decompress(data), media_type=kind, headers=headers)
-
-
-# --- what does not change ---------------------------------------------------------------------------------------------
 
 
 def _own(name: str) -> str:
@@ -142,7 +137,7 @@ _ASSETS: dict[str, tuple[Callable[[], str], str]] = {
 def _asset(make: Callable[[], str], kind: str) -> Callable[[Request], Response]:
     packed = cache(lambda: gzip.compress(make().encode(), 6, mtime=0))
 
-    def answer(request: Request) -> Response:  # in a thread: the first time takes a moment
+    def answer(request: Request) -> Response:  # runs in a thread, as the first compression takes a moment
         return _packed(request, packed(), kind)
 
     return answer

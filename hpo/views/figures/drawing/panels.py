@@ -1,5 +1,4 @@
-"""A figure of several panels, as the plain data that plotly draws: making and checking its objects costs more than all
-that is drawn."""
+"""Figures of several panels as plain data for plotly: its own objects cost more than everything that is drawn."""
 
 from __future__ import annotations
 
@@ -10,15 +9,24 @@ from typing import Any
 from hpo.views.figures.drawing import theme
 
 Plot = dict[str, Any]
-"""``data``, a list of traces, and ``layout``, as plotly's JSON has them."""
+"""``data``, a list of traces, and ``layout``, as in plotly's JSON."""
 
 
 class Panels:
-    """Panels in rows and columns. ``heights``: of the rows, from above, in any unit; ``columns``: of equal width;
-    ``between``: the space between rows and between columns, as a part of the whole."""
+    """Panels in rows and columns.
+
+    Args:
+        heights (sequence of float; default one row): heights of the rows from above, in any unit.
+        columns (int; default 1): number of columns of equal width.
+        between (tuple; default no space): spaces between rows and between columns, as parts of the whole.
+    """
 
     def __init__(
-        self, heights: Sequence[float], columns: int = 1, *, between: tuple[float, float] = (0.0, 0.0)
+        self,
+        heights: Sequence[float] = (1.0,),
+        columns: int = 1,
+        *,
+        between: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         rows, aside = between
         scale = (1 - rows * (len(heights) - 1)) / sum(heights)
@@ -36,8 +44,8 @@ class Panels:
         self.notes: list[Plot] = []
         self.shapes: list[Plot] = []
 
-    def panel(self, row: int, column: int = 0, *, to: int | None = None) -> str:
-        """Makes the panel in that row and column (from 0), up to the column ``to``; returns what its axes end in: "",
+    def panel(self, row: int = 0, column: int = 0, *, to: int | None = None) -> str:
+        """Make the panel in ``row`` and ``column``, up to the column ``to``; returns the ending of its axes' names: "",
         "2", …"""
         count = len(self._axes) // 2 + 1
         name = "" if count == 1 else str(count)
@@ -47,24 +55,25 @@ class Panels:
         return name
 
     def add(self, panel: str, **trace: Any) -> None:
-        """A trace in the panel of that name."""
-        self.traces.append({**trace, "xaxis": f"x{panel}", "yaxis": f"y{panel}"})
+        """Add a trace to a panel."""
+        self.traces.append({"type": "scatter", **trace, "xaxis": f"x{panel}", "yaxis": f"y{panel}"})
 
-    def note(self, **note: Any) -> None:
-        """An annotation without an arrow."""
-        self.notes.append({"showarrow": False, **note})
+    def note(self, text: str, **place: Any) -> None:
+        """Add an annotation without an arrow."""
+        self.notes.append({"text": text, "showarrow": False, "font": theme.SMALL, **place})
+
+    def corner_note(self, lines: Sequence[str]) -> None:
+        """Add text in the lower right corner of the figure."""
+        place = {"xref": "paper", "yref": "paper", "x": 1, "y": 0.02, "xanchor": "right", "yanchor": "bottom"}
+        self.note("<br>".join(lines), align="right", **place)
 
     def head(self, panel: str, text: str) -> None:
-        """Writes ``text``, which is none of a user's, above a panel."""
-        self.note(
-            text=text,
-            xref=f"x{panel} domain", yref=f"y{panel} domain", x=0, y=1, xanchor="left", yanchor="bottom", yshift=4,
-            font={"color": theme.MUTED, "size": 13},
-        )  # fmt: skip
+        """Add a heading above a panel; ``text`` must not come from a user."""
+        place = {"xref": f"x{panel} domain", "yref": f"y{panel} domain", "x": 0, "y": 1, "yshift": 4}
+        self.note(text, **place, xanchor="left", yanchor="bottom", font={"color": theme.MUTED, "size": 13})
 
     def plot(self, title: str, axes: Mapping[str, Mapping[str, Any]], **layout: Any) -> Plot:
-        """The figure; ``axes``: how those of the panels look, by ``xaxis``, ``yaxis2`` and the like; ``layout``: as of
-        :func:`theme.layout`."""
+        """The figure. ``axes``: looks of axes by name, such as ``yaxis2``; ``layout``: see :func:`theme.layout`."""
         placed = {name: {**place, **axes.get(name, {})} for name, place in self._axes.items()}
         whole = theme.layout(title, annotations=self.notes, shapes=self.shapes, **placed, **layout)
         return {"data": self.traces, "layout": whole}

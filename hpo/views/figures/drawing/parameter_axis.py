@@ -1,4 +1,4 @@
-"""A parameter as an axis: where its values lie, and which of them are written beside it."""
+"""A parameter as an axis: places of its values, and ticks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
 
 _TICKS = 5
 _FEW = 32
-_WIDTH = 1 / 3
-"""Of the space between two choices, the part in which individuals lie beside one another."""
+_WIDTH = 1 / 3  # part of the space between two choices in which individuals lie beside one another
 _MOST_LETTERS = 14
-_ACROSS = 66
-"""Letters that fit side by side below a panel of half a page."""
+_ACROSS = 66  # letters that fit side by side below a panel of half a page
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """``parameter`` drawn from 0 to 1. ``log``: by orders of magnitude."""
+    """Axis of ``parameter``."""
 
     parameter: Parameter
 
@@ -40,7 +38,7 @@ class Axis:
         return isinstance(self.parameter, Int) and self.parameter.count <= _FEW and not self.log
 
     def place(self, one: Scalar) -> float | None:
-        """Of a value in [0, 1]; None for one that is not in the space (an edited journal's)."""
+        """Place of a value from 0 to 1; None for a value outside the space (of an edited journal)."""
         if isinstance(self.parameter, Categorical):
             try:
                 choice = self.parameter.canonical(one)
@@ -57,8 +55,8 @@ class Axis:
         return self.parameter.encoder()
 
     def mark(self, one: Scalar, identity: str = "") -> float | None:
-        """Of a value on an axis of plotly's: the number itself, or the choice's place from 0. Where there are few
-        values, individuals lie beside one another by their ``identity``."""
+        """Place of a value on an axis of plotly: the number itself, or the index of the choice. With few values,
+        individuals lie beside one another by their ``identity``."""
         if not isinstance(self.parameter, Categorical):
             if not _is_number(one) or (self.log and one <= 0):
                 return None
@@ -69,7 +67,7 @@ class Axis:
         return place * len(self.parameter.choices) - 0.5 + _aside(identity)
 
     def layout(self) -> dict[str, object]:
-        """Of an axis of plotly's that ``mark`` is for."""
+        """Layout of the axis of plotly for ``mark``."""
         parameter = self.parameter
         if isinstance(parameter, Categorical):
             count = len(parameter.choices)
@@ -81,7 +79,7 @@ class Axis:
                 "range": [-0.6, count - 0.4],
                 "tickvals": [at for at, _ in ticks],
                 "ticktext": [text for _, text in ticks],
-                "tickangle": 0,  # labels at an angle reach into the panel below
+                "tickangle": 0,  # labels at an angle would reach into the panel below
                 "showgrid": False,
             }
         assert isinstance(parameter, (Float, Int))
@@ -96,7 +94,7 @@ class Axis:
         }
 
     def condition(self) -> str:
-        """Under which the parameter exists, as plain text; empty where it always does."""
+        """Condition of the parameter as plain text; empty if it always exists."""
         found = []
         for parent, allowed in self.parameter.when.items():
             values = " or ".join(plain(one, 10) for one in allowed[:2])
@@ -104,7 +102,7 @@ class Axis:
         return f"where {', '.join(found[:2])}" if found else ""
 
     def ticks(self, most: int = _TICKS, letters: int = _MOST_LETTERS) -> list[tuple[float, str]]:
-        """Places and plain texts of about ``letters`` characters, ascending."""
+        """Places and plain texts of about ``letters`` characters in ascending order."""
         parameter = self.parameter
         if isinstance(parameter, Categorical):
             count = len(parameter.choices)
@@ -128,7 +126,7 @@ class Axis:
 
 
 def _step(count: int, most: int) -> int:
-    """The number of choices from a tick to the next, so that at most twice ``most`` of ``count`` have a tick."""
+    """Number of choices from a tick to the next, so that at most twice ``most`` of ``count`` have a tick."""
     return max(1, math.ceil(count / (2 * most)))
 
 
@@ -141,7 +139,7 @@ def _aside(identity: str) -> float:
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten; where there are fewer than two, 1, 2 and 5 times them."""
+    """Powers of ten; if there are fewer than two, also 2 and 5 times them."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first >= 1:
         step = max(1, math.ceil((last - first) / (most - 1)))
@@ -155,7 +153,7 @@ def rounds(low: float, high: float, most: int, *, whole: bool) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 0.0
-    if not power:  # smaller than a number can be
+    if not power:  # underflow
         return [low, high]
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.999)
     if whole:

@@ -1,8 +1,7 @@
-"""How all figures look: colours, fonts, and texts that are safe inside them.
+"""Look of all figures: colours, fonts, and texts that are safe inside them.
 
-The colours are those of Okabe and Ito, which the colour-blind can distinguish (jfly.uni-koeln.de/color). Figures are
-made in the light colours; the page swaps each for its counterpart of ``DARK`` where a dark display is asked for, so
-figures use no colours but those named here."""
+The colours are those of Okabe and Ito, which the colour-blind can distinguish (jfly.uni-koeln.de/color). Figures use no
+other colours than those named here, as a dark page replaces each by its counterpart in ``DARK``."""
 
 from __future__ import annotations
 
@@ -29,12 +28,10 @@ VERMILION = "#d55e00"
 SKY = "#56b4e9"
 PURPLE = "#cc79a7"
 YELLOW = "#d8c520"
-INK = "#1d2129"
-"""Text, and lines that matter most."""
-MUTED = "#667080"
-"""Secondary text: ticks, notes."""
-GREY = "#a3abb8"
-"""Marks in the background: what was pruned, what is not best."""
+BROWN = "#8c3a00"
+INK = "#1d2129"  # text, and lines that matter most
+MUTED = "#667080"  # ticks and notes
+GREY = "#a3abb8"  # marks in the background, such as pruned evaluations
 GRID = "#e8ebf0"
 PAPER = "#ffffff"
 
@@ -46,16 +43,17 @@ DARK = {
     SKY: "#8fcdf2",
     PURPLE: "#dd9bc0",
     YELLOW: "#e8dc6a",
+    BROWN: "#c4622d",
     INK: "#e8ebf0",
     MUTED: "#98a2b3",
     GREY: "#5f6979",
     GRID: "#2a303a",
     PAPER: "#14171c",
 }
-"""What each colour is on a dark page."""
+"""Colours on a dark page."""
 
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
-"""Of things that are alike, in their order: operators, islands, campaigns."""
+"""Colours of things that are alike, such as operators, islands and campaigns."""
 
 STATUS = {
     COMPLETED: BLUE,
@@ -63,28 +61,22 @@ STATUS = {
     FAILED: VERMILION,
     INVALID: PURPLE,
     TIMEOUT: ORANGE,
-    CRASHED: "#8c3a00",
+    CRASHED: BROWN,
     LOST: INK,
     INTERRUPTED: SKY,
     RUNNING: GREEN,
 }
-DARK["#8c3a00"] = "#c4622d"
-
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
 
-HEIGHT = 360
-"""Pixels, where a figure does not need its own."""
-
-_FEWEST_UNITS = 2
-"""Hours, or minutes, that a campaign has to last for its axis to be in them."""
-
-MOST_POINTS = 4000
-"""The most marks in a figure: with more than 10 000 browsers slow down, and no more is seen."""
+SMALL = {"color": MUTED, "size": 12}
+STAR = {"color": ORANGE, "symbol": "star", "size": 14, "line": {"color": PAPER, "width": 1}}
+HEIGHT = 360  # pixels of a figure without its own height
+MOST_POINTS = 4000  # with more than 10 000 marks browsers slow down, and no more can be seen
 
 
 def layout(title: str, **changes: Any) -> dict[str, Any]:
-    """The layout of a figure: a title in words, room for axes, a legend above the plot. ``changes``: more of it, such
-    as ``xaxis``; what a dictionary lacks is as here."""
+    """Layout of a figure with a title and a legend above the plot. ``changes``: further keys, such as ``xaxis``, whose
+    dictionaries are merged with the defaults."""
     axis = {
         "gridcolor": GRID,
         "linecolor": GREY,
@@ -93,7 +85,7 @@ def layout(title: str, **changes: Any) -> dict[str, Any]:
         "ticks": "outside",
         "ticklen": 4,
         "automargin": True,
-        "tickfont": {"color": MUTED, "size": 12},
+        "tickfont": SMALL,
         "title": {"font": {"color": MUTED, "size": 13}, "standoff": 8},
     }
     base: dict[str, Any] = {
@@ -127,7 +119,7 @@ def layout(title: str, **changes: Any) -> dict[str, Any]:
     }
     found = dict(base)
     for name, value in changes.items():
-        # What the first axis was given is none of the second's.
+        # Each further axis begins with the defaults of the first, too.
         default = base[name[:5]] if name[:5] in ("xaxis", "yaxis") else base.get(name)
         if isinstance(default, dict) and isinstance(value, dict):
             if isinstance(value.get("title"), str):
@@ -138,7 +130,7 @@ def layout(title: str, **changes: Any) -> dict[str, Any]:
 
 
 def note(text: str, top: float = 1.0) -> dict[str, Any]:
-    """An annotation at the right end of the plot, above the height ``top`` (1: that of the whole)."""
+    """Annotation at the right end of the plot, above the height ``top`` (1: that of the whole)."""
     return {
         "text": text,
         "xref": "paper",
@@ -153,14 +145,13 @@ def note(text: str, top: float = 1.0) -> dict[str, Any]:
 
 
 def vertical(at: float, colour: str = GREY) -> dict[str, Any]:
-    """A dotted line over the height of the plot."""
+    """Dotted line over the height of the plot."""
     line = {"color": colour, "width": 1, "dash": "dot"}
     return {"type": "line", "x0": at, "x1": at, "xref": "x", "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 def label(text: object, most: int = 48) -> str:
-    """A name or value from outside as plotly shows it: on one line, cut where it is long, and none of it obeyed as
-    markup."""
+    """A name or value of a user as plotly's text: on one line, cut to ``most`` characters, and without markup."""
     shown = one_line(text)
     if len(shown) > most:
         shown = f"{shown[: most - 1]}…"
@@ -169,7 +160,7 @@ def label(text: object, most: int = 48) -> str:
 
 
 def number(value: object) -> str:
-    """A value as a person reads it: four significant digits, thousands apart."""
+    """A value with four significant digits and spaces between thousands."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return one_line(value)
     if isinstance(value, int):
@@ -184,30 +175,14 @@ def number(value: object) -> str:
 
 
 def faint(colour: str, alpha: float) -> str:
-    """A colour of this module, see-through."""
+    """A transparent colour."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha:g})"
 
 
 def time_unit(longest_s: float) -> tuple[str, float]:
-    """The unit of an axis that ends at ``longest_s`` seconds, and how many seconds it has."""
+    """Unit of an axis that ends at ``longest_s`` seconds, and its length in seconds."""
     for name, seconds in ("hours", 3600.0), ("minutes", 60.0):
-        if longest_s >= _FEWEST_UNITS * seconds:
+        if longest_s >= 2 * seconds:
             return name, seconds
     return "seconds", 1.0
-
-
-def duration(seconds: float) -> str:
-    """Such as "2 h 5 min"."""
-    if seconds < 1:
-        return f"{seconds:.2g} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    if minutes < 90:
-        return f"{minutes:.0f} min"
-    hours, rest = divmod(round(minutes), 60)
-    if hours < 48:
-        return f"{hours} h {rest} min" if rest else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"

@@ -1,4 +1,4 @@
-"""Fewer points than there are, where a figure has more than a browser draws at ease."""
+"""Fewer points than there are, for figures with more than a browser draws easily."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any, TypeVar
 import numpy
 from numpy.typing import NDArray
 
-One = TypeVar("One")
-_SEEN = 1e-4
-"""A smaller part of an axis is less than a pixel."""
+Item = TypeVar("Item")
+_VISIBLE = 1e-4  # a smaller part of an axis is less than a pixel
 
 
-def best_and_spread(ones: Sequence[One], most: int, *, loss: Callable[[One], float]) -> list[One]:
-    """At most ``most`` of them in their order: a quarter are the best, the others evenly spread over the rest."""
-    if len(ones) <= most:
-        return list(ones)
-    order = sorted(range(len(ones)), key=lambda index: loss(ones[index]))
+def thinned(count: int, most: int, keep: Sequence[int] = ()) -> NDArray[Any]:
+    """About ``most`` of the indices from 0 to ``count``, evenly spread, with those of ``keep``."""
+    if count <= most:
+        return numpy.arange(count)
+    even = numpy.linspace(0, count - 1, most).round().astype(int)
+    return numpy.union1d(even, numpy.asarray(keep, dtype=int))
+
+
+def best_and_spread(items: Sequence[Item], most: int, *, loss: Callable[[Item], float]) -> list[Item]:
+    """At most ``most`` items in their order: a quarter are the best, the others evenly spread over the rest."""
+    if len(items) <= most:
+        return list(items)
+    order = sorted(range(len(items)), key=lambda index: loss(items[index]))
     best = set(order[: most // 4])
-    rest = [index for index in range(len(ones)) if index not in best]
+    rest = [index for index in range(len(items)) if index not in best]
     wanted = most - len(best)
     chosen = best.union(rest[place * len(rest) // wanted] for place in range(wanted))
-    return [ones[index] for index in sorted(chosen)]
+    return [items[index] for index in sorted(chosen)]
 
 
 def compact(values: NDArray[Any]) -> NDArray[Any]:
-    """``values`` as float32, unless one is beyond its range or they differ in digits that it does not have."""
+    """``values`` as float32, unless they lie beyond its range or differ in digits that it does not have."""
     with numpy.errstate(over="ignore", under="ignore"):
         found = values.astype("float32")
     finite = numpy.isfinite(values)
@@ -34,4 +41,4 @@ def compact(values: NDArray[Any]) -> NDArray[Any]:
         return values
     error = numpy.abs(found[finite] - values[finite]).max(initial=0.0)
     extent = numpy.ptp(values[finite]) if finite.any() else 0.0
-    return found if error <= _SEEN * extent or not error else values
+    return found if error <= _VISIBLE * extent or not error else values

@@ -1,4 +1,4 @@
-"""How an objective's axis is drawn: which values it shows, and whether by orders of magnitude."""
+"""Range of an objective's axis: the values that it shows, and whether it is logarithmic."""
 
 from __future__ import annotations
 
@@ -12,45 +12,38 @@ from numpy.typing import NDArray
 
 from hpo.views.figures.drawing import theme
 
-_FACTOR = 30.0
-"""Positive values of which the best nine tenths span more than this factor are drawn by the logarithm."""
+_FACTOR = 30.0  # positive values whose best nine tenths span a larger factor get a logarithmic axis
 _MOST = 0.9
-_FAR = 3.0
-"""Multiple of the extent of the best nine tenths beyond which worse values are not drawn to scale."""
+_FAR = 3.0  # values beyond this multiple of the extent of the best nine tenths are outside
 _THIRD = 1 / 3
-_HUGE = 1e3
-"""Multiple of all of the better third, and of 1, beyond which a value has diverged."""
+_HUGE = 1e3  # a value beyond this multiple of all of the better third, and of 1, has diverged
 _MARGIN = 0.04
-_LARGEST = 1e304
-"""Larger numbers are drawn as this number: plotly draws none beyond 1.8e304."""
-_NARROWEST = 1e-300
-"""Plotly scales no axis of a much smaller extent."""
+_LARGEST = 1e304  # plotly draws nothing beyond 1.8e304
+_NARROWEST = 1e-300  # plotly scales no axis of a much smaller extent
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRange:
-    """``best`` and ``worst`` that are drawn to scale; ``log``: by the logarithm; ``outside``: how many values are worse
-    than ``worst``; ``clipped``: whether there are values that are too large to be drawn as they are.
-    """
+    """Range of an axis, from the best to the worst value that are drawn to scale."""
 
     best: float
     worst: float
     log: bool
     outside: int = 0
-    clipped: bool = False
+    """Number of values that are worse than ``worst``."""
 
     def inside(self, value: float) -> float:
-        """``value``, or the border where it lies beyond."""
+        """``value``, or the border if the value lies beyond."""
         low, high = sorted((self.best, self.worst))
         return min(high, max(low, value))
 
     def beyond(self, steps: float) -> float:
-        """A place outside, next to the worst, ``steps`` hundredths of the range away."""
+        """Value of a place ``steps`` hundredths of the range beyond the worst."""
         return self.value_at(self.place(self.worst) + steps / 100 * self._width)
 
     @property
     def _width(self) -> float:
-        """The extent in the axis's own unit, below 0 where the best is the largest; never too small to be drawn."""
+        """Extent in the axis's own unit, negative if the best is the largest."""
         best = self.place(self.best)
         width = (self.place(self.worst) - best) or abs(best) or 1.0
         return math.copysign(max(abs(width), _NARROWEST), width)
@@ -64,14 +57,12 @@ class ValueRange:
         return 10.0**place if self.log else place
 
     def axis(self, steps: float = 0.0) -> dict[str, Any]:
-        """For plotly's layout: type, range and, by the logarithm, ticks; ``steps`` hundredths more on the side of the
-        worst.
-        """
+        """Type, range and ticks for plotly's layout, with ``steps`` hundredths more on the side of the worst."""
         best, worst, width = self.place(self.best), self.place(self.worst), self._width
         low, high = sorted((best - _MARGIN * width, worst + (_MARGIN + steps / 100) * width))
         if not self.log:
             return {"type": "linear", "range": [low, high]}
-        if high - low < 1.5:  # between two powers of ten there would be one tick or none
+        if high - low < 1.5:  # there may be no power of ten to have a tick
             return {"type": "log", "range": [low, high], "dtick": "D2"}
         every = max(1, round((high - low) / 6))
         powers = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)]
@@ -79,30 +70,27 @@ class ValueRange:
         return {"type": "log", "range": [low, high], **ticks}
 
     def note(self, noun: str = "") -> str:
-        """How many values lie outside, and whether larger numbers are drawn as the largest; empty where there are none.
-        ``noun``: of a single value.
-        """
-        found = [f"larger numbers are drawn as {theme.number(_LARGEST)}"] if self.clipped else []
-        if self.outside:
-            one = self.outside == 1
-            what = f" {noun}{'' if one else 's'}" if noun else ""
-            side = "below" if self.worst < self.best else "above"
-            where = f"{'lies' if one else 'lie'} {side} {theme.number(self.worst)}"
-            found.insert(0, f"{self.outside} worse{what} {where}, outside the view")
-        return "; ".join(found)
+        """Sentence on the values outside; empty if there are none. ``noun``: name of a single value."""
+        if not self.outside:
+            return ""
+        one = self.outside == 1
+        what = f" {noun}{'' if one else 's'}" if noun else ""
+        side = "below" if self.worst < self.best else "above"
+        lie = "lies" if one else "lie"
+        return f"{self.outside} worse{what} {lie} {side} {theme.number(self.worst)}, outside the view"
 
 
 def drawable(values: NDArray[Any]) -> NDArray[Any]:
-    """``values`` whose finite numbers are those of a figure: too large a number becomes the largest."""
+    """``values``, whose finite numbers are clipped to those that plotly draws."""
     return numpy.where(numpy.isfinite(values), numpy.clip(values, -_LARGEST, _LARGEST), values)
 
 
 def value_range(
     values: Iterable[float] | NDArray[Any], direction: str, default: float | None = None
 ) -> ValueRange | None:
-    """The range for the finite ``values``; None where there are none. The best is always inside, and so is ``default``,
-    the default's value, unless it has diverged.
-    """
+    """Range for the finite ``values``; None if there are none.
+
+    The best value is always inside, and so is ``default``, the value of the default, unless it has diverged."""
     sign = -1.0 if direction == "maximize" else 1.0
     found = numpy.asarray(values if isinstance(values, numpy.ndarray) else list(values), dtype=float)
     finite = found[numpy.isfinite(found)]
@@ -112,11 +100,11 @@ def value_range(
     count = len(ordered)
     ordered = ordered[: _converged(ordered)]
     most = ordered[: int(_MOST * (len(ordered) - 1)) + 1]
-    # Not their ratio: of the smallest numbers it may be beyond the largest.
+    # The ratio of the smallest numbers may be beyond the largest number, so logarithms are compared.
     log = bool(ordered.min() > 0 and numpy.ptp(numpy.log10(most)) > math.log10(_FACTOR))
     losses = sign * (numpy.log10(ordered) if log else ordered)
     extent = losses[len(most) - 1] - losses[0]
-    # Where nine tenths are equal, all are shown.
+    # If nine tenths are equal, all values are shown.
     far = losses[len(most) - 1] + _FAR * extent if extent > 0 else math.inf
     shown_too = None if default is None else float(drawable(numpy.array(default)))
     if shown_too is not None and shown_too in ordered:
@@ -127,13 +115,12 @@ def value_range(
         worst=float(ordered[shown - 1]),
         log=log,
         outside=count - shown,
-        clipped=bool((numpy.abs(finite) > _LARGEST).any()),
     )
 
 
 def _converged(ordered: NDArray[Any]) -> int:
-    """How many of the values, best first, lie before the first that has diverged, such as a loss of 1e30: all where
-    they rather spread over orders of magnitude."""
+    """Number of values, best first, before the first that has diverged, such as a loss of 1e30; all of them if they
+    spread evenly over orders of magnitude."""
     fewest = max(2, math.ceil(_THIRD * len(ordered)))
     size = numpy.abs(ordered)
     with numpy.errstate(over="ignore"):
