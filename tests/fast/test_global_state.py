@@ -1,6 +1,8 @@
 """Global state that an evaluation changes is what it was for the next one."""
 
+import asyncio
 import builtins
+import decimal
 import gc
 import importlib
 import logging
@@ -36,11 +38,14 @@ torch.backends.cudnn.benchmark = True | torch.backends.cudnn.benchmark
 torch.set_num_threads(3) | torch.get_num_threads()
 torch.autocast("cpu").__enter__() | torch.is_autocast_enabled("cpu")
 torch.set_flush_denormal(True) | sys.float_info.min / 4 == 0
+torch.nn.modules.module.register_module_forward_hook(print) | len(torch.nn.modules.module._global_forward_hooks)
 numpy.seterr(all="ignore") | numpy.geterr()
+decimal.getcontext().prec = 3 | decimal.Decimal(1) / 3
 os.environ.update(HOME="/x", OURS="1") | os.environ["HOME"], "OURS" in os.environ
 os.umask(0o777) | os.umask(os.umask(0o22) or 0o22) and None
 signal.signal(signal.SIGUSR2, signal.SIG_IGN) | signal.getsignal(signal.SIGUSR2)
 signal.alarm(100) | signal.getitimer(signal.ITIMER_REAL)[0] > 0
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]) | signal.pthread_sigmask(signal.SIG_BLOCK, [])
 warnings.simplefilter("ignore") | list(warnings.filters)
 logging.captureWarnings(True) | warnings.showwarning
 logging.basicConfig(force=True, level=10) | logging.root.level, list(logging.root.handlers)
@@ -59,7 +64,21 @@ socket.setdefaulttimeout(1.0) | socket.getdefaulttimeout()
 setattr(tempfile, "tempdir", "/x") | tempfile.gettempdir()
 multiprocessing.set_start_method("spawn", force=True) | multiprocessing.get_start_method()
 """
-MODULES = [builtins, gc, logging, multiprocessing, numpy, os, signal, socket, sys, tempfile, torch, warnings]
+MODULES = [
+    builtins,
+    decimal,
+    gc,
+    logging,
+    multiprocessing,
+    numpy,
+    os,
+    signal,
+    socket,
+    sys,
+    tempfile,
+    torch,
+    warnings,
+]
 NAMES = {module.__name__: module for module in MODULES}
 
 
@@ -86,6 +105,21 @@ def test_a_new_logger_is_no_change(state):
     state.begin()
     logging.getLogger("hpo.made_by_an_evaluation")
     assert state.restore() == []
+
+
+# From Python 3.12 on, get_event_loop warns where it makes a loop.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made_before", [False, True])
+def test_each_evaluation_may_close_its_event_loop(state, made_before):
+    asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy() if made_before else None)
+    for _ in range(2):
+        state.begin()
+        loop = asyncio.get_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        asyncio.run(asyncio.sleep(0))
+        assert state.restore() == []
+    asyncio.set_event_loop_policy(None)
 
 
 def test_what_an_import_sets_stays_and_what_the_evaluation_sets_beside_does_not(tmp_path, monkeypatch, state):

@@ -82,6 +82,21 @@ def _put_loggers(value: dict[str, tuple[Any, ...]]) -> None:
             logger.handlers[:], logger.filters[:] = state[3:]
 
 
+def _event_loop(module: Any) -> tuple[Any, ...]:
+    """Policy of event loops, its state for this thread, and whether the loop there has been closed."""
+    policy = module._event_loop_policy
+    local = dict(vars(policy._local)) if hasattr(policy, "_local") else {}
+    loop = local.get("_loop")
+    return policy, local, loop is not None and loop.is_closed()
+
+
+def _put_event_loop(module: Any, value: tuple[Any, ...]) -> None:
+    module._event_loop_policy, local, _ = value
+    if hasattr(value[0], "_local"):
+        vars(value[0]._local).clear()
+        vars(value[0]._local).update(local)
+
+
 def _flushes_denormals() -> bool:
     """Whether the processor takes numbers too small for a normal representation for 0: a mode of this thread."""
     return sys.float_info.min / 4 == 0.0
@@ -96,9 +111,17 @@ KINDS: dict[str, Kind] = {
         ],
     ),
     "signal handlers": Kind(lambda: {number: _signal.getsignal(number) for number in _SIGNALS}, _put_signals),
+    "blocked signals": Kind(
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        lambda value: signal.pthread_sigmask(signal.SIG_SETMASK, value),
+    ),
     "environment variables": Kind(lambda: dict(vars(os.environ)["_data"]), _put_environment),
     "umask": Kind(_umask, os.umask),
     "resource limits": Kind(lambda: {limit: resource.getrlimit(limit) for limit in _LIMITS}, _put_limits),
+    "priority": Kind(
+        lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        lambda value: os.setpriority(os.PRIO_PROCESS, 0, value),
+    ),
     "processors": Kind(lambda: os.sched_getaffinity(0), lambda value: os.sched_setaffinity(0, value)),
     "locale": Kind(
         lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)
@@ -133,6 +156,13 @@ KINDS: dict[str, Kind] = {
         "multiprocessing",
         lambda module: module.get_start_method(allow_none=True),
         lambda module, value: module.set_start_method(value, force=True),
+    ),
+    # A task that closed its loop would leave none for the next one's asyncio.get_event_loop().
+    "event loop of asyncio": of_module("asyncio.events", _event_loop, _put_event_loop),
+    "decimal context": of_module(
+        "decimal",
+        lambda module: module.getcontext().__reduce__()[1],
+        lambda module, value: module.setcontext(module.Context(*value)),
     ),
     "NumPy's handling of floating-point errors": of_module(
         "numpy",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hpo.evaluation.process.state_kind import Kind
+from hpo.evaluation.process.state_kind import Kind, entries
 
 _BACKENDS = {
     "cudnn": ("enabled", "benchmark", "benchmark_limit", "deterministic"),
@@ -38,6 +38,16 @@ _PRECISIONS = [
     ("generic", "all"),
     *((backend, part) for backend in ("cuda", "mkldnn") for part in ("all", "matmul", "conv", "rnn")),
 ]
+_HOOKS = {
+    "torch.nn.modules.module": (
+        *(f"_global_{what}_registration_hooks" for what in ("buffer", "module", "parameter")),
+        *(f"_global_{when}_hooks" for when in ("backward_pre", "backward", "forward_pre", "forward")),
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+    ),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
+"""Hooks of all models and optimizers of the process, by module: each evaluation would add its own to the last one's."""
 
 
 @functools.cache
@@ -100,6 +110,19 @@ def _cuda_device() -> int:
     return int(cuda.current_device()) if cuda.is_initialized() else 0
 
 
+def _cuda_stream() -> Any:
+    """Stream that work goes to; None for the default stream."""
+    cuda = _module("torch.cuda")
+    if not cuda.is_initialized() or (stream := cuda.current_stream()) == cuda.default_stream():
+        return None
+    return stream
+
+
+def _put_cuda_stream(value: Any) -> None:
+    cuda = _module("torch.cuda")
+    cuda.set_stream(cuda.default_stream() if value is None else value)
+
+
 def accept_repetition(torch: Any) -> None:
     """Let ``torch.set_num_interop_threads`` accept the number that is in force: torch allows one call a process, and an
     evaluation that makes it may not be the first there."""
@@ -148,6 +171,14 @@ KINDS: dict[str, Kind] = {
         for owner, names in _BACKENDS.items()
         for name in names
     },
+    **{
+        f"{name[1:].replace('_', ' ')} of torch": entries(
+            lambda module=module, name=name: getattr(sys.modules[module], name)  # type: ignore[misc]
+        )
+        for module, names in _HOOKS.items()
+        for name in names
+    },
     "current GPU": Kind(_cuda_device, lambda value: _module("torch.cuda").set_device(value)),
+    "current stream of the GPU": Kind(_cuda_stream, _put_cuda_stream),
 }
 """Kinds by name, in the order in which they are put back."""
