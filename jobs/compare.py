@@ -3,13 +3,11 @@
     python jobs/compare.py jobs/digits.toml
     python jobs/compare.py jobs/vit_ab.toml --test-seeds 5
 
-Best and default have been evaluated by the campaign: what they reach on the validation part is taken from its journal.
-What they reach on the test part, with which compression and how many bytes sent, is measured here, now that the choice
-is made, by the module's own command line on as many ranks and nodes as a worker of the campaign has. Where the campaign
-is about another method than DDP, so is the baseline: what the default says of learning rate and schedule, or the
-module's BASELINE_OPTIONS, trained by DDP at full rank, and for AB training without groups, too. All is kept in
-DIR/test/ and not measured twice, and a call that was stopped goes on. Delete what an earlier version has measured there
-to have what it lacks.
+Scores on the validation part are the campaign's. Scores on the test part, compression and bytes sent are measured here,
+by the module's own command line on as many ranks and nodes as a worker of the campaign has. If the campaign is about
+another method than DDP, a baseline is trained by DDP at full rank with the default's learning rate and schedule, or the
+module's BASELINE_OPTIONS; for AB training another one without groups. All is kept in DIR/test/ and not measured twice,
+and a call that was stopped can be repeated. Delete results of earlier versions there to have what they lack.
 """
 
 from __future__ import annotations
@@ -32,24 +30,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare_table import FULL_RANK, SHARES, Baseline, dominates, places, reached, table
+from compare_table import FULL_RANK, SHARES, Baseline, dominates, reached, table
 
 import hpo
 from hpo.cluster import slurm_job
 from hpo.individual import COMPLETED, Individual
 from hpo.task.importing import split_reference
 
-__all__ = ["SHARES", "compared", "main", "measure", "reached", "test_value"]
+__all__ = ["SHARES", "best_beside", "dominates", "main", "measure", "reached", "tested", "trained_anew"]
 
+# Three trainings of a large network take hours; ranks that hang end by themselves long before.
 _LIMIT_S = 86_400.0
-"""Three trainings of a large network take hours; ranks that hang end by themselves long before."""
-
+# torchrun gives its ranks 30 s to end.
 _ENDING_S = 45.0
-"""What a training that is stopped has for it, before it is killed: torchrun gives its ranks 30 s."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """As the command line says."""
+    """Measure what is not measured yet and print all; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -59,27 +56,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=_LIMIT_S,
         metavar="SECONDS",
-        help=f"for the trainings of one configuration (default: {_LIMIT_S:g})",
+        help=f"time limit for the trainings of one configuration (default: {_LIMIT_S:g})",
     )
     parser.add_argument(
         "--test-seeds",
         type=int,
         metavar="N",
-        help="trainings of each configuration (default: as many as the task has it, which is three)",
+        help="trainings of each configuration (default: three, or those of the task)",
     )
     parser.add_argument(
         "--nodes",
         type=int,
         metavar="N",
-        help="that the ranks of a training are on, by srun (default: what the ranks of a worker need in this "
-        "allocation of Slurm; outside one 1, unless the campaign's workers sent bytes between nodes)",
+        help="nodes of a training, by srun (default: those that a worker's ranks need in this allocation of Slurm; "
+        "outside one 1, unless the campaign's workers sent bytes between nodes)",
     )
     parser.add_argument(
         "--baselines",
         nargs="*",
         metavar="METHOD",
-        help="methods to compare with, as the task's option method names them (default: ddp, and ab-no-groups beside "
-        "ab; none where the task has no such option, or is about ddp)",
+        help="methods to compare with, as in the task's option method (default: ddp, and ab-no-groups beside ab; none "
+        "if the task has no such option, or is about ddp)",
     )
     options = parser.parse_args(arguments)
     if not 0 < options.limit < math.inf:
@@ -87,78 +84,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("test_seeds", "nodes"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1.")
-    return compared(
-        options.file,
-        options.limit,
-        seeds=options.test_seeds,
-        nodes=options.nodes,
-        baselines=options.baselines,
-    )
-
-
-def compared(
-    file: Path,
-    limit_s: float = _LIMIT_S,
-    *,
-    seeds: int | None = None,
-    nodes: int | None = None,
-    baselines: Sequence[str] | None = None,
-) -> int:
-    """Measure what is not measured yet and print all; returns the exit code."""
     try:
-        campaign = hpo.Campaign.from_file(file)
-        settings, default = campaign.settings, campaign.task.default
-        result = hpo.Result(settings.directory)
-        chosen = {"best": result.best}
-        for one in result.individuals:
-            if one.params == default and one.status == COMPLETED:
-                chosen["default"] = one
-        if "default" in chosen:
-            chosen["best"] = best_beside(
-                result, chosen["default"], campaign.task.objectives, score_of(campaign.task)
-            )
-        ranks = settings.layout.ranks_per_worker
-        place = Place(
-            ranks=ranks,
-            nodes=nodes_for(ranks) if nodes is None else nodes,
-            too_few=nodes is None
-            and needs_nodes(campaign.task, settings.task_options, ranks, chosen["best"]),
-        )
-        module = importable(str(settings.task), file)
-        columns: dict[str, Individual | Baseline] = {
-            **chosen,
-            **baselines_of(campaign.task, module, baselines),
-        }
-        tests = {
-            name: trained_anew(
-                module,
-                settings.directory,
-                one,
-                place,
-                flags_of(one.options if isinstance(one, Baseline) else settings.task_options),
-                seeds,
-                limit_s=limit_s,
-            )
-            for name, one in columns.items()
-        }
+        print(_compared(options))
     except hpo.HpoError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_code
-    if "default" not in chosen:
-        print(
-            "compare: the default configuration has no completed evaluation to compare with", file=sys.stderr
-        )
-    score, objectives = score_of(campaign.task), campaign.task.objectives
-    what = measure(module, objectives, score)
-    print(table(result, columns, tests, what, tested(objectives, score)[0]))
-    print()
-    print(places(file, settings.directory))
     return 0
 
 
+def _compared(options: argparse.Namespace) -> str:
+    campaign = hpo.Campaign.from_file(options.file)
+    settings, task = campaign.settings, campaign.task
+    result = hpo.Result(settings.directory)
+    columns: dict[str, Individual | Baseline] = {"best": result.best}
+    for individual in result.individuals:
+        if individual.params == task.default and individual.status == COMPLETED:
+            columns = {"best": best_beside(result, individual, task), "default": individual}
+    if "default" not in columns:
+        print("compare: the default configuration has no completed evaluation", file=sys.stderr)
+    ranks, nodes = settings.layout.ranks_per_worker, options.nodes
+    place = Place(
+        ranks=ranks,
+        nodes=nodes or nodes_for(ranks),
+        too_few=not nodes and needs_nodes(task, settings.task_options, ranks, columns["best"]),
+    )
+    module = importable(str(settings.task), options.file)
+    columns.update(baselines_of(task, module, options.baselines))
+    tests = {}
+    for name, column in columns.items():
+        flags = flags_of(column.options if isinstance(column, Baseline) else settings.task_options)
+        tests[name] = trained_anew(
+            module, settings.directory, column, place, flags, options.test_seeds, limit_s=options.limit
+        )
+    return table(result, columns, tests, measure(module, task), tested(task)[0])
+
+
 def importable(task: str, file: Path) -> str:
-    """The module that ``task`` of the campaign file ``file``, which has been read, names. Where it names the module's
-    own file, processes that this one starts find the module there from now on.
+    """The module that ``task`` of the campaign file ``file`` names. If it names the module's own file, processes that
+    this process starts find the module there from now on.
     """
     place, _ = split_reference(task)
     if not place.endswith(".py"):
@@ -174,9 +137,9 @@ def importable(task: str, file: Path) -> str:
     return path.stem
 
 
-def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None) -> dict[str, Baseline]:
-    """By name the baselines ``asked`` for; None: those of the sources' tables. Each is the default of the task with
-    that method: what the campaign's default says of all but its own method.
+def baselines_of(task: Any, module: str, asked: Sequence[str] | None = None) -> dict[str, Baseline]:
+    """Baselines by name: the task's default with each method that is ``asked`` for; None: those of the sources' tables.
+    They have no second objective, which may be constant with another method.
     """
     options = getattr(task, "options", None)
     own = getattr(options, "method", None)
@@ -184,33 +147,18 @@ def baselines_of(task: hpo.Task, module: str, asked: Sequence[str] | None = None
         return {}
     if asked is None:
         asked = {"ddp": [], "ab": ["ab-no-groups", "ddp"]}.get(own, ["ddp"])
-    make_task = importlib.import_module(module).make_task
-    given = {name: getattr(options, name) for name in options.model_fields_set}
-    changed = baseline_options(module)
+    imported = importlib.import_module(module)
+    changed: Mapping[str, Any] = getattr(imported, "BASELINE_OPTIONS", {})
+    given = {name: getattr(options, name) for name in options.model_fields_set - {"second_objective"}}
     found = {}
     for method in asked:
-        of_method = of_baseline({**given, **changed}, method)
+        of_method = {**given, **changed, "method": method}
         found[{"ddp": FULL_RANK}.get(method, method)] = Baseline(
             id="-".join(map(str, [method, *changed.values()])),
-            params=make_task(**of_method).default,
+            params=imported.make_task(**of_method).default,
             options=of_method,
         )
     return found
-
-
-def baseline_options(module: str) -> Mapping[str, Any]:
-    """Options that baselines of ``module`` have whatever the campaign's are."""
-    return getattr(importlib.import_module(module), "BASELINE_OPTIONS", {})
-
-
-def of_baseline(options: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """``options`` of a task with this method and without a second objective: a baseline is not searched, and what a
-    campaign about another method minimises may be constant with this one.
-    """
-    return {
-        **{name: value for name, value in options.items() if name != "second_objective"},
-        "method": method,
-    }
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
@@ -218,57 +166,45 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
 
 
-def best_beside(
-    result: hpo.Result, default: Individual, objectives: Mapping[str, str], score: str | None = None
-) -> Individual:
-    """The campaign's best. Of several objectives that is, of the front's points that dominate the default, the one that
-    is best in what a test measures; of the whole front where none does. ``score``: as for ``tested``.
+def best_beside(result: hpo.Result, default: Individual, task: Any) -> Individual:
+    """The campaign's best. With several objectives it is the member of the front with the best tested objective among
+    those that dominate the default, or of the whole front if none does.
     """
-    if len(objectives) == 1:
+    if len(task.objectives) == 1:
         return result.best
-    name, direction = tested(objectives, score)
+    name, direction = tested(task)
     sign = 1 if direction == "maximize" else -1
-    better = [one for one in result.front if dominates(one, default, objectives)]
-    return max(better or result.front, key=lambda one: sign * (one.objectives or {})[name])
+    better = [member for member in result.front if dominates(member, default, task.objectives)]
+    return max(better or result.front, key=lambda member: sign * (member.objectives or {})[name])
 
 
-def score_of(task: hpo.Task) -> str | None:
-    """The name by which the task knows its score, if it has one."""
-    return getattr(task, "score", None)
+def tested(task: Any) -> tuple[str, str]:
+    """Name and direction of the objective that a test measures, too: the task's score, else the last."""
+    score = getattr(task, "score", None)
+    name = score if score in task.objectives else [*task.objectives][-1]
+    return str(name), task.objectives[str(name)]
 
 
-def tested(objectives: Mapping[str, str], score: str | None = None) -> tuple[str, str]:
-    """The objective that a test measures too, and its direction: ``score`` where it is one of them, else the last."""
-    name = score if score in objectives else [*objectives][-1]
-    return str(name), objectives[str(name)]
-
-
-def measure(module: str, objectives: Mapping[str, str], score: str | None = None) -> str:
-    """What a test measures: the objective's name, or for the task's score what ``module`` calls it."""
-    name, direction = tested(objectives, score)
-    if name not in ("value", score):
+def measure(module: str, task: Any) -> str:
+    """What a test measures: the name of the objective, or for the task's score the module's name for it."""
+    name, direction = tested(task)
+    if name not in ("value", getattr(task, "score", None)):
         return name
-    return str(
-        getattr(
-            importlib.import_module(module), "MEASURE", "accuracy" if direction == "maximize" else "error"
-        )
-    )
+    usual = "accuracy" if direction == "maximize" else "error"
+    return str(getattr(importlib.import_module(module), "MEASURE", usual))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a configuration is trained: ``ranks`` in all, on ``nodes``. ``too_few``: one node, for lack of a word about
-    others, does not do.
-    """
+    """Number of ``ranks`` in all and ``nodes`` of a training. ``too_few``: one node, the default, is too few."""
 
     ranks: int = 1
     nodes: int = 1
     too_few: bool = False
 
     def command(self, module: str, port: int) -> list[str]:
-        """What starts ``module`` there. On several nodes, the first of this allocation of Slurm, srun starts a torchrun
-        on each with all of the job's cores there; they meet at ``port`` of the first. Raises CampaignError where ranks
-        do not divide among nodes, these are too few, or the allocation has fewer.
+        """Command that starts ``module`` there. On the first of this allocation's nodes, srun starts a torchrun on each
+        with all of the job's cores there; they meet at ``port`` of the first. CampaignError if there are too few nodes.
         """
         if self.too_few and self.nodes == 1:
             raise hpo.CampaignError(
@@ -282,24 +218,15 @@ class Place:
             raise hpo.CampaignError(
                 f"{self.ranks} ranks on {self.nodes} nodes: each must have as many. Name another number by --nodes."
             )
-        torchrun = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={self.ranks // self.nodes}",
-        ]
+        each = f"--nproc-per-node={self.ranks // self.nodes}"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", each]
         if self.nodes == 1:
             return [*torchrun, "--standalone", "-m", module]
-        hosts = [one.name for one in slurm_job.allocation(os.environ) or ()]
+        hosts = [host.name for host in slurm_job.allocation(os.environ) or ()]
         if len(hosts) < self.nodes:
             raise hpo.CampaignError(
-                f"{self.ranks} ranks on {self.nodes} nodes: "
-                + (
-                    f"this allocation of Slurm has {len(hosts)}. "
-                    if hosts
-                    else "no allocation of Slurm is found here. "
-                )
-                + "Start this inside one of as many (sbatch or salloc), or name fewer by --nodes."
+                f"{self.ranks} ranks on {self.nodes} nodes: this allocation of Slurm has {len(hosts)}. Start this "
+                "inside one of as many (sbatch or salloc), or name fewer by --nodes."
             )
         if "SLURM_GPUS_PER_TASK" in os.environ:
             # A node is one task here, and srun would give all of its ranks the GPUs of one.
@@ -317,24 +244,22 @@ class Place:
 
 
 def cores_of_job() -> int | None:
-    """How many cores this job of Slurm has on each of its nodes, on the one with fewest; None outside of one."""
+    """Fewest cores that this job of Slurm has on a node; None outside a job."""
     cores = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
     return min(slurm_job.read_counts(cores)) if cores else None
 
 
 def nodes_for(ranks: int) -> int:
-    """On how many nodes of this job of Slurm a worker of ``ranks`` ranks is: 1 where there is none."""
-    here = os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    """Number of nodes of a worker of ``ranks`` ranks in this job of Slurm; 1 outside a job."""
+    per_node = os.environ.get("SLURM_NTASKS_PER_NODE", "")
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if not (here.isdecimal() and nodes.isdecimal() and int(here)):
+    if not (per_node.isdecimal() and nodes.isdecimal() and int(per_node)):
         return 1
-    return min(int(nodes), -(-ranks // int(here)))
+    return min(int(nodes), -(-ranks // int(per_node)))
 
 
-def needs_nodes(task: hpo.Task, given: Mapping[str, Any], ranks: int, best: Individual) -> bool:
-    """Whether what ``best`` sent between nodes, as the campaign recorded it, takes several nodes: where the options say
-    that some of the ``ranks`` pose as a node, one does.
-    """
+def needs_nodes(task: Any, given: Mapping[str, Any], ranks: int, best: Any) -> bool:
+    """Whether ``best`` has sent bytes between nodes that were not some of its ``ranks`` posing as nodes."""
     own = getattr(getattr(task, "options", None), "ranks_per_node", None)
     posing = given.get("ranks_per_node") if own is None else own
     sent = {**best.metrics, **(best.objectives or {})}.get("bytes_between_nodes")
@@ -342,70 +267,51 @@ def needs_nodes(task: hpo.Task, given: Mapping[str, Any], ranks: int, best: Indi
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
-
-
-def test_value(
-    module: str,
-    directory: Path,
-    individual: Individual,
-    ranks: int,
-    flags: list[str],
-    seeds: int | None = None,
-    *,
-    limit_s: float = _LIMIT_S,
-) -> float:
-    """As ``trained_anew`` on one node: what ``individual`` reaches on the test part."""
-    found = trained_anew(module, directory, individual, Place(ranks=ranks), flags, seeds, limit_s=limit_s)
-    return float(found["test"])
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def trained_anew(
     module: str,
     directory: Path,
-    individual: Individual | Baseline,
+    column: Individual | Baseline,
     place: Place,
     flags: Sequence[str],
     seeds: int | None = None,
     *,
     limit_s: float = _LIMIT_S,
 ) -> dict[str, Any]:
-    """What the module's command line says of ``individual``: "test", what it reaches on the test part in the mean of
-    ``seeds`` trainings, and "tests", each of them. Trained unless that was done before. ``seeds`` None: as many as the
-    module does, which is three.
+    """Output of the module's command line for a configuration: "test", its mean score on the test part over ``seeds``
+    trainings, and "tests", each of them. An earlier output in ``directory`` is returned without any training.
 
     Raises:
         CampaignError: the training failed, or took longer than ``limit_s``.
     """
     counted = "" if seeds is None else f"-{seeds}-seeds"
-    path = directory / "test" / f"{individual.id}{counted}.json"
+    path = directory / "test" / f"{column.id}{counted}.json"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile("w", suffix=".json", dir=path.parent) as config:
-            json.dump({"id": individual.id, "params": individual.params}, config)
+            json.dump({"id": column.id, "params": column.params}, config)
             config.flush()
             command = [*place.command(module, _free_port()), f"--config={config.name}", *flags]
-            # Not a temporary directory, which is its node's alone; and trainings that are stopped go on from there.
+            # All nodes see this directory, and trainings that are stopped are continued there.
             trainings = path.with_suffix(".run")
             command.append(f"--directory={trainings.resolve()}")
             if seeds is not None:
                 command.append(f"--test-seeds={seeds}")
             cores = (cores_of_job() if place.nodes > 1 else None) or os.cpu_count() or 1
             threads = str(max(1, cores * place.nodes // place.ranks))
-            print(f"compare: measuring {individual.id} on the test part", file=sys.stderr, flush=True)
+            print(f"compare: measuring {column.id} on the test part", file=sys.stderr, flush=True)
             code, printed, errors = _run(command, {"OMP_NUM_THREADS": threads, **os.environ}, limit_s)
-        if code is None:
+        if code != 0:
+            end = f"was stopped after {limit_s:g} s (--limit)" if code is None else f"returned {code}"
             raise hpo.CampaignError(
-                f"{shlex.join(command)} was not done after {limit_s:g} s and was stopped. Give it longer by --limit; "
-                f"what is saved of its trainings is not repeated. What it printed:\n{printed}{errors}"
+                f"{shlex.join(command)} {end}. Correct what it printed, or give it longer, and start this again: "
+                f"trainings continue.\n{printed}{errors}"
             )
-        if code:
-            raise hpo.CampaignError(
-                f"{shlex.join(command)} returned {code}. What it printed:\n{printed}{errors}"
-            )
-        # A run that is killed while it writes leaves no half of a result behind.
+        # A call that is killed while it writes leaves no half of a result.
         partial = path.with_suffix(".partial")
         partial.write_text(printed)
         os.replace(partial, path)
@@ -417,7 +323,7 @@ def trained_anew(
 def _run(
     command: Sequence[str], environment: Mapping[str, str], limit_s: float
 ) -> tuple[int | None, str, str]:
-    """The exit code, None if it took longer than ``limit_s``, and what was printed on both streams."""
+    """Exit code, None if it took longer than ``limit_s``, and what was printed on both streams."""
     with (
         tempfile.TemporaryFile("w+") as printed,
         tempfile.TemporaryFile("w+") as errors,

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import hpo
@@ -22,15 +18,13 @@ SHARES = ("accuracy", "top-5 accuracy", "micro-F1", "macro-F1")
 """Measures from 0 to 1."""
 
 FULL_RANK = "full rank"
-"""The column of the baseline that others are compared with."""
+"""Column of the baseline that others are compared with."""
 
 _NAMES = {"top5": "top-5 accuracy", "mae": "MAE", "macro_f1": "macro-F1"}
-"""How metrics of a test are called here, if not as by the task."""
-
 _BYTES = {"bytes_inside_nodes": "inside nodes", "bytes_between_nodes": "between nodes"}
 
 Trainings = Sequence[Mapping[str, Any]]
-"""Of one column, what a test says of each training."""
+"""Metrics of each training of a column's test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +42,6 @@ def dominates(one: Individual, other: Individual, objectives: Mapping[str, str])
     return pareto.dominates(first, second)
 
 
-def _of_which(result: hpo.Result, columns: Mapping[str, Individual | Baseline]) -> str:
-    """Of which configurations the best of several objectives was chosen."""
-    best, default = columns["best"], columns.get("default")
-    if not isinstance(best, Individual) or not isinstance(default, Individual):
-        return "of the whole front"
-    if dominates(best, default, result.record.objectives):
-        return "among those that dominate the default there"
-    return "of the whole front, of which nothing dominates the default there"
-
-
 def table(
     result: hpo.Result,
     columns: Mapping[str, Individual | Baseline],
@@ -65,20 +49,22 @@ def table(
     what: str,
     measured: str = "value",
 ) -> str:
-    """The configurations side by side, with ``what`` they reach, as ``measure`` names it; ``measured``: the objective
-    that this is. Files of earlier versions may lack what a test says today.
+    """Configurations side by side. ``what``: name of the tested objective ``measured``. Tests of earlier versions may
+    lack metrics.
     """
     counts = result.record.individuals
-    completed = sum(one.status == COMPLETED for one in counts)
+    completed = sum(individual.status == COMPLETED for individual in counts)
     rows = [["", *(name if one.id == name else f"{name} ({one.id})" for name, one in columns.items())]]
-    names = dict.fromkeys(name for one in columns.values() for name in one.params)
-    rows += [[name, *(_shown(one.params.get(name)) for one in columns.values())] for name in names]
+    names = dict.fromkeys(name for column in columns.values() for name in column.params)
+    rows += [[name, *(_shown(column.params.get(name)) for column in columns.values())] for name in names]
     trainings = {name: tests[name].get("tests") or [{"test": tests[name]["test"]}] for name in columns}
     alone = result.best.value is not None
-    for name in [measured] if alone else result.best.objectives or {}:
-        rows.append(_validation(name, columns, trainings, what if name == measured else None, alone=alone))
+    rows += [
+        _validation(name, columns, trainings, what if name == measured else None, alone=alone)
+        for name in ([measured] if alone else result.best.objectives or {})
+    ]
     each = [*trainings.values()]
-    rows.append([f"test {what}", *(_over(_of(one, "test"), partial(reached, what=what)) for one in each)])
+    rows.append([f"test {what}", *(_mean(_of(one, "test"), partial(reached, what=what)) for one in each)])
     rows += _beside(each)
     full = trainings.get(FULL_RANK, ())
     rows += _difference(each, full, what)
@@ -87,19 +73,30 @@ def table(
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"{len(counts)} configurations evaluated, {completed} of them to the end:", ""]
     lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
-    lines.append("")
-    by = "alone" if alone else _of_which(result, columns)
-    times = {len(one.get("tests", ())) for one in tests.values()} - {0}
-    count = "three" if times <= {3} else " or ".join(map(str, sorted(times)))
-    lines.append(
-        f"The best is chosen by validation {what} {by}; the test {what} is the mean of {count} "
-        f"training{'' if count == '1' else 's'}."
-    )
+    times = sorted({len(test.get("tests", ())) for test in tests.values()} - {0}) or [3]
+    of = "alone" if alone else _choice(result, columns["best"], columns.get("default"))
+    notes = {
+        f"test {what}": f"The best is chosen by validation {what} {of}; the test {what} is a mean of trainings "
+        f"({' or '.join(map(str, times))}).",
+        "±": "After ± stands the standard deviation over trainings; for a difference, of both sides.",
+        ", all ranks": "Bytes are what all ranks together have sent in a training.",
+        "traffic between": "Traffic is bytes between nodes by the seconds in training steps, not Eq. 5.9.",
+        "bytes saved": "Bytes saved are 1 - bytes / bytes at full rank, measured; ECR (Eq. 5.10) estimates them.",
+    }
+    shown = "\n".join(lines)
+    lines += ["", *(note for row, note in notes.items() if row in shown)]
     if "default" in columns and columns["best"].id == columns["default"].id:
         lines.append("The best is the default: no other configuration is chosen by that.")
     if any(isinstance(one, Baseline) and _of(trainings[name], "validation") for name, one in columns.items()):
         lines.append("A baseline's validation is that of the same trainings.")
-    return "\n".join([*lines, *_notes(lines)])
+    return "\n".join(lines)
+
+
+def _choice(result: hpo.Result, best: Any, default: Any) -> str:
+    """Configurations of which the best of several objectives was chosen."""
+    if default is not None and dominates(best, default, result.record.objectives):
+        return "among those that dominate the default there"
+    return "of the whole front, of which nothing dominates a completed default there"
 
 
 def _validation(
@@ -110,8 +107,8 @@ def _validation(
     *,
     alone: bool,
 ) -> list[str]:
-    """The row of an objective, as the campaign evaluated it, and of a baseline in its test's trainings. ``what``: of
-    the one that tests measure.
+    """Row of an objective, from the campaign's evaluations, or from a baseline's trainings. ``what``: name of the
+    objective that tests measure, else None.
     """
 
     def text(value: float) -> str:
@@ -120,7 +117,7 @@ def _validation(
     row = [name if what is None else f"validation {what}"]
     for column, one in columns.items():
         if isinstance(one, Baseline):
-            row.append(_over(_of(trainings[column], name if what is None else "validation"), text))
+            row.append(_mean(_of(trainings[column], name if what is None else "validation"), text))
         else:
             value = one.value if alone else (one.objectives or {}).get(name)
             row.append("-" if value is None else text(value))
@@ -128,21 +125,19 @@ def _validation(
 
 
 def _beside(each: Sequence[Trainings]) -> list[list[str]]:
-    """Rows of what tests measure beside the score: keys that begin with "test_"."""
-    keys = dict.fromkeys(
-        key for one in each for training in one for key in training if key.startswith("test_")
-    )
+    """Rows of the metrics beside the score that tests measure."""
+    keys = dict.fromkeys(key for one in each for training in one for key in training)
     rows = []
-    for key in keys:
+    for key in (key for key in keys if key.startswith("test_")):
         own = key.removeprefix("test_")
         name = _NAMES.get(own, own)
         text = partial(reached, what=name)
-        rows.append([f"test {name}", *(_over(_of(one, key), text) for one in each)])
+        rows.append([f"test {name}", *(_mean(_of(one, key), text) for one in each)])
     return rows
 
 
 def _difference(each: Sequence[Trainings], full: Trainings, what: str) -> list[list[str]]:
-    """The test score less that of full rank, as table 5.3 has it. Deviations of both sides add up in squares."""
+    """Row of the test score less that of full rank, as in table 5.3; deviations of both sides add up in squares."""
     if not full:
         return []
     scale, unit = (100, " points") if what in SHARES else (1, "")
@@ -162,8 +157,8 @@ def _difference(each: Sequence[Trainings], full: Trainings, what: str) -> list[l
 
 
 def _costs(each: Sequence[Trainings]) -> list[list[str]]:
-    """Rows of what the test's trainings took, as tables 4.3 and 5.1 have them; those of which something is there and
-    not 0. The compression of AB is that of its last factors: the network that it leaves is whole.
+    """Rows of the costs of trainings that are not all 0, as in tables 4.3 and 5.1. The compression of AB is that of its
+    last factors: the network that it leaves is whole.
     """
     ratio = ("factored_compression_ratio", "compression_ratio")
     rows = [
@@ -177,24 +172,22 @@ def _costs(each: Sequence[Trainings]) -> list[list[str]]:
         ("training, s", [_of(one, "train_s") for one in each], "{:.4g}", True),
     ]
     return [
-        [name, *(_over(one, text.format, deviation=deviation) for one in columns)]
+        [name, *(_mean(one, text.format, deviation=deviation) for one in columns)]
         for name, columns, text, deviation in rows
         if any(map(any, columns))
     ]
 
 
 def _traffic(trainings: Trainings) -> list[float]:
-    """MB that all ranks together sent between nodes in a second of training steps. The source's Eq. 5.9 is no rate: it
-    divides what an epoch's synchronisations exchange by the backward pass's part of the time.
+    """MB that all ranks together sent between nodes in a second of training steps. Eq. 5.9 is no rate: it divides the
+    bytes of an epoch by the backward pass's part of the time.
     """
     timed = [one for one in trainings if "bytes_between_nodes" in one and one.get("train_s")]
     return [one["bytes_between_nodes"] / one["train_s"] / 1e6 for one in timed]
 
 
 def _saved(each: Sequence[Trainings], full: Trainings) -> list[list[str]]:
-    """Of the bytes that full rank sends, between nodes if it sends there any, the part that is saved: measured, where
-    table 5.3's ECR is estimated, by Eq. 5.10.
-    """
+    """Row of the saved part of the bytes that full rank sends, between nodes if it sends any there."""
     for metric in reversed(_BYTES):
         sent = _of(full, metric)
         if any(sent):
@@ -202,29 +195,17 @@ def _saved(each: Sequence[Trainings], full: Trainings) -> list[list[str]]:
             shares = [
                 [] if one is full else [1 - value / whole for value in _of(one, metric)] for one in each
             ]
-            return [[f"bytes saved {_BYTES[metric]}", *(_over(one, "{:.2%}".format) for one in shares)]]
+            return [[f"bytes saved {_BYTES[metric]}", *(_mean(one, "{:.2%}".format) for one in shares)]]
     return []
 
 
-def _notes(lines: Sequence[str]) -> list[str]:
-    """What needs to be said of rows that are there."""
-    shown = "\n".join(lines)
-    notes = {
-        "±": "After ± stands the standard deviation over trainings; of a difference, of both sides.",
-        ", all ranks": "Bytes are what all ranks together have sent in a training.",
-        "traffic between": "Traffic is bytes between nodes by the seconds in training steps, not Eq. 5.9.",
-        "bytes saved": "Bytes saved are 1 - bytes / bytes at full rank, measured; ECR (Eq. 5.10) estimates them.",
-    }
-    return [note for there, note in notes.items() if there in shown]
-
-
 def _of(trainings: Trainings, *metrics: str) -> list[float]:
-    """Of each training the first of ``metrics`` that it has, if it has one."""
+    """First of ``metrics`` in each training that has any of them."""
     each = ([float(one[metric]) for metric in metrics if metric in one] for one in trainings)
     return [found[0] for found in each if found]
 
 
-def _over(values: Sequence[float], text: Callable[[float], str], *, deviation: bool = True) -> str:
+def _mean(values: Sequence[float], text: Callable[[float], str], *, deviation: bool = True) -> str:
     """Mean ± standard deviation."""
     if not values:
         return "-"
@@ -233,31 +214,14 @@ def _over(values: Sequence[float], text: Callable[[float], str], *, deviation: b
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The standard deviation; NaN where a training has diverged."""
+    """Standard deviation; NaN if a training has diverged."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def reached(value: float, what: str) -> str:
-    """A share of what is right in per cent; all else as it is."""
+    """A share in per cent, any other score as it is."""
     return f"{value:.2%}" if what in SHARES else f"{value:.4g}"
 
 
 def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def places(file: Path, directory: Path) -> str:
-    """Where the campaign's files lie, and how to look further."""
-    hpo_command = shlex.quote(os.path.relpath(Path(sys.executable).with_name("hpo")))
-    entries = [
-        (f"{directory}/", "the campaign"),
-        (f"{directory}/journal/", "every evaluation, one JSON line a record"),
-        (f"{directory}/evaluations/", "checkpoints of the best, and what evaluations printed, if they did"),
-        (f"{directory}/test/", "the test results above"),
-        (f"{hpo_command} status {directory}", "how it stands; --json for programs"),
-        (f"{hpo_command} best {directory} --top 5", "the best five"),
-        (f"{hpo_command} export {directory} {directory}.csv", "all as a table; .parquet and .json too"),
-        (f"{hpo_command} run {file}", "goes on, once evaluations = … in the file is larger"),
-    ]
-    width = max(len(place) for place, _ in entries)
-    return "\n".join(f"{place:<{width}}  {what}" for place, what in entries)

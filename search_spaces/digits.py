@@ -1,9 +1,6 @@
 """A small residual network on small images, trained data-parallel: optimizer, learning rate, schedule and
 architecture.
 
-The fitness is the accuracy on a validation part that no training sees. The test part takes no part in the
-search: it is read by ``test_accuracy`` alone, for a configuration that has already been chosen.
-
     hpo run jobs/digits.toml                                            # the search
     python -m search_spaces.digits --lr 0.1                             # one configuration, else ``default``
     torchrun --nproc-per-node 2 -m search_spaces.digits --lr 0.1        # the same on two ranks
@@ -18,18 +15,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks.architecture_search.deep_network import Deep, SmallArchitectureOptions
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.image_task import ImageTask
 from search_spaces.building_blocks.recipes import Recipe, Run
-from search_spaces.building_blocks.training import RECORDED
 from search_spaces.folds import Fold
-from search_spaces.options import Count
+from search_spaces.options import Count, as_usage
 
-# torch is imported by the functions that train: the ranks that search read this module for its space, and
-# need no torch.
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
@@ -37,8 +30,6 @@ if TYPE_CHECKING:
     import trainers
     from hpo.individual import Scalar
     from search_spaces.readers.small_images import ImageData
-
-__all__ = ["RECORDED", "default", "main", "make_task", "space", "task", "test_accuracy", "untrained"]
 
 space = hpo.SearchSpace(
     # The network
@@ -51,7 +42,7 @@ space = hpo.SearchSpace(
         "activation-only-pre-activation",
         "full-pre-activation",
     ),
-    # The optimizer, and what only some have
+    # The optimizer, and parameters that only some have
     optimizer=hpo.Categorical("sgd", "rmsprop", "adagrad", "adam", "adamw"),
     lr=hpo.Float(1e-4, 1.0, log=True),
     momentum=hpo.Float(0.5, 0.99, when={"optimizer": "sgd"}),
@@ -83,18 +74,17 @@ default: dict[str, Scalar] = {
 
 
 TRAINING_IMAGES = {"digits": 224, "fashion-mnist": 50_000}
-"""As ``search_spaces.readers.small_images.load_images`` divides the sets."""
+"""Sizes of the training parts that ``readers.small_images.load_images`` makes."""
 CHANNELS, CLASSES = 1, 10
-"""Of both sets: their models can be used where they are not."""
 
 
 class Options(SmallArchitectureOptions):
-    """With kind = "pbt", epochs are those of one interval: an individual begins with the weights and the optimizer's
-    state of its parent, so perturb = ["lr", …] must not name what the network is made of.
+    """With kind = "pbt", epochs count one interval. An individual begins with the weights and the optimizer's state of
+    its parent, so perturb = ["lr", …] must not name parameters of the network.
     """
 
     data: Literal["digits", "fashion-mnist"] = "digits"
-    """digits, or fashion-mnist."""
+    """scikit-learn's digits, or fashion-mnist of Debian's package."""
     epochs: Count = 24
     batch_size: Count = 32
     train_samples: Count | None = None
@@ -102,11 +92,7 @@ class Options(SmallArchitectureOptions):
 
     def check_data(self) -> None:
         sources.packaged_images(self.data)
-        if self.train_samples is not None and self.train_samples > TRAINING_IMAGES[self.data]:
-            raise hpo.UsageError(
-                f"train_samples = {self.train_samples}: {self.data} has {TRAINING_IMAGES[self.data]} to train with. "
-                "Name fewer, or none."
-            )
+        sources.check_samples("train_samples", self.train_samples, TRAINING_IMAGES[self.data])
 
     @property
     def deep(self) -> Deep:
@@ -121,7 +107,7 @@ class Options(SmallArchitectureOptions):
     def parts(self) -> ImageData:
         from search_spaces.readers.small_images import load_images
 
-        with check.as_usage():
+        with as_usage():
             images = load_images(self.data, train_samples=self.train_samples)
         return images.joined() if self.folds else images
 

@@ -1,17 +1,17 @@
 """K-fold cross-validation as a fitness: the mean over the folds, with their spread on record.
 
     def evaluate(trial):
-        return cross_validated(trial, one_fold, folds=5)
+        return cross_validated(trial, evaluate_fold, folds=5)
 
-    def one_fold(trial, fold):
+    def evaluate_fold(trial, fold):
         train, validation = fold.split(len(samples), classes=classes)       # indices
         …
         trainers.train(model, Subset(samples, train), Subset(samples, validation), …,
                        batch_size=32 // trial.size, group=fold.group, **trial.training(value="accuracy"))
         return accuracy
 
-With ranks enough folds are evaluated side by side, by gcd(ranks, folds) groups of as many ranks each; else one
-after the other. A fold that is done stays done: when an interrupted individual goes on, the others are left.
+Folds are evaluated side by side by gcd(ranks, folds) groups of as many ranks each, else one after the other. Folds that
+are done before an interruption are not repeated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import operator
 import os
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -36,18 +36,18 @@ from hpo.task.trial import Job
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+# Some ranks may evaluate for hours while the others wait for them.
 _WAIT = timedelta(days=1)
-"""Some ranks may evaluate for hours while the others wait for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """One of the folds.
+    """Fold of a cross-validation.
 
     Attributes:
-        index (int): which one, counted from 0.
-        folds (int): how many there are.
-        group (ProcessGroup; default None): the ranks that evaluate it; None: all of the worker's.
+        index (int): number of the fold, from 0.
+        folds (int): number of folds.
+        group (ProcessGroup; default None): ranks that evaluate it; None: all of the worker's.
     """
 
     index: int
@@ -57,25 +57,31 @@ class Fold:
     def split(
         self, samples: int, *, classes: Sequence[int] | None = None, seed: int = 0
     ) -> tuple[list[int], list[int]]:
-        """Indices to train with and, disjoint, to validate with; over all folds each is in the latter once.
-        ``samples``: how many there are.
+        """Indices of training and of validation samples, the same for every individual. Over all folds each sample is a
+        validation sample once, and folds differ by at most one sample; with ``classes``, the class of each sample, also
+        within each class.
 
-        The same for every individual. Folds differ by at most one sample; with ``classes``, one a sample, also
-        in those of each class. UsageError for fewer samples than folds.
+        Args:
+            samples (int): number of samples.
+            classes (sequence of int; default None): class of each sample.
+            seed (int; default 0): seed of the division.
+
+        Raises:
+            UsageError: there are fewer samples than folds.
         """
         try:
             samples = operator.index(samples)
         except TypeError:
             raise hpo.UsageError(
-                f"fold.split: samples is a {type(samples).__name__}: must be how many there are, and the answer is "
-                "their indices. Write fold.split(len(samples), …)."
+                f"fold.split: samples is a {type(samples).__name__}: must be their number. Write "
+                "fold.split(len(samples), …)."
             ) from None
         if samples < self.folds:
             raise hpo.UsageError(
-                f"{samples} samples for {self.folds} folds: each needs one. Use fewer folds."
+                f"{samples} samples for {self.folds} folds: each needs a sample. Use fewer folds."
             )
         if classes is not None and len(classes) != samples:
-            raise ValueError(f"{len(classes)} classes for {samples} samples: each has one. Correct them.")
+            raise ValueError(f"{len(classes)} classes for {samples} samples: each has a class. Correct them.")
         order = list(range(samples))
         random.Random(f"folds/{seed}").shuffle(order)
         if classes is not None:
@@ -85,17 +91,15 @@ class Fold:
         return [sample for sample in range(samples) if sample not in out], held
 
     def block(self, samples: int, *, gap: int = 0) -> tuple[list[int], list[int]]:
-        """As ``split``, for samples that stand in an order, as windows of a series do: a stretch of them to validate
-        with, and the others to train with but for the next ``gap`` on either side, which share points with it.
-
-        UsageError for fewer samples than folds, or where the gaps leave none to train with.
+        """``split`` of samples in an order, such as windows of a series: validation samples are consecutive, and the
+        next ``gap`` on either side, which share points with them, are left out. UsageError if either part is empty.
         """
         begin, end = (samples * index // self.folds for index in (self.index, self.index + 1))
         training = [*range(max(0, begin - gap)), *range(min(samples, end + gap), samples)]
         if begin == end or not training:
             raise hpo.UsageError(
-                f"{samples} samples for {self.folds} folds with gaps of {gap}: a fold has none to train with, or to "
-                "validate with. Use fewer folds, or more samples."
+                f"{samples} samples for {self.folds} folds with gaps of {gap}: a part of a fold is empty. Use fewer "
+                "folds, or more samples."
             )
         return training, [*range(begin, end)]
 
@@ -105,17 +109,17 @@ EvaluateFold = Callable[[hpo.Trial, Fold], Returned]
 
 
 def cross_validated(trial: hpo.Trial, evaluate: EvaluateFold, *, folds: int) -> dict[str, float]:
-    """``evaluate(trial, fold)`` for each fold: the mean of what it returns by name, or of ``value``.
+    """Means over folds of what ``evaluate(trial, fold)`` returns, by name, or of ``value``.
 
     Beside each name X is X_deviation, the standard deviation over the folds (n - 1 in the denominator), and beside
-    the value value/fold-0, value/fold-1, … Once the value of a fold is not finite the mean is none either, and the
-    rest is not evaluated. The trial that a fold gets has ranks, seed and directory of its own. It need not report:
-    after each round of folds the mean so far is reported. All ranks of the worker make this call.
+    the value value/fold-0, value/fold-1, … If the value of a fold is not finite, the mean is not, and the rest is not
+    evaluated. The trial of a fold has ranks, seed and directory of its own. It need not report: after each round of
+    folds the mean so far is reported. All ranks of the worker make this call.
 
     Args:
-        trial (Trial): the evaluation, of which each fold gets a trial of its own.
+        trial (Trial): the evaluation.
         evaluate (callable): ``evaluate(trial, fold)`` returns a number, or a dictionary of numbers by name.
-        folds (int): how many, at least 2.
+        folds (int): number of folds, at least 2.
 
     Raises:
         ValueError: ``folds`` is less than 2.
@@ -123,208 +127,162 @@ def cross_validated(trial: hpo.Trial, evaluate: EvaluateFold, *, folds: int) -> 
     """
     if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds = {folds!r}: must be a whole number of at least 2. Correct it.")
-    with _team(trial, folds) as team:
-        done = {
-            int(index): found for index, found in json.loads(team.from_rank_0(_known(trial, folds))).items()
-        }
-        while not _hopeless(done) and (pending := [index for index in range(folds) if index not in done]):
-            done.update(team.round(evaluate, pending[: team.groups]))
+    with closing(_FoldGroups(trial, folds)) as groups:
+        # Ranks may see the files of an earlier attempt at different times: all take what rank 0 sees.
+        kept = json.loads(groups.broadcast(_kept(trial.directory, folds)))
+        done = {int(index): found for index, found in kept.items()}
+        while all(math.isfinite(found.get("value", 0.0)) for found in done.values()):
+            pending = [index for index in range(folds) if index not in done]
+            if not pending:
+                break
+            done.update(groups.evaluated(evaluate, pending[: groups.count]))
             values = [found["value"] for found in done.values() if "value" in found]
             if values:
                 trial.report(len(done), statistics.fmean(values))
-    return _summary(done)
+    return _summary([done[index] for index in sorted(done)])
 
 
-def _summary(done: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+def _summary(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     summary: dict[str, float] = {}
-    results = [done[index] for index in sorted(done)]
     for name in results[0]:
         values = [found[name] for found in results]
         finite = all(map(math.isfinite, values))
         summary[name] = statistics.fmean(values) if finite else math.nan
         if finite and len(values) > 1:
             summary[f"{name}_deviation"] = statistics.stdev(values)
-    for index, found in sorted(done.items()):
-        if "value" in found:
-            summary[f"value/fold-{index}"] = found["value"]
-    return summary
+    each = {f"value/fold-{index}": found["value"] for index, found in enumerate(results) if "value" in found}
+    return {**summary, **each}
 
 
-def _hopeless(done: Mapping[int, Mapping[str, float]]) -> bool:
-    return any(not math.isfinite(found.get("value", 0.0)) for found in done.values())
+def _kept(directory: Path, folds: int) -> str:
+    """Results of folds that were done before an interruption, as JSON by index."""
+    paths = {index: directory / f"fold-{index}" / "result.json" for index in range(folds)}
+    return json.dumps({index: json.loads(path.read_text()) for index, path in paths.items() if path.exists()})
 
 
-# --- what is on disk ----------------------------------------------------------------------------------------
+class _FoldGroups:
+    """The worker's ranks in ``count`` groups of as many each, which evaluate folds side by side.
 
-
-def _directory(trial: hpo.Trial, index: int) -> Path:
-    return trial.directory / f"fold-{index}"
-
-
-def _known(trial: hpo.Trial, folds: int) -> str:
-    """The folds that were done before the individual was interrupted, as rank 0 sees them."""
-    if trial.rank:
-        return ""
-    found = {}
-    for index in range(folds):
-        path = _directory(trial, index) / "result.json"
-        if path.exists():
-            found[index] = json.loads(path.read_text())
-    return json.dumps(found)
-
-
-def _keep(place: Path, found: Mapping[str, float]) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    partial = place / "result.partial"
-    partial.write_text(json.dumps(found))
-    os.replace(partial, place / "result.json")
-
-
-# --- who evaluates what -------------------------------------------------------------------------------------
-
-
-class _Team:
-    """The worker's ranks, in ``groups`` of as many each; with one group they need nothing of their own."""
-
-    groups = 1
-
-    def __init__(self, trial: hpo.Trial, folds: int) -> None:
-        self.trial = trial
-        self.folds = folds
-
-    def from_rank_0(self, text: str) -> str:
-        """What rank 0 says, on all ranks."""
-        return _broadcast(text, 0, None) if self.trial.size > 1 else text
-
-    def round(self, evaluate: EvaluateFold, indices: Sequence[int]) -> dict[int, dict[str, float]]:
-        """What the folds brought, one a group. Collective."""
-        trial, index = self.trial, indices[0]
-        own = _trial(_Link(trial), trial, index, rank=trial.rank, size=trial.size)
-        found = evaluate(own, Fold(index=index, folds=self.folds))
-        text = ""
-        if trial.rank == 0:
-            result = _plain(found)
-            _keep(_directory(trial, index), result)
-            text = json.dumps(result)
-        return {index: json.loads(self.from_rank_0(text))}
-
-
-class _Teams(_Team):
-    """Several groups. Between them ranks keep step: at each of its calls of ``should_checkpoint`` a fold meets the
-    others there, and those that are done go on meeting them until all are: so all hear of a stop at once.
+    Several groups keep step: each of their calls of ``should_checkpoint`` meets those of the other groups, and groups
+    that are done go on meeting them, so that all ranks hear of a stop at once.
     """
 
-    def __init__(self, trial: hpo.Trial, folds: int, groups: int) -> None:
-        import torch.distributed as dist
+    def __init__(self, trial: hpo.Trial, folds: int) -> None:
+        self._trial, self._folds = trial, folds
+        self.count = math.gcd(trial.size, folds)
+        self._size = trial.size // self.count
+        self._control: ProcessGroup | None = None
+        self._own: ProcessGroup | None = None
+        if self.count > 1:
+            import torch.distributed as dist
 
-        super().__init__(trial, folds)
-        self.groups = groups
-        self._size = trial.size // groups
-        self._mine = trial.rank // self._size
-        # Numbers of the CPU, whatever device the folds are trained on; all ranks make each group.
-        self._control = dist.new_group(backend="gloo", timeout=_WAIT)
-        made = [
-            dist.new_group([group * self._size + place for place in range(self._size)])
-            for group in range(groups)
-        ]
-        self._group = made[self._mine]
+            # Its messages are numbers of the CPU, whatever device the folds are trained on.
+            self._control = dist.new_group(backend="gloo", timeout=_WAIT)
+            # All ranks have to take part in making each group.
+            made = [
+                dist.new_group([group * self._size + place for place in range(self._size)])
+                for group in range(self.count)
+            ]
+            self._own = made[trial.rank // self._size]
 
     def close(self) -> None:
-        import torch.distributed as dist
+        """Leave the groups."""
+        if self.count > 1:
+            from trainers.communication.process_groups import give_back
 
-        from trainers.communication.process_groups import give_back
+            groups = [self._own, self._control]
+            # gloo waits where the last reference goes.
+            del self._own, self._control
+            give_back(groups)
 
-        groups: list[dist.ProcessGroup | None] = [self._group, self._control]
-        # gloo waits where the last reference goes.
-        del self._group, self._control
-        give_back(groups)
-
-    def from_rank_0(self, text: str) -> str:
-        return _broadcast(text, 0, self._control)
-
-    def round(self, evaluate: EvaluateFold, indices: Sequence[int]) -> dict[int, dict[str, float]]:
-        import trainers
-
-        trial, text = self.trial, ""
-        interrupted: hpo.Interrupted | trainers.Interrupted | None = None
-        if self._mine < len(indices):
-            index, rank = indices[self._mine], trial.rank % self._size
-            own = _trial(_Link(trial, self), trial, index, rank=rank, size=self._size)
-            try:
-                found = evaluate(own, Fold(index=index, folds=self.folds, group=self._group))
-            except (hpo.Interrupted, trainers.Interrupted) as saved:
-                interrupted = saved
-            else:
-                if rank == 0:
-                    result = _plain(found)
-                    _keep(_directory(trial, index), result)
-                    text = json.dumps(result)
-        while self._count(running=False):
-            trial.should_checkpoint()
-        results = {
-            index: _broadcast(text, group * self._size, self._control) for group, index in enumerate(indices)
-        }
-        if not all(results.values()):
-            raise interrupted or hpo.Interrupted("another fold is not done")
-        return {index: json.loads(result) for index, result in results.items()}
-
-    def meet(self) -> bool:
-        """Whether the campaign wants to stop; for ranks whose fold is not done."""
-        self._count(running=True)
-        return self.trial.should_checkpoint()
-
-    def _count(self, *, running: bool) -> int:
-        """How many ranks have a fold that is not done. Collective."""
+    def broadcast(self, text: str, source: int = 0) -> str:
+        """``text`` of the rank ``source``, on all ranks."""
+        if self._trial.size == 1:
+            return text
         import torch
         import torch.distributed as dist
 
-        count = torch.tensor(int(running))
+        content = torch.frombuffer(bytearray(f"{text} ".encode()), dtype=torch.uint8)
+        length = torch.tensor(len(content))
+        dist.broadcast(length, group=self._control, group_src=source)
+        if self._trial.rank != source:
+            content = torch.zeros(int(length), dtype=torch.uint8)
+        dist.broadcast(content, group=self._control, group_src=source)
+        return bytes(content.tolist()).decode().removesuffix(" ")
+
+    def evaluated(self, evaluate: EvaluateFold, indices: Sequence[int]) -> dict[int, dict[str, float]]:
+        """Results of the folds ``indices``, one per group, on all ranks."""
+        import trainers
+
+        group, rank = divmod(self._trial.rank, self._size)
+        text = ""
+        interrupted: hpo.Interrupted | trainers.Interrupted | None = None
+        if group < len(indices):
+            fold = Fold(index=indices[group], folds=self._folds, group=self._own)
+            trial = self._trial_of(fold.index, rank)
+            try:
+                found = evaluate(trial, fold)
+            except (hpo.Interrupted, trainers.Interrupted) as saved:
+                if self.count == 1:
+                    raise
+                interrupted = saved
+            else:
+                if rank == 0:
+                    text = _keep(trial.directory, found)
+        while self._running(0):
+            self._trial.should_checkpoint()
+        each = {index: self.broadcast(text, number * self._size) for number, index in enumerate(indices)}
+        if not all(each.values()):
+            raise interrupted or hpo.Interrupted("another fold is not done")
+        return {index: json.loads(result) for index, result in each.items()}
+
+    def meet(self) -> None:
+        """Keep step with the other groups while the fold of this rank runs."""
+        self._running(1)
+
+    def _running(self, mine: int) -> int:
+        """Number of ranks whose fold runs; a collective operation of several groups."""
+        if self.count == 1:
+            return 0
+        import torch
+        import torch.distributed as dist
+
+        count = torch.tensor(mine)
         dist.all_reduce(count, group=self._control)
         return int(count)
 
-
-@contextmanager
-def _team(trial: hpo.Trial, folds: int) -> Iterator[_Team]:
-    groups = math.gcd(trial.size, folds)
-    if groups == 1:
-        yield _Team(trial, folds)
-        return
-    teams = _Teams(trial, folds, groups)
-    try:
-        yield teams
-    finally:
-        teams.close()
-
-
-def _broadcast(text: str, source: int, group: ProcessGroup | None) -> str:
-    import torch
-    import torch.distributed as dist
-
-    mine = text.encode()
-    length = torch.tensor(len(mine))
-    dist.broadcast(length, group=group, group_src=source)
-    content = torch.zeros(int(length), dtype=torch.uint8)
-    if mine and dist.get_rank(group) == source:
-        content = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    if len(content):
-        dist.broadcast(content, group=group, group_src=source)
-    return bytes(content.tolist()).decode()
+    def _trial_of(self, index: int, rank: int) -> hpo.Trial:
+        whole = self._trial
+        parent = whole.parent_checkpoint
+        job = Job(
+            configuration=Configuration(id=f"{whole.id}/fold-{index}", params=whole.params),
+            attempt=Attempt(resumed=True),
+            seed=random.Random(f"{whole.seed}/fold-{index}").getrandbits(63),
+            directory=str(whole.directory / f"fold-{index}"),
+            parent=None if parent is None else str(parent / f"fold-{index}"),
+        )
+        link = _FoldLink(whole, self)
+        return hpo.Trial(link, job, rank=rank, size=self._size, local_rank=whole.local_rank)
 
 
-def _plain(found: Returned) -> dict[str, float]:
-    if isinstance(found, Mapping):
-        return {str(name): float(value) for name, value in found.items()}
-    return {"value": float(found)}
+def _keep(directory: Path, found: Returned) -> str:
+    """Write the result of a fold to its directory; returns it as JSON."""
+    named = found if isinstance(found, Mapping) else {"value": found}
+    text = json.dumps({str(name): float(value) for name, value in named.items()})
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / "result.partial"
+    partial.write_text(text)
+    os.replace(partial, directory / "result.json")
+    return text
 
 
-class _Link:
-    """A fold's way to the campaign: it hears of a stop, and what it reports stays here."""
+class _FoldLink:
+    """Link of a fold's trial: it hears of a stop of the whole trial, and its reports are not passed on."""
 
     comm: object | None = None
 
-    def __init__(self, trial: hpo.Trial, teams: _Teams | None = None) -> None:
-        self._trial = trial
-        self._teams = teams
+    def __init__(self, trial: hpo.Trial, groups: _FoldGroups) -> None:
+        self._trial, self._groups = trial, groups
 
     @property
     def device(self) -> str:
@@ -334,20 +292,11 @@ class _Link:
         return False
 
     def should_checkpoint(self) -> bool:
-        return self._trial.should_checkpoint() if self._teams is None else self._teams.meet()
+        self._groups.meet()
+        return self._trial.should_checkpoint()
 
     def should_checkpoint_soon(self) -> bool:
-        # Several groups meet: they have to hear of a stop at once.
-        return self._trial._should_checkpoint_soon() if self._teams is None else self._teams.meet()
-
-
-def _trial(link: _Link, whole: hpo.Trial, index: int, *, rank: int, size: int) -> hpo.Trial:
-    parent = whole.parent_checkpoint
-    job = Job(
-        configuration=Configuration(id=f"{whole.id}/fold-{index}", params=whole.params),
-        attempt=Attempt(resumed=True),
-        seed=random.Random(f"{whole.seed}/fold-{index}").getrandbits(63),
-        directory=str(_directory(whole, index)),
-        parent=None if parent is None else str(parent / f"fold-{index}"),
-    )
-    return hpo.Trial(link, job, rank=rank, size=size, local_rank=whole.local_rank)
+        # Several groups have to hear of a stop at once.
+        if self._groups.count > 1:
+            return self.should_checkpoint()
+        return self._trial._should_checkpoint_soon()

@@ -22,13 +22,12 @@ from search_spaces.options import Count, Positive
 if TYPE_CHECKING:
     from torch import nn
 
-    import trainers
     from hpo.individual import Scalar
 
 EPOCHS = 150
 """Table A.6."""
 
-# By global batch size: warmupSteps, numABSteps, fullRankReboundSteps, learning-rate rebound steps, steps an epoch.
+# Rows by global batch size: warmupSteps, numABSteps, fullRankReboundSteps, learning-rate rebound steps, steps an epoch.
 STEPS = {
     "resnet-50": {  # Table A.7
         2048: (24_000, 6000, 600, 1500, 600),
@@ -46,18 +45,17 @@ STEPS = {
     },
 }
 
-space = hpo.SearchSpace(methods.parameters("ab"))
+space = hpo.SearchSpace(methods.METHODS["ab"].parameters)
 
 
 class Options(ImageNetOptions):
-    """Without small those of tables A.6 to A.8, to which autocast, precision = "bf16", belongs, too."""
+    """Defaults are those of tables A.6 to A.8 without small; these have precision = "bf16", too."""
 
     network: Literal["resnet-50", "vit-b-16"] = "vit-b-16"
-    """resnet-50 or vit-b-16."""
     method: methods.MethodName = "ab"
     lr: Positive = 0.0035
     group_size: Count | None = None
-    """Ranks of a group; else 4, with small 1. A single rank trains without groups."""
+    """Ranks of a group; left out: 4, or 1. A single rank trains without groups."""
 
     def finish(self, network: nn.Module) -> None:
         from search_spaces.building_blocks.initial_weights import make_orthogonal
@@ -65,16 +63,20 @@ class Options(ImageNetOptions):
         make_orthogonal(network)
 
     @property
+    def ranks_of_a_group(self) -> int:
+        return self.group_size or (1 if self.small else 4)
+
+    @property
     def source(self) -> Size:
         return Size(epochs=EPOCHS, batch_size=4096)
 
 
 def default(options: Options) -> dict[str, Scalar]:
-    """What the tables have for the network and the batch size, as parts of the run; of other sizes, that of 4 096."""
+    """The tables' entries for the network and the batch size, as parts of the run; for other sizes those of 4 096."""
     rows = STEPS[options.network]
     warmup, ab, rebound, lr_rebound, per_epoch = rows.get(options.samples_a_step, rows[4096])
     return {
-        **methods.default("ab"),
+        **methods.METHODS["ab"].default,
         "warmup": warmup / (EPOCHS * per_epoch),
         "ab": ab / (EPOCHS * per_epoch),
         "rebound": rebound / ab,
@@ -109,17 +111,12 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     )
 
 
-def _ab(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
-    size = options.group_size or (1 if options.small else 4)
-    return methods.make(options.method, p, ranks=run.ranks, group_size=size)
-
-
 make_task, main = image_campaign(
     space,
     default,
     recipe,
     options=Options,
-    own=OwnMethod(names=("ab", "ab-no-groups"), parameters=tuple(space.parameters), make=_ab),
+    own=OwnMethod(names=("ab", "ab-no-groups"), parameters=tuple(space.parameters)),
 )
 test_accuracy, untrained = make_task.test, make_task.untrained
 

@@ -5,45 +5,35 @@
     sbatch jobs/slurm.sbatch jobs/imagenet_daso.toml        eight nodes with 4 GPUs an individual, as Table 3.1
     torchrun … -m search_spaces.imagenet_daso --data DATA --sync-every 4 --sync-delay 1
 
-The source follows Goyal et al. 2017 (arXiv 1706.02677), and names neither batch nor rate: here they are those of that
-work, 32 images a GPU and 0.1 for 256, after a warm-up from 0.1.
+The source follows Goyal et al. 2017 (arXiv 1706.02677) and names neither batch nor rate: here they are that work's, 32
+images a GPU and 0.1 for 256, after a warm-up from 0.1.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from search_spaces import daso_intervals
-from search_spaces.building_blocks import methods
-from search_spaces.building_blocks.daso_intervals import (
-    IntervalOptions,
-    directions,
-    searched,
-    time_and_score,
-)
+from search_spaces.building_blocks.daso_intervals import OWN_METHOD, IntervalOptions, directions, judge
 from search_spaces.building_blocks.image_task import Recipe, Run, image_campaign
 from search_spaces.building_blocks.imagenet_task import SMALL, ImageNetOptions, Size, make_network
+from search_spaces.building_blocks.methods import MethodName
 from search_spaces.options import FromZero, Positive
 
-if TYPE_CHECKING:
-    from hpo.individual import Scalar
-
-space = daso_intervals.space
-
-default: dict[str, Scalar] = daso_intervals.default
-"""Synchronous training."""
+space, default = daso_intervals.space, daso_intervals.default
 
 _GOYAL = 0.1 / 256
-"""The learning rate of a sample."""
+"""Learning rate per sample."""
 
 
 class Options(ImageNetOptions, IntervalOptions):
-    """Without small those of Table 3.2."""
+    """Defaults are those of Table 3.2 without small."""
 
-    method: methods.MethodName = "daso"
+    method: MethodName = "daso"
     lr: Positive | None = None
-    """For batch_size; else 0.1 for 256, in proportion."""
+    """Learning rate for batch_size; left out: 0.1 for 256, in proportion."""
     warmup_epochs: FromZero = 5
     cooldown_epochs: FromZero = 4
 
@@ -54,7 +44,7 @@ class Options(ImageNetOptions, IntervalOptions):
     @property
     def size(self) -> Size:
         # Long enough for warm-up and cool-down.
-        return Size(**{**vars(SMALL), "epochs": 12}) if self.small else self.source
+        return replace(SMALL, epochs=12) if self.small else self.source
 
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
@@ -77,9 +67,9 @@ make_task, main = image_campaign(
     default,
     recipe,
     options=Options,
-    own=searched(),
+    own=OWN_METHOD,
     points=[daso_intervals.SOURCES_CHOICE],
-    judge=time_and_score,
+    judge=judge,
     objectives=directions,
 )
 test_accuracy, untrained = make_task.test, make_task.untrained

@@ -21,14 +21,13 @@ from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, ima
 from search_spaces.building_blocks.imagenet_task import SMALL_DIM, ImageNetOptions, Size, make_network
 
 if TYPE_CHECKING:
-    import trainers
     from hpo.individual import Scalar
 
 EPOCHS, STEPS = 125, 125 * 1252
-"""Of the source's run (1 281 167 images in batches of 1 024). What counts epochs or steps is a part of it."""
+"""Length of the source's run (1 281 167 images in batches of 1 024); numbers of epochs and steps are parts of it."""
 
 _SCHEDULE = ("min_lr", "warmup_lr", "k_decay", "warmup_epochs")
-_RANK = methods.parameters("oialr")
+_RANK = methods.METHODS["oialr"].parameters
 
 space = hpo.SearchSpace(
     {
@@ -54,10 +53,9 @@ DROPOUT = {"vit-b-16": 0.1, "resnet-rs-101": 0.25}
 
 
 class Options(ImageNetOptions):
-    """Without small those of Table A.1, to which precision = "bf16" belongs, too."""
+    """Defaults are those of Table A.1 without small; it has precision = "bf16", too."""
 
     network: Literal["vit-b-16", "resnet-rs-101"] = "vit-b-16"
-    """vit-b-16 or resnet-rs-101."""
     method: methods.MethodName = "oialr"
 
     @property
@@ -94,16 +92,12 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     )
 
 
-def _oialr(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
-    return methods.make("oialr", p, ranks=run.ranks)
-
-
 make_task, main = image_campaign(
     space,
     default,
     recipe,
     options=Options,
-    own=OwnMethod(names=("oialr",), parameters=tuple(_RANK), make=_oialr),
+    own=OwnMethod(names=("oialr",), parameters=tuple(_RANK)),
 )
 test_accuracy, untrained = make_task.test, make_task.untrained
 

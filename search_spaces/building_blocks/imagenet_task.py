@@ -1,8 +1,6 @@
-"""Campaigns on ImageNet, or on images in its forms: what is trained on, which networks, and at which size.
+"""Campaigns on ImageNet, or on images in its forms: data, networks and sizes.
 
-    make_task, main = image_campaign(space, default, recipe, options=MyOptions)     MyOptions of ImageNetOptions
-
-torch is imported by what trains: the ranks that search need none.
+make_task, main = image_campaign(space, default, recipe, options=MyOptions)     class MyOptions(ImageNetOptions)
 """
 
 from __future__ import annotations
@@ -11,16 +9,16 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 import hpo
-from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions, Deep
+from search_spaces.building_blocks.recipes import RunSize
 from search_spaces.folds import Fold
-from search_spaces.options import Count, Rule, Share
+from search_spaces.options import Count, Share, as_usage
 from search_spaces.readers.published import IMAGENET_LISTS
 
 if TYPE_CHECKING:
@@ -38,13 +36,11 @@ _HOME = "runs/made-up"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """What a source trains with, or a small run: epochs, samples a step of all ranks together, pixels along a side of
-    images to train and to evaluate with, which part of the shorter side the latter show, and what changes the former.
+class Size(RunSize):
+    """Size of a run: pixels along a side of images to train and to evaluate with, the part of the shorter side that
+    the latter show, the part of the images for validation, and the augmentation.
     """
 
-    epochs: int
-    batch_size: int
     side: int = 224
     evaluation_side: int = 224
     crop_fraction: float = 0.875
@@ -53,46 +49,45 @@ class Size:
 
 
 SMALL_DIM = 48
-"""The width of the ViT that is trained with ``small``."""
+"""Width of the ViT with ``small``."""
 
 # The class of a made-up image is a direction: flipped or turned it would be of another class.
 SMALL = Size(epochs=6, batch_size=32, side=32, evaluation_side=32, validation_part=0.25, augmentation="none")
 
 
 class ImageNetOptions(ArchitectureOptions):
-    """Without small, the sizes of the source. The fitness is the accuracy on a part of the training images that is set
-    apart; the validation part of ImageNet is what the chosen configuration is tested with.
+    """Sizes are those of the source without small. The fitness is the accuracy on a part of the training images; the
+    validation part of ImageNet is the test part.
     """
 
-    data: Annotated[str, Rule(sources.IMAGENET)] = ""
+    data: str = ""
     """A folder with ImageNet: train/CLASS/*.JPEG and val, or shards train/*.tar and val/*.tar; see
     search_spaces.readers.imagenet. With small it may be left out: images are made up in runs/made-up.
     """
     small: bool = False
     """Images of 32×32 pixels, networks of up to 70 000 parameters, 6 epochs of 32 samples a step."""
     epochs: Count | None = None
-    """Else those of the source, or 6."""
+    """Passes over the training set; left out: those of the source, or 6."""
     batch_size: Count | None = None
-    """Of all ranks together; else that of the source, or 32."""
+    """Samples per step of all ranks together; left out: those of the source, or 32."""
     classes: Count | None = None
     """How many the data must have; else 1000, or with small whatever they have."""
     validation_part: Share | None = None
     """The part of the training images that the fitness is measured on; else 0.02, with small 0.25."""
     augmentation: Augmentation | None = None
-    """What happens to training images: none, resized-crop-flip or rand-augment; else as the source, with small none."""
+    """Augmentation of training images: none, resized-crop-flip or rand-augment; left out: the source's, or none."""
     train_samples: Count | None = None
     """How many images to train with; left out: all."""
     lists: str = IMAGENET_LISTS
-    """A folder for the list of the data's images, which is made once, by who comes first."""
+    """A folder for the list of the data's images, which is made once."""
 
     @property
     @abstractmethod
     def source(self) -> Size:
-        """What the source trains with."""
+        """Size of the source's run."""
 
     @property
     def size(self) -> Size:
-        """Small size or that of the source, by ``small``."""
         return SMALL if self.small else self.source
 
     @property
@@ -124,7 +119,6 @@ class ImageNetOptions(ArchitectureOptions):
         from search_spaces.readers.imagenet_files import made_up
 
         if self.small and not self.data:
-            sources.check_home(_HOME)
             classes, found = made_up.CLASSES, made_up.CLASSES * made_up.TRAINED
         else:
             listing = sources.imagenet(self.data, self.lists)
@@ -136,10 +130,7 @@ class ImageNetOptions(ArchitectureOptions):
                 f"shards that are missing; for another set than ImageNet give classes = {classes}."
             )
         left = found if self.folds else found - round(self._held * found)
-        if self.train_samples is not None and self.train_samples > left:
-            raise hpo.UsageError(
-                f"train_samples = {self.train_samples}: there are {left} to train with. Name fewer, or none."
-            )
+        sources.check_samples("train_samples", self.train_samples, left)
         if not self.folds and not 0 < left < found:
             raise hpo.UsageError(
                 f"validation_part = {self._held}: must leave some of the {found} training images on either side. "
@@ -148,9 +139,14 @@ class ImageNetOptions(ArchitectureOptions):
 
     def parts(self) -> ImageNetParts:
         data = self.data
-        with check.as_usage():
+        with as_usage():
             if self.small and not data:
-                data = str(_made_up())
+                from search_spaces.readers.files import made_once
+                from search_spaces.readers.imagenet_files import made_up
+
+                # The number of images is in the name: earlier versions made up others.
+                name = f"imagenet-{made_up.TRAINED}-seed-0"
+                data = str(made_once(Path(_HOME) / name, made_up.write_made_up))
             listing = sources.imagenet(data, self.lists)
         count = len(listing.train)
         order = np.random.default_rng(0).permutation(count)
@@ -184,12 +180,12 @@ class ImageNetOptions(ArchitectureOptions):
     def input_facts(self, parts: ImageNetParts) -> dict[str, list[float]]:
         from search_spaces.building_blocks.data_sets.imagenet_images import DEVIATION, MEAN
 
-        return {"mean": [255 * one for one in MEAN], "deviation": [255 * one for one in DEVIATION]}
+        return {"mean": [255 * mean for mean in MEAN], "deviation": [255 * part for part in DEVIATION]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetParts:
-    """``trained`` and ``held``: the places of images in the list's training part."""
+    """Data of a run. ``trained`` and ``held``: indices of training and validation images in the training list."""
 
     options: ImageNetOptions
     listing: Listing
@@ -218,8 +214,8 @@ class ImageNetParts:
 def make_network(
     name: Network, options: ImageNetOptions, *, classes: int, dropout: float = 0.0, drop_path: float = 0.0
 ) -> nn.Module:
-    """The network of this name, or with ``small`` one of its kind with up to 70 000 parameters. ``drop_path``: of a ViT
-    alone; its ``dropout`` is that after embedding, attention and linear layers, else that before the last layer.
+    """The network of this name, or with ``small`` one of its kind with up to 70 000 parameters. A ViT has ``dropout``
+    after embedding, attention and linear layers, the others before the last layer; they have no ``drop_path``.
     """
     from search_spaces.networks.resnet import ResNet50
     from search_spaces.networks.resnet_rs import ResNetRS
@@ -235,11 +231,3 @@ def make_network(
     if name == "resnet-50":
         return ResNet50(channels=3, classes=classes, dropout=dropout, **small)
     return ResNetRS(classes=classes, dropout=dropout, **small)
-
-
-def _made_up() -> Path:
-    from search_spaces.readers.files import made_once
-    from search_spaces.readers.imagenet_files import made_up
-
-    # By the number of its images: what an earlier version has made up is not taken for it.
-    return made_once(Path(_HOME) / f"imagenet-{made_up.TRAINED}-seed-0", made_up.write_made_up)

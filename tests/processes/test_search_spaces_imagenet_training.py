@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from gloo import run_ranks
 from PIL import Image
 from places import JOBS
@@ -136,7 +137,7 @@ def test_a_run_goes_on_with_the_images_that_it_would_have_had(folders: Path, tmp
     assert losses[0] == losses[1] and len(losses[0]) == 2
 
 
-@pytest.mark.parametrize("damage", ["torn", "another format", "huge"])
+@pytest.mark.parametrize("damage", cases(["torn"], nightly=["another format", "huge"]))
 def test_a_damaged_image_ends_the_training_with_its_name(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:

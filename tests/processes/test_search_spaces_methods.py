@@ -14,17 +14,33 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from cases import cases
 from gloo import run_ranks
 from torch.utils.data import TensorDataset
 
 import hpo
 import trainers
-from search_spaces import assignment, autoformer, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
+from search_spaces import (
+    assignment,
+    autoformer,
+    bigearthnet,
+    daso_intervals,
+    digits,
+    imagenet_ab,
+    imagenet_daso,
+    imagenet_oialr,
+    vit_ab,
+    vit_oialr,
+)
 from search_spaces.building_blocks import initial_weights, methods, patch_task
-from search_spaces.building_blocks.recipes import LR_FACTOR
+from search_spaces.building_blocks.recipes import LR_FACTOR, Run
 from search_spaces.folds import Fold
 
 NAMES = get_args(methods.MethodName)
+MODULES = (
+    "vit_ab", "vit_oialr", "daso_intervals", "assignment", "digits", "autoformer", "bigearthnet", "imagenet_ab",
+    "imagenet_daso", "imagenet_oialr",
+)  # fmt: skip
 SMALL: dict[str, Any] = {"epochs": 2, "batch_size": 4, "train_samples": 24}
 KINDS = {
     "ddp": trainers.DDP, "daso": trainers.DASO, "local-sgd": trainers.LocalSGD,
@@ -52,43 +68,54 @@ def given(
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("module", "own"),
+    ("module", "own", "options"),
     [
-        (vit_oialr, ("oialr",)),
-        (vit_ab, ("ab", "ab-no-groups")),
-        (daso_intervals, ("daso",)),
-        (assignment, ("local-sgd",)),
-        (digits, ()),
+        (vit_oialr, ("oialr",), {}),
+        (vit_ab, ("ab", "ab-no-groups"), {}),
+        (daso_intervals, ("daso",), {"steps_on_link": 0.0, "network": "resnet20", "width": 4}),
+        (assignment, ("local-sgd",), {}),
+        (digits, (), {}),
+        (bigearthnet, (), {"small": True}),
+        (imagenet_ab, ("ab", "ab-no-groups"), {"small": True}),
+        (imagenet_daso, ("daso",), {"small": True}),
+        (imagenet_oialr, ("oialr",), {"small": True}),
     ],
 )
 def test_every_campaign_has_every_method(
-    module: ModuleType, own: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, own: tuple[str, ...], options: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"method": name}
-    if module is daso_intervals:
-        options.update(steps_on_link=0.0, network="resnet20", width=4)
-    task = module.make_task(**options)
-    if name in own:
-        assert task.space.describe() == module.space.describe()
-        assert task.default == module.default
-    else:
-        added = methods.parameters(name)  # type: ignore[arg-type]
-        assert set(added) <= set(task.space.parameters)
-        assert task.space.parameters
-        assert task.allows(task.default)
-        shared = {key: one for key, one in task.default.items() if key not in added and key != LR_FACTOR}
-        assert shared.items() <= module.default.items()
-    ranks = 4 if module is assignment else 2
-    found = given(task, task.default, monkeypatch, ranks=ranks)["method"]
-    assert type(found) is KINDS[name]
-    if name.startswith("ab"):
-        assert found.groups == (name == "ab")
-    # Alone there are no groups.
-    if module is not assignment:
-        alone = given(task, task.default, monkeypatch, ranks=1)["method"]
+    for name in NAMES:
+        task = module.make_task(method=name, **options)
+        assert task.space.parameters and task.allows(task.default)
+        added = methods.METHODS[name].parameters
+        if name in own:
+            assert task.space.describe() == module.space.describe()
+        else:
+            assert set(added) <= set(task.space.parameters)
+        if isinstance(getattr(module, "default", None), dict):
+            shared = {key for key in task.default if key not in added and key != LR_FACTOR}
+            assert all(task.default[key] == module.default[key] for key in shared)
+        found = task._method(task.default, Run(ranks=2, steps=100))
+        assert type(found) is KINDS[name]
+        assert getattr(found, "groups", False) == (name == "ab")
+        alone = task._method(task.default, Run(ranks=1, steps=100))
         assert not getattr(alone, "groups", False)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_campaign_has_the_common_options(name: str) -> None:
+    """Plain values, which a file and a command line can give, with a line of help."""
+    model = import_module(f"search_spaces.{name}").make_task.options
+    common = ("folds", "init", "method", "data", "epochs", "precision", "loader_processes", "ranks_per_node")
+    assert all(model.describe(option) for option in common)
+    assert {type(field.default) for field in model.model_fields.values()} <= {
+        bool,
+        str,
+        int,
+        float,
+        type(None),
+    }
 
 
 def test_without_a_parameter_left_the_learning_rate_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,29 +126,15 @@ def test_without_a_parameter_left_the_learning_rate_is_searched(monkeypatch: pyt
     assert made.param_groups[0]["lr"] == pytest.approx(0.005)
 
 
-@pytest.mark.parametrize("name", ["ddp", "ab-no-groups"])
-def test_a_baseline_trains(name: str, tmp_path: Path) -> None:
-    task = vit_oialr.make_task(**SMALL, dim=24, depth=1, method=name)
-    found = task.evaluate(hpo.Trial.alone(dict(task.default or {}), directory=tmp_path))
-    assert isinstance(found, dict)
-    assert 0 <= found["value"] <= 1
-    assert found["bytes_between_nodes"] == 0
-    if name == "ddp":
-        assert (found["trainable_fraction"], found["compression_ratio"]) == (1, 1)
-
-
 def test_time_is_counted_for_methods_whose_synchronisations_are_known() -> None:
-    with pytest.raises(
-        hpo.UsageError, match=r"steps_on_link = 8.0: must be 0, to measure time, with method = 'ab'"
-    ):
-        daso_intervals.make_task(method="ab")
+    assert [*daso_intervals.make_task(steps_on_link=0.0).objectives] == ["accuracy", "seconds"]
     task = daso_intervals.make_task(method="ddp", steps_on_link=3.0)
     entries = tuple({"accuracy": 0.5} for _ in range(2))
     result = trainers.Result(metrics=dict(entries[-1]), history=entries, reason="finished")
-    assert task.judge(result, 10) == {"steps": 10 + 10 * 3.0, "accuracy": 0.5}
+    assert task.judged(result, 10) == {"steps": 10 + 10 * 3.0, "accuracy": 0.5}
 
 
-@pytest.mark.parametrize("name", ["oialr", "ab", "ab-no-groups"])
+@pytest.mark.parametrize("name", cases(["oialr", "ab"], nightly=["ab-no-groups"]))
 def test_what_factors_layers_refuses_the_perceptron_and_trains_the_others(name: str) -> None:
     options: dict[str, Any] = {
         **SMALL,
@@ -130,9 +143,7 @@ def test_what_factors_layers_refuses_the_perceptron_and_trains_the_others(name: 
         "cooldown_epochs": 0,
         "method": name,
     }
-    with pytest.raises(
-        hpo.UsageError, match="network = 'perceptron': must be resnet20, resnet50 or vgg16 with"
-    ):
+    with pytest.raises(hpo.UsageError, match=r"^network = 'perceptron': "):
         daso_intervals.make_task(**options)
     # A deep network takes the place of the perceptron.
     assert (
@@ -144,13 +155,6 @@ def test_what_factors_layers_refuses_the_perceptron_and_trains_the_others(name: 
 
 
 # Weights to begin with
-
-
-def test_what_another_model_has_beside_the_network_is_reported() -> None:
-    linear = torch.nn.Linear(2, 2)
-    state = {**torch.nn.Linear(2, 2).state_dict(), "head.weight": torch.zeros(2), "head.bias": torch.zeros(2)}
-    transfer = initial_weights.take(linear, state)
-    assert str(transfer) == "2 of 2 tensors taken\n  not in this network: head.weight, head.bias"
 
 
 def test_weights_that_agree_in_name_and_shape_are_begun_with(
@@ -197,39 +201,19 @@ def test_what_a_training_begins_with_is_printed_by_the_first_rank_alone(tmp_path
     path = tmp_path / "other.safetensors"
     trainers.save_model(digits.untrained(digits.default), path)
     first, second = run_ranks(2, what_is_printed, str(path), str(tmp_path / "parent"))
-    assert first.count("28 of 28 tensors taken") == 1 and first.count("of its parent's checkpoint") == 1
+    assert first.count("28 of 28 tensors taken") == 1 and first.count("from its parent's checkpoint") == 1
     assert second == ""
 
 
 def test_a_file_that_has_nothing_of_the_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(hpo.UsageError, match="init = 'nowhere': cannot be read: No such file"):
-        digits.make_task(init="nowhere")
     path = tmp_path / "other.safetensors"
     path.write_bytes(b"no tensors")
-    with pytest.raises(hpo.UsageError, match=r"cannot be read: .* Name a safetensors file"):
+    with pytest.raises(hpo.UsageError, match=r"cannot be read"):
         digits.make_task(init=str(path))
     trainers.save_model(torch.nn.Linear(2, 2), path)
     task = digits.make_task(init=str(path), epochs=1, train_samples=20, batch_size=10)
-    with pytest.raises(hpo.UsageError, match="none of its 2 tensors has the name"):
+    with pytest.raises(hpo.UsageError, match="none of its 2 tensors"):
         task.fit(digits.default)
-
-
-def test_a_child_with_another_network_takes_what_agrees(tmp_path: Path) -> None:
-    options = {"epochs": 1, "train_samples": 20, "batch_size": 10}
-    task = digits.make_task(**options)
-    parent = tmp_path / "parent"
-    model, _ = task.fit(digits.default, checkpoint=parent)
-    from search_spaces.building_blocks import initial_weights
-
-    child = digits.untrained(digits.default)
-    grown = initial_weights.grow(child, parent)
-    assert grown is not None and grown.optimizer is not None
-    assert all(torch.equal(child.state_dict()[name], value) for name, value in model.state_dict().items())
-    wider = digits.untrained({**digits.default, "width": 24})
-    grown = initial_weights.grow(wider, parent)
-    assert grown is not None and grown.optimizer is None
-    assert torch.equal(wider.state_dict()["classifier.bias"], model.state_dict()["classifier.bias"])
-    assert initial_weights.grow(wider, tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize(
@@ -247,8 +231,6 @@ def test_a_child_with_another_network_takes_what_agrees(tmp_path: Path) -> None:
 def test_a_child_has_its_parent_s_optimizer_s_state_where_its_own_keeps_the_same(
     of_parent: Any, own: Any, kept: bool
 ) -> None:
-    from search_spaces.building_blocks import initial_weights
-
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, gradient: float) -> None:
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, gradient)
@@ -262,7 +244,7 @@ def test_a_child_has_its_parent_s_optimizer_s_state_where_its_own_keeps_the_same
         kind=type(before).__name__,
         optimizer=deepcopy(before.state_dict()),
     )
-    made = parent.going_on(own(model.parameters()))
+    made = parent.continued(own(model.parameters()))
     assert bool(made.state) == kept
     assert made.param_groups[0]["lr"] == own(model.parameters()).param_groups[0]["lr"]
     weights = model.weight.detach().clone()
@@ -273,13 +255,12 @@ def test_a_child_has_its_parent_s_optimizer_s_state_where_its_own_keeps_the_same
 def test_a_child_of_a_parent_in_factors_or_that_diverged_begins_where_its_score_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from search_spaces.building_blocks import initial_weights
-
     task = digits.make_task(epochs=3, train_samples=64, method="oialr")
     params = {**(task.default or {}), "width": 24}
     model, _ = task.fit(params, checkpoint=tmp_path / "parent")
     assert any(name.endswith("_sigma") for name in model.state_dict())
     child = digits.untrained(params)
+    assert initial_weights.grow(child, tmp_path / "nowhere") is None
     begun = initial_weights.grow(child, tmp_path / "parent")
     assert begun is not None and begun.optimizer is None and not begun.transfer.left
     images = torch.rand(4, 1, 8, 8)
@@ -321,7 +302,7 @@ def test_folds_of_a_series_are_stretches_that_share_no_point(tmp_path: Path) -> 
         held += parts.validation.indices
         assert parts.test is whole.test
     assert held == [*range(len(whole.train))]
-    with pytest.raises(hpo.UsageError, match="Use fewer folds, or more samples"):
+    with pytest.raises(hpo.UsageError, match="10 samples for 2 folds with gaps of 5"):
         Fold(index=0, folds=2).block(10, gap=5)
 
 
@@ -335,23 +316,6 @@ def test_folds_of_patches_are_of_the_training_part(monkeypatch: pytest.MonkeyPat
     assert all(len(part.train) == 5 for part in each)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("vit_ab", "vit_oialr", "daso_intervals", "assignment", "digits", "autoformer", "bigearthnet"),
-        *("imagenet_ab", "imagenet_daso", "imagenet_oialr"),
-    ],
-)
-def test_every_campaign_has_the_common_options(name: str) -> None:
-    one = import_module(f"search_spaces.{name}")
-    assert {"folds", "init", "method", "precision", "loader_processes", "ranks_per_node"} <= set(
-        one.make_task.options.model_fields
-    )
-    assert all(
-        one.make_task.options.describe(option) for option in ("folds", "init", "method", "data", "epochs")
-    )
-
-
 def test_what_a_training_costs_may_be_the_second_objective(tmp_path: Path) -> None:
     task = vit_oialr.make_task(second_objective="trainable_fraction", epochs=1, train_samples=64)
     assert task.objectives == {"trainable_fraction": "minimize", "accuracy": "maximize"}
@@ -360,18 +324,8 @@ def test_what_a_training_costs_may_be_the_second_objective(tmp_path: Path) -> No
     assert "value" not in found
     assert 0 < found["trainable_fraction"] <= 1
     assert 0 <= found["accuracy"] <= 1
-    with pytest.raises(hpo.UsageError, match=r"second_objective = .*: there are accuracy and steps already"):
+    with pytest.raises(hpo.UsageError, match=r"second_objective = .*accuracy and steps already"):
         daso_intervals.make_task(steps_on_link=8.0, second_objective="bytes_between_nodes")
-
-
-@pytest.mark.parametrize("method", [name for name in NAMES if name != "oialr"])
-def test_a_second_objective_that_is_constant_is_refused(method: str) -> None:
-    refused = (
-        rf"'trainable_fraction': is 1 for every network that method = '{method}' leaves.* method = 'oialr'"
-    )
-    with pytest.raises(hpo.UsageError, match=refused):
-        vit_oialr.make_task(second_objective="trainable_fraction", method=method)
-    assert vit_oialr.make_task(second_objective="bytes_between_nodes", method=method).objectives
 
 
 def sent(rank: int, ranks: int, ranks_per_node: int | None) -> tuple[float, float]:
@@ -388,29 +342,16 @@ def test_ranks_of_one_host_may_pose_as_nodes_in_any_campaign() -> None:
     assert sent(0, 1, 2) == (0, 0)  # alone, as a configuration by hand is
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({}, "one rank sends nothing between nodes"),
-        ({"folds": 2}, "of 2 folds, which share the worker's ranks, each has 1, and one rank sends nothing"),
-    ],
-)
-def test_a_search_with_nothing_to_minimise_is_refused_before_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
-) -> None:
-    monkeypatch.setattr(trainers, "train", None)
-    task = vit_ab.make_task(method="ddp", second_objective="bytes_between_nodes", **options)
-    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, isolation="inline").run()
+def test_a_search_with_nothing_to_minimise_fails_with_a_reason(tmp_path: Path) -> None:
+    options = {"method": "ddp", "second_objective": "bytes_between_nodes", "epochs": 1, "train_samples": 32}
+    result = hpo.Campaign(
+        vit_ab.make_task(**options), directory=tmp_path / "run", evaluations=1, isolation="inline"
+    ).run()
     (one,) = result.individuals
-    assert one.status == "failed" and says in (one.error or "")
-
-
-def poorly_divided(rank: int) -> str:
-    task = vit_ab.make_task(method="ddp", epochs=1, train_samples=64, ranks_per_node=3)
-    with pytest.raises(hpo.UsageError) as caught:
-        task.fit(task.default, ranks=2)
-    return str(caught.value)
+    assert one.status == "failed" and "second_objective = 'bytes_between_nodes'" in (one.error or "")
 
 
 def test_ranks_that_do_not_make_up_nodes_are_refused_by_the_option_s_name() -> None:
-    assert "ranks_per_node = 3: must be a divisor of the 2 ranks" in run_ranks(2, poorly_divided)[0]
+    task = vit_ab.make_task(method="ddp", epochs=1, train_samples=64, ranks_per_node=3)
+    with pytest.raises(hpo.UsageError, match=r"^ranks_per_node = 3: .* 2 ranks"):
+        task.fit(task.default, ranks=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,9 @@ from typing import Any
 import pytest
 import stand_ins
 import torch
-from cases import cases
 
 import hpo
 import trainers
-from hpo.task.task import load_task
 from search_spaces import (
     assignment,
     autoformer,
@@ -36,8 +35,7 @@ from search_spaces.building_blocks.data_sets import augmentation
 from search_spaces.readers import cifar, published, small_images
 from search_spaces.standalone.torchrun import Place
 
-IMAGES: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment]
-ALL: list[ModuleType] = [*IMAGES, digits, autoformer, bigearthnet]
+ALL: list[ModuleType] = [vit_oialr, vit_ab, daso_intervals, assignment, digits, autoformer, bigearthnet]
 QUICK = ["--epochs", "2", "--batch-size", "4", "--train-samples", "32", "--dim", "24", "--depth", "1"]
 OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 4, "train_samples": 32, "dim": 24, "depth": 1}
 
@@ -91,118 +89,62 @@ def campaign_file(home: Path, module: ModuleType, options: dict[str, Any]) -> Pa
     return path
 
 
-WRONG_ON_IMAGES: list[tuple[str, object]] = [
-    ("epochs", 0),
-    ("epochs", "one"),
-    ("epochs", True),
-    ("batch_size", 2.5),
-    ("validation_part", 1.5),
-    ("validation_part", 0),
-    ("validation_part", float("nan")),
-    ("folds", -1),
-    ("augmentation", "zz"),
-    ("precision", "fp8"),
-    ("precision", 32),
-    ("loader_processes", -1),
-    ("train_samples", 0),
-    ("data", ""),
-    ("data", 3),
+# Options of each campaign that single rules, and rules of several options, refuse.
+WRONG: list[tuple[ModuleType, dict[str, Any], dict[str, Any]]] = [
+    (vit_ab, {"epochs": "one", "folds": 1, "precision": 8, "lr": -1.0, "data": 3}, {}),
+    (vit_ab, {"network": ["vit"], "epochs": 0, "dim": 0, "heads": True, "width": "w", "group_size": 0}, {}),
+    (vit_ab, {"warmup_epochs": 10.0, "heads": 6}, {"epochs": 2, "dim": 50}),
+    (vit_oialr, {"batch_size": 0, "dim": "wide", "depth": 0, "augmentation": "zz", "folds": -1}, {}),
+    (vit_oialr, {"train_samples": 451}, {}),
+    (vit_oialr, {"folds": 400}, {"train_samples": 100}),
+    (vit_oialr, {"second_objective": "trainable_fraction"}, {"method": "ddp"}),
+    (vit_oialr, {"data": ""}, {}),
+    (daso_intervals, {"epochs": 2.5, "network": "x", "warmup_epochs": 0.5, "ranks_per_node": 0}, {}),
+    (daso_intervals, {"steps_on_link": -1, "validation_part": float("nan")}, {}),
+    (daso_intervals, {"warmup_epochs": 1}, {"epochs": 2}),
+    (daso_intervals, {"steps_on_link": 8.0, "network": "perceptron"}, {"method": "ab"}),
+    (assignment, {"epochs": True, "precision": "fp8", "lr": float("inf"), "ranks_per_worker": 0}, {}),
+    (digits, {"data": "cifar", "epochs": 0, "batch_size": False, "train_samples": "all"}, {}),
+    (digits, {"train_samples": 225}, {}),
+    (digits, {"small": True, "memory": 0.0001, "cost": "latency"}, {}),
+    (digits, {"architecture": "wide", "memory": 0}, {}),
+    (digits, {"init": "nowhere"}, {}),
+    (autoformer, {"horizon": 4.0, "dim": 0, "dropout": 1.0, "loader_processes": -1, "patience": 0}, {}),
+    (autoformer, {"start_token": 97, "moving_average": 4, "heads": 3}, {}),
+    (bigearthnet, {"small": 1, "epochs": 0, "patches": 0, "precision": "fp8"}, {}),
+    (bigearthnet, {"patches": 601}, {"small": True}),
+    (bigearthnet, {"data": ""}, {}),
 ]
-WRONG: list[tuple[ModuleType, str, object, dict[str, Any]]] = [
-    (vit_oialr, "heads", 6, {"dim": 50}),
-    (vit_oialr, "depth", 0, {}),
-    (vit_oialr, "heads", True, {}),
-    (vit_oialr, "train_samples", 451, {}),
-    (vit_oialr, "folds", 400, {"train_samples": 100}),
-    (vit_ab, "lr", 0.0, {}),
-    (vit_ab, "lr", "fast", {}),
-    (vit_ab, "weight_decay", -1, {}),
-    (vit_ab, "group_size", 0, {}),
-    (vit_ab, "width", 0, {}),
-    (vit_ab, "network", ["vit"], {}),
-    (vit_ab, "folds", 1, {}),
-    (vit_ab, "warmup_epochs", 10.0, {"epochs": 2}),
-    (daso_intervals, "steps_on_link", -1, {}),
-    (daso_intervals, "network", "vgg", {}),
-    (daso_intervals, "warmup_epochs", 1, {"epochs": 2}),
-    (daso_intervals, "warmup_epochs", 0.5, {}),
-    (daso_intervals, "ranks_per_node", 0, {}),
-    (assignment, "ranks_per_worker", 0, {}),
-    (assignment, "lr", float("inf"), {}),
-    (digits, "data", "cifar", {}),
-    (digits, "epochs", "one", {}),
-    (digits, "train_samples", 225, {}),
-    (digits, "batch_size", False, {}),
-    (autoformer, "horizon", 4.0, {}),
-    (autoformer, "dim", 0, {}),
-    (autoformer, "dropout", "no", {}),
-    (autoformer, "loader_processes", -1, {}),
-    (bigearthnet, "small", 1, {}),
-    (bigearthnet, "epochs", 0, {"small": True}),
-    (bigearthnet, "precision", "fp8", {"small": True}),
-    (bigearthnet, "patches", 601, {"small": True}),
-    (bigearthnet, "data", "", {}),
-]
-ON_IMAGES = [(IMAGES[number % 4], *one, {}) for number, one in enumerate(WRONG_ON_IMAGES)]
 
 
-@pytest.mark.parametrize(
-    ("module", "option", "value", "others"),
-    cases([*ON_IMAGES, *WRONG], [(module, *one, {}) for module in IMAGES for one in WRONG_ON_IMAGES]),
-)
-def test_a_wrong_option_is_refused(
-    module: ModuleType, option: str, value: object, others: dict[str, Any]
+@pytest.mark.parametrize(("module", "wrong", "others"), WRONG)
+def test_wrong_options_are_refused_together(
+    module: ModuleType, wrong: dict[str, Any], others: dict[str, Any]
 ) -> None:
-    """The option and its value, then a rule, then a remedy."""
+    """A line for each: option and value, a rule, and a remedy; nothing is said of options that are right."""
     with pytest.raises(hpo.UsageError) as refused:
-        module.make_task(**{option: value, **others})
-    sentence = str(refused.value)
-    assert sentence.startswith(f"{option} = {value!r}") and "\n" not in sentence
-    rule, _, remedy = sentence.partition(": ")[2].rpartition(". ")
-    assert rule and remedy.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("module", "wrong"),
-    [
-        *(
-            (module, {"epochs": "one", "folds": 1, "precision": 8, "lr": -1.0})
-            for module in (vit_ab, assignment)
-        ),
-        (vit_ab, {"network": "vit-b", "epochs": 0, "dim": 0, "heads": 0, "width": "w"}),
-        (vit_oialr, {"batch_size": 0, "dim": "wide", "depth": 0}),
-        (daso_intervals, {"epochs": 2.5, "network": "x", "warmup_epochs": "one", "ranks_per_node": 0}),
-        (digits, {"data": "cifar", "epochs": 0, "folds": -1, "train_samples": "all"}),
-        (autoformer, {"horizon": 0, "dim": 0, "dropout": 2, "moving_average": 0, "context": "long"}),
-        (autoformer, {"start_token": 97, "moving_average": 4}),
-        (bigearthnet, {"small": 1, "epochs": 0, "patches": 0, "precision": "fp8"}),
-    ],
-)
-def test_all_options_that_cannot_be_are_told_at_once(module: ModuleType, wrong: dict[str, Any]) -> None:
-    """And no other: what depends on one that is wrong is not held against the rest."""
-    with pytest.raises(hpo.UsageError) as told:
-        module.make_task(**wrong)
-    lines = str(told.value).splitlines()
-    assert sorted(line.split(": must be ")[0] for line in lines) == sorted(
-        f"{name} = {value!r}" for name, value in wrong.items()
-    )
-    with pytest.raises(hpo.UsageError) as told:
-        load_task(f"{module.__name__}:make_task", base=Path(), options=wrong)
-    assert str(told.value).splitlines() == [f'task = "{module.__name__}:make_task": {line}' for line in lines]
+        module.make_task(**wrong, **others)
+    lines = str(refused.value).splitlines()
+    said = [line.split(": ")[0].split(",")[0] for line in lines]
+    assert sorted(said) == sorted(f"{name} = {value!r}" for name, value in wrong.items())
+    for line in lines:
+        rule, _, remedy = line.partition(": ")[2].rpartition(". ")
+        assert rule and remedy.endswith(".")
 
 
 @pytest.mark.parametrize("module", ALL)
 def test_data_that_are_not_there_end_a_campaign_before_it_begins(module: ModuleType, tmp_path: Path) -> None:
     file = campaign_file(tmp_path, module, {"data": "/nonexistent"})
-    with pytest.raises(hpo.UsageError, match=r"data = '/nonexistent': (is not there|must be)"):
+    with pytest.raises(hpo.UsageError, match=r"data = '/nonexistent': "):
         hpo.Campaign.from_file(file)
     assert not (tmp_path / "run").exists()
 
 
 def test_checks_need_no_torch() -> None:
-    code = "import sys, search_spaces.vit_ab as a, search_spaces.digits, search_spaces.autoformer; "
-    code += "import search_spaces.readers.imagenet; "
-    code += "search_spaces.autoformer.make_task(); a.make_task(folds=2); sys.exit('torch' in sys.modules)"
+    code = "import sys, search_spaces.readers.imagenet; "
+    code += "from search_spaces import autoformer, bigearthnet, digits, vit_ab; "
+    code += "autoformer.make_task(); bigearthnet.make_task(small=True); vit_ab.make_task(folds=2); "
+    code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
@@ -224,22 +166,21 @@ def test_a_folder_must_have_all_files_whole(form: int, tmp_path: Path) -> None:
         found = sources.training_images(str(named))
         assert found == (4 * len(one.train) if one.record_bytes else None)
     (whole / one.test).write_bytes(b"\0" * 3072 if one.record_bytes else b"")
-    with pytest.raises(hpo.UsageError, match=f"{one.test} has .* bytes, and must .* Extract it again"):
+    with pytest.raises(hpo.UsageError, match=rf"^data = .*{one.test} has .* bytes"):
         vit_ab.make_task(data=str(whole))
     (whole / one.test).unlink()
-    with pytest.raises(hpo.UsageError, match=f"has no {one.test}, and the other files of {one.folder}"):
-        vit_ab.make_task(data=str(whole))
-    with pytest.raises(hpo.UsageError, match="has no files of CIFAR-10 or CIFAR-100"):
-        sources.training_images(str(tmp_path))
+    for named, lacks in ((whole, one.test), (tmp_path, "no files of CIFAR")):
+        with pytest.raises(hpo.UsageError, match=rf"^data = .*{lacks}"):
+            vit_ab.make_task(data=str(named))
 
 
 def test_an_archive_must_have_a_published_size(tmp_path: Path) -> None:
     archive = stand_ins.cifar_archive(tmp_path / "cifar.tar.gz")
     assert vit_oialr.make_task(data=str(archive), train_samples=25_000)
-    with pytest.raises(hpo.UsageError, match="has 25000 to train with"):
+    with pytest.raises(hpo.UsageError, match="25000"):
         vit_oialr.make_task(data=str(archive), train_samples=25_001)
     os.truncate(archive, 170_052_170)
-    with pytest.raises(hpo.UsageError, match="has 170052170 bytes, and the published archives have"):
+    with pytest.raises(hpo.UsageError, match=r"^data = .* 170052170 bytes"):
         vit_oialr.make_task(data=str(archive))
 
 
@@ -247,121 +188,110 @@ def test_a_csv_must_begin_as_one(tmp_path: Path) -> None:
     stand_ins.series(tmp_path / "series.csv")
     assert autoformer.make_task(data="series.csv")
     (tmp_path / "series.csv").write_bytes(b"PK\3\4")
-    with pytest.raises(hpo.UsageError, match="its first line must be date"):
-        autoformer.make_task(data="series.csv")
-    with pytest.raises(hpo.UsageError, match=r"is a folder\. Name the csv in it"):
-        autoformer.make_task(data=".")
+    for data in ("series.csv", "."):
+        with pytest.raises(hpo.UsageError, match=re.escape(repr(data))):
+            autoformer.make_task(data=data)
 
 
 def test_a_store_must_be_whole(tmp_path: Path) -> None:
     data = str(stand_ins.bigearthnet(tmp_path / "store"))
     assert bigearthnet.make_task(data=data, patches=2)
-    with pytest.raises(hpo.UsageError, match="patches = 3: there are 2 to train with"):
-        bigearthnet.make_task(data=data, patches=3)
-    os.truncate(tmp_path / "store" / "pixels.npy", 1000)
-    with pytest.raises(hpo.UsageError, match=r"pixels\.npy is damaged: it has 1000 bytes, and must have"):
-        bigearthnet.make_task(data=data)
-    (tmp_path / "store" / "pixels.npy").unlink()
-    with pytest.raises(hpo.UsageError, match=r"has no pixels\.npy beside patches\.npy"):
-        bigearthnet.make_task(data=data)
-    (tmp_path / "store" / "patches.npy").rename(tmp_path / "store" / "patches.partial.npy")
-    with pytest.raises(hpo.UsageError, match=r"is not complete\. Start the command that makes it again"):
-        bigearthnet.make_task(data=data)
-    with pytest.raises(hpo.UsageError, match=r"holds no BigEarthNet for training\. Make it"):
-        bigearthnet.make_task(data=str(tmp_path))
-    with pytest.raises(hpo.UsageError, match="has the bands B02, B03, and not B01, B04"):
-        bigearthnet.make_task(data=str(stand_ins.bigearthnet(tmp_path / "two", bands=("B02", "B03"))))
-    with pytest.raises(hpo.UsageError, match="has no patches for test"):
-        bigearthnet.make_task(data=str(stand_ins.bigearthnet(tmp_path / "none", patches=(1, 1, 0))))
-
-
-def test_fewer_patches_of_the_other_parts_are_no_mistake(tmp_path: Path) -> None:
-    data = str(stand_ins.bigearthnet(tmp_path / "store"))
     parts = bigearthnet.Options(data=data, patches=2).parts()
     assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [2, 1, 1]  # type: ignore[arg-type]
 
+    def refused(part: str, data: Path = tmp_path / "store", **options: Any) -> None:
+        with pytest.raises(hpo.UsageError, match=part):
+            bigearthnet.make_task(data=str(data), **options)
 
-@pytest.mark.parametrize(
-    "real",
-    [
+    refused("^patches = 3: .*2", patches=3)
+    os.truncate(tmp_path / "store" / "pixels.npy", 1000)
+    refused(r"pixels\.npy is damaged")
+    (tmp_path / "store" / "pixels.npy").unlink()
+    refused(r"no pixels\.npy")
+    (tmp_path / "store" / "patches.npy").rename(tmp_path / "store" / "patches.partial.npy")
+    refused("is not complete")
+    refused("holds no BigEarthNet", tmp_path)
+    refused("B01, B04", stand_ins.bigearthnet(tmp_path / "two", bands=("B02", "B03")))
+    refused("no patches for test", stand_ins.bigearthnet(tmp_path / "none", patches=(1, 1, 0)))
+
+
+def test_small_makes_up_its_patches_where_there_are_no_real_patches(tmp_path: Path) -> None:
+    for name in (
         "patches.npy",
         "patches.partial.npy",
         "pixels.bin",
-        "S2A_MSIL2A_20170613T101031_0_45/",
+        "S2A_MSIL2A_2017_0_45/",
         "BigEarthNet-S2/",
-    ],
-)
-def test_small_makes_up_its_patches_where_there_are_no_real_ones(real: str, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    (home / "made-up-patches-1200-seed-0").mkdir(parents=True)
-    assert bigearthnet.make_task(small=True, data=str(home))
-    (home / real).mkdir() if real[-1] == "/" else (home / real).touch()
-    with pytest.raises(hpo.UsageError, match=f"holds {real.strip('/')}, and small = true trains on patches"):
-        bigearthnet.make_task(small=True, data=str(home))
-    (tmp_path / "file").touch()
-    with pytest.raises(hpo.UsageError, match="is no folder for made-up patches"):
-        bigearthnet.make_task(small=True, data="file")
+    ):
+        home = tmp_path / f"home-{name.strip('/')}"
+        (home / "made-up-patches-1200-seed-0").mkdir(parents=True)
+        assert bigearthnet.make_task(small=True, data=str(home))
+        (home / name).mkdir() if name[-1] == "/" else (home / name).touch()
+        with pytest.raises(hpo.UsageError, match=f"holds {name.strip('/')}, and small = true"):
+            bigearthnet.make_task(small=True, data=str(home))
 
 
 # The command line
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "told"),
+    ("module", "arguments", "names"),
     [
-        *((module, ["--data", "/nonexistent"], "data = '/nonexistent': ") for module in ALL),
-        *(
-            (module, ["--epochs", "0"], "epochs = 0: must be a whole number of at least 1")
-            for module in IMAGES
+        (digits, ["--data", "/nonexistent"], ["data = '/nonexistent': "]),
+        (vit_ab, ["--epochs", "0"], ["epochs = '0': must be "]),
+        (vit_oialr, ["--epochs", "few"], ["epochs = 'few': must be "]),
+        (digits, ["--lr", "5"], ["lr = '5': must be ", "0.0001 to 1.0"]),
+        (digits, ["--optimizer", "adma"], ["optimizer = 'adma'", 'Did you mean "adam"?']),
+        (digits, ["--optimiser", "sgd"], ["--optimiser sgd", '"--optimizer"']),
+        (digits, ["--learning-rate", "5"], ["--learning-rate 5", "--config, "]),
+        (digits, ["--momentum", "0.9"], ["momentum", "optimizer is 'sgd'"]),
+        (daso_intervals, ["--sync-every", "3"], ["sync_every = '3': must be ", "1, 2, 4, 8, 16, 32"]),
+        (daso_intervals, ["--directory", "a-file"], ["--directory a-file: "]),
+        (vit_oialr, ["--export", "."], ["--export .: "]),
+        (vit_oialr, ["--export", "/proc/none/model"], ["--export /proc/none/model: "]),
+        (vit_oialr, ["--export", "m" * 250], ["cannot be written: [Errno 36]"]),
+        (vit_oialr, ["--export", "model", "--folds", "2"], ["--folds 2 ", "Add --folds 0"]),
+        (vit_oialr, ["--merge"], ["--merge ", "add --export"]),
+        (vit_oialr, ["--id", "0-0-1"], ["--id ", "add --campaign"]),
+        (vit_oialr, ["--anew"], ["--anew ", "add --campaign"]),
+        (vit_oialr, ["--test-seeds", "2"], ["--test-seeds ", "add --config or --campaign"]),
+        (vit_oialr, ["--config", "a", "--test-seeds", "0"], ["test_seeds = '0': must be "]),
+        (vit_oialr, ["--config", "a", "--campaign", "b"], ["--config and --campaign"]),
+        (vit_oialr, ["--config", "gone.json"], ["gone.json"]),
+        (vit_oialr, ["--config", "a-file"], ["a-file"]),
+        (vit_oialr, ["--campaign", "a", "--export", "b", "--epochs", "3"], ["--epochs ", "--anew"]),
+        (vit_oialr, ["--campaign", "a", "--export", "b", "--lr=0.1"], ["--lr ", "--anew"]),
+        (vit_oialr, ["--campaign", "a", "--export", "b", "--seed", "0"], ["--seed ", "--anew"]),
+        (vit_oialr, ["--delay", "10000"], ["constraint drops_rank refuses {", "'delay': 10000"]),
+        (vit_oialr, ["--config", "one.json"], ["constraint drops_rank refuses {", "'delay': 10000"]),
+        (
+            daso_intervals,
+            ["--sync-every", "4", "--sync-delay", "8"],
+            ["one_at_a_time", "merged before the next"],
         ),
-        (vit_oialr, ["--epochs", "few"], "epochs = 'few': must be a whole number of at least 1"),
-        (vit_ab, ["--lr", "few"], "lr = 'few': must be a number"),
-        (daso_intervals, ["--sync-every", "3"], "sync_every = 3: must be one of 1, 2, 4, 8, 16, 32"),
-        (daso_intervals, ["--directory", "a-file"], "--directory a-file: cannot be made"),
-        (vit_oialr, ["--export", "."], "--export .: is a folder. Name a file in it: model.safetensors"),
-        (vit_oialr, ["--export", "/proc/none/model"], "--export /proc/none/model: cannot be written"),
-        (vit_oialr, ["--export", "a-file/model"], "--export a-file/model: cannot be written"),
-        (vit_oialr, ["--export", "m" * 250], "cannot be written: [Errno 36]"),
-        (vit_oialr, ["--merge"], "--merge says how a model is written: add --export FILE"),
-        (vit_oialr, ["--id", "0-0-1"], "--id names an individual: add --campaign DIR"),
-        (digits, ["--id", "0-0-1"], "--id names an individual: add --campaign DIR"),
-        (vit_oialr, ["--anew"], "--anew trains a campaign's configuration again: add --campaign DIR"),
-        (vit_oialr, ["--test-seeds", "2"], "--test-seeds says how often a configuration is tested: add"),
-        (vit_oialr, ["--config", "a", "--campaign", "b"], "--config and --campaign both name"),
-        (vit_oialr, ["--campaign", "a", "--export", "b", "--epochs", "3"], "--epochs says how to train, and"),
-        (vit_oialr, ["--campaign", "a", "--export", "b", "--lr=0.1"], "--lr says how to train, and"),
-        (vit_oialr, ["--campaign", "a", "--export", "b", "--seed", "0"], "--seed says how to train, and"),
-        (vit_oialr, ["--delay", "10000"], "constraint drops_rank refuses {"),
-        (vit_oialr, ["--delay", "10000"], "'delay': 10000}: The first update comes before"),
-        (daso_intervals, ["--sync-every", "4", "--sync-delay", "8"], "one_at_a_time refuses"),
-        (daso_intervals, ["--sync-every", "4", "--sync-delay", "8"], "a result is merged before the next"),
         (
             assignment,
             ["--ranks-per-worker", "1", "--assignment", "fine-grained"],
-            "and divide them. Change one of them, or of ranks_per_worker = 1.",
+            ["constraint fits refuses {", "ranks_per_worker = 1"],
         ),
-        (assignment, [], "ranks_per_worker = 4 is what this task is for, and there are 1"),
+        (assignment, [], ["ranks_per_worker = 4: ", "there are 1"]),
     ],
 )
 def test_a_wrong_command_is_refused_in_one_sentence(
-    refused: Callable[..., str], tmp_path: Path, module: ModuleType, arguments: list[str], told: str
+    refused: Callable[..., str], tmp_path: Path, module: ModuleType, arguments: list[str], names: list[str]
 ) -> None:
     (tmp_path / "a-file").touch()
-    assert told in refused(module, *arguments)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a-file"]
-
-
-def test_a_command_is_told_all_of_its_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(vit_ab, "--epochs", "0", "--lr", "-1") == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "search_spaces.vit_ab: epochs = 0: must be a whole number of at least 1. Correct it.",
-        "search_spaces.vit_ab: lr = -1: must be a number above 0. Correct it.",
-    ]
-
-
-def test_constraints_hold_for_a_file_too(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps({"params": {**vit_oialr.default, "delay": 10_000}}))
-    assert "constraint drops_rank refuses" in refused(vit_oialr, "--config", "one.json")
+    sentence = refused(module, *arguments)
+    assert all(name in sentence for name in names), sentence
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a-file", "one.json"]
+
+
+def test_each_wrong_option_of_a_command_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(vit_ab, "--epochs", "0", "--lr", "-1") == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("search_spaces.vit_ab: epochs = '0': must be ")
+    assert second.startswith("search_spaces.vit_ab: lr = '-1': must be ")
 
 
 def test_data_that_are_something_else_are_told_of_in_a_sentence(
@@ -369,7 +299,7 @@ def test_data_that_are_something_else_are_told_of_in_a_sentence(
 ) -> None:
     archive = stand_ins.cifar_archive(tmp_path / "cifar.tar.gz")
     os.truncate(archive, published.CIFAR_ARCHIVES_BYTES[2])
-    assert "which is none of the published archives" in refused(vit_ab, "--data", str(archive))
+    assert "none of the published archives" in refused(vit_ab, "--data", str(archive))
     # Whole by its size, and of a class that there is not.
     folder = stand_ins.cifar_folder(tmp_path / "cifar")
     (folder / "test_batch.bin").write_bytes(b"\x63" + b"\0" * 3072)
@@ -384,8 +314,7 @@ def test_a_directory_of_other_settings_is_refused(capsys: pytest.CaptureFixture[
     capsys.readouterr()
     assert main(vit_oialr, *QUICK, "--directory", "run", "--seed", "1") == 2
     told = capsys.readouterr().err
-    assert "is of other settings: seed was 0, is 1. Name another directory" in told
-    assert told.count("\n") == 1
+    assert "seed was 0, is 1" in told and told.count("\n") == 1
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +370,7 @@ def test_under_torchrun_it_is_said_once_and_first() -> None:
         env={**os.environ, "PYTHONPATH": str(root)},
     )
     assert done.returncode != 0
-    sentence = "search_spaces.digits: epochs = 0: must be a whole number of at least 1. Correct it.\n"
+    sentence = "search_spaces.digits: epochs = '0': must be "
     assert done.stderr.count(sentence) == 1
     assert done.stderr.index(sentence) < done.stderr.index("ChildFailedError")
     # The only traceback is that of torchrun itself.
@@ -491,6 +420,10 @@ def test_a_model_is_used_without_its_data(
     assert main(vit_ab, "--campaign", str(campaign), "--export", str(path)) == 2
     assert f"data = {found['options']['data']!r}: is not there" in capsys.readouterr().err
     (best / "away.json").rename(best / "network.json")
+    assert main(vit_ab, "--campaign", str(campaign), "--export", str(path), "--id", "9-9-9") == 2
+    assert "9-9-9" in capsys.readouterr().err
+    assert vit_oialr.main(["--campaign", str(campaign), "--export", str(path)]) == 2
+    assert "python -m search_spaces.vit_ab" in capsys.readouterr().err
 
 
 def test_the_options_of_a_campaign_come_along(
@@ -517,12 +450,9 @@ def test_the_options_of_a_campaign_come_along(
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        ({"options": {"colour": "red"}}, "has the option colour, which search_spaces.vit_ab does not know"),
-        (
-            {"task": "search_spaces.vit_oialr:make_task"},
-            "Name that module, if it has this command line: python -m search_spaces.vit_oialr",
-        ),
-        ({"options": {"epochs": "one"}}, "epochs = 'one': must be a whole number"),
+        ({"options": {"colour": "red"}}, "colour"),
+        ({"task": "search_spaces.vit_oialr:make_task"}, "python -m search_spaces.vit_oialr"),
+        ({"options": {"epochs": "one"}}, "epochs = 'one': must be "),
     ],
 )
 def test_options_of_a_file_that_do_not_fit(
@@ -532,19 +462,21 @@ def test_options_of_a_file_that_do_not_fit(
     assert told in refused(vit_ab, "--config", "best.json")
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "text"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "text", "not kept"])
 def test_a_damaged_checkpoint_is_said_to_be_so(
     refused: Callable[..., str], campaign: Path, tmp_path: Path, damage: str
 ) -> None:
     copy = shutil.copytree(campaign, tmp_path / "copy")
     (shared,) = (copy / "evaluations" / hpo.Result(copy).best.id).glob("*-ranks/step-*/shared.pt")
-    if damage == "gone":
+    if damage == "not kept":
+        shutil.rmtree(shared.parents[1])
+    elif damage == "gone":
         shared.unlink()
     elif damage == "text":
         shared.write_text("no tensors")
     else:
         os.truncate(shared, shared.stat().st_size // 2 if damage == "cut" else 0)
     told = refused(vit_ab, "--campaign", str(copy), "--export", "model.safetensors")
-    assert ("is missing" if damage == "gone" else "is damaged") in told
-    assert "rain the configuration again" in told
+    what = {"gone": "is missing", "not kept": "has no checkpoint"}.get(damage, "is damaged")
+    assert what in told and "--anew --export FILE" in told
     assert not list(tmp_path.glob("model*"))

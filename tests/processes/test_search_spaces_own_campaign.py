@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from places import JOBS
 import hpo
 from hpo import cli
 from search_spaces.building_blocks.image_task import ImageOptions, Recipe, image_campaign
-from search_spaces.building_blocks.training import _CheckedReport
 from search_spaces.options import Count, NotNegative
 from search_spaces.standalone import trained_models
 
@@ -112,7 +111,6 @@ def test_a_module_that_is_named_by_its_file_is_compared_and_exported(
     assert found["options"]["batch_size"] == 16 and found["seconds"] > 0
     assert cli.main(["best", str(directory), "--json"]) == 0
     Path("best.json").write_text(capsys.readouterr().out)
-    assert clothes.main(["--config", "best.json", "--test-seeds", "1"]) == 0
     assert clothes.main(["--config", "best.json", "--epochs", "0"]) == 2
     capsys.readouterr()
     assert clothes.main(["--campaign", str(directory), "--export", "best.safetensors"]) == 0
@@ -165,13 +163,6 @@ def test_a_parameter_with_an_option_s_name_is_refused(name: str) -> None:
         make_task()
 
 
-def test_a_recipe_that_returns_something_else_is_named() -> None:
-    make_task, _ = image_campaign(SPACE, DEFAULT, lambda p, options, run: None, options=Options)  # type: ignore[arg-type,return-value]
-    task = make_task(train_samples=16)
-    with pytest.raises(hpo.UsageError, match="returned an object of type NoneType: must be a Recipe"):
-        task.fit(DEFAULT)
-
-
 def test_what_does_not_depend_on_options_need_not_be_a_function() -> None:
     seen: list[dict[str, Any]] = []
 
@@ -184,48 +175,29 @@ def test_what_does_not_depend_on_options_need_not_be_a_function() -> None:
         objectives={"accuracy": "maximize", "seconds": "minimize"},
     )  # fmt: skip
     task = make_task()
-    assert task.objectives == {"accuracy": "maximize", "seconds": "minimize"}
+    assert [*task.objectives] == ["accuracy", "seconds"]
     assert narrow in task.constraints and task._ranks == 2
 
 
-def test_objectives_without_a_judge_are_metrics_of_the_trainer() -> None:
-    def judged(second: str) -> dict[str, float]:
-        objectives = {"accuracy": "maximize", second: "minimize"}
-        make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options, objectives=objectives)
-        task = make_task(train_samples=16)
-        return task.judge(task.fit(DEFAULT)[1], 1)
-
-    assert {*judged("train_s")} == {"accuracy", "train_s"}
-    with pytest.raises(hpo.UsageError, match=r"a run has no metric 'seconds'\. Name some of accuracy, "):
-        judged("seconds")
-
-
-def test_an_objective_that_is_no_metric_is_found_before_the_first_step(
+def test_objectives_without_a_judge_are_metrics_of_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objectives = {"accuracy": "maximize", "seconds": "minimize"}
-    make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options, objectives=objectives)
-    task = make_task(train_samples=16)
+    def evaluated(second: str) -> object:
+        objectives = {"accuracy": "maximize", second: "minimize"}
+        make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options, objectives=objectives)
+        return make_task(train_samples=16).evaluate(hpo.Trial.alone(DEFAULT, directory=tmp_path / second))
+
+    found = evaluated("train_s")
+    assert isinstance(found, dict) and {"accuracy", "train_s"} <= set(found)
     steps: list[object] = []
     monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: steps.append(given))
-    with pytest.raises(hpo.UsageError, match=r"a run has no metric 'seconds'\. Name some of accuracy, "):
-        task.evaluate(hpo.Trial.alone(DEFAULT, directory=tmp_path))
+    with pytest.raises(hpo.UsageError, match="no metric 'seconds'"):
+        evaluated("seconds")
     assert not steps
-
-
-def test_a_layer_s_metric_may_be_recorded_later() -> None:
-    inner = SimpleNamespace(check_metrics=lambda names: None, set_last_epoch=lambda epochs: None)
-    _CheckedReport(inner, ["accuracy", "rank/fc"]).check_metrics(["accuracy", "lr"])
-    with pytest.raises(hpo.UsageError, match="no metric 'loss'"):
-        _CheckedReport(inner, ["loss", "rank/fc"]).check_metrics(["accuracy", "lr"])
-
-
-def test_the_score_comes_first_and_says_which_of_a_front_is_the_best() -> None:
-    make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Options)
-    assert [*make_task(second_objective="bytes_between_nodes").objectives] == [
-        "accuracy",
-        "bytes_between_nodes",
-    ]
+    # The metric of a layer is recorded from the step on at which the method changes the layer.
+    with pytest.raises(hpo.UsageError, match="no metric 'rank/fc'"):
+        evaluated("rank/fc")
+    assert steps
 
 
 def test_a_default_that_breaks_its_rule_is_refused() -> None:
@@ -233,9 +205,7 @@ def test_a_default_that_breaks_its_rule_is_refused() -> None:
         decay: NotNegative = "much"  # type: ignore[assignment]
 
     make_task, _ = image_campaign(SPACE, DEFAULT, recipe, options=Wrong)
-    with pytest.raises(
-        hpo.UsageError, match=r"^decay = 'much': must be a number of at least 0\. Correct it\.$"
-    ):
+    with pytest.raises(hpo.UsageError, match=r"^decay = 'much': must be "):
         make_task()
 
     class Numpy(Options):

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from places import JOBS
-from stand_ins import cifar_archive
 
 import hpo
 import trainers
@@ -33,9 +31,7 @@ def test_the_experiments_have_the_study_s_configurations() -> None:
     # Of fewer ranks what they can do.
     assert len(resnet20_study.configurations("E3.1", 2)) == 2 * worlds
     assert [*resnet20_study.configurations("E1", 1)] == ["disjoint"]
-    with pytest.raises(
-        hpo.UsageError, match=r"experiment = 'E3.3': has no configuration for ranks_per_worker = 1"
-    ):
+    with pytest.raises(hpo.UsageError, match=r"^experiment = 'E3.3': .* ranks_per_worker = 1"):
         resnet20_study.make_task(experiment="E3.3", ranks_per_worker=1)
 
 
@@ -100,14 +96,6 @@ def test_fine_grained_copies_need_not_divide_the_ranks() -> None:
     assert not task.allows({**fine, "assignment": "coarse", "copies": 6})
 
 
-def test_the_campaign_file_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cifar_archive(tmp_path / "data" / "cifar-10-binary.tar.gz")
-    campaign = hpo.Campaign.from_file(JOBS / "resnet20_study.toml")
-    campaign.check()
-    assert campaign.task.space.size == 15 * 5
-
-
 def test_all_seeds_of_an_experiment_by_one_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,7 +142,7 @@ def test_all_seeds_of_an_experiment_by_one_command(
     ],
 )
 def test_what_the_study_decides_is_refused(option: str, value: object) -> None:
-    with pytest.raises(hpo.UsageError, match=rf"^{option} = {value!r}: must be .*, as the study has it"):
+    with pytest.raises(hpo.UsageError, match=rf"^{option} = {value!r}: must be "):
         resnet20_study.make_task(**{option: value})
 
 

@@ -1,7 +1,5 @@
-"""``architecture = "deep"``: search of all parts of a ``DeepResNet``, in addition to the campaign's own parameters, for
-a good score with few parameters or a short latency.
-
-Configurations that would not fit into memory are refused before training. torch is imported by the functions.
+"""``architecture = "deep"``: search of all parts of a ``DeepResNet`` beside the campaign's own parameters, for a good
+score with few parameters or a short latency. Configurations that would not fit into memory are refused before training.
 """
 
 from __future__ import annotations
@@ -10,15 +8,14 @@ import dataclasses
 import statistics
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import options as check
 from search_spaces.building_blocks.architecture_search import memory
 from search_spaces.building_blocks.recipes import MakeRecipe, Recipe, Run, Searched, TrainingOptions
-from search_spaces.options import Positive
+from search_spaces.options import Positive, wrong
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,8 +32,6 @@ ORDERS = (
     "full-pre-activation",
 )
 """Same as ``search_spaces.networks.residual.ORDERS``, whose import would import torch."""
-_FORWARDS = 20
-"""Forward passes of a measured latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +54,14 @@ class Deep:
     @classmethod
     def small(cls, inputs: tuple[int, int, int], classes: int | None = None) -> Deep:
         """Small networks, which train on a few hundred samples in seconds on a single core."""
-        blocks = ((1, 2),) * 4
-        reduction = 4 if inputs[1] > _SIDE_LEFT_AS_IT_IS else 1
-        return cls(inputs=inputs, classes=classes, blocks=blocks, filters=(8, 4, 16), reduction=reduction)
+        # From 8 pixels a side the last of four stages has a single pixel without any reduction.
+        reduction = 4 if inputs[1] > 8 else 1
+        return cls(
+            inputs=inputs, classes=classes, blocks=((1, 2),) * 4, filters=(8, 4, 16), reduction=reduction
+        )
 
 
-_SIDE_LEFT_AS_IT_IS = 8
-"""Largest side of an image, in pixels, without a reduction by the stem; the last of four stages has a single pixel."""
-
-
-_OF_DEEP_NETWORKS = "only deep networks have this option"
+_FOR_DEEP_NETWORKS = "left out, or architecture 'deep': only deep networks have this option"
 
 
 class ArchitectureOptions(TrainingOptions):
@@ -85,14 +78,12 @@ class ArchitectureOptions(TrainingOptions):
     memory: Positive | None = None
     """GiB that a rank may use: a deep network that needs more is not trained. Default: the memory of its device."""
 
-    def rules(self) -> None:
-        super().rules()
-        if self.architecture == "deep":
-            return
-        if self.memory is not None:
-            check.refuse("memory", self.memory, f"left out, or architecture 'deep': {_OF_DEEP_NETWORKS}")
-        if self.cost == "latency":
-            check.refuse("cost", self.cost, f"left out, or architecture 'deep': {_OF_DEEP_NETWORKS}")
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
+        if self.architecture != "deep" and self.memory is not None:
+            yield wrong("memory", self.memory, _FOR_DEEP_NETWORKS)
+        if self.architecture != "deep" and self.cost == "latency":
+            yield wrong("cost", self.cost, _FOR_DEEP_NETWORKS)
 
     @property
     @abstractmethod
@@ -114,15 +105,13 @@ class ArchitectureOptions(TrainingOptions):
         needed = memory.training_memory(
             made.network, (samples, *self.deep.inputs), optimizer=made.optimizer, precision=self.precision
         )
-        there = memory.available_bytes(device, ranks)
-        memory.check_fits(
-            needed, there if self.memory is None else int(self.memory * 2**30), per_rank=samples
-        )
+        given = None if self.memory is None else int(self.memory * 2**30)
+        memory.check_fits(needed, given or memory.available_bytes(device, ranks), per_rank=samples)
 
     def costs(self, model: nn.Module) -> dict[str, float]:
         if self.architecture != "deep":
             return {}
-        found = {"parameters": float(sum(one.numel() for one in model.parameters()))}
+        found = {"parameters": float(sum(parameter.numel() for parameter in model.parameters()))}
         if self.cost == "latency":
             found["latency_ms"] = latency_ms(model, self.deep.inputs)
         return found
@@ -143,10 +132,10 @@ class SmallArchitectureOptions(ArchitectureOptions):
     smaller.
     """
 
-    def rules(self) -> None:
-        super().rules()
+    def rules(self) -> Iterator[hpo.UsageError]:
+        yield from super().rules()
         if self.small and self.architecture != "deep":
-            check.refuse("small", self.small, f"false, or architecture 'deep': {_OF_DEEP_NETWORKS}")
+            yield wrong("small", self.small, _FOR_DEEP_NETWORKS)
 
 
 def parameters(deep: Deep) -> dict[str, Parameter]:
@@ -161,26 +150,22 @@ def parameters(deep: Deep) -> dict[str, Parameter]:
         "kernel": hpo.Ordinal(3, 5, 7),
         "stem": hpo.Categorical("convolution", "deep", "patches"),
         "groups": hpo.Ordinal(1, 2, 4, 8, 16, 32),
-        "squeeze": hpo.Ordinal(
-            0.0, 0.0625, 0.125, 0.25
-        ),  # hidden units of squeeze-and-excitation; 0: there is none
+        # Fraction of hidden units of squeeze-and-excitation; 0: there is none.
+        "squeeze": hpo.Ordinal(0.0, 0.0625, 0.125, 0.25),
     }
-
-
-def _default(deep: Deep) -> dict[str, Scalar]:
-    stages = {f"blocks{number}": count for number, count in enumerate(deep.default_blocks, start=1)}
-    return {
-        "filters": deep.filters[0], "activation": "relu", "order": "original", **stages,
-        "bottleneck": 4, "kernel": 3, "stem": "convolution", "groups": 1, "squeeze": 0.0,
-    }  # fmt: skip
 
 
 def deepened(searched: Searched, deep: Deep) -> Searched:
     """Adds the architecture parameters that the space does not define yet."""
     own = searched.space.parameters
     left_out = {*own, *(("filters",) if "width" in own else ())}
-    added = {name: one for name, one in parameters(deep).items() if name not in left_out}
-    values = {name: value for name, value in _default(deep).items() if name in added}
+    added = {name: parameter for name, parameter in parameters(deep).items() if name not in left_out}
+    default: dict[str, Scalar] = {
+        "filters": deep.filters[0], "activation": "relu", "order": "original",
+        **{f"blocks{number}": count for number, count in enumerate(deep.default_blocks, start=1)},
+        "bottleneck": 4, "kernel": 3, "stem": "convolution", "groups": 1, "squeeze": 0.0,
+    }  # fmt: skip
+    values = {name: default[name] for name in added}
     return Searched(
         space=hpo.SearchSpace({**own, **added}),
         default={**searched.default, **values},
@@ -189,7 +174,7 @@ def deepened(searched: Searched, deep: Deep) -> Searched:
     )
 
 
-def with_architecture(recipe: MakeRecipe[Any]) -> MakeRecipe[Any]:
+def with_architecture(recipe: MakeRecipe) -> MakeRecipe:
     """``recipe``, with a deep network in place of its own if the options ask for it."""
 
     def chosen(p: dict[str, Any], options: Any, run: Run) -> Recipe:
@@ -234,7 +219,7 @@ def latency_ms(model: nn.Module, inputs: tuple[int, ...]) -> float:
     seconds = []
     model.eval()
     with torch.inference_mode():
-        for _ in range(_FORWARDS + 1):
+        for _ in range(21):
             begun = time.perf_counter()
             model(sample)
             if device.type == "cuda":

@@ -1,6 +1,4 @@
-"""Estimate of the memory that a training needs, without using that memory: tensors on torch's meta device have shapes
-and no data. torch is imported by the functions.
-"""
+"""Estimate of the memory that a training needs, by tensors on torch's meta device, which have shapes and no data."""
 
 from __future__ import annotations
 
@@ -27,22 +25,16 @@ class TrainingMemory:
     parameters: int
     gradients: int
     optimizer: int
-    """State of the optimizer."""
     activations: int
     """Tensors of the forward pass that the backward pass needs, and the gradient through the largest layer."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.activations
+        return sum(vars(self).values())
 
     def __str__(self) -> str:
-        parts = {
-            "parameters": self.parameters,
-            "gradients": self.gradients,
-            "optimizer's state": self.optimizer,
-            "activations": self.activations,
-        }
-        return f"{_size(self.total)} ({', '.join(f'{name} {_size(one)}' for name, one in parts.items())})"
+        parts = ", ".join(f"{name} {_size(part)}" for name, part in vars(self).items())
+        return f"{_size(self.total)} ({parts})"
 
 
 def _size(number: float) -> str:
@@ -56,14 +48,8 @@ def training_memory(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
     precision: str = "fp32",
 ) -> TrainingMemory:
-    """Memory that a rank needs to train ``model``, which is on the meta device.
-
-    Args:
-        model (Module): the model.
-        inputs (sequence of int): shape of a batch of the rank.
-        optimizer (callable): makes the optimizer of the parameters.
-        precision (str): precision, as for ``train``; "bf16" halves activations and copies parameters, like autocast.
-    """
+    """Memory that a rank needs to train ``model``, which is on the meta device, with batches of the shape
+    ``inputs``."""
     import torch
 
     largest = 0
@@ -90,7 +76,7 @@ def training_memory(
     parameters = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
     gradients = sum(one.nbytes for one in model.parameters() if one.requires_grad)
     activations += 2 * largest
-    if precision == "bf16":
+    if precision == "bf16":  # autocast halves activations and copies parameters
         activations = activations // 2 + parameters // 2
     return TrainingMemory(
         parameters=parameters,
@@ -117,13 +103,8 @@ def _state_bytes(optimizer: Optimizer) -> int:
 
 
 def available_bytes(device: str, ranks: int) -> int:
-    """This rank's share of the memory of a GPU, or of this host or its container.
-
-    All ranks of a launch on a host share its memory, ranks of other workers included.
-
-    Args:
-        device (str): name of the device.
-        ranks (int): ranks that train together, which share the memory if no launcher states the number of ranks.
+    """This rank's share of the memory of a GPU, or of this host or its container, which all ranks of a launch share:
+    ``ranks`` if no launcher states their number.
     """
     import torch
 
