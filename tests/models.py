@@ -5,15 +5,19 @@ In double precision, where only roundings may differ, but for ``labelled`` and `
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
+from trainers.communication.communicator import Communicator
 from trainers.methods.strategy import Method
 
 STEPS_PER_EPOCH = 11
@@ -67,6 +71,30 @@ def train(net: nn.Module, method: Method, *, ranks: int, per_node: int, **change
         "topology": trainers.Topology(ranks_per_node=per_node),
     }
     return trainers.train(net, data(STEPS_PER_EPOCH * 2 * ranks), method=method, **{**settings, **changed})
+
+
+def communicator(
+    per_node: int | None = None, *, timeout_s: float = 30, among: dist.ProcessGroup | None = None
+) -> Communicator:
+    return Communicator(
+        topology=trainers.Topology(ranks_per_node=per_node),
+        timeout=timedelta(seconds=timeout_s),
+        device=torch.device("cpu"),
+        among=among,
+    )
+
+
+def setup_of(net: nn.Module, ranks: Communicator, **changed: Any) -> trainers.Setup:
+    settings: dict[str, Any] = {"epochs": 1, "steps_per_epoch": 1000, "batch_size": 1, "seed": 0}
+    optimizer = None if "optimizer" in changed else sgd(net.parameters())
+    return trainers.Setup(model=net, communicator=ranks, **{"optimizer": optimizer, **settings, **changed})
+
+
+def assert_same_bits(found: Iterable[list[Tensor]]) -> None:
+    """Tensors of all ranks are those of the first rank."""
+    first, *others = found
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def flat(net: nn.Module) -> Tensor:

@@ -5,6 +5,7 @@ Nothing here is about which values of the right kind are allowed: that is said w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, TypeGuard
@@ -56,10 +57,7 @@ def check_kinds(settings: DataclassInstance) -> None:
             allowed, rule = isinstance(value, bool), "True or False"
         else:
             continue
-        if not allowed:
-            raise ValueError(
-                f"{type(settings).__name__}({field.name}={value!r}): {field.name} must be {rule}. Correct it."
-            )
+        check_rules(settings, (field.name, allowed, rule))
 
 
 def check_whole(settings: DataclassInstance, **least: int) -> None:
@@ -67,13 +65,44 @@ def check_whole(settings: DataclassInstance, **least: int) -> None:
     that is its default. Numbers of numpy become plain ones.
     """
     make_plain(settings)
-    kind = type(settings)
     for name, smallest in least.items():
         value = getattr(settings, name)
-        if not (is_whole(value, smallest) or (value is None and getattr(kind, name) is None)):
+        allowed = is_whole(value, smallest) or (value is None and getattr(type(settings), name) is None)
+        check_rules(settings, (name, allowed, f"a whole number of at least {smallest}"))
+
+
+def check_rules(settings: object, *rules: tuple[str, bool, str]) -> None:
+    """Raise ValueError for the first of the ``rules`` for fields of ``settings`` that is broken.
+
+    Args:
+        settings (object): object of a class that the user knows.
+        rules (tuples): name of the field, to which further names may be added that are shown; whether the rule is kept;
+            the rule, as it goes on after "must be".
+    """
+    for names, kept, rule in rules:
+        if not kept:
+            shown = ", ".join(f"{name}={getattr(settings, name)!r}" for name in names.split())
             raise ValueError(
-                f"{kind.__name__}({name}={value!r}): {name} must be a whole number of at least {smallest}. Correct it."
+                f"{type(settings).__name__}({shown}): {names.split()[0]} must be {rule}. Correct it."
             )
+
+
+_BOUNDS: dict[str, Callable[[float], bool]] = {
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "above 0": lambda value: value > 0,
+    "above 0 and at most 1": lambda value: 0 < value <= 1,
+    "above 0 and below 1": lambda value: 0 < value < 1,
+    "at least 0 and below 1": lambda value: 0 <= value < 1,
+}
+
+
+def check_bounds(settings: object, **bounds: str) -> None:
+    """Raise ValueError for the first number among the fields of ``settings`` that is out of its bounds, which are given
+    in words, such as "at least 0".
+    """
+    for name, rule in bounds.items():
+        check_rules(settings, (name, _BOUNDS[rule](getattr(settings, name)), rule))
 
 
 def check_argument(name: str, value: object, allowed: bool, rule: str) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from trainers.arguments import check_argument
 from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import (
@@ -27,7 +28,7 @@ from trainers.evaluation.evaluate import current, device_of
 from trainers.evaluation.forward import Loss, Step
 from trainers.evaluation.metrics import Metric
 from trainers.methods.ddp import DDP
-from trainers.methods.strategy import Method, check_method
+from trainers.methods.strategy import Method, is_method
 from trainers.modes import warn_of_evaluation_mode
 from trainers.optim.composite import Composite
 from trainers.optim.early_stopping import EarlyStopping
@@ -251,7 +252,7 @@ def train(
         profile=profile,
     )
     method = DDP() if method is None else method
-    check_method(f"method = {method!r}", method)
+    check_argument("method", method, is_method(method), "a method's settings, DDP() say")
     refuse_wrapped(model, instead="")
     refuse_alone_among_many()
     device, saved = settings.device, checkpoint is not None

@@ -23,9 +23,8 @@ from trainers.checkpoints.contents import (
     fill_optimizer,
     form_of,
 )
-from trainers.communication.buckets import broadcast_tensors, reconcile_buffers
+from trainers.communication.buckets import averaged_over_ranks, broadcast_tensors, reconcile_buffers
 from trainers.communication.communicator import Communicator
-from trainers.communication.rank_average import averaged_over_ranks
 from trainers.communication.rank_consistency import (
     refuse_alone_among_many,
     refuse_other_models,
@@ -35,7 +34,7 @@ from trainers.communication.rank_consistency import (
 from trainers.communication.topology import Topology
 from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
-from trainers.methods.strategy import Method, Setup, State, check_method
+from trainers.methods.strategy import Method, Setup, State, is_method
 from trainers.names import plain, plain_name, renamed
 from trainers.precision import autocast_as_now, without_autocast
 from trainers.run.model_checks import (
@@ -95,7 +94,7 @@ def wrap(
         CommunicationError: a rank is lost or hangs.
     """
     method = DDP() if method is None else method
-    check_method(f"method = {method!r}", method)
+    check_argument("method", method, is_method(method), "a method's settings, DDP() say")
     for name, value, allowed, rule in (
         ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
         (

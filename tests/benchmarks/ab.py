@@ -1,23 +1,16 @@
-"""AB training over a whole run on two nodes of two ranks: what crosses between them, beside DDP's, and who
-does the decompositions.
+"""AB training over a whole run on two nodes of two ranks: bytes between them beside DDP's, and who decomposes.
 
     python tests/benchmarks/ab.py [--steps 1500] [--quick]
 
-The phases have the proportions of table A.7 at a global batch of 4096: of all steps 9300/45000 warm-up, then
-3000/45000 in groups and 300/45000 rebound in turns, 750/45000 for the learning rate's rise. The link is as fast
-as the machine copies. The model is a perceptron; its data are noise, which leaves singular values as spread as
-they were drawn: hardly any is dropped, the worst case for the factors' size.
+The phases have the proportions of table A.7 at a global batch of 4096. The link is as fast as the machine copies. The
+model is a perceptron on noise, of whose singular values hardly any is dropped: the worst case for the factors' size.
 
-- Bytes: the interface's counters of both nodes, from before ``train`` to after it, so that the first broadcast,
-  the decompositions and the merges are among them. ``fewer`` is 1 − AB / DDP in single precision, for AB and for
-  AB whose full-rank phases send bf16; each runs all the steps. ``expected`` is the share of the steps that
-  are not of full rank, in which nothing crosses: what is saved where only gradients are sent.
-- Between groups: the counters before each step of the group phases, the first and the last left out, where
-  weights are decomposed and merged; at both ends of what is left all ranks wait for each other, so that neither
-  node is still in what the other has behind it. The most bytes in any one step, of either node.
-- Decompositions: processor seconds of each, in models whose weights are of one size, of many, or of which one is
-  the dearest by far. The busiest rank's against the larger of an equal share and the dearest weight's alone.
-  Medians over repeats, and of the models the worst.
+- Bytes: the interface's counters of both nodes, from before ``train`` to after it. ``fewer`` is 1 - AB / DDP in single
+  precision, for AB and for AB whose full-rank phases send bf16. ``expected`` is the share of the steps in groups.
+- Between groups: the most bytes in a step of the group phases, of either node. The first and the last step of a phase
+  are left out, and all ranks wait for each other at both ends of what is left.
+- Decompositions: processor seconds of the busiest rank, over the larger of an equal share and the costliest weight's.
+  Medians over repeats, and the worst of three models.
 
 Ends in one line of JSON."""
 

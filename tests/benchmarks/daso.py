@@ -1,32 +1,21 @@
-"""DASO while cycling, on two nodes of two ranks joined by 200 Mbit/s: its step against one without any traffic
-between nodes and against DDP, hpo's and torch's; what it sends against what it should.
+"""DASO while cycling, on two nodes of two ranks joined by 200 Mbit/s: its step over one without traffic between nodes
+and over DDP's, hpo's and torch's; the bytes that it sends over those expected.
 
     python tests/benchmarks/daso.py [--rounds 5] [--cycles 10] [--rate 200 | --steps-on-link 2] [--shared-cores]
                                     [--quick]
 
-A perceptron of 2.6 million parameters, 128 samples a rank and step, AdamW, B = 4, parameters on
-the wire in bf16. In each round the same processes train it, one after the other, with
+A perceptron of 2.6 million parameters, 128 samples a rank and step, AdamW, B = 4, bf16 on the wire. In each round the
+same processes train it with ``alone`` (DASO that never synchronises), ``delay 1`` to ``delay 3`` (S), ``ddp`` and
+``ddp bf16`` of hpo, and ``torch ddp``, torch's DistributedDataParallel in a plain loop.
 
-- ``alone``: DASO that never comes to synchronise: gradients are averaged inside the node, nothing crosses;
-- ``delay 1``, ``delay 2``, …: DASO with S = 1, 2, 3;
-- ``ddp``: hpo's own ``trainers.DDP`` in single precision, and ``ddp bf16``;
-- ``torch ddp``: torch's DistributedDataParallel with its default buckets, summed while the backward pass goes on, in a
-  plain loop over the same model, batches and optimizer.
+The time of a step is the mean over whole cycles of B steps but the first; ratios are medians of those within
+a round. Bytes are those of each node's interface in these cycles, for each parameter and step: 0.5 is expected of DASO
+(one rank of a node sends all parameters every fourth step, in two bytes each), 6 of DDP in fp32, 3 in bf16.
 
-The time of a step is the mean over whole cycles of B steps, from the moment at which rank 0 begins one, the
-first cycle left out; ratios are taken within a round, and of these the median. The bytes are those that the
-interface of each node has transmitted in these cycles, for each parameter and step: 0.5 is expected of DASO
-(one rank of a node sends all parameters every fourth step, in two bytes each), 6 of DDP in fp32 (3/4 of all
-gradients twice, in four bytes), 3 in bf16.
-
-The link needs a time for one synchronisation that no method can hide where it is longer than S steps without
-traffic: ``floor_delay_S`` is the ratio at which only that much is waited for. Two ranks share a node's cores,
-half of this machine's, so that a step takes longer than it would with a core for each rank, and a link of 200
-Mbit/s is the faster for it; ratios within a round are what counts. ``--steps-on-link`` measures a step without
-traffic first and chooses the rate at which one synchronisation takes so many of them: what S has to hide is then
-the same on fast machines and slow ones. With ``--shared-cores`` all ranks share all cores: the scheduler lets one
-node run ahead of the other there, a synchronisation begins when both have sent, and what DASO then waits for is no
-property of the link. Ends in one line of JSON."""
+``floor_delay_S`` is the ratio at which only the link's time is waited for, beyond S steps. ``--steps-on-link`` chooses
+the rate at which one synchronisation takes so many steps, so that S has as much to hide on any machine. With
+``--shared-cores`` the scheduler lets one node run ahead of the other, for which DASO then waits. Ends in one line of
+JSON."""
 
 from __future__ import annotations
 

@@ -1,24 +1,17 @@
-"""OIALR: what crosses between nodes, what a low-rank layer costs, what the decompositions cost.
+"""OIALR: bytes between nodes, time of a low-rank layer, time of decompositions.
 
     python tests/benchmarks/oialr.py [--repeats 5] [--quick]
 
-- Bytes, on two nodes of two ranks, link as fast as the machine copies, by the interface's counters: OIALR over
-  DDP trains a perceptron, with a cutoff that drops many singular values. Expected of each step is what a step of
-  DDP sends times the share of parameters that is trained then, and besides of each decomposition its U, σ and
-  Vᵀ, once from one node to the other. ``bytes_to_expected`` is the whole of it, ``step_to_expected`` that of the
-  steps without a decomposition, for each set of ranks that occurred the median.
-- A layer's forward and backward, with a gradient for its input: Linear of full rank, of rank k as ``trainers``
-  has it (U, Vᵀ frozen, Σ trained), and of rank k by materialising W = U Σ Vᵀ in each pass, as the published code
-  does. 768 → 768 and 768 → 3072, one thread, variants interleaved, medians. ``faster_than_materialised`` at
-  k = 192, a quarter, on 8 192 rows; ``of_full_rank`` is the largest ratio over k at 25 216 rows, a batch of 128
-  images of 197 tokens. Where two matrices, Σ multiplied into a basis, or one take fewer operations than the three
-  factors do, the making of them counted, the layer works as these. ``by_rows`` has fewer rows, too, where making
-  them weighs more.
-- Decompositions: seconds of the conversion and of an update of all weights, exchange between ranks included, of
-  a small vision transformer on four ranks, and of a step. ``share_at_source`` is their share of a run with the
-  source's numbers: 156 000 steps, converted after a third, an update every 1 000 (Table A.1), each as dear as
-  the first of all weights, when nothing was dropped yet. A step here has 1 024 rows a rank, five times the
-  width; the source's has some thirty times as many, so that its share is lower still.
+- Bytes, on two nodes of two ranks, by the interface's counters. Expected of each step are those of DDP times the share
+  of parameters that is trained, and of each decomposition its U, σ and Vᵀ, once from one node to the other.
+  ``bytes_to_expected`` is the whole of it, ``step_to_expected`` that of steps without a decomposition.
+- A layer's forward and backward pass, with a gradient for its input: Linear of full rank, of rank k as ``trainers`` has
+  it, and of rank k by materialising W = U Σ Vᵀ in each pass, as the published code does. One thread, variants
+  interleaved, medians. ``faster_than_materialised`` at k = 192 on 8 192 rows; ``of_full_rank`` is the largest ratio
+  over k at 25 216 rows, a batch of 128 images of 197 tokens.
+- Decompositions: seconds of the conversion and of an update of all weights, exchange between ranks included, of a small
+  vision transformer on four ranks. ``share_at_source`` is their share of a run with the numbers of Table A.1, where a
+  step has some thirty times as many rows, so that the share is lower still.
 
 Ends in one line of JSON."""
 
@@ -256,7 +249,9 @@ def decompose(rank: int, *, updates: int, width: int) -> dict[str, Any]:
     spent: dict[str, list[float]] = {"_decompose": [], "_update": []}
     for name, kept in spent.items():
         setattr(
-            trainers.methods.oialr._LowRank, name, timed(getattr(trainers.methods.oialr._LowRank, name), kept)
+            trainers.methods.oialr._OIALRStrategy,
+            name,
+            timed(getattr(trainers.methods.oialr._OIALRStrategy, name), kept),
         )
     torch.manual_seed(0)
     model = VisionTransformer(channels=1, side=8, classes=10, width=width, depth=4, heads=4)

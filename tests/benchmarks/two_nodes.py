@@ -7,15 +7,12 @@ A benchmark runs one of its functions on all ranks:
     with TwoNodes(rate_mbit=200) as nodes:
         results = nodes.run(measure, {"steps": 40})         # measure(rank, steps=40) on each, its JSON value
 
-In ``measure`` a gloo group is initialised and ``bytes_sent()`` reads the interface's counter of the node's
-transmitted bytes, Ethernet headers included. Ranks of one node reach each other over the node's own loopback,
-which that counter does not see. Neither address resolution nor IPv6 adds anything: what is counted is TCP
-between the ranks. Each node has half of this machine's cores to itself, as nodes have: on shared ones the
-scheduler lets one run ahead of the other by a step and more. ``Alone`` does the same on this machine's loopback,
-without namespaces or rights.
+In ``measure`` a gloo group is initialised, and ``bytes_sent()`` reads the interface's counter of the node's transmitted
+bytes: TCP between the nodes, Ethernet headers included. Each node has half of this machine's cores to itself, as on
+shared cores the scheduler lets a node run ahead. ``Alone`` does the same on this machine's loopback.
 
-Needs Linux, root and iproute2 (``ip`` and ``tc``). Namespaces are removed at the end, also after Ctrl-C,
-SIGTERM and failures; those that a killed process left are removed by the next run."""
+Needs Linux, root and iproute2. Namespaces are removed at the end, also after Ctrl-C, SIGTERM and failures; those that a
+killed process left are removed by the next run."""
 
 from __future__ import annotations
 

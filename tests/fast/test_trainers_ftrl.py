@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,9 +50,7 @@ def drawn(steps: int) -> list[Array]:
     return [rng.normal(size=(3, 4)) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("l1", [0.0, 2.5])
-@pytest.mark.parametrize("l2", [0.0, 0.3])
-@pytest.mark.parametrize(("beta", "n_0"), [(0.0, 0.1), (1.0, 0.0)])
+@pytest.mark.parametrize(("l1", "l2", "beta", "n_0"), [(0.0, 0.3, 0.0, 0.1), (2.5, 0.0, 1.0, 0.0)])
 def test_weights_are_those_of_the_papers_algorithm(l1: float, l2: float, beta: float, n_0: float) -> None:
     start = np.random.default_rng(1).normal(size=(3, 4))
     gradients = drawn(20)
@@ -66,28 +63,7 @@ def test_weights_are_those_of_the_papers_algorithm(l1: float, l2: float, beta: f
         assert (expected != 0).any()
 
 
-def test_weights_minimise_what_the_leader_is_defined_by() -> None:
-    """w_t+1 = argmin g_1:t w + ½ Σ σ_s (w - w_s)² + λ₁ |w| + ½ λ₂ w² (the paper's equation in section 3)."""
-    gradients = drawn(10)
-    lr, l1, l2 = 0.3, 0.4, 0.2
-    weight = parameter(np.zeros((3, 4)))
-    optimizer = trainers.Ftrl([weight], lr=lr, l1=l1, l2=l2, initial_accumulator=0.0)
-    total, squares, proximal, weighted = (np.zeros((3, 4)) for _ in range(4))
-    for gradient in gradients:
-        before = weight.detach().numpy().copy()
-        sigma = (np.sqrt(squares + gradient**2) - np.sqrt(squares)) / lr
-        total, squares = total + gradient, squares + gradient**2
-        proximal, weighted = proximal + sigma, weighted + sigma * before
-        found = stepped(weight, optimizer, [gradient])
-
-        def objective(w: Array) -> Array:
-            return total * w + 0.5 * proximal * w**2 - weighted * w + l1 * np.abs(w) + l2 * w**2  # noqa: B023
-
-        for step in (1e-4, -1e-4):
-            assert (objective(found) <= objective(found + step) + 1e-15).all()
-
-
-@pytest.mark.parametrize("power", [-0.5, -0.25, 0.0])
+@pytest.mark.parametrize("power", [-0.5, -0.25])
 def test_without_penalties_and_from_zero_it_is_a_gradient_step_at_its_own_rate(power: float) -> None:
     gradients = drawn(5)
     weight = parameter(np.zeros((3, 4)))
@@ -107,12 +83,6 @@ def test_a_falling_rate_does_not_shrink_the_weights() -> None:
     optimizer.param_groups[0]["lr"] = 0.001
     expected = after_one - 0.001 * second / np.sqrt(0.1 + first**2 + second**2)
     assert stepped(weight, optimizer, [second]) == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_rate_of_zero_takes_no_step() -> None:
-    weight = parameter(np.ones((3, 4)))
-    optimizer = trainers.Ftrl([weight], lr=0.0)
-    assert (stepped(weight, optimizer, drawn(1)) == 1).all()
 
 
 @pytest.mark.parametrize("accumulated", [None, 2.5])
@@ -139,12 +109,6 @@ def test_a_saved_state_goes_on_to_the_bit() -> None:
     assert (stepped(other, resumed, gradients[4:]) == expected).all()
 
 
-def test_an_untouched_weight_without_accumulator_stays() -> None:
-    weight = parameter(np.ones((3, 4)))
-    optimizer = trainers.Ftrl([weight], lr=0.1, initial_accumulator=0.0)
-    assert (stepped(weight, optimizer, [np.zeros((3, 4))]) == 1).all()
-
-
 def test_low_rank_training_keeps_what_it_factors() -> None:
     """A decomposition gives Ftrl new parameters, whose first step must not begin at zero."""
     from trainers.lowrank.state_projection import Projection, exchange
@@ -161,10 +125,16 @@ def test_low_rank_training_keeps_what_it_factors() -> None:
     assert optimizer.state[new]["sum"].mean() > 0.5
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"lr": -1.0}, {"lr_power": 0.5}, {"initial_accumulator": -1.0}, {"l1": -0.1}, {"beta": -1.0}]
-)
-def test_wrong_settings(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
-    with pytest.raises(ValueError, match=rf"Ftrl\({name}=.*: {name} must be"):
-        trainers.Ftrl([parameter(np.ones(1))], **wrong)
+def test_wrong_settings_are_refused_and_steps_without_a_rate_or_a_gradient_change_nothing() -> None:
+    for name, value in (
+        ("lr", -1.0),
+        ("lr_power", 0.5),
+        ("initial_accumulator", -1.0),
+        ("l1", -0.1),
+        ("beta", -1),
+    ):
+        with pytest.raises(ValueError, match=rf"Ftrl\({name}={value}\)"):
+            trainers.Ftrl([parameter(np.ones(1))], **{name: value})
+    for settings, gradient in (({"lr": 0.0}, drawn(1)), ({"initial_accumulator": 0.0}, [np.zeros((3, 4))])):
+        weight = parameter(np.ones((3, 4)))
+        assert (stepped(weight, trainers.Ftrl([weight], **settings), gradient) == 1).all()

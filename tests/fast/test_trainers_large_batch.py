@@ -57,12 +57,6 @@ def test_lamb_takes_the_papers_steps() -> None:
         torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_linear_scaling() -> None:
-    assert trainers.linear_scaling(0.1, batch_size=8192) == pytest.approx(3.2)
-    with pytest.raises(ValueError, match="must be at least 1"):
-        trainers.linear_scaling(0.1, batch_size=0)
-
-
 @pytest.mark.parametrize("optimizer", [trainers.lars, trainers.lamb])
 def test_they_train_in_the_loop_and_resume(optimizer, tmp_path) -> None:
     x = torch.linspace(-1, 1, 32)[:, None]
@@ -92,8 +86,7 @@ def test_they_train_in_the_loop_and_resume(optimizer, tmp_path) -> None:
     assert all(torch.equal(whole[name], pieces[name]) for name in whole)
 
 
-def test_local_sgd_s_batch_size_is_at_hand_for_the_rule() -> None:
-    joint = trainers.effective_batch_size(batch_size=32, ranks=4, households=2, world_every=4)
-    assert trainers.linear_scaling(0.1, batch_size=round(joint), reference=32) == pytest.approx(
-        0.1 * round(joint) / 32
-    )
+def test_the_rate_is_scaled_with_the_batch() -> None:
+    assert trainers.linear_scaling(0.1, batch_size=8192) == pytest.approx(3.2)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        trainers.linear_scaling(0.1, batch_size=0)

@@ -150,7 +150,7 @@ def test_the_step_hook_sees_the_gradients_norm_and_may_end_the_run() -> None:
         ({"epochs": 2, "steps": 3}, "epochs = 2, steps = 3: a run has one length"),
         ({"steps": 0}, "steps = 0: must be a whole number of at least 1"),
         ({"steps": 3, "evaluate_every": 0}, "evaluate_every must be a number of steps of at least 1"),
-        ({"steps": 3, "evaluate_every": 1.5}, "as a float a fraction of all steps"),
+        ({"steps": 3, "evaluate_every": 1.5}, "as a float a fraction of the run"),
         ({"steps": 3, "schedule": trainers.Cosine(warmup_epochs=1)}, "a warm-up of 1 epochs does not end"),
         ({"steps": 3, "on_step": 5}, "on_step = 5: must be None or a function of"),
     ],

@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 import trainers
 from trainers.checkpoints.files import read_alone
 from trainers.lowrank.layers import Factored
-from trainers.optim import activation_checkpointing
 from trainers.optim.moving_average import MovingAverage
 
 
@@ -197,36 +196,6 @@ def test_activations_are_computed_again_with_the_same_results() -> None:
     steps, evaluations = 10, 2 * 5
     assert (plain.passes, again.passes) == (steps + evaluations, 2 * steps + evaluations)
     assert not any("forward" in vars(module) for module in again.modules())
-
-
-class ByName(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(input=x)  # type: ignore[no-any-return]
-
-
-def test_tensors_that_a_module_is_given_by_name_are_given_to_checkpoint_by_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It draws the random numbers of those GPUs again on which it finds tensors there."""
-    given: list[int] = []
-    checkpoint = activation_checkpointing.checkpoint
-
-    def noted(function: Any, *arguments: object, **settings: Any) -> Any:
-        given.append(sum(isinstance(one, Tensor) for one in arguments))
-        return checkpoint(function, *arguments, **settings)
-
-    monkeypatch.setattr(activation_checkpointing, "checkpoint", noted)
-    nets = []
-    for patterns in ((), ["layer"]):
-        torch.manual_seed(0)
-        nets.append(ByName())
-        train(nets[-1], activation_checkpointing=patterns)
-    assert given == [1] * 10
-    assert_identical(*map(state_of, nets))
 
 
 def test_a_layer_that_is_factored_then_multiplies_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:

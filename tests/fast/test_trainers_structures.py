@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from trainers.communication.gathering import _described, _restored, _TensorReader
+from trainers.communication.gathering import _described, _restored, _taker
 from trainers.structures import in_kind, joined, mapped, tensors_in
 
 
@@ -83,7 +83,7 @@ def test_structures_come_back_from_bytes_as_the_first_rank_has_them(name: str) -
     tensors: list[Tensor] = []
     described = json.loads(json.dumps(_described(value, tensors)))
     sent = torch.cat([torch.empty(0, dtype=torch.uint8), *(t.reshape(-1).view(torch.uint8) for t in tensors)])
-    found = _restored(described, _TensorReader(sent), like_this=value)
+    found = _restored(described, _taker(sent), like_this=value)
     assert type(found) is type(value)
     assert str(found) == str(value)
 
@@ -117,7 +117,7 @@ def test_any_structure_comes_back_from_bytes(value: object) -> None:
     tensors: list[Tensor] = []
     described = json.loads(json.dumps(_described(value, tensors)))
     sent = torch.cat([torch.empty(0, dtype=torch.uint8), *(t.reshape(-1).view(torch.uint8) for t in tensors)])
-    found = _restored(described, _TensorReader(sent), like_this=None)
+    found = _restored(described, _taker(sent), like_this=None)
     assert repr(found) == repr(value)
 
 

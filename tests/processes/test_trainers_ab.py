@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,19 @@ import pytest
 import pytorch_optimizer
 import torch
 import torch.distributed as dist
+from cases import cases
 from gloo import groups_in_use, run_ranks
-from models import adamw, network
-from resuming import After, assert_identical, state_of, without_times
+from models import adamw, communicator, network, setup_of
+from resuming import After, assert_identical, state_of
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-import trainers.methods.ab
-from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint
 from trainers.lowrank.layers import matrix_weights
-from trainers.methods.ab_merge import groups_of, merged_matrix, shares_by_loss
+from trainers.methods.ab_merge import groups_of, merged_matrix
 
 SAMPLES = 48
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-3
@@ -124,25 +123,12 @@ class Simulated:
     def __init__(self, groups: list[list[int]], settings: dict[str, Any], *, epochs: int, batch_size: int):
         self.groups, self.ranks, self.settings = groups, sorted(chain(*groups)), settings
         self.net = model()
-        self.batches = [
-            [
-                [
-                    step[0]
-                    for step in Disjoint().epoch(
-                        samples=SAMPLES,
-                        epoch=epoch,
-                        seed=0,
-                        rank=rank,
-                        ranks=len(self.ranks),
-                        batch_size=batch_size,
-                        accumulate=1,
-                    )
-                ]
-                for epoch in range(epochs)
-            ]
+        dealt: dict[str, int] = {"samples": SAMPLES, "seed": 0, "ranks": len(self.ranks), "accumulate": 1}
+        dealt["batch_size"] = batch_size
+        self.per_rank = [
+            [step[0] for epoch in range(epochs) for step in Disjoint().epoch(rank=rank, epoch=epoch, **dealt)]
             for rank in self.ranks
         ]
-        self.per_rank = [list(chain(*of_rank)) for of_rank in self.batches]
         self.total = len(self.per_rank[0])
 
     def run(self) -> dict[str, Tensor]:
@@ -239,15 +225,19 @@ def of_rank(rank: int, per_node: int | None, settings: dict[str, Any], epochs: i
 
 @pytest.mark.parametrize(
     ("ranks", "per_node", "groups", "settings"),
-    [
-        (2, None, [[0], [1]], {}),
-        (2, 1, [[0], [1]], {"warmup_steps": 0, "merge_gain": 1.0}),
-        (4, 2, [[0, 1], [2, 3]], {"merge": "products"}),
-        (4, 1, [[0], [1], [2], [3]], {"merge": "loss-weighted", "sigma_cutoff": 0.3}),
-        (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]], {"group_size": 2}),
-        (3, None, [[0], [1], [2]], {"group_size": 1, "merge": "products"}),
-        (6, 2, [[0, 1], [2, 3], [4, 5]], {"merge": "loss-weighted", "merge_gain": 0.8}),
-    ],
+    cases(
+        [
+            (2, 1, [[0], [1]], {"warmup_steps": 0, "merge_gain": 1.0}),
+            (4, 2, [[0, 1], [2, 3]], {"merge": "products"}),
+            (4, 1, [[0], [1], [2], [3]], {"merge": "loss-weighted", "sigma_cutoff": 0.3}),
+            (3, None, [[0], [1], [2]], {"group_size": 1, "merge": "products"}),
+        ],
+        nightly=[
+            (2, None, [[0], [1]], {}),
+            (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]], {"group_size": 2}),
+            (6, 2, [[0, 1], [2, 3], [4, 5]], {"merge": "loss-weighted", "merge_gain": 0.8}),
+        ],
+    ),
     ids=str,
 )
 def test_equals_groups_that_are_trained_one_after_the_other(
@@ -302,13 +292,6 @@ def test_the_merge_of_four_groups_is_the_expansion_of_the_equations() -> None:
     torch.testing.assert_close(full, (a1 + a2) @ (b3 + b4) / 4)
 
 
-def test_shares_by_loss() -> None:
-    assert shares_by_loss([2.0, 2.0]) == [0.5, 0.5]
-    low, high = shares_by_loss([1.0, 2.0])
-    assert low / high == pytest.approx(math.e)
-    assert all(map(math.isnan, shares_by_loss([1.0, math.nan])))
-
-
 class Driven:
     """A strategy under a loop of its own, so that a test can look between steps."""
 
@@ -322,22 +305,10 @@ class Driven:
         optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
     ):
         self.net = net
-        self.communicator = Communicator(
-            topology=trainers.Topology(ranks_per_node=per_node),
-            timeout=timedelta(seconds=30),
-            device=torch.device("cpu"),
-        )
+        self.communicator = communicator(per_node)
         self.optimizer = optimizer([p for p in net.parameters() if p.requires_grad])
         self.strategy = settings.strategy(
-            trainers.Setup(
-                model=net,
-                optimizer=self.optimizer,
-                communicator=self.communicator,
-                epochs=1,
-                steps_per_epoch=steps,
-                batch_size=4,
-                seed=0,
-            )
+            setup_of(net, self.communicator, optimizer=self.optimizer, steps_per_epoch=steps)
         )
         self.taken = 0
 
@@ -435,20 +406,6 @@ def test_moments_follow_w_into_its_factor_and_start_anew_after_the_merge() -> No
 # What groups do, and what crosses between them
 
 
-def untrained(rank: int) -> dict[str, Tensor]:
-    net = model()
-    driven = Driven(net, method(warmup_steps=0, sigma_cutoff=1e-9), per_node=1).run(15, rate=0.0)
-    assert driven.strategy.metrics()["synchronisations"] == 3
-    driven.close()
-    return state_of(net)
-
-
-def test_no_training_changes_nothing() -> None:
-    for found in run_ranks(4, untrained):
-        for name, value in model().state_dict().items():
-            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-13)
-
-
 def in_phases(rank: int, kind: Any, optimizer: Any) -> None:
     """Two nodes of two ranks; checks each phase, bytes included."""
     net, group = kind(), rank // 2
@@ -513,52 +470,14 @@ def in_phases(rank: int, kind: Any, optimizer: Any) -> None:
     driven.close()
 
 
-@pytest.mark.parametrize(("kind", "optimizer"), [(model, sgd), (mixed, adamw), (with_statistics, adamw)])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), cases([(mixed, adamw), (with_statistics, sgd)], nightly=[(model, sgd)])
+)
 def test_groups_train_one_factor_each_and_send_nothing_until_they_merge(kind: Any, optimizer: Any) -> None:
     run_ranks(4, in_phases, kind, optimizer)
 
 
-def with_flipped_signs(rank: int) -> list[dict[str, Tensor]]:
-    ordinary, found = trainers.methods.ab.svd, []
-
-    def flipped(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
-        u, values, vt = ordinary(matrix, cutoff=cutoff)
-        return -u, values, -vt
-
-    for svd in (ordinary, flipped if rank == 1 else ordinary):
-        trainers.methods.ab.svd = svd
-        net = model()
-        train(net, 1, optimizer=adamw)
-        found.append(state_of(net))
-    return found
-
-
-def test_signs_of_one_rank_s_vectors_change_nothing() -> None:
-    for expected, found in run_ranks(2, with_flipped_signs):
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
-
-
 # Training as users see it
-
-
-def mixed_on_ranks(rank: int) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
-    net = mixed()
-    result = train(net, 2, optimizer=adamw, clip_norm=1.0, accumulate=2, epochs=5, batch_size=1)
-    assert result.metrics["validation_loss"] < result.history[0]["validation_loss"]
-    return state_of(net), without_times(result)
-
-
-def test_attention_and_convolutions_train_and_frozen_layers_stay() -> None:
-    found = run_ranks(4, mixed_on_ranks)
-    before = mixed().state_dict()
-    for state, history in found:
-        assert_identical(state, found[0][0])
-        assert history == found[0][1]
-        assert [name for name in before if torch.equal(state[name], before[name])] == [
-            "frozen.weight",
-            "frozen.bias",
-        ]
 
 
 class Scaled(nn.Module):
@@ -581,42 +500,26 @@ class Scaled(nn.Module):
 
 
 class Own(torch.optim.Optimizer):
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"lr": 0.02})
+    """Divides gradients by the norm that they had so far, one number a parameter as NovoGrad, or takes the mean of the
+    last two, which it keeps in a list."""
+
+    def __init__(self, parameters: Any, name: str) -> None:
+        super().__init__(parameters, {"lr": 0.02, "name": name})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter -= group["lr"] * self.direction(parameter.grad, self.state[parameter])
-
-    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        raise NotImplementedError
-
-
-class OfLists(Own):
-    """Takes the mean of the last two gradients, which it keeps in a list."""
-
-    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        last = state.setdefault("last", [])
-        last[:] = [*last[-1:], gradient.clone()]
-        return torch.stack(last).mean(0)
-
-
-class OfLayers(Own):
-    """Divides gradients by the norm that they had so far, one number a parameter, as NovoGrad does."""
-
-    name = "exp_avg_sq"
-
-    def direction(self, gradient: Tensor, state: dict[str, Any]) -> Tensor:
-        square = gradient.abs().square().sum()
-        mean = state.setdefault(self.name, square)
-        mean.lerp_(square, 0.3)
-        return gradient / (mean.sqrt() + 1e-8)
-
-
-class OfLayersByAnotherName(OfLayers):
-    name = "squares"
+                state, gradient = self.state[parameter], parameter.grad
+                if group["name"] == "list":
+                    last = state.setdefault("last", [])
+                    last[:] = [*last[-1:], gradient.clone()]
+                    direction = torch.stack(last).mean(0)
+                else:
+                    square = gradient.abs().square().sum()
+                    state.setdefault(group["name"], square).lerp_(square, 0.3)
+                    direction = gradient / (state[group["name"]].sqrt() + 1e-8)
+                parameter -= group["lr"] * direction
 
 
 def scaled_on_ranks(rank: int, optimizer: Any) -> dict[str, Tensor]:
@@ -627,8 +530,10 @@ def scaled_on_ranks(rank: int, optimizer: Any) -> dict[str, Tensor]:
     return state_of(net)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("optimizer", [sgd, adamw, OfLists, OfLayers, OfLayersByAnotherName])
+@pytest.mark.parametrize("ranks", cases([2], nightly=[4]))
+@pytest.mark.parametrize(
+    "optimizer", [adamw, *(partial(Own, name=n) for n in ("list", "exp_avg_sq", "squares"))]
+)
 def test_what_the_optimizer_keeps_of_numbers_and_complex_parameters_merges_too(
     ranks: int, optimizer: Any
 ) -> None:
@@ -651,7 +556,7 @@ def by_step(rank: int, optimizer: Any) -> list[list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["Prodigy", "DAdaptAdam", "ScheduleFreeAdamW"])
+@pytest.mark.parametrize("name", cases(["Prodigy"], nightly=["DAdaptAdam", "ScheduleFreeAdamW"]))
 def test_what_an_optimizer_finds_out_for_all_weights_together_merges_too(name: str) -> None:
     """Those have estimates of the rate among the settings of their groups."""
     one, other = run_ranks(2, by_step, getattr(pytorch_optimizer, name))
@@ -676,22 +581,6 @@ def rates(rank: int) -> list[float]:
 def test_the_rate_rises_anew_after_each_change_of_shape() -> None:
     phase, rebound = [0.25, 0.5, 0.75, 1.0], [0.25, 0.5]
     assert run_ranks(2, rates)[0] == [1.0] * WARMUP + (phase + rebound) * 2
-
-
-def evaluated_or_not(rank: int) -> None:
-    found = []
-    # The first two epochs of twelve steps end inside group phases.
-    for validation_set in (data(16), None):
-        net = with_statistics()
-        result = train(net, 1, optimizer=adamw, validation_set=validation_set)
-        sent = result.metrics["bytes_between_nodes"]
-        found.append((state_of(net), [entry["train_loss"] for entry in result.history], sent))
-    assert_identical(found[0][0], found[1][0])
-    assert found[0][1:] == found[1][1:]
-
-
-def test_evaluations_in_a_group_phase_change_nothing_and_are_not_counted() -> None:
-    run_ranks(2, evaluated_or_not)
 
 
 def at_an_evaluation(rank: int) -> None:
@@ -727,45 +616,10 @@ def test_an_evaluation_sees_the_merged_model_the_same_on_all_ranks() -> None:
     run_ranks(4, at_an_evaluation)
 
 
-def keeping_the_best(rank: int) -> None:
-    net, losses = model(), []
-
-    def report(epoch: int, metrics: dict[str, float]) -> None:
-        losses.append(metrics["validation_loss"])
-
-    # The rate is far too high later on, so that an early epoch is best.
-    result = train(
-        net,
-        epochs=6,
-        report=report,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.95),
-        early_stopping=trainers.EarlyStopping(patience=6, restore_best=True),
-    )
-    x, y = data(16).tensors
-    with torch.no_grad():
-        found = mse_loss(net(x), y).item()
-    assert net.state_dict().keys() == model().state_dict().keys()
-    assert min(losses) < losses[-1]
-    assert found == pytest.approx(min(losses), rel=1e-9)
-    assert result.metrics["validation_loss"] == min(losses)
-
-
-def test_the_best_epoch_is_kept_whole() -> None:
-    run_ranks(2, keeping_the_best)
-
-
-@pytest.mark.parametrize("stop", [2, 5, 8])
-def test_a_model_with_channels_last_resumes_bit_for_bit(tmp_path: Path, stop: int) -> None:
+def test_a_model_with_channels_last_resumes_bit_for_bit(tmp_path: Path) -> None:
     def net() -> nn.Module:
         torch.manual_seed(0)
-        layers = [
-            nn.Conv2d(1, 32, 3),
-            nn.Tanh(),
-            nn.Conv2d(32, 64, 3),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(256, 1),
-        ]
+        layers = [nn.Conv2d(1, 32, 3), nn.Tanh(), nn.Conv2d(32, 64, 3), nn.Flatten(), nn.Linear(256, 1)]
         made: nn.Module = nn.Sequential(nn.Unflatten(1, (1, 6, 6)), *layers)
         return made.to(memory_format=torch.channels_last)
 
@@ -776,37 +630,11 @@ def test_a_model_with_channels_last_resumes_bit_for_bit(tmp_path: Path, stop: in
     keywords["method"] = method(groups=False, rebound_steps=20)
     whole, pieces = net(), net()
     train(whole, **keywords)
-    with pytest.raises(trainers.Interrupted):
-        train(net(), checkpoint=tmp_path, interrupt=After(stop), **keywords)
+    for stop in (2, 3, 3):  # before, in and after the phase in factors
+        with pytest.raises(trainers.Interrupted):
+            train(net(), checkpoint=tmp_path, interrupt=After(stop), **keywords)
     train(pieces, checkpoint=tmp_path, **keywords)
     assert_identical(state_of(whole), state_of(pieces))
-
-
-def stopped_in_a_group_phase(rank: int) -> tuple[dict[str, float], dict[str, float]]:
-    told: list[dict[str, float]] = []
-    result = train(
-        model(),
-        1,
-        train_set=data(20),
-        # Of five steps an epoch the first three are the warm-up; nothing is better by so much.
-        early_stopping=trainers.EarlyStopping(patience=1, min_delta=1e9),
-        report=lambda epoch, metrics: told.append(metrics),
-        epochs=9,
-    )
-    assert result.reason == "stopped early" and len(result.history) == 2
-    assert told[-1] == result.metrics == result.history[-1]
-    return result.history[0], result.metrics
-
-
-def test_what_the_last_merge_of_a_run_stopped_early_sends_is_counted() -> None:
-    for before, after in run_ranks(2, stopped_in_a_group_phase):
-        # Ten steps: 3 of warm-up, 4 in groups, a merge, 2 of rebound, 1 in groups, and the last merge.
-        assert (before["synchronisations"], after["synchronisations"]) == (0, 2)
-        assert before["trainable_fraction"] < after["trainable_fraction"] == 1
-        whole = sum(p.numel() for p in model().parameters()) * 8
-        warmup = before["bytes_between_nodes"] / 3
-        # Rebounds send all gradients, as the warm-up does, and merges what was trained.
-        assert after["bytes_between_nodes"] - before["bytes_between_nodes"] > 2 * warmup + 0.2 * whole
 
 
 # Interrupted, diverged, lost
@@ -827,62 +655,47 @@ def test_what_is_not_finite_ends_as_diverged_everywhere(merge: str) -> None:
 # Settings
 
 
-def test_groups_are_made_of_neighbours() -> None:
+def test_groups_are_made_of_neighbours_or_refused() -> None:
     two_nodes = ((0, 1, 2, 3), (4, 5, 6, 7))
     assert groups_of(two_nodes, None) == two_nodes
     assert groups_of(two_nodes, 2) == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert groups_of(((0, 2), (1, 3)), None) == ((0, 2), (1, 3))
     assert groups_of(((0, 1, 2, 3),), None) == ((0, 1), (2, 3))
+    wrong: list[tuple[Any, int | None]] = [
+        (((0,),), None),
+        (((0, 1, 2),), None),
+        (((0, 1), (2,)), None),
+        (((0, 1, 2, 3),), 3),
+        (((0, 1, 2, 3),), 4),
+    ]
+    for nodes, size in wrong:
+        with pytest.raises(ValueError, match=rf"AB\(group_size={size}\): .* use AB\(groups=False\)"):
+            groups_of(nodes, size)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "size", "message"),
-    [
-        (((0,),), None, "groups=False"),
-        (((0, 1, 2),), None, "no two halves"),
-        (((0, 1), (2,)), None, "groups are of one size"),
-        (((0, 1, 2, 3),), 3, "no multiple"),
-        (((0, 1, 2, 3),), 4, "one group only"),
-    ],
-)
-def test_refuses_ranks_that_make_no_groups(nodes: Any, size: int | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        groups_of(nodes, size)
-
-
-def test_says_so_where_a_run_before_left_all_in_factors() -> None:
-    net, method_before = model(), trainers.OIALR(delay=2, update_every=2)
-    train(net, method=method_before, epochs=1)
-    with pytest.raises(
-        ValueError, match=r"AB: 2\.weight is a product of factors .* trainers\.merged\(model\)"
-    ):
-        train(net, method=method(groups=False))
-    train(trainers.merged(net), method=method(groups=False), epochs=1)
-
-
-def test_refuses_what_cannot_be_trained_so() -> None:
-    with pytest.raises(ValueError, match="use AB\\(groups=False\\)"):
-        train(model())
+def test_runs_without_a_weight_to_factorise_or_steps_for_groups_are_refused() -> None:
     small = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 1)).double()
-    with pytest.raises(ValueError, match="no weight to factorise"):
-        train(small, method=method(groups=False))
-    with pytest.raises(ValueError, match="Leave steps for the group phases"):
-        train(model(), method=method(groups=False, warmup_steps=1.0))
+    factored = model()
+    train(factored, method=trainers.OIALR(delay=2, update_every=2), epochs=1)
+    late = method(groups=False, warmup_steps=1.0)
+    for net, settings, named in (
+        (model(), method(), "group_size=None"),
+        (small, method(groups=False), "no weight"),
+        (factored, method(groups=False), "trainers.merged"),
+        (model(), late, "warmup_steps=1.0"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            train(net, method=settings)
+    train(trainers.merged(factored), method=method(groups=False), epochs=1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "phases"),
-    [
+def test_what_is_not_set_follows_from_the_run_and_the_phase_in_groups() -> None:
+    for settings, phases in (
         ({}, (900, 200, 20, 50)),
         ({"warmup_steps": 600, "ab_steps": 100}, (600, 100, 10, 25)),
         ({"ab_steps": 0.1, "rebound_steps": 7, "lr_rebound_steps": 0.01}, (900, 300, 7, 30)),
-    ],
-    ids=["none", "a phase in groups", "all but the warm-up"],
-)
-def test_what_is_not_set_follows_from_the_run_and_the_phase_in_groups(
-    settings: dict[str, Any], phases: tuple[int, ...]
-) -> None:
-    driven = Driven(model(), trainers.AB(groups=False, **settings), steps=3000)
-    strategy: Any = driven.strategy
-    assert (strategy._warmup, strategy._ab, strategy._rebound, strategy._lr_rebound) == phases
-    driven.close()
+    ):
+        driven = Driven(model(), trainers.AB(groups=False, **settings), steps=3000)
+        strategy: Any = driven.strategy
+        assert (strategy._warmup, strategy._ab, strategy._rebound, strategy._lr_rebound) == phases
+        driven.close()

@@ -4,28 +4,37 @@ sent as they are, where only roundings may differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import groups_in_use, run_ranks
-from models import EPOCHS, STEPS_PER_EPOCH, adamw, data, flat, labelled, network, noisy_model, sgd, train
-from resuming import After, without_times
+from cases import cases
+from gloo import run_ranks
+from models import (
+    EPOCHS,
+    STEPS_PER_EPOCH,
+    adamw,
+    communicator,
+    data,
+    flat,
+    labelled,
+    network,
+    setup_of,
+    sgd,
+    train,
+)
+from resuming import After
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.checkpoints.files import read_alone
-from trainers.communication.buckets import broadcast_tensors
 from trainers.communication.channel import Channel
-from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint
-from trainers.methods import daso
+from trainers.methods import daso_exchange
 from trainers.methods.daso_exchange import NodeExchange
 from trainers.methods.strategy import Method, Setup, Strategy
 
@@ -43,12 +52,10 @@ class Peek:
 
     method: Method
     setup: Setup = field(init=False, repr=False)
-    at_work: Strategy = field(init=False, repr=False)
 
     def strategy(self, setup: Setup) -> Strategy:
         self.setup = setup
-        self.at_work = self.method.strategy(setup)
-        return self.at_work
+        return self.method.strategy(setup)
 
 
 def trained(rank: int, per_node: int, methods: list[Method]) -> list[Tensor]:
@@ -139,13 +146,15 @@ def simulated(nodes: int, per_node: int, *, every: int, delay: int, warm: int = 
 # 32 bytes: each parameter is a message of its own.
 @pytest.mark.parametrize(
     ("ranks", "per_node", "periods"),
-    [
-        (4, 2, [(b, s) for b in (1, 2, 4) for s in range(b + 1)]),
-        (2, 1, [(3, 2)]),
-        (3, 1, [(4, 3), (5, 5)]),
-        (8, 4, [(1, 0), (3, 2)]),
-        (8, 2, [(4, 3)]),
-    ],
+    cases(
+        [(4, 2, [(1, 0), (1, 1), (2, 2), (4, 0), (4, 3)]), (3, 1, [(4, 3), (5, 5)])],
+        nightly=[
+            (4, 2, [(b, s) for b in (1, 2, 4) for s in range(b + 1)]),
+            (2, 1, [(3, 2)]),
+            (8, 4, [(1, 0), (3, 2)]),
+            (8, 2, [(4, 3)]),
+        ],
+    ),
 )
 def test_equals_the_simulator_for_every_delay(
     ranks: int, per_node: int, periods: list[tuple[int, int]]
@@ -228,129 +237,24 @@ def test_ranks_of_a_node_stay_equal_members_take_turns_and_nobody_waits_early() 
         assert set(ranks[rank][2]) <= due
 
 
-def of_bytes(rank: int, wire_dtype: str) -> dict[str, float]:
-    net = nn.Linear(64, 32)
-    x = torch.randn(2 * 4 * 16, 64)
-    method = trainers.DASO(sync_every=4, sync_delay=1, **{**SHORT, "wire_dtype": wire_dtype})
-    return trainers.train(
-        net,
-        TensorDataset(x, x[:, :32]),
-        loss=mse_loss,
-        optimizer=sgd,
-        epochs=1,
-        batch_size=2,
-        method=method,
-        topology=trainers.Topology(ranks_per_node=2),
-    ).metrics
-
-
-@pytest.mark.parametrize(("wire_dtype", "bytes_"), [("bf16", 0.5), ("fp32", 1.0)])
-def test_bytes_between_nodes_are_as_predicted(wire_dtype: str, bytes_: float) -> None:
-    # Two nodes of two ranks, B = 4: so many bytes a node, parameter and step.
-    (metrics, *_) = run_ranks(4, of_bytes, wire_dtype)
-    assert metrics["bytes_between_nodes"] == 2 * 16 * bytes_ * (64 * 32 + 32)
-    assert metrics["synchronisations"] == 4
-
-
-def narrow(rank: int) -> list[Tensor]:
-    nets = [model(), model()]
-    for net, wire_dtype in zip(nets, (None, "bf16"), strict=True):
-        method = trainers.DASO(sync_every=4, **{**SHORT, "wire_dtype": wire_dtype})
-        train(net, method, ranks=2, per_node=1)
-    return [flat(net) for net in (*nets, model())]
-
-
-def test_bf16_on_the_wire_strays_little() -> None:
-    exact, rounded, start = run_ranks(2, narrow)[0]
-    strays = (rounded - exact).abs().max().item()
-    # Changes are rounded, to 8 bits, and not the parameters themselves.
-    assert 0 < strays < 2**-7 * (exact - start).abs().max().item()
-
-
-def by_hand(rank: int, delay: int, net: nn.Module) -> tuple[Strategy, Setup]:
-    communicator = Communicator(
-        topology=trainers.Topology(ranks_per_node=1),
-        timeout=timedelta(seconds=30),
-        device=torch.device("cpu"),
-    )
-    setup = Setup(
-        model=net,
-        optimizer=sgd(net.parameters()),
-        communicator=communicator,
-        epochs=1,
-        steps_per_epoch=1000,
-        batch_size=1,
-        seed=0,
-    )
-    return trainers.DASO(sync_every=3, sync_delay=delay, **SHORT).strategy(setup), setup
-
-
-def merged_alike(rank: int) -> list[float]:
-    """How far identical replicas are moved by merges of every delay."""
-    moved = []
-    for delay in range(4):
+def in_fewer_bytes(rank: int) -> list[tuple[Tensor, float]]:
+    found = []
+    for wire_dtype in (None, "fp32", "bf16"):
         net = model()
-        strategy, setup = by_hand(rank, delay, net)
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.mul_(1.37)
-        before = flat(net)
-        for step in range(3 + delay):
-            strategy.reduce_gradients(step)
-            strategy.after_step(step, torch.zeros(()))
-        assert strategy.metrics()["synchronisations"] == 1 + (delay == 3)
-        moved.append((flat(net) - before).abs().max().item())
-        strategy.synchronise()
-        setup.communicator.close()
-    return moved
+        method = trainers.DASO(sync_every=4, **{**SHORT, "wire_dtype": wire_dtype})
+        metrics = train(net, method, ranks=4, per_node=2).metrics
+        assert metrics["synchronisations"] == 6
+        found.append((flat(net), metrics["bytes_between_nodes"]))
+    return [*found, (flat(model()), 0.0)]
 
 
-def test_identical_replicas_are_a_fixed_point_of_the_merge() -> None:
-    for moved in run_ranks(3, merged_alike):
-        assert max(moved) < 1e-15
-
-
-def with_another_layer(rank: int) -> list[Tensor]:
-    """As decompositions do: in the middle of a cycle, with a synchronisation under way."""
-    net = model()
-    strategy, setup = by_hand(rank, 2, net)
-    generator = torch.Generator().manual_seed(rank)
-
-    def step(number: int) -> None:
-        strategy.reduce_gradients(number)
-        with torch.no_grad():
-            for parameter in net.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        strategy.after_step(number, torch.zeros(()))
-
-    for number in range(4):
-        step(number)
-    # What the optimizer did counts even before ``after_step``.
-    strategy.synchronise()
-    strategy.reduce_gradients(4)
-    with torch.no_grad():
-        net[0].bias.add_(rank)
-    strategy.synchronise()
-    agreed = flat(net).clone()
-    net[2] = nn.Linear(8, 8, dtype=torch.float64)
-    broadcast_tensors(setup.communicator.world, list(net.parameters()))
-    net[0].weight.requires_grad_(False)
-    frozen = net[0].weight.clone()
-    strategy.parameters_changed()
-    for number in range(4, 12):
-        step(number)
-    strategy.synchronise()
-    assert torch.equal(net[0].weight, frozen)
-    setup.communicator.close()
-    return [agreed, flat(net)]
-
-
-def test_layers_may_be_exchanged_after_a_synchronisation() -> None:
-    (agreed, last), *others = run_ranks(3, with_another_layer)
-    for other_agreed, other_last in others:
-        assert torch.equal(agreed, other_agreed)
-        assert torch.equal(last, other_last)
+def test_bytes_between_nodes_are_as_predicted_and_few_stray_little() -> None:
+    (exact, sent), (single, half), (rounded, quarter), (start, _) = run_ranks(4, in_fewer_bytes)[0]
+    # Two nodes, of which a rank sends eight, four or two bytes a parameter.
+    assert (sent, half, quarter) == tuple(2 * 6 * size * len(exact) for size in (8, 4, 2))
+    # Changes are rounded, to 8 bits, and not the parameters themselves.
+    strays = [(found - exact).abs().max().item() for found in (single, rounded)]
+    assert 0 < strays[0] < strays[1] < 2**-7 * (exact - start).abs().max().item()
 
 
 def half_frozen(rank: int) -> tuple[list[Tensor], list[Tensor], float]:
@@ -372,49 +276,13 @@ def test_frozen_parameters_stay_and_are_not_sent() -> None:
     assert sent == 2 * 6 * 8 * count
 
 
-def with_buffers(rank: int) -> tuple[list[Tensor], dict[str, float]]:
-    net = noisy_model()
-    result = trainers.train(
-        net,
-        labelled(160),
-        loss=cross_entropy,
-        optimizer=adamw,
-        epochs=5,
-        batch_size=4,
-        method=trainers.DASO(warmup_epochs=0.05),
-        topology=trainers.Topology(ranks_per_node=2),
-    )
-    return list(net.state_dict().values()), result.metrics
-
-
-def test_buffers_too_agree_in_the_end_and_metrics_are_complete() -> None:
-    (state, metrics), *others = run_ranks(4, with_buffers)
-    for other, _ in others:
-        assert all(torch.equal(a, b) for a, b in zip(other, state, strict=True))
-    # Of 50 steps two and three at the ends; of the five epochs of ten the last cycles for 7 steps.
-    assert (metrics["sync_every"], metrics["sync_delay"]) == (1, 0)
-    assert metrics["synchronisations"] == 2 + 2 + 3 * 3 + 1 + 3
-    assert metrics["bytes_inside_nodes"] > metrics["bytes_between_nodes"] > 0
-
-
 # B and S
 
 
 def periods_of(losses: list[float], **settings: Any) -> list[tuple[float, float]]:
     """(B, S) of each epoch of three steps."""
-    communicator = Communicator(topology=None, timeout=timedelta(seconds=5), device=torch.device("cpu"))
-    net = model()
-    strategy = trainers.DASO(**settings).strategy(
-        Setup(
-            model=net,
-            optimizer=sgd(net.parameters()),
-            communicator=communicator,
-            epochs=len(losses),
-            steps_per_epoch=3,
-            batch_size=1,
-            seed=0,
-        )
-    )
+    setup = setup_of(model(), communicator(), epochs=len(losses), steps_per_epoch=3)
+    strategy = trainers.DASO(**settings).strategy(setup)
     trace = []
     for epoch, loss in enumerate(losses):
         for step in range(3):
@@ -457,41 +325,6 @@ def test_only_cycling_epochs_count() -> None:
 # Going on
 
 
-def resumed_and_not(
-    rank: int, directory: str, per_node: int, settings: dict[str, Any], optimizer: Any, stops: list[int]
-) -> None:
-    keywords: dict[str, Any] = {
-        "loss": cross_entropy,
-        "optimizer": optimizer,
-        "epochs": 4,
-        "batch_size": 2,
-        "clip_norm": 1.0,
-        "topology": trainers.Topology(ranks_per_node=per_node),
-        "schedule": trainers.Cosine(warmup_epochs=1),
-    }
-    pieces = 20 * dist.get_world_size() // 2
-    whole = noisy_model()
-    method = trainers.DASO(**settings)
-    expected = trainers.train(whole, labelled(pieces), labelled(), method=method, **keywords)
-    keywords["checkpoint"] = directory
-    in_flight = set()
-    for stop in stops:
-        peek = Peek(trainers.DASO(**settings))
-        with pytest.raises(trainers.Interrupted):
-            trainers.train(
-                noisy_model(), labelled(pieces), labelled(), method=peek, interrupt=After(stop), **keywords
-            )
-        sent = peek.at_work._sent
-        in_flight.add(None if sent is None else sent.steps)
-    again = noisy_model()
-    found = trainers.train(again, labelled(pieces), labelled(), method=Peek(method), **keywords)
-    assert without_times(found) == without_times(expected)
-    for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-    if len(stops) > 2:
-        assert in_flight == {None, 0, 1}
-
-
 # Four epochs of five steps: warm-up to the middle of the first, cool-down in the last, B and S halved between.
 PHASES = {
     "sync_every": 3,
@@ -503,82 +336,26 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("ranks", "per_node", "optimizer", "stops"),
-    [
-        (2, 1, adamw, [1] * 19),
-        (4, 2, sgd, [1, 2] * 6),
-        (4, 2, adamw, [8]),
-    ],
-)
-def test_resumes_bit_for_bit_in_every_phase(
-    tmp_path: Path, ranks: int, per_node: int, optimizer: Any, stops: list[int]
-) -> None:
-    run_ranks(ranks, resumed_and_not, str(tmp_path), per_node, PHASES, optimizer, stops)
-
-
-def left_with_a_sum_under_way(rank: int) -> int:
-    """Interrupted without a checkpoint, three times; process groups that are still in use."""
-    before = groups_in_use()
-    for stop in (4, 5, 12):
-        method = trainers.DASO(sync_every=4, sync_delay=4, **SHORT)
-        with pytest.raises(trainers.Interrupted):
-            train(model(), method, ranks=4, per_node=2, interrupt=After(stop))
-    train(model(), trainers.DASO(), ranks=4, per_node=2)
-    return groups_in_use() - before
-
-
-def test_no_process_group_is_left() -> None:
-    assert run_ranks(4, left_with_a_sum_under_way) == [0] * 4
-
-
-def compiled(rank: int) -> tuple[Tensor, Tensor]:
-    net, other = model(), model()
-    method = trainers.DASO(sync_every=3, sync_delay=2, **SHORT)
-    train(net, method, ranks=2, per_node=1)
-    train(torch.compile(other, backend="eager"), method, ranks=2, per_node=1)
-    return flat(net), flat(other)
-
-
-def test_a_compiled_model_trains_the_same() -> None:
-    for plain, other in run_ranks(2, compiled):
-        assert_same(other, plain)
-
-
 # Settings
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"warmup_epochs": 4}, {"cooldown_epochs": 1.0}, {"warmup_epochs": 2, "cooldown_epochs": 0.5}],
-    ids=str,
-)
-def test_a_run_that_would_never_cycle_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="leave none of the run's 3 epochs for cycling"):
-        train(model(), trainers.DASO(**settings), ranks=1, per_node=1, epochs=3)
-
-
-def test_the_default_fractions_do_for_a_run_of_one_epoch() -> None:
-    train(model(), trainers.DASO(), ranks=1, per_node=1, epochs=1)
+def test_a_run_that_would_never_cycle_is_refused() -> None:
+    for settings in (
+        {"warmup_epochs": 4},
+        {"cooldown_epochs": 1.0},
+        {"warmup_epochs": 2, "cooldown_epochs": 0.5},
+    ):
+        with pytest.raises(ValueError, match=r"warmup_epochs=.*, cooldown_epochs=.*: .* 3 epochs"):
+            train(model(), trainers.DASO(**settings), ranks=1, per_node=1, epochs=3)
+    train(model(), trainers.DASO(), ranks=1, per_node=1, epochs=1)  # long enough for the fractions by default
 
 
 def uneven(rank: int) -> None:
-    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    communicator.nodes = ((0, 1), (2,))
-    net = model()
+    ranks = communicator()
+    ranks.nodes = ((0, 1), (2,))
     with pytest.raises(ValueError, match="Start as many ranks on every node"):
-        trainers.DASO().strategy(
-            Setup(
-                model=net,
-                optimizer=sgd(net.parameters()),
-                communicator=communicator,
-                epochs=1,
-                steps_per_epoch=1,
-                batch_size=1,
-                seed=0,
-            )
-        )
-    communicator.close()
+        trainers.DASO().strategy(setup_of(model(), ranks))
+    ranks.close()
 
 
 def test_nodes_of_different_size_are_refused() -> None:
@@ -588,9 +365,8 @@ def test_nodes_of_different_size_are_refused() -> None:
 def sharded(rank: int) -> list[tuple[Tensor, dict[str, float]]]:
     """What one sender a node and, as on NCCL, one a rank leave, in messages that do not divide by their number."""
     found = []
-    one = daso.link_over
-    for link in (one, lambda backend: replace(one(backend), sharded=True)):
-        daso.link_over = link  # type: ignore[attr-defined]
+    for sharding in ((), ("gloo",)):
+        daso_exchange.SHARDING_BACKENDS = frozenset(sharding)
         for wire_dtype in (None, "bf16"):
             method = trainers.DASO(
                 sync_every=3, sync_delay=2, bucket_bytes=32, **{**SHORT, "wire_dtype": wire_dtype}
@@ -618,25 +394,21 @@ def merged_once(rank: int, dtype: torch.dtype) -> tuple[list[float], float, bool
     up the base as it is kept, and as it was in the parameters' own precision.
     """
     parameter = nn.Parameter(torch.ones(3, dtype=dtype))
-    communicator = Communicator(
-        topology=trainers.Topology(ranks_per_node=1),
-        timeout=timedelta(seconds=30),
-        device=torch.device("cpu"),
-    )
-    keywords: dict[str, Any] = {"link": daso.link_over("gloo"), "wire_dtype": None}
+    ranks = communicator(1)
+    keywords: dict[str, Any] = {"bucket_bytes": None, "wire_dtype": None}
     with torch.no_grad():
-        exchange = NodeExchange([parameter], communicator, **keywords)
+        exchange = NodeExchange([parameter], ranks, **keywords)
         if rank == 0:
             parameter += torch.finfo(dtype).eps
         exchange.send(0)
         exchange.merge(0, exchange.share_within_node(0, 0), 0.5)
         exchange.receive()
         base = exchange.base()
-        other = NodeExchange([parameter], communicator, **keywords)
+        other = NodeExchange([parameter], ranks, **keywords)
         kept = other.load_base(base) and torch.equal(torch.cat(other.base()), torch.cat(base))
         with torch.device("meta"):  # the user's default device, which is another than the parameters'
             kept = kept and other.load_base([part.to(dtype) for part in base])
-    communicator.close()
+    ranks.close()
     return torch.cat(base).tolist(), parameter[0].item(), kept
 
 
@@ -689,13 +461,3 @@ def test_parameters_of_several_precisions_resume_bit_for_bit(tmp_path: Path) -> 
     assert torch.equal(whole, other)
     assert torch.equal(whole, pieces)
     assert dtypes == [torch.float32] * 2
-
-
-def test_the_plateau_s_threshold_is_a_part_of_the_loss_whatever_its_sign() -> None:
-    """A log-likelihood is negative, and falls away from zero."""
-    method = trainers.DASO(sync_every=8, sync_delay=4, plateau_patience=1, plateau_threshold=0.1)
-    for losses, expected in (([-1.0, -1.2, -1.4], 8), ([-1.0, -1.05], 4), ([1.0, 0.85], 8), ([1.0, 0.95], 4)):
-        periods = daso._Periods(sync_every=8, sync_delay=4)
-        for loss in losses:
-            periods.adapt(loss, method)
-        assert periods.sync_every == expected, losses

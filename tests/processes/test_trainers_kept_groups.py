@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from datetime import timedelta
+from functools import partial
 
+import models
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,21 +18,8 @@ from torch.utils.data import TensorDataset
 import trainers
 from trainers.communication.communicator import Communicator
 from trainers.communication.kept_groups import KEPT
-from trainers.communication.topology import Topology
 
-CPU = torch.device("cpu")
-
-
-def communicator_of(ranks_per_node: int | None) -> Communicator:
-    return Communicator(
-        topology=Topology(ranks_per_node=ranks_per_node), timeout=timedelta(seconds=30), device=CPU
-    )
-
-
-def communicator(among: dist.ProcessGroup | None = None, *, timeout_s: float = 30) -> Communicator:
-    return Communicator(
-        topology=Topology(ranks_per_node=2), timeout=timedelta(seconds=timeout_s), device=CPU, among=among
-    )
+communicator = partial(models.communicator, 2)
 
 
 def names_of(comm: Communicator) -> list[str]:
@@ -136,7 +124,7 @@ def of_some_ranks(rank: int) -> None:
     names: list[list[str]] = []
     for _ in range(3 if rank < 2 else 5):
         # A run inside a run, as an evaluation in its report.
-        inside = Communicator(topology=None, timeout=timedelta(seconds=30), device=CPU, among=half)
+        inside = models.communicator(among=half)
         assert inside.world.group is not None
         names.append([inside.world.group.group_name])
         assert inside.world.all_reduce(torch.ones(1)).wait().item() == 2.0
@@ -162,7 +150,7 @@ def test_runs_of_some_ranks_and_runs_inside_runs_have_their_own() -> None:
 
 
 def of_uneven_nodes(rank: int) -> None:
-    comm = communicator_of(None)
+    comm = models.communicator()
     comm.group("node", [(0, 1), (2,)]).all_reduce(torch.ones(1)).wait()
     comm.close(keep=True)
     assert len(kept()) == 1
@@ -192,7 +180,7 @@ def test_groups_of_some_ranks_do_not_wait_for_the_others() -> None:
 
 def in_the_callers_order(rank: int) -> list[int]:
     reversed_ranks = dist.new_group([3, 2, 1, 0], sort_ranks=False)
-    comm = Communicator(topology=None, timeout=timedelta(seconds=30), device=CPU, among=reversed_ranks)
+    comm = models.communicator(among=reversed_ranks)
     first = torch.tensor([rank])
     comm.world.broadcast(first).wait()
     found = [int(part) for part in comm.service.all_gather(torch.tensor([rank]))]
@@ -253,7 +241,7 @@ def trained(rank: int) -> None:
             epochs=2,
             batch_size=2,
             method=trainers.DASO(),
-            topology=Topology(ranks_per_node=1),
+            topology=trainers.Topology(ranks_per_node=1),
             report=report,
         )
 

@@ -5,26 +5,36 @@ differ.
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from cases import cases
 from gloo import run_ranks
-from models import EPOCHS, STEPS_PER_EPOCH, adamw, data, flat, labelled, network, noisy_model, sgd, train
+from models import (
+    EPOCHS,
+    STEPS_PER_EPOCH,
+    adamw,
+    communicator,
+    data,
+    flat,
+    labelled,
+    network,
+    noisy_model,
+    setup_of,
+    sgd,
+    train,
+)
 from resuming import After, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import trainers
-from trainers.communication.buckets import broadcast_tensors
-from trainers.communication.channel import Channel
-from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint
 from trainers.methods.local_sgd import adapted_period, effective_batch_size
-from trainers.methods.strategy import Method, Setup, Strategy
+from trainers.methods.strategy import Method
 
 STEPS = STEPS_PER_EPOCH * EPOCHS
 
@@ -133,7 +143,7 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("per_node", [1, 2, 4])
+@pytest.mark.parametrize("per_node", cases([2], nightly=[1, 4]))
 def test_equals_the_simulator(per_node: int) -> None:
     methods: list[Method] = [trainers.LocalSGD(**settings) for settings, _ in FOUR]
     results = run_ranks(4, trained, per_node, methods)
@@ -147,7 +157,7 @@ def test_equals_the_simulator(per_node: int) -> None:
 
 
 # Households that are a node, a part of one, and all of two.
-@pytest.mark.parametrize(("optimizer", "per_node"), [(sgd, 2), (adamw, 4)])
+@pytest.mark.parametrize(("optimizer", "per_node"), cases([(adamw, 4)], nightly=[(sgd, 2)]))
 def test_three_levels(optimizer: Any, per_node: int) -> None:
     eight: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (
@@ -187,26 +197,19 @@ def test_three_ranks_and_one() -> None:
 
 def on_uneven_nodes(rank: int) -> Tensor:
     """Two ranks on one node and one on the other: the mean over ranks, after each step."""
-    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    communicator.nodes = ((0, 1), (2,))
-    communicator._node_of = {0: 0, 1: 0, 2: 1}
+    ranks = communicator()
+    ranks.nodes = ((0, 1), (2,))
+    ranks._node_of = {0: 0, 1: 0, 2: 1}
     net = model()
-    strategy = trainers.LocalSGD(household_every=2, world_every=3).strategy(setup_of(net, communicator))
+    strategy = trainers.LocalSGD(household_every=2, world_every=3).strategy(setup_of(net, ranks))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.fill_(float(3**rank))
     for step in range(3):
         strategy.reduce_gradients(step)
         strategy.after_step(step, torch.zeros(()))
-    communicator.close()
+    ranks.close()
     return flat(net)
-
-
-def setup_of(net: nn.Module, communicator: Communicator, **changed: Any) -> Setup:
-    settings: dict[str, Any] = {"epochs": 1, "steps_per_epoch": 1000, "batch_size": 1, "seed": 0}
-    return Setup(
-        model=net, optimizer=sgd(net.parameters()), communicator=communicator, **{**settings, **changed}
-    )
 
 
 def test_ranks_count_alike_on_nodes_of_different_size() -> None:
@@ -276,13 +279,9 @@ def test_the_adaptive_period_is_that_of_adacomm() -> None:
 
 def adapted(rank: int, losses: list[float]) -> list[tuple[float, float]]:
     """(period, averages of the world) of each epoch of 16 steps; the first is DDP."""
-    communicator = Communicator(
-        topology=trainers.Topology(ranks_per_node=1),
-        timeout=timedelta(seconds=30),
-        device=torch.device("cpu"),
-    )
+    ranks = communicator(1)
     method = trainers.LocalSGD(world_every=8, start=16, adaptive=True)
-    setup = setup_of(model(), communicator, epochs=len(losses), steps_per_epoch=16)
+    setup = setup_of(model(), ranks, epochs=len(losses), steps_per_epoch=16)
     strategy = method.strategy(setup)
     found = []
     before = 0.0
@@ -294,7 +293,7 @@ def adapted(rank: int, losses: list[float]) -> list[tuple[float, float]]:
         metrics = strategy.metrics()
         found.append((metrics["world_every"], metrics["synchronisations"] - before))
         before = metrics["synchronisations"]
-    communicator.close()
+    ranks.close()
     return found
 
 
@@ -382,35 +381,6 @@ def test_an_evaluation_between_averages_sees_the_mean_and_leaves_the_ranks_as_th
     run_ranks(2, evaluated_at_epoch_ends)
 
 
-def averages_of_weights(rank: int) -> list[int]:
-    """At each report, how often the weights have been summed over the ranks so far."""
-    counts: list[int] = []
-    of_weights, plain = [0], Channel.all_reduce
-
-    def all_reduce(channel: Channel, tensor: Tensor) -> Any:
-        of_weights[0] += tensor.numel() >= 6 * 16
-        return plain(channel, tensor)
-
-    Channel.all_reduce = all_reduce  # type: ignore[method-assign]
-    trainers.train(
-        noisy_model(),
-        labelled(20),
-        labelled(),
-        loss=cross_entropy,
-        optimizer=adamw,
-        epochs=2,
-        batch_size=2,
-        evaluate_every=2,
-        method=trainers.LocalSGD(households=1, world_every=99, average_at_epoch_end=False),
-        report=lambda number, metrics: counts.append(of_weights[0]),
-    )
-    return counts
-
-
-def test_weights_are_averaged_once_for_an_evaluation() -> None:
-    assert run_ranks(2, averages_of_weights) == [[1, 2, 3, 4, 5]] * 2
-
-
 # Going on
 
 
@@ -444,50 +414,9 @@ def resumed_and_not(rank: int, directory: str, at_epoch_end: bool) -> None:
         assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("at_epoch_end", [True, False])
+@pytest.mark.parametrize("at_epoch_end", cases([False], nightly=[True]))
 def test_resumes_bit_for_bit_with_neighbourhoods(tmp_path: Path, at_epoch_end: bool) -> None:
     run_ranks(4, resumed_and_not, str(tmp_path), at_epoch_end)
-
-
-def with_another_layer(rank: int) -> list[Tensor]:
-    communicator = Communicator(
-        topology=trainers.Topology(ranks_per_node=2),
-        timeout=timedelta(seconds=30),
-        device=torch.device("cpu"),
-    )
-    net = model()
-    strategy: Strategy = trainers.LocalSGD(world_every=3).strategy(setup_of(net, communicator))
-    x = data(8).tensors[0] + rank
-    agreed = []
-    for step in range(8):
-        if step == 4:
-            strategy.synchronise()
-            agreed.append(flat(net).clone())
-            net[0] = nn.Linear(6, 8, dtype=torch.float64)
-            broadcast_tensors(communicator.world, list(net.parameters()))
-            strategy.parameters_changed()
-        net.zero_grad()
-        strategy.before_pass(step, last=True)
-        net(x).sum().backward()
-        strategy.reduce_gradients(step)
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.sub_(0.1 * parameter.grad)
-        strategy.after_step(step, torch.zeros(()))
-        # Ranks of a household stay alike.
-        other = flat(net).clone()
-        communicator.node.broadcast(other).wait()
-        assert torch.equal(other, flat(net))
-    strategy.synchronise()
-    strategy.close()
-    communicator.close()
-    return [*agreed, flat(net)]
-
-
-def test_layers_may_be_exchanged_after_a_synchronisation() -> None:
-    first, *others = run_ranks(4, with_another_layer)
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(other, first, strict=True))
 
 
 def test_a_checkpoint_from_before_a_setting_came_is_gone_on_from(
@@ -514,52 +443,36 @@ def test_a_checkpoint_from_before_a_setting_came_is_gone_on_from(
 # Settings
 
 
-def does_not_divide(rank: int) -> None:
+def does_not_fit(rank: int) -> None:
     for settings, message in (
-        ({"households": 3}, "4 ranks are no multiple of it"),
-        ({"neighbourhoods": 3, "neighbourhood_every": 2}, "4 ranks are no multiple of it"),
+        ({"households": 3}, "households=3"),
+        ({"neighbourhoods": 3, "neighbourhood_every": 2}, "neighbourhoods=3"),
         ({"neighbourhoods": 1, "neighbourhood_every": 2}, "Set households too"),
+        *(({"start": start}, rf"start={start}.* the run has {STEPS}") for start in (1.0, STEPS)),
     ):
         with pytest.raises(ValueError, match=message):
             train(model(), trainers.LocalSGD(**settings), ranks=4, per_node=2)
 
 
-def test_parts_that_do_not_divide_the_ranks_are_refused() -> None:
-    run_ranks(4, does_not_divide)
+def test_parts_that_do_not_divide_the_ranks_and_a_start_after_the_end_are_refused() -> None:
+    run_ranks(4, does_not_fit)
 
 
 def on_nodes(rank: int) -> None:
     normed = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1))
-    communicator = Communicator(
-        topology=trainers.Topology(ranks_per_node=1),
-        timeout=timedelta(seconds=30),
-        device=torch.device("cpu"),
-    )
+    ranks = communicator(1)
     for method in (trainers.LocalSGD(), trainers.DASO(), trainers.AB(full_rank_first_layer=False)):
         net = normed
         if isinstance(method, trainers.AB):
             net = nn.Sequential(nn.Linear(16, 16), nn.SyncBatchNorm(16), nn.Linear(16, 1))
         with pytest.raises(ValueError, match=r"1 is a SyncBatchNorm.*Use BatchNorm"):
-            method.strategy(setup_of(net, communicator))
+            method.strategy(setup_of(net, ranks))
     # Ranks that never train apart may have them.
     for method in (trainers.LocalSGD(households=2), trainers.DDP()):
-        method.strategy(setup_of(normed, communicator)).close()
+        method.strategy(setup_of(normed, ranks)).close()
     dist.barrier()  # who closes a group before another rank has joined it spoils that
-    communicator.close()
+    ranks.close()
 
 
 def test_synchronised_norms_are_refused_where_ranks_train_apart() -> None:
     run_ranks(2, on_nodes)
-
-
-@pytest.mark.parametrize("start", [1.0, 1000, 4000])
-def test_a_start_after_the_run_s_end_is_refused(start: int | float) -> None:
-    communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"start=.*the run has 1000\. Leave steps for the local"):
-        trainers.LocalSGD(start=start).strategy(setup_of(model(), communicator))
-    trainers.LocalSGD(start=999).strategy(setup_of(model(), communicator))
-
-
-def test_settings_tell_runs_apart() -> None:
-    assert repr(trainers.LocalSGD(start=3)) != repr(trainers.LocalSGD(start=4))
-    assert trainers.LocalSGD(start=3) == trainers.LocalSGD(start=3)

@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from gloo import run_ranks
-from models import adamw
+from models import adamw, communicator, setup_of
 from resuming import After, assert_identical, state_of, without_times
+from test_trainers_contract import Everything, tokens
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.communication.communicator import Communicator
 from trainers.lowrank.layers import MatrixWeight, matrix_weights
 from trainers.methods.strategy import Strategy
 
@@ -52,9 +51,6 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": sgd, "adamw": adamw}
-
-
 def train(net: nn.Module, **changed: Any) -> trainers.Result:
     keywords: dict[str, Any] = {
         "train_set": data(),
@@ -84,17 +80,8 @@ class Steps:
     def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         keywords = {"delay": 0, "update_every": 1, "layer_step": 1.0, "full_rank_last_layer": False}
         self.net, self.optimizer, self.step = net, optimizer, 0
-        communicator = Communicator(topology=None, timeout=timedelta(seconds=30), device=torch.device("cpu"))
-        self.setup = trainers.Setup(
-            model=net,
-            optimizer=optimizer,
-            communicator=communicator,
-            epochs=1,
-            steps_per_epoch=1000,
-            batch_size=8,
-            seed=0,
-        )
-        self.strategy: Strategy = trainers.OIALR(**{**keywords, **settings}).strategy(self.setup)
+        setup = setup_of(net, communicator(), optimizer=optimizer)
+        self.strategy: Strategy = trainers.OIALR(**{**keywords, **settings}).strategy(setup)
 
     def before(self) -> None:
         self.strategy.before_pass(self.step, last=True)
@@ -144,16 +131,6 @@ def test_conversion_changes_no_output_and_no_gradient_and_projects_that_of_the_w
         close(sigma.grad, u.T @ gradient @ vt.T)
     for name, gradient in biases.items():
         close(net.get_parameter(name).grad, gradient)
-
-
-def test_weights_of_zeros_keep_all_their_rank() -> None:
-    layer = rectangle()
-    nn.init.zeros_(layer.weight)
-    stepped = Steps(layer, adamw(layer.parameters()))
-    for _ in range(3):
-        stepped.before()
-    assert len(stepped.weight().factors["sigma"]) == 20
-    assert orthogonality_error(layer) < 1e-12
 
 
 @pytest.mark.parametrize("warmup", [True, False])
@@ -223,7 +200,7 @@ def test_an_update_leaves_the_weight_as_it_is() -> None:
         assert torch.equal(sigma, torch.diag(torch.diagonal(sigma)))
 
 
-@pytest.mark.parametrize("cutoff", [0.04, 0.1, 0.5])
+@pytest.mark.parametrize("cutoff", cases([0.1], nightly=[0.04, 0.5]))
 def test_what_an_update_drops_is_the_error_that_it_makes(cutoff: float) -> None:
     layer = rectangle(30, 20)
     stepped = Steps(layer, sgd(layer.parameters()), sigma_cutoff=cutoff)
@@ -275,16 +252,8 @@ def test_stability_is_equation_4_6_over_the_smaller_rank(cutoff: float) -> None:
     signs = torch.tensor([-1.0, 1.0] * 10, dtype=torch.float64)
     flipped = torch.trace((u * signs @ (signs[:, None] * vt)) @ (new_vt.T @ new_u.T)) / len(new_vt)
     assert flipped.item() == pytest.approx(expected.item(), abs=1e-12)
-
-
-@pytest.mark.parametrize("cutoff", [1e-9, 0.3])
-def test_stability_of_bases_that_did_not_turn_is_one(cutoff: float) -> None:
-    layer = rectangle()
-    stepped = Steps(layer, sgd(layer.parameters()), sigma_cutoff=cutoff)
-    stepped.before()
-    stepped.before()
+    stepped.before()  # the bases have not turned since
     assert stepped.strategy.metrics()["stability/weight"] == pytest.approx(1, abs=1e-12)
-    assert stepped.strategy.metrics()["rank/weight"] == (20 if cutoff < 0.1 else pytest.approx(17, abs=3))
 
 
 def test_moments_follow_the_bases() -> None:
@@ -317,136 +286,55 @@ def test_moments_follow_the_bases() -> None:
 # Whole runs
 
 
-class Everything(nn.Module):
-    """An embedding that is also the output, attention, convolution, norms, and a frozen layer."""
+class Tied(Everything):
+    """Its embedding is also the output."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(3)
-        self.embedding = nn.Embedding(20, 24)
-        self.encoder = nn.TransformerEncoderLayer(24, 4, 48, dropout=0.1, batch_first=True)
-        self.conv = nn.Conv1d(24, 24, 3, padding=1)
-        self.norm = nn.BatchNorm1d(24)
-        self.frozen = nn.Linear(24, 24).requires_grad_(False)
-        self.output = nn.Linear(24, 20, bias=False)
         self.output.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.encoder(self.embedding(tokens))
-        x = self.norm(self.conv(x.transpose(1, 2))).transpose(1, 2)
-        out: Tensor = self.output(self.frozen(x)).mean(1)
-        return out
 
-
-def tokens() -> TensorDataset:
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randint(20, (SAMPLES, 6), generator=generator)
-    return TensorDataset(x, x[:, 0])
-
-
-ELIGIBLE = [
-    "encoder.self_attn.in_proj_weight",
-    "encoder.self_attn.out_proj.weight",
-    "encoder.linear1.weight",
-    "encoder.linear2.weight",
-    "conv.weight",
-]
-
-
-LAYERS = [
-    "encoder.self_attn.in_proj",
-    "encoder.self_attn.out_proj",
-    "encoder.linear1",
-    "encoder.linear2",
-    "conv",
-]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_is_trained_moves_and_the_rest_stays_and_the_numbers_count_it(
-    optimizer: str, precision: str
-) -> None:
-    net = Everything()
+def test_the_numbers_count_what_is_trained_and_stored(precision: str) -> None:
+    net = Tied()
     plain, full = state_of(net), sum(p.numel() for p in net.parameters())
     full_trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
-    seen: list[dict[str, Tensor]] = []
-    made: list[torch.optim.Optimizer] = []
-
-    def make(parameters: Any) -> torch.optim.Optimizer:
-        made.append(OPTIMIZERS[optimizer](parameters))
-        return made[0]
-
-    def look() -> bool:
-        trained = [p for p in net.parameters() if p.requires_grad]
-        held = [p for group in made[0].param_groups for p in group["params"]]
-        assert {id(p) for p in held} == {id(p) for p in trained}
-        assert len(held) == len(trained)
-        assert {id(p) for p in made[0].state} <= {id(p) for p in trained}
-        seen.append({name: value.detach().clone() for name, value in net.named_parameters()})
-        return False
-
-    result = train(
-        net,
-        train_set=tokens(),
-        validation_set=tokens(),
-        loss=cross_entropy,
-        optimizer=make,
-        interrupt=look,
-        precision=precision,
-        method=trainers.OIALR(
-            delay=6, update_every=4, layer_step=0.4, sigma_cutoff=0.3, full_rank_last_layer=False
-        ),
+    method = trainers.OIALR(
+        delay=6, update_every=4, layer_step=0.4, sigma_cutoff=0.3, full_rank_last_layer=False
     )
-    assert [w.name for w in matrix_weights(net) if w.factors] == ELIGIBLE
-    for name, parameter in net.named_parameters():
-        moved = [
-            not torch.equal(a[name], b[name])
-            for a, b in pairwise(seen)
-            if name in a and name in b and a[name].shape == b[name].shape
-        ]
-        if name.endswith(("_u", "_vt")):
-            # In updates only: of which there are three.
-            assert sum(moved) <= 3
-        else:
-            assert all(moved) == parameter.requires_grad, name
-    factors = [w.factors for w in matrix_weights(net) if w.factors]
-    others = [p for p in net.parameters() if not any(p is f for fs in factors for f in fs.values())]
-    ranks = [len(f["sigma"]) for f in factors]
-    sides = [(w.rows, w.columns) for w in matrix_weights(net) if w.factors]
-    assert any(rank < min(side) for rank, side in zip(ranks, sides, strict=True))
+    data_and_loss = {"train_set": tokens(SAMPLES), "validation_set": tokens(SAMPLES), "loss": cross_entropy}
+    result = train(net, **data_and_loss, precision=precision, method=method)
+    weights = [w for w in matrix_weights(net) if w.factors]
+    attention, layers = "encoder.self_attn", ["encoder.linear1", "encoder.linear2", "conv"]
+    assert [w.layer for w in weights] == [f"{attention}.in_proj", f"{attention}.out_proj", *layers]
+    others = [p for name, p in net.named_parameters() if not name.endswith(("_u", "_sigma", "_vt"))]
+    ranks = [len(w.factors["sigma"]) for w in weights]
+    assert any(rank < min(w.rows, w.columns) for rank, w in zip(ranks, weights, strict=True))
     trained = sum(k * k for k in ranks) + sum(p.numel() for p in others if p.requires_grad)
-    stored = sum(k * (m + n + k) for k, (m, n) in zip(ranks, sides, strict=True))
+    stored = sum(k * (w.rows + w.columns + k) for k, w in zip(ranks, weights, strict=True))
     stored += sum(p.numel() for p in others)
     assert result.metrics["trainable_fraction"] == trained / full_trained
     assert result.metrics["compression_ratio"] == full / stored
-    assert [result.metrics[f"rank/{name}"] for name in LAYERS] == ranks
-    assert all(0 < result.metrics[f"stability/{name}"] <= 1 + 1e-6 for name in LAYERS)
+    assert [result.metrics[f"rank/{w.layer}"] for w in weights] == ranks
+    assert all(0 < result.metrics[f"stability/{w.layer}"] <= 1 + 1e-6 for w in weights)
     assert math.isfinite(result.metrics["validation_loss"])
-    # The model as it is, and as an ordinary one.
+    # The model as it is, and as an ordinary model.
     net.eval()
-    expected = net(tokens().tensors[0])
+    expected = net(tokens(SAMPLES).tensors[0])
     trainers.merged(net)
-    close(net(tokens().tensors[0]), expected, 1e-4)
+    close(net(tokens(SAMPLES).tensors[0]), expected, 1e-4)
     assert list(state_of(net)) == list(plain)
-    Everything().load_state_dict(net.state_dict())
+    Tied().load_state_dict(net.state_dict())
 
 
-METHODS: dict[str, trainers.Method | None] = {
-    "ddp": None,
-    "bf16": trainers.DDP(compression="bf16"),
-    "powersgd": trainers.DDP(compression="powersgd", powersgd_rank=2),
-    "daso": trainers.DASO(sync_every=2, sync_delay=2, warmup_epochs=0, cooldown_epochs=0.1),
-    "daso, always": trainers.DASO(sync_every=1, sync_delay=0, wire_dtype=None),
-    "local sgd": trainers.LocalSGD(world_every=3, start=0),
-}
+DASO = trainers.DASO(sync_every=1, sync_delay=0, wire_dtype=None)
 
 
 def square_run(
-    rank: int, batch_size: int, accumulate: int, oialr: dict[str, Any] | None, under: str
+    rank: int, batch_size: int, accumulate: int, oialr: dict[str, Any] | None, under: trainers.Method | None
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     net = square()
-    method = METHODS[under] if oialr is None else trainers.OIALR(**oialr, synchronisation=METHODS[under])
+    method = under if oialr is None else trainers.OIALR(**oialr, synchronisation=under)
     result = train(
         net,
         train_set=data(16),
@@ -462,19 +350,16 @@ def square_run(
 
 @pytest.mark.parametrize(
     ("ranks", "accumulate", "under", "update_every"),
-    [
-        (1, 1, "ddp", 12),
-        (1, 3, "ddp", 2),
-        (2, 2, "ddp", 2),
-        (3, 1, "ddp", 3),
-        (4, 1, "ddp", 2),
-        (2, 1, "daso, always", 2),
-    ],
+    cases(
+        [(1, 3, None, 2), (3, 1, None, 3), (2, 1, DASO, 2)],
+        nightly=[(1, 1, None, 12), (2, 2, None, 2), (4, 1, None, 2)],
+    ),
+    ids=str,
 )
 def test_with_square_weights_and_nothing_dropped_it_is_plain_training(
-    ranks: int, accumulate: int, under: str, update_every: int
+    ranks: int, accumulate: int, under: trainers.Method | None, update_every: int
 ) -> None:
-    expected, plain = square_run(0, 12, 1, None, "ddp")
+    expected, plain = square_run(0, 12, 1, None, None)
     oialr = {"delay": 7, "update_every": update_every, "sigma_cutoff": 1e-9, "layer_step": 0.6}
     arguments = (12 // ranks // accumulate, accumulate, oialr, under)
     found = run_ranks(ranks, square_run, *arguments) if ranks > 1 else [square_run(0, *arguments)]
@@ -484,33 +369,6 @@ def test_with_square_weights_and_nothing_dropped_it_is_plain_training(
         assert metrics["validation_loss"] == pytest.approx(plain["validation_loss"], rel=1e-9)
         assert metrics["rank/0"] == metrics["rank/2"] == 16
         assert_identical(state, found[0][0])
-
-
-def of_ranks(rank: int, under: str, ranks_per_node: int | None) -> tuple[dict[str, Tensor], Any]:
-    net = model(torch.float32)
-    result = train(
-        net,
-        train_set=data(dtype=torch.float32),
-        validation_set=data(dtype=torch.float32),
-        batch_size=3,
-        topology=trainers.Topology(ranks_per_node=ranks_per_node),
-        method=trainers.OIALR(
-            delay=5, update_every=2, sigma_cutoff=0.2, layer_step=0.5, synchronisation=METHODS[under]
-        ),
-    )
-    return state_of(net), without_times(result)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "under", "per_node"),
-    [(2, "ddp", None), (3, "bf16", 1), (4, "daso", 2), (3, "powersgd", None), (2, "local sgd", None)],
-)
-def test_all_ranks_hold_the_same_bits(ranks: int, under: str, per_node: int | None) -> None:
-    (state, history), *others = run_ranks(ranks, of_ranks, under, per_node)
-    assert history[-1]["rank/3"] < 20
-    for other in others:
-        assert_identical(other[0], state)
-        assert other[1] == history
 
 
 def bytes_by_epoch(rank: int, method: trainers.Method) -> list[dict[str, float]]:
@@ -566,59 +424,34 @@ def noisy() -> nn.Module:
     )
 
 
-def resumed_and_not(
-    rank: int, directory: str, under: str, optimizer: str, stops: list[int], warmup: bool
-) -> tuple[Any, ...]:
+def resumed_and_not(rank: int, directory: str) -> tuple[Any, ...]:
     keywords = {
         "train_set": data(dtype=torch.float32),
         "validation_set": data(dtype=torch.float32),
-        "optimizer": OPTIMIZERS[optimizer],
-        "batch_size": 12 if not torch.distributed.is_initialized() else 6,
-        "clip_norm": 1.0,
-        "topology": trainers.Topology(ranks_per_node=1),
+        "optimizer": sgd,
+        "batch_size": 6,
         "method": trainers.OIALR(
             delay=6,
             update_every=3,
             sigma_cutoff=0.2,
             layer_step=0.5,
-            full_rank_warmup=warmup,
-            synchronisation=METHODS[under],
+            synchronisation=trainers.DDP(compression="powersgd", powersgd_rank=2),
         ),
     }
-    whole = noisy()
+    whole, pieces = noisy(), noisy()
     expected = train(whole, **keywords)
-    for stop in stops:
+    for stop in (3, 3, 1, 4, 2):
         with pytest.raises(trainers.Interrupted):
-            train(noisy(), checkpoint=directory, interrupt=After(stop), **keywords)
-    pieces = noisy()
+            train(pieces, checkpoint=directory, interrupt=After(stop), **keywords)
     found = train(pieces, checkpoint=directory, **keywords)
-    return state_of(whole), without_times(expected), state_of(pieces), without_times(found)
+    finished = train(pieces, checkpoint=directory, **keywords)
+    return state_of(whole), [without_times(r) for r in (expected, found, finished)], state_of(pieces)
 
 
-# Of twenty steps: conversion before the seventh, updates before the tenth, thirteenth, …; stops are further
-# steps, each before conversion, right before it, right after, between updates.
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("stops", [[0], [3, 3, 1, 1], [8, 1, 1, 4], [19]], ids=str)
-def test_resumes_bit_for_bit_in_every_phase(tmp_path: Path, optimizer: str, stops: list[int]) -> None:
-    whole, expected, pieces, found = resumed_and_not(0, str(tmp_path), "ddp", optimizer, stops, True)
-    assert found == expected
-    assert expected[-1]["rank/0"] < 24
-    assert_identical(whole, pieces)
-
-
-@pytest.mark.parametrize(
-    ("under", "optimizer", "warmup"),
-    [
-        ("powersgd", "sgd", True),
-        ("daso", "sgd", False),
-    ],
-)
-def test_two_ranks_resume_bit_for_bit(tmp_path: Path, under: str, optimizer: str, warmup: bool) -> None:
-    stops = [3, 3, 1, 4, 2]
-    for whole, expected, pieces, found in run_ranks(
-        2, resumed_and_not, str(tmp_path), under, optimizer, stops, warmup
-    ):
-        assert found == expected
+def test_the_same_call_with_the_same_model_over_powersgd_continues_bit_for_bit(tmp_path: Path) -> None:
+    for whole, (expected, found, finished), pieces in run_ranks(2, resumed_and_not, str(tmp_path)):
+        assert found == finished == expected
+        assert expected[-1]["compression_ratio"] != 1
         assert_identical(whole, pieces)
 
 
@@ -642,44 +475,9 @@ def test_a_compiled_model_that_was_interrupted_in_factors_goes_on(tmp_path: Path
     assert_identical(state_of(plain), state_of(whole))
 
 
-def gone_on_with_the_same_model(rank: int, directory: str, stops: list[int]) -> tuple[Any, ...]:
-    keywords = {
-        "train_set": data(dtype=torch.float32),
-        "validation_set": data(dtype=torch.float32),
-        "batch_size": 12 if not torch.distributed.is_initialized() else 6,
-        "method": trainers.OIALR(delay=6, update_every=3, sigma_cutoff=0.2, layer_step=0.5),
-    }
-    whole = noisy()
-    expected = train(whole, **keywords)
-    pieces = noisy()
-    for stop in stops:
-        with pytest.raises(trainers.Interrupted):
-            train(pieces, checkpoint=directory, interrupt=After(stop), **keywords)
-    found = train(pieces, checkpoint=directory, **keywords)
-    finished = train(pieces, checkpoint=directory, **keywords)
-    return state_of(whole), [without_times(r) for r in (expected, found, finished)], state_of(pieces)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_same_call_with_the_same_model_goes_on_and_finds_the_run_finished(
-    tmp_path: Path, ranks: int
-) -> None:
-    arguments = (str(tmp_path), [7, 3, 5])
-    results = (
-        run_ranks(ranks, gone_on_with_the_same_model, *arguments)
-        if ranks > 1
-        else [gone_on_with_the_same_model(0, *arguments)]
-    )
-    for whole, (expected, found, finished), pieces in results:
-        assert found == finished == expected
-        assert expected[-1]["compression_ratio"] != 1
-        assert_identical(whole, pieces)
-
-
-@pytest.mark.parametrize("factored_last", [True, False])
-def test_a_model_that_a_run_left_in_factors_starts_the_next_as_a_whole_one(factored_last: bool) -> None:
+def test_a_model_that_a_run_left_in_factors_starts_the_next_as_a_whole_model() -> None:
     net = model()
-    train(net, method=trainers.OIALR(delay=6, update_every=3, full_rank_last_layer=not factored_last))
+    train(net, method=trainers.OIALR(delay=6, update_every=3, full_rank_last_layer=False))
     expected = net(data().tensors[0]).detach()
     full = sum(p.numel() for p in model().parameters())
     made: list[torch.optim.Optimizer] = []
@@ -706,36 +504,6 @@ def test_a_model_that_a_run_left_in_factors_starts_the_next_as_a_whole_one(facto
     assert result.metrics["compression_ratio"] == full / sum(p.numel() for p in net.parameters())
 
 
-@pytest.mark.parametrize("best", [1, 3])
-def test_the_best_epoch_s_shapes_come_back_with_it(best: int) -> None:
-    net = model()
-    kept: list[dict[str, Tensor]] = []
-
-    def score(outputs: Tensor, targets: Tensor) -> float:
-        kept.append(state_of(net))
-        return float(len(kept) != best)
-
-    result = train(
-        net,
-        metrics={"score": score},
-        early_stopping=trainers.EarlyStopping(metric="score", patience=10, restore_best=True),
-    )
-    assert result.metrics["epoch"] == best
-    assert_identical(state_of(net), kept[best - 1])
-    assert ("3.weight_sigma" in kept[best - 1]) == (best == 3)
-    # It can be trained on, and merged.
-    net(data().tensors[0]).sum().backward()
-    assert state_of(trainers.merged(net)).keys() == state_of(model()).keys()
-
-
-def test_a_compiled_model_goes_through_conversion_and_updates() -> None:
-    plain, compiled = model(), torch.compile(model(), backend="eager")
-    expected, found = train(plain), train(compiled)
-    assert without_times(found)[-1].keys() == without_times(expected)[-1].keys()
-    assert found.metrics["validation_loss"] == pytest.approx(expected.metrics["validation_loss"], rel=1e-6)
-    assert found.metrics["rank/3"] == expected.metrics["rank/3"]
-
-
 def diverging(rank: int) -> tuple[str, float]:
     calls = After(4)
 
@@ -754,46 +522,24 @@ def test_a_run_with_weights_that_are_not_finite_ends_as_diverged_on_all_ranks() 
 # Settings
 
 
-def test_refuses_what_it_cannot_train() -> None:
-    with pytest.raises(ValueError, match=r"no weight to decompose.*full_rank_last_layer leaves whole"):
-        train(nn.Linear(24, 20).double(), loss=lambda outputs, targets: outputs.mean())
+def test_runs_without_a_weight_to_factorise_or_an_update_are_refused() -> None:
     small = nn.Sequential(nn.Linear(24, 12), nn.Linear(12, 1)).double()
-    with pytest.raises(ValueError, match=r"at least 16 .*up to 64, shared with no other layer\. Widen"):
-        train(small, method=trainers.OIALR(full_rank_last_layer=False))
-    with pytest.raises(ValueError, match=r"delay=20.*the run has 20 steps"):
-        train(model(), method=trainers.OIALR(delay=20))
-    for settings in (
-        {"update_every": 20},
-        {"delay": 15, "update_every": 5},
-        {"delay": 0.9, "update_every": 0.1},
-    ):
-        with pytest.raises(
-            ValueError, match=r"the first update would come after 20 steps, and the run has 20"
-        ):
-            train(model(), method=trainers.OIALR(**{"delay": 0, **settings}))
-    with pytest.raises(ValueError, match=r"0\.weight requires a gradient, but the optimizer does not"):
-        train(model(), optimizer=lambda parameters: adamw(list(parameters)[1:]))
-
-
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.into = nn.Linear(24, 20, dtype=torch.complex128)
-        self.real = nn.Sequential(nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1)).double()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.real(self.into(inputs.to(torch.complex128)).abs())  # type: ignore[no-any-return]
-
-
-def test_complex_weights_stay_whole() -> None:
-    net = Complex()
-    train(net)
-    weight = net.into._parameters["weight"]
-    assert weight is not None
-    assert weight.is_complex()
-    assert weight.imag.abs().min() > 0
-    assert [w.name for w in matrix_weights(net) if w.factors] == ["real.0.weight"]
+    without_first = {"optimizer": lambda parameters: adamw(list(parameters)[1:])}
+    calls: list[tuple[nn.Module, dict[str, Any], dict[str, Any], str]] = [
+        (nn.Linear(24, 1).double(), {}, {}, "full_rank_last_layer"),
+        (small, {"full_rank_last_layer": False}, {}, "at least 16"),
+        (model(), {"delay": 20}, {}, "delay=20"),
+        (model(), {"delay": 0, "update_every": 20}, {}, "20 steps, and the run has 20"),
+        (model(), {"delay": 15, "update_every": 5}, {}, "20 steps, and the run has 20"),
+        (model(), {"delay": 0.9, "update_every": 0.1}, {}, "20 steps, and the run has 20"),
+        (model(), {}, without_first, r"0\.weight requires a gradient"),
+    ]
+    for net, settings, keywords, named in calls:
+        with pytest.raises(ValueError, match=named):
+            train(net, method=trainers.OIALR(**settings), **keywords)
+    # A run of a step or two is long enough for the fractions by default.
+    for batch_size in (SAMPLES, SAMPLES // 2, SAMPLES // 3):
+        train(model(), method=trainers.OIALR(), epochs=1, batch_size=batch_size)
 
 
 def test_the_default_is_a_third_and_a_fiftieth_of_all_steps() -> None:
@@ -801,8 +547,3 @@ def test_the_default_is_a_third_and_a_fiftieth_of_all_steps() -> None:
     histories = train(model(), method=trainers.OIALR(), epochs=9, batch_size=4).history
     assert ["rank/3" in entry for entry in histories] == [False] * 3 + [True] * 6
     assert ["stability/0" in entry for entry in histories] == [False] * 4 + [True] * 5
-
-
-@pytest.mark.parametrize("batch_size", [SAMPLES, SAMPLES // 2, SAMPLES // 3])
-def test_the_default_does_for_a_run_of_a_step_or_two(batch_size: int) -> None:
-    train(model(), method=trainers.OIALR(), epochs=1, batch_size=batch_size)

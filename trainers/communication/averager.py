@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
-from trainers.communication.buckets import BUCKET_BYTES, Bucket, buckets
+from trainers.communication.buckets import BUCKET_BYTES, each_bucket
 from trainers.communication.channel import Channel, Pending
 
 
@@ -16,19 +16,16 @@ class GradientAverager:
 
     Buckets are filled in the reverse order of the parameters, about the order in which gradients become ready, and are
     sent strictly one after the other: ranks whose gradients become ready in different orders would otherwise wait for
-    each other. A parameter without a gradient counts as zero and has a gradient afterwards. With ``keep_none`` it has
-    one only if some rank had one, so that optimizers skip parameters that no rank uses, as on a single rank. Without
-    ``keep_none``, all ranks' optimizers have a state for the same parameters, whatever their groups use.
+    each other. A parameter without a gradient counts as zero and has a gradient afterwards. RuntimeError if a gradient
+    changes after it was sent, as with reentrant checkpoints of a layer used several times.
 
     Args:
         parameters (iterable): parameters, of which those that require a gradient are averaged.
         channel (Channel): ranks to average over.
         wire_dtype (dtype): type of floating-point gradients in messages; None: their own.
         bucket_bytes (int): size of a message at which it is sent.
-        keep_none (bool): whether a gradient that all ranks lack stays None.
-
-    Raises:
-        RuntimeError: a gradient changed after it was sent, as with reentrant checkpoints of a layer used several times.
+        keep_none (bool): whether a gradient that all ranks lack stays None, so that optimizers skip parameters that no
+            rank uses, as on a single rank. Otherwise, all ranks' optimizers have a state for the same parameters.
     """
 
     def __init__(
@@ -43,8 +40,10 @@ class GradientAverager:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._channel = channel
         # The flags distinguish a parameter that no rank uses from a parameter whose gradient is zero.
-        self._buckets = buckets(
-            reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, with_flags=keep_none
+        self._buckets = list(
+            each_bucket(
+                reversed(trained), wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, with_flags=keep_none
+            )
         )
         self._keep_none = keep_none
         self._lacking: list[list[int]] = []
@@ -86,7 +85,7 @@ class GradientAverager:
             bucket.unpack(gradients)
             # Divided in the gradient's own precision: in that of the message, the division would round again.
             torch._foreach_div_(gradients, self._channel.size)
-        for parameter in (*_unused(self._buckets, self._lacking), *self._frozen):
+        for parameter in (*self._unused(), *self._frozen):
             parameter.grad = None
         self._under_way, self._lacking, self._frozen = [], [], []
 
@@ -94,13 +93,6 @@ class GradientAverager:
         """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
-
-    def state(self) -> Mapping[str, object]:
-        """Empty state, as nothing is kept from a step to the next."""
-        return {}
-
-    def load(self, state: Mapping[str, object]) -> None:
-        """Do nothing, as there is no state."""
 
     def _ready_hook(self, index: int, parameter_id: int) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
@@ -123,34 +115,25 @@ class GradientAverager:
         lacking = [place for place, parameter in enumerate(bucket.tensors) if parameter.grad is None]
         flat = bucket.pack([gradient_of(parameter) for parameter in bucket.tensors])
         if self._keep_none:
-            _flag(bucket, lacking)
+            bucket.flags.fill_(1)
+            if lacking:
+                # An index with a list of places would be copied to the GPU, and the host would wait for that.
+                torch._foreach_zero_([bucket.flags[place] for place in lacking])
         else:
             self._frozen += [bucket.tensors[at] for at in lacking if not bucket.tensors[at].requires_grad]
         self._lacking.append(lacking if self._keep_none else [])
         self._under_way.append(self._channel.all_reduce(flat))
 
-
-def _flag(bucket: Bucket, lacking: list[int]) -> None:
-    """Set the bucket's flags: 0 for the tensors at the places in ``lacking``, without a gradient here, 1 for others."""
-    bucket.flags.fill_(1)
-    if lacking:
-        # An index with a list of places would be copied to the GPU, and the host would wait for that.
-        torch._foreach_zero_([bucket.flags[place] for place in lacking])
-
-
-def _unused(buckets: Sequence[Bucket], lacking: Sequence[list[int]]) -> list[Tensor]:
-    """Tensors at the places in ``lacking`` of each bucket that no rank has a gradient of, by their summed flags."""
-    # The sum of flags is 0 only if all flags are, in any precision and order of summation.
-    asked = [(bucket, places) for bucket, places in zip(buckets, lacking, strict=True) if places]
-    if not asked:
-        return []
-    # All flags are read at once, because the host waits for the GPU at each reading.
-    nowhere = iter(torch.cat([bucket.flags == 0 for bucket, _ in asked]).tolist())
-    unused = []
-    for bucket, places in asked:
-        of_bucket = [next(nowhere) for _ in bucket.tensors]
-        unused += [bucket.tensors[place] for place in places if of_bucket[place]]
-    return unused
+    def _unused(self) -> list[Tensor]:
+        """Tensors that no rank has a gradient of, by their summed flags."""
+        # The sum of flags is 0 only if all flags are, in any precision and order of summation.
+        asked = [bucket for bucket, places in zip(self._buckets, self._lacking, strict=True) if places]
+        if not asked:
+            return []
+        # All flags are read at once, because the host waits for the GPU at each reading.
+        nowhere = torch.cat([bucket.flags == 0 for bucket in asked]).tolist()
+        tensors = [tensor for bucket in asked for tensor in bucket.tensors]
+        return [tensor for tensor, unused in zip(tensors, nowhere, strict=True) if unused]
 
 
 def gradient_of(parameter: Tensor) -> Tensor:

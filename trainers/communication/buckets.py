@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -62,34 +63,6 @@ class Bucket:
         torch._foreach_copy_(list(into), self.views)
 
 
-def buckets(
-    tensors: Iterable[Tensor],
-    *,
-    wire_dtype: torch.dtype | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
-    with_flags: bool = False,
-    multiple_of: int = 1,
-) -> list[Bucket]:
-    """Group ``tensors``, in order, into buckets of a single type.
-
-    Args:
-        tensors (iterable): tensors of any types.
-        wire_dtype (dtype): type of the buffers of floating-point tensors; None: the tensors' own type.
-        bucket_bytes (int): size of the buffer at which a bucket is closed.
-        with_flags (bool): whether buffers have a number for each tensor, see ``Bucket.flags``.
-        multiple_of (int): divisor of the buffers' lengths.
-    """
-    return list(
-        each_bucket(
-            tensors,
-            wire_dtype=wire_dtype,
-            bucket_bytes=bucket_bytes,
-            with_flags=with_flags,
-            multiple_of=multiple_of,
-        )
-    )
-
-
 def each_bucket(
     tensors: Iterable[Tensor],
     *,
@@ -98,21 +71,25 @@ def each_bucket(
     with_flags: bool = False,
     multiple_of: int = 1,
 ) -> Iterator[Bucket]:
-    """Same as ``buckets``, but each bucket is made when it is used, so that a large model needs memory for a single one
-    of them."""
-    groups: dict[torch.dtype, list[list[Tensor]]] = {}
-    filled: dict[torch.dtype, int] = {}
+    """Group ``tensors``, in order, into buckets of a single type, each made when it is used.
+
+    A bucket is closed at ``bucket_bytes``. Buffers of floating-point tensors are in ``wire_dtype``, None for the
+    tensors' own type; ``with_flags`` and ``multiple_of`` are those of ``Bucket``.
+    """
+    # A large model needs memory for a single bucket, if the caller keeps none.
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        dtype = tensor.dtype
-        item_bytes = (wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype).itemsize
-        if dtype not in groups or filled[dtype] >= bucket_bytes:
-            groups.setdefault(dtype, []).append([])
-            filled[dtype] = 0
-        groups[dtype][-1].append(tensor)
-        filled[dtype] += tensor.numel() * item_bytes
-    for dtype, parts in groups.items():
-        for group in parts:
-            wire = wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for dtype, alike in by_dtype.items():
+        wire = wire_dtype if wire_dtype is not None and dtype.is_floating_point else dtype
+        group, filled = list[Tensor](), 0
+        for tensor in alike:
+            group.append(tensor)
+            filled += tensor.numel() * wire.itemsize
+            if filled >= bucket_bytes:
+                yield Bucket(group, wire, with_flags, multiple_of)
+                group, filled = [], 0
+        if group:
             yield Bucket(group, wire, with_flags, multiple_of)
 
 
@@ -177,11 +154,31 @@ def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
         torch._foreach_div_(bucket.tensors, channel.size)
 
 
-def reconcile_buffers(channel: Channel, model: nn.Module) -> None:
-    """Make the model's buffers equal on all ranks: running statistics to their mean, others to those of rank 0."""
+def reconcile_buffers(channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor] = ()) -> None:
+    """Make the model's buffers equal on all ranks: running statistics, and these ``parameters``, become their mean,
+    other buffers those of rank 0.
+    """
     statistics, others = buffers_of(model)
-    average_tensors(channel, statistics)
+    average_tensors(channel, [*parameters, *statistics])
     broadcast_tensors(channel, others)
+
+
+@contextmanager
+def averaged_over_ranks(
+    channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]
+) -> Iterator[None]:
+    """Context in which buffers and ``parameters`` are as ``reconcile_buffers`` leaves them; afterwards, each rank has
+    its own again.
+    """
+    touched = [*parameters, *model.buffers()] if channel.size > 1 else []
+    kept = [tensor.detach().clone() for tensor in touched]
+    reconcile_buffers(channel, model, parameters=parameters)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, own in zip(touched, kept, strict=True):
+                tensor.copy_(own)
 
 
 def buffers_of(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:

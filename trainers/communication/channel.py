@@ -32,6 +32,9 @@ _SUMMED = (*_SENT, *COMPLEX_TYPES)
 _OWN_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
 """Errors of this rank's own device, raised unchanged because callers decide by their type."""
 
+COUNTERS = ("bytes_inside", "bytes_between", "wait_s", "operations")
+"""Counters of a channel, which a checkpoint keeps."""
+
 _MANY_WAITS = 1000
 """Waits of a stream at which those that have ended are summed up."""
 _HOST = torch.device("cpu")
@@ -45,9 +48,7 @@ class Pending:
     """A started collective operation, which must be waited for exactly once."""
 
     def __init__(self, channel: Channel, work: dist.Work | None, tensor: Tensor, what: str) -> None:
-        self._channel = channel
-        self._work = work
-        self._what = what
+        self._channel, self._work, self._what = channel, work, what
         # Referenced here so that its memory is not reused before the operation has ended.
         self._tensor = tensor
 
@@ -65,7 +66,6 @@ class Channel:
     """A process group with its counters; with a single rank, operations do nothing."""
 
     name: str
-    """Name of the channel in messages and counters."""
     ranks: Ranks
     """Ranks of the run in any order; torch numbers the ranks of a group in ascending order."""
     rank: int
@@ -79,14 +79,12 @@ class Channel:
     host_group: dist.ProcessGroup | None = None
     """Group of the same ranks for tensors in the host's memory; None: ``group`` sends these too."""
     bytes_inside: float = 0.0
-    """Bytes that this rank has sent inside its node."""
+    """Bytes that this rank has sent inside its node, as ``bytes_between`` to other nodes."""
     bytes_between: float = 0.0
-    """Bytes that this rank has sent to other nodes."""
-    operations: int = 0
-    """Number of operations so far."""
-    _waited_s: float = 0.0
+    operations: float = 0
     under_way: int = 0
-    """Number of operations that were started and not waited for."""
+    """Operations that were started and not waited for."""
+    _waited_s: float = 0.0
     _stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     """Events before and after each wait of a GPU's stream that is not in ``_waited_s`` yet."""
 
@@ -115,19 +113,19 @@ class Channel:
             raise TypeError(
                 f"{tensor.dtype} cannot be summed over ranks. Use another type, say torch.float32."
             )
-        self._count(2 * tensor.nbytes * (self.size - 1) / self.size)
         return self._start(
             tensor,
             "all-reduce",
+            2 * tensor.nbytes * (self.size - 1) / self.size,
             lambda: dist.all_reduce(tensor, group=self._group_for(tensor), async_op=True),
         )
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Pending:
         """Start to overwrite ``tensor`` with that of the rank at place ``source`` of ``ranks``."""
-        self._count(tensor.nbytes * (self.size - 1) / self.size)
         return self._start(
             tensor,
             "broadcast",
+            tensor.nbytes * (self.size - 1) / self.size,
             lambda: dist.broadcast(
                 _sendable(tensor),
                 group=self._group_for(tensor),
@@ -141,12 +139,12 @@ class Channel:
 
         The channel's ranks must be in ascending order.
         """
-        self._count(tensor.nbytes * (self.size - 1) / self.size)
         whole = _sendable(tensor)
         own = whole.chunk(self.size)[self.rank]
         return self._start(
             tensor,
             "all-gather",
+            tensor.nbytes * (self.size - 1) / self.size,
             lambda: dist.all_gather_into_tensor(whole, own, group=self._group_for(tensor), async_op=True),
         )
 
@@ -154,15 +152,14 @@ class Channel:
         """Tensors of all ranks, which must have the same shape, in order of rank."""
         if self.size == 1:
             return [tensor]
-        self._count(tensor.nbytes * (self.size - 1))
         parts = [torch.empty_like(tensor) for _ in self.ranks]
         into, sent = [_sendable(part) for part in parts], _sendable(tensor)
-        gather = self._start(
+        self._start(
             tensor,
             "all-gather",
+            tensor.nbytes * (self.size - 1),
             lambda: dist.all_gather(into, sent, group=self._group_for(tensor), async_op=True),
-        )
-        gather.wait()
+        ).wait()
         return [parts[number] for number in self._numbers]
 
     def number_of_each(self, number: int, device: torch.device = _HOST) -> list[int]:
@@ -174,12 +171,12 @@ class Channel:
         """Tensors of all ranks, which must have the same shape, in order of rank, on the first rank; None on others."""
         if self.size == 1:
             return [tensor]
-        self._count(tensor.nbytes if self.rank else 0)
         parts = None if self.rank else [torch.empty_like(tensor) for _ in self.ranks]
         into = parts and [_sendable(part) for part in parts]
         self._start(
             tensor,
             "gather",
+            tensor.nbytes if self.rank else 0,
             lambda: dist.gather(
                 _sendable(tensor),
                 into,
@@ -205,17 +202,17 @@ class Channel:
         numbers = {rank: number for number, rank in enumerate(sorted(self.ranks))}
         return [numbers[rank] for rank in self.ranks]
 
-    def _count(self, sent: float) -> None:
-        if self.size > 1:
-            self.operations += 1
-            if self.next_is_near:
-                self.bytes_inside += sent
-            else:
-                self.bytes_between += sent
-
-    def _start(self, tensor: Tensor, what: str, start: Callable[[], dist.Work | None]) -> Pending:
+    def _start(
+        self, tensor: Tensor, what: str, sent: float, start: Callable[[], dist.Work | None]
+    ) -> Pending:
+        """Start the operation ``what``, in which this rank sends ``sent`` bytes."""
         if self.size == 1:
             return Pending(self, None, tensor, what)
+        self.operations += 1
+        if self.next_is_near:
+            self.bytes_inside += sent
+        else:
+            self.bytes_between += sent
         try:
             work = start()
         except _OWN_ERRORS:
@@ -235,25 +232,24 @@ class Channel:
                     self._waited_s += time.perf_counter() - begin
             else:
                 # The stream waits between these two events; with gloo the host does too, at the same time.
-                around = _timing_event(), _timing_event()
-                around[0].record(torch.cuda.current_stream(tensor.device))
+                before, after = _timing_event(), _timing_event()
+                before.record(torch.cuda.current_stream(tensor.device))
                 # Without a time-out, because NCCL's wait would then block the host; its watchdog ends a hung operation.
                 work.wait()
-                around[1].record(torch.cuda.current_stream(tensor.device))
-                self._note(around)
+                after.record(torch.cuda.current_stream(tensor.device))
+                self._stream_waits.append((before, after))
+                if len(self._stream_waits) >= _MANY_WAITS:
+                    self._sum_up_ended_waits()
         except _OWN_ERRORS:
             raise
         except RuntimeError as error:
             raise self._lost(what, time.perf_counter() - begin, error) from error
 
-    def _note(self, around: tuple[torch.cuda.Event, torch.cuda.Event]) -> None:
-        """Remember the events around a wait of the stream; sum up waits that have ended when there are many."""
+    def _sum_up_ended_waits(self) -> None:
         waits = self._stream_waits
-        waits.append(around)
-        if len(waits) >= _MANY_WAITS:
-            done = next((index for index, (_, end) in enumerate(waits) if not end.query()), len(waits))  # type: ignore[no-untyped-call]
-            self._waited_s += sum(begin.elapsed_time(end) for begin, end in waits[:done]) / 1000
-            del waits[:done]
+        done = next((index for index, (_, end) in enumerate(waits) if not end.query()), len(waits))  # type: ignore[no-untyped-call]
+        self._waited_s += sum(begin.elapsed_time(end) for begin, end in waits[:done]) / 1000
+        del waits[:done]
 
     def _lost(self, what: str, waited_s: float, error: RuntimeError) -> CommunicationError:
         return CommunicationError(

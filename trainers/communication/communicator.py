@@ -17,7 +17,7 @@ import torch.distributed as dist
 # its exit. Imported here, it finds no group.
 import torch.distributed.nn.functional
 
-from trainers.communication.channel import Channel, CommunicationError
+from trainers.communication.channel import COUNTERS, Channel, CommunicationError
 from trainers.communication.kept_groups import RunGroups
 from trainers.communication.process_groups import give_back, group_apart, next_number
 from trainers.communication.topology import Ranks, Topology
@@ -27,17 +27,14 @@ class Communicator:
     """Ranks of a run and the channels between them; a single rank if torch.distributed is not initialised.
 
     Ranks are numbered from 0 within the run. ``group(name, partition)`` makes further channels; all ranks of the run
-    must make the same channels in the same order.
+    must make the same channels in the same order. ValueError if this rank is not in ``among``, or the group cannot send
+    tensors of ``device``; CommunicationError if a group could not be made.
 
     Args:
         topology (Topology): ranks that share a node; None: by host names.
         timeout (timedelta): longest time of a collective operation.
         device (device): device of the model on this rank.
         among (ProcessGroup): ranks of the run; None: all ranks.
-
-    Raises:
-        ValueError: this rank is not in ``among``, or the group cannot send tensors of ``device``.
-        CommunicationError: a group could not be made.
     """
 
     def __init__(
@@ -127,9 +124,8 @@ class Communicator:
         return tuple(self._channels.values())
 
     def traffic(self) -> dict[str, float]:
-        """Summands of this rank for the run's metrics of traffic, without the messages of the training loop.
-
-        Summed over ranks, these are the bytes sent between and inside nodes, and the mean seconds that a rank waited.
+        """Summands of this rank for the bytes that ranks send between and inside nodes, and the mean seconds that they
+        wait, without the messages of the training loop.
         """
         channels = [channel for channel in self.channels if channel is not self.service]
         return {
@@ -141,21 +137,15 @@ class Communicator:
     def counters(self) -> dict[str, dict[str, float]]:
         """Counters of each channel on this rank, by name, for ``set_counters``."""
         return {
-            name: {
-                "bytes_inside": channel.bytes_inside,
-                "bytes_between": channel.bytes_between,
-                "wait_s": channel.wait_s,
-                "operations": float(channel.operations),
-            }
+            name: {key: float(getattr(channel, key)) for key in COUNTERS}
             for name, channel in self._channels.items()
         }
 
     def set_counters(self, counters: dict[str, dict[str, float]]) -> None:
         """Continue counting from ``counters``; names without a channel are ignored."""
         for name in counters.keys() & self._channels.keys():
-            channel, values = self._channels[name], counters[name]
-            channel.bytes_inside, channel.bytes_between = values["bytes_inside"], values["bytes_between"]
-            channel.wait_s, channel.operations = values["wait_s"], int(values["operations"])
+            for key in COUNTERS:
+                setattr(self._channels[name], key, counters[name][key])
 
     @contextmanager
     def counted_as_service(self) -> Iterator[None]:
@@ -164,13 +154,14 @@ class Communicator:
         try:
             yield
         finally:
-            own = before.pop("service")
-            nothing = dict.fromkeys(own, 0.0)
-            after = self.counters()
-            now = after.pop("service")
-            kept = {name: before.get(name, nothing) for name in after}
-            moved = {key: sum(after[name][key] - kept[name][key] for name in after) for key in own}
-            self.set_counters({**kept, "service": {key: now[key] + moved[key] for key in own}})
+            # Channels that were made inside begin at 0.
+            kept = {name: before.get(name, dict.fromkeys(COUNTERS, 0.0)) for name in self._channels}
+            now = self.counters()
+            own = kept["service"]
+            kept["service"] = {
+                key: own[key] + sum(now[name][key] - kept[name][key] for name in now) for key in COUNTERS
+            }
+            self.set_counters(kept)
 
     def release(self) -> None:
         """Destroy groups that were taken over from the last run and are not in use. Collective."""
@@ -195,13 +186,8 @@ class Communicator:
     def _control(
         self, caller: dist.ProcessGroup, members: list[int], backends: dict[str, str], *, apart: bool
     ) -> dist.ProcessGroup:
-        """Group of the ranks of ``caller`` for tensors in the host's memory.
-
-        Args:
-            caller (ProcessGroup): the caller's group.
-            members (list of int): ranks of the world.
-            backends (dict): backend of ``caller`` by type of device.
-            apart (bool): whether other ranks of the world do something else at the same time.
+        """Group of the ranks of ``caller`` for tensors in the host's memory. ``apart``: whether other ranks of the
+        world do something else at the same time.
         """
         # A group of its own, because a group keeps the time-out that it was made with, by default half an hour for the
         # caller's: gloo's threads would stay that long in an operation whose peer hangs.

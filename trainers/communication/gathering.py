@@ -6,7 +6,7 @@ They are sent as bytes, in pieces: a GPU, from which NCCL sends, holds a piece f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,12 +25,10 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
 
     Args:
         value (structure): structure of tensors on the CPU, text, numbers, truth values and None, of the same kinds on
-            all ranks. Containers of other ranks become the classes that the first rank has in their place.
+            all ranks. Containers of other ranks become the classes that the first rank has in their place. TypeError
+            for an object of another class.
         channel (Channel): ranks to gather from.
         device (device): device in whose memory pieces are sent.
-
-    Raises:
-        TypeError: ``value`` has an object of another class.
     """
     if channel.size == 1:
         return [value]
@@ -66,7 +64,7 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
     if channel.rank:
         return None
     others = [
-        _restored(json.loads(bytes(part[:text].numpy())), _TensorReader(part[text:]), like_this=value)
+        _restored(json.loads(bytes(part[:text].numpy())), _taker(part[text:]), like_this=value)
         for part, (text, _) in zip(received[1:], sizes[1:], strict=True)
     ]
     return [value, *others]
@@ -96,34 +94,28 @@ def _kind(container: object) -> str:
     return "list" if isinstance(container, list) else "tuple" if isinstance(container, tuple) else "dict"
 
 
-class _TensorReader:
-    """Reads tensors from ``bytes_`` one after the other."""
+def _taker(data: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that fills tensors with ``data``, one after the other."""
+    taken = 0
 
-    def __init__(self, bytes_: Tensor) -> None:
-        self._bytes = bytes_
-        self._at = 0
-
-    def next(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    def fill(tensor: Tensor) -> Tensor:
+        nonlocal taken
+        begin, taken = taken, taken + tensor.nbytes
         if tensor.numel():
-            end = self._at + tensor.nbytes
-            tensor.view(-1).view(torch.uint8).copy_(self._bytes[self._at : end])
-            self._at = end
+            tensor.view(-1).view(torch.uint8).copy_(data[begin:taken])
         return tensor
 
+    return fill
 
-def _restored(described: _Described, reader: _TensorReader, *, like_this: object) -> object:
+
+def _restored(described: Any, fill: Callable[[Tensor], Tensor], *, like_this: object) -> object:
     kind, *rest = described
     if kind == "tensor":
         dtype, shape = rest
-        assert isinstance(dtype, str)
-        assert isinstance(shape, list)
-        return reader.next(getattr(torch, dtype), shape)
+        return fill(torch.empty(shape, dtype=getattr(torch, dtype), device="cpu"))
     if kind == "value":
         return rest[0]
     keys, descriptions = rest
-    assert isinstance(keys, list)
-    assert isinstance(descriptions, list)
     of_first = parts_of(like_this)
     examples: list[object] = [None] * len(keys)
     fits = False
@@ -135,7 +127,7 @@ def _restored(described: _Described, reader: _TensorReader, *, like_this: object
             # Lists may differ in length: all entries become like the first entry of the first rank.
             examples = [of_first[0][1]] * len(keys)
     parts = [
-        _restored(one, reader, like_this=example) for one, example in zip(descriptions, examples, strict=True)
+        _restored(one, fill, like_this=example) for one, example in zip(descriptions, examples, strict=True)
     ]
     if fits:
         return like(like_this, parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -35,32 +35,25 @@ class _Made:
     """Partition of the run's ranks."""
     number: tuple[int, int]
     """Number and index in ``group_apart``."""
-    group: dist.ProcessGroup | None
+    # Weak, so that torch and channels alone keep the group: destroying torch's default group destroys this group too.
+    held: weakref.ref[dist.ProcessGroup] | None
     """Group of this rank's part; None for a part of a single rank."""
 
-
-@dataclass(frozen=True)
-class _Left:
-    """Groups that a run has left for the next run; fields as in ``_Made``."""
-
-    parts: tuple[Ranks, ...]
-    number: tuple[int, int]
-    # Weak, so that torch alone keeps the group: destroying torch's default group destroys this group too.
-    group: weakref.ref[dist.ProcessGroup]
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Group, if torch still has it."""
+        group = None if self.held is None else self.held()
+        return group if group in distributed_c10d._world.pg_map else None
 
 
-_left: tuple[str, dict[str, _Left]] = ("", {})
+_left: tuple[str, Mapping[str, _Made]] = ("", {})
 """Kind of the run that has left groups, and the groups by name."""
 
 
 class RunGroups:
     """Process groups of a run, whose ranks all call ``agree`` once and then make the same groups in the same order.
 
-    Args:
-        members (list of int): world rank of each rank of the run, ascending.
-        rank (int): rank of this process in the run.
-        timeout (timedelta): longest time of an operation of the groups.
-        backend (str): backend, as in ``torch.distributed.new_group``.
+    ``members`` are the world ranks of the run's ranks, ascending, ``rank`` is this process's rank in the run.
     """
 
     def __init__(self, members: Sequence[int], *, rank: int, timeout: timedelta, backend: str) -> None:
@@ -83,23 +76,23 @@ class RunGroups:
         own = int.from_bytes(hashlib.blake2b(repr(kept).encode(), digest_size=7).digest(), "big")
         if len(set(channel.number_of_each(own if whole else -1))) > 1 or not whole:
             # Only after the exchange: destroying a group waits for its ranks, which would wait here for this rank.
-            give_back(self._of_torch(self._found))
+            give_back(_emptied(self._found))
         for made in self._found.values():
-            _describe(made.group, _IN_USE)
+            _describe(made, _IN_USE)
         self._number = next_number(lambda number: max(channel.number_of_each(number)))
 
     def of(self, name: str, parts: Sequence[Ranks]) -> dist.ProcessGroup | None:
         """Group of this rank's part of the partition ``parts``; None for a single rank. Called once for a name."""
         found = self._found.pop(name, None)
         if found is not None and found.parts != tuple(parts):
-            unfit, found = {name: found}, None
-            give_back(self._of_torch(unfit))
+            give_back(_emptied({name: found}))
+            found = None
         self._made[name] = found or self._new(tuple(parts))
         return self._made[name].group
 
     def release(self) -> None:
         """Destroy groups of the last run that this run does not use, to free their memory for the training."""
-        give_back(self._of_torch(self._found))
+        give_back(_emptied(self._found))
 
     def close(self, *, keep: bool) -> list[dist.ProcessGroup | None]:
         """End the run; returns the groups to destroy.
@@ -114,14 +107,15 @@ class RunGroups:
         if keep and self._of_whole_world:
             # A nested run, such as an evaluation in a report of this run, may have left groups since.
             before, _ = self._taken()
-            spent += self._of_torch(before)
+            spent += _emptied(before)
             left = {}
             for made in (self._found, self._made):
                 for name in [*made]:
                     if all(len(ranks) > 1 for ranks in made[name].parts):
-                        left[name] = self._leave(made.pop(name))
+                        left[name] = made.pop(name)
+                        _describe(left[name], KEPT)
             _left = self._kind, left
-        return spent + self._of_torch(self._found) + self._of_torch(self._made)
+        return spent + _emptied(self._found) + _emptied(self._made)
 
     def _new(self, parts: tuple[Ranks, ...]) -> _Made:
         number = self._number, len(self._made)
@@ -130,8 +124,9 @@ class RunGroups:
             return _Made(parts, number, None)
         members = [self._members[rank] for rank in mine]
         group = group_apart(members, number[0], index=number[1], timeout=self._timeout, backend=self._backend)
-        _describe(group, _IN_USE)
-        return _Made(parts, number, group)
+        made = _Made(parts, number, weakref.ref(group))
+        _describe(made, _IN_USE)
+        return made
 
     @property
     def _of_whole_world(self) -> bool:
@@ -141,33 +136,22 @@ class RunGroups:
     def _kind(self) -> str:
         return f"{self._members}, {self._backend}, {self._timeout}"
 
-    @staticmethod
-    def _leave(made: _Made) -> _Left:
-        assert made.group is not None
-        _describe(made.group, KEPT)
-        return _Left(made.parts, made.number, weakref.ref(made.group))
-
     def _taken(self) -> tuple[dict[str, _Made], bool]:
         """Groups that the last run of the whole world has left, and whether this run can use them."""
         global _left
         if not self._of_whole_world:
             return {}, True
         (kind, left), _left = _left, ("", {})
-        made = {name: _Made(one.parts, one.number, one.group()) for name, one in left.items()}
-        return made, not made or (kind == self._kind and all(_known(one.group) for one in made.values()))
-
-    @staticmethod
-    def _of_torch(made: dict[str, _Made]) -> list[dist.ProcessGroup | None]:
-        """Groups of ``made`` that torch still has; empties the dictionary."""
-        groups: list[dist.ProcessGroup | None] = [one.group for one in made.values() if _known(one.group)]
-        made.clear()
-        return groups
+        return {**left}, not left or (kind == self._kind and None not in [m.group for m in left.values()])
 
 
-def _known(group: dist.ProcessGroup | None) -> bool:
-    return group is not None and group in distributed_c10d._world.pg_map
+def _emptied(made: dict[str, _Made]) -> list[dist.ProcessGroup | None]:
+    """Groups of ``made`` that torch still has; empties the dictionary."""
+    groups: list[dist.ProcessGroup | None] = [one.group for one in made.values() if one.group is not None]
+    made.clear()
+    return groups
 
 
-def _describe(group: dist.ProcessGroup | None, description: str) -> None:
-    if group is not None:
-        group._set_group_desc(description)
+def _describe(made: _Made, description: str) -> None:
+    if made.group is not None:
+        made.group._set_group_desc(description)

@@ -1,6 +1,4 @@
-"""Making of process groups by their members alone, while other ranks train something else, and their destruction, even
-if other members are stuck.
-"""
+"""Making of process groups by their members alone, and their destruction even if other members are stuck."""
 
 from __future__ import annotations
 
@@ -17,12 +15,9 @@ from torch.distributed import distributed_c10d
 
 _FIRST = 10**9
 """First number in the names of groups; higher than any that torch gives to groups which all ranks make."""
-
 _BARRIER = "TORCH_DIST_INIT_BARRIER"
-
 _PER_NUMBER = 1000
 """Most groups with the same number, more than a run ever makes."""
-
 _made = 0
 """Largest number that this process has agreed on with other ranks."""
 
@@ -30,10 +25,8 @@ _made = 0
 # the lock while it waits for gloo's threads to end, so that both would wait for ever.
 _HOLDS_INTERPRETER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """Whether torch keeps Python's interpreter lock while gloo's threads end."""
-
 _SETTLE_S = 0.2
 """Seconds for gloo's threads to release their tensors beforehand."""
-
 _PATIENCE_S = 5.0
 """Most seconds that an error is delayed by the destruction of groups."""
 
@@ -48,18 +41,13 @@ def next_number(largest: Callable[[int], int]) -> int:
 def group_apart(
     members: Sequence[int], number: int, *, index: int = 0, timeout: timedelta, backend: str | None = None
 ) -> dist.ProcessGroup:
-    """Make a group of ranks of the world by these ranks alone.
+    """Make a group of these ``members``, ranks of the world, by them alone, while others may do something else.
 
-    The group's name depends on ``number``, ``index`` and the lowest member, so that neither an earlier group nor a
-    group that other ranks make at the same time has the same name.
-
-    Args:
-        members (sequence of int): world ranks of the group.
-        number (int): result of ``next_number``, for these ranks and possibly others.
-        index (int, below 1000): place among several groups with the same number.
-        timeout (timedelta): longest time of an operation.
-        backend (str): backend of the group; None for the world's.
+    ``number`` is the result of ``next_number`` for these ranks and possibly others, ``index`` (below 1000) the place
+    among several groups with this number, ``backend`` None the world's.
     """
+    # The group's name depends on number, index and the lowest member, so that neither an earlier group nor a group that
+    # other ranks make at the same time has the same name.
     # torch's own way, ``use_local_synchronization``, names a group by its members and by the number of groups. A group
     # made after another was destroyed could get the name, and so the stored addresses, of the destroyed group: a rank
     # faster than the others would then get refused connections, or no answer.

@@ -27,11 +27,8 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def refuse_other_settings(channel: Channel, agreed: Mapping[str, object]) -> None:
     """Raise ValueError on every rank of ``channel`` with the first setting that differs between ranks. Collective.
 
-    Addresses of objects in memory, devices of tensors and the order of sets make no difference.
-
-    Args:
-        channel (Channel): ranks to compare.
-        agreed (dict): settings by name, with the same names in the same order on all ranks.
+    ``agreed`` has the settings by name, the same names in the same order on all ranks. Addresses of objects in memory,
+    devices of tensors and the order of sets make no difference.
     """
     if channel.size == 1:
         return

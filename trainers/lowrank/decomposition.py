@@ -41,7 +41,7 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
         return (matrix[:, :1] * torch.nan, matrix[0, :1] * torch.nan, matrix[:1] * torch.nan)
     # Any basis fits a matrix of zeros, but the Gram matrix would not give orthogonal vectors on both sides.
     zeros = not bool(largest)
-    found = None
+    found: tuple[Tensor, Tensor, Tensor] | None = None
     if not zeros:
         # Scaled, because squares of very large or small entries would leave the range of the type.
         scaled = work / largest
@@ -49,14 +49,12 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
             found = _by_double_gram(scaled, cutoff)
         elif cutoff >= GRAM_CUTOFF:
             found = _by_gram(scaled)
-    by_gram = found is not None
+    u, values, vt = found or torch.linalg.svd(work, full_matrices=False)
     if found is not None:
-        u, values, vt = found[0], found[1] * largest, found[2]
-    else:
-        u, values, vt = torch.linalg.svd(work, full_matrices=False)
+        values = values * largest
     k = len(values) if zeros else _kept(values, cutoff)
     u, vt = u[:, :k], vt[:k]
-    if by_gram:
+    if found is not None:
         # Vectors of small singular values are orthogonal only to 1e-4.
         if matrix.shape[0] < matrix.shape[1]:
             vt = _straightened(vt.T).T
@@ -128,16 +126,10 @@ class SharedWork:
     def run(
         self, costs: Sequence[float], work: Callable[[int], Sequence[Tensor]], dtypes: Sequence[torch.dtype]
     ) -> list[list[Tensor]]:
-        """Results of all tasks on all ranks.
+        """Results of all tasks on all ranks, with similar ``costs`` for each rank; RuntimeError if another rank fails.
 
-        Args:
-            costs (sequence of float): cost of each task, in any unit.
-            work (callable): function of a task's number, called on a single rank; returns tensors of up to two
-                dimensions, equally many for each task.
-            dtypes (sequence of dtype): type of each task's tensors.
-
-        Raises:
-            RuntimeError: the work of another rank failed.
+        ``work`` is called on a single rank for the number of a task; it returns tensors of up to two dimensions, of the
+        task's entry in ``dtypes``, and equally many for each task.
         """
         communicator = self._communicator
         if not costs:
@@ -154,10 +146,14 @@ class SharedWork:
             # Raised after the exchange, so that the other ranks do not wait for this rank's results.
             failure = error
         self.own_s += self._now() - begin
-        if communicator.size > 1:
-            self._agree_that_all_worked(failure)
+        failed = communicator.service.number_of_each(int(failure is not None))
         if failure is not None:
             raise failure
+        if any(failed):
+            raise RuntimeError(
+                f"rank {failed.index(1)} of {communicator.size} could not decompose its share of the weights. Its own "
+                "error says why."
+            )
         if communicator.size == 1:
             return [own[task] for task in range(len(costs))]
         shapes = self._shapes(own, len(costs))
@@ -173,16 +169,10 @@ class SharedWork:
             broadcast_everywhere(communicator, tensors, source=owner)
         return results
 
-    def _agree_that_all_worked(self, failure: Exception | None) -> None:
-        """Raise RuntimeError on ranks without a failure if another rank has failed, whose results would not come."""
-        communicator = self._communicator
-        flag = torch.tensor([failure is not None], dtype=torch.int64, device="cpu")
-        failed = [rank for rank, one in enumerate(communicator.service.all_gather(flag)) if one.item()]
-        if failed and failure is None:
-            raise RuntimeError(
-                f"rank {failed[0]} of {communicator.size} could not decompose its share of the weights. Its own error "
-                "says why."
-            )
+    def busiest_s(self) -> float:
+        """``own_s`` of the rank that has spent most. Collective."""
+        own_s = torch.tensor([self.own_s], dtype=torch.float64, device="cpu")
+        return max(float(part.item()) for part in self._communicator.service.all_gather(own_s))
 
     def _now(self) -> float:
         """Time in seconds after all operations on the device have ended; called only around the rare decompositions."""
@@ -192,16 +182,15 @@ class SharedWork:
 
     def _shapes(self, own: dict[int, list[Tensor]], tasks: int) -> list[list[tuple[int, ...]]]:
         """Shapes of the tensors of all tasks, from the ranks that have them."""
-        communicator = self._communicator
-        counts = torch.tensor([max((len(tensors) for tensors in own.values()), default=0)], device="cpu")
-        per_task = max(int(count.item()) for count in communicator.service.all_gather(counts))
+        service = self._communicator.service
+        per_task = max(service.number_of_each(max((len(tensors) for tensors in own.values()), default=0)))
         # Lengths plus 1, so that 0 means that the tensor does not have the dimension.
         table = torch.zeros(tasks, per_task, 2, dtype=torch.int64, device="cpu")
         for task, tensors in own.items():
             for index, tensor in enumerate(tensors):
                 for axis, length in enumerate(tensor.shape):
                     table[task, index, axis] = length + 1
-        summed = communicator.service.all_reduce(table).wait().tolist()
+        summed = service.all_reduce(table).wait().tolist()
         return [[tuple(length - 1 for length in shape if length) for shape in task] for task in summed]
 
 

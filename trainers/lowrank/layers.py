@@ -7,10 +7,11 @@ with gradients, so that code which uses it continues to work (``nn.MultiheadAtte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +55,7 @@ class MatrixWeight:
 
     @property
     def layer(self) -> str:
-        """Name of the layer for metrics, also of a compiled model: "blocks.0.attention.in_proj"; "weight" for a model
-        that is a single layer."""
+        """Name of the layer for metrics, such as "blocks.0.attention.in_proj", also of a compiled model."""
         name = plain_name(self.name)
         # A single suffix is removed, because a layer may be called "gate_weight", beside a layer "gate".
         return name.removesuffix(".weight" if self.attribute == "weight" else "_weight")
@@ -76,7 +76,8 @@ class MatrixWeight:
     @property
     def factors(self) -> dict[str, nn.Parameter]:
         """Factors by name, in the order of their product; empty for an unfactored weight."""
-        names = getattr(self.module, "_factors", {}).get(self.attribute, ())
+        replaced = _products(self.module).get(self.attribute)
+        names = () if replaced is None else replaced.factors
         held = cast(dict[str, nn.Parameter], self.module._parameters)
         return {name: held[f"{self.attribute}_{name}"] for name in names}
 
@@ -92,19 +93,15 @@ def matrix_weights(
     """Weights of ``model`` that may be factored, in the order in which it defines its layers.
 
     These are weights of Linear, Conv1d, Conv2d and MultiheadAttention of suitable shapes, which are trained, real, and
-    not shared with another layer.
-
-    Args:
-        model (Module): the model.
-        first (bool): whether to include weights of the first layer with a weight, embeddings included.
-        last (bool): whether to include weights of the last layer with a weight.
-        factored (bool): whether to include weights that are factored already.
+    not shared with another layer. ``first`` and ``last`` include those of the first and the last layer with a weight,
+    embeddings being layers too, ``factored`` those that are factored already.
     """
-    layers = list(_layers(model))
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _LAYERS + _OTHER_LAYERS)
+    ]
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     chosen = layers[0 if first else 1 : len(layers) if last else -1]
     found = []
     for name, module in chosen:
@@ -116,23 +113,36 @@ def matrix_weights(
                 continue
             path = f"{name}.{attribute}" if name else attribute
             weight = MatrixWeight(name=path, module=module, attribute=attribute, shape=shape)
-            if not _worth_it(weight):
+            short, long = sorted((weight.rows, weight.columns))
+            if short < SMALLEST_SIDE or long > LARGEST_ASPECT * short:
                 continue
-            if weight.factors:
-                if factored:
-                    found.append(weight)
-            elif _may_be(weight.whole) and owners[id(weight.whole)] == 1:
+            # Complex weights would need other decompositions, and another projection of the optimizer's moments.
+            if (
+                factored
+                if weight.factors
+                else weight.whole.requires_grad
+                and not weight.whole.is_complex()
+                and owners[id(weight.whole)] == 1
+            ):
                 found.append(weight)
     return found
 
 
-def _may_be(whole: nn.Parameter) -> bool:
-    # Complex weights would need other decompositions, and another projection of the optimizer's moments.
-    return whole.requires_grad and not whole.is_complex()
-
-
-def refuse_untrained(owner: str, weights: Iterable[MatrixWeight], optimizer: Optimizer) -> None:
-    """Raise ValueError if ``optimizer`` does not train one of ``weights``, which must be unfactored."""
+def weights_to_factorise(
+    owner: str, model: nn.Module, optimizer: Optimizer, *, first: bool, last: bool
+) -> list[MatrixWeight]:
+    """Unfactored weights of ``matrix_weights`` for the method ``owner``; ValueError without any, or if ``optimizer``
+    does not train one of them.
+    """
+    weights = matrix_weights(model, first=first, last=last, factored=False)
+    if not weights:
+        raise ValueError(
+            f"{owner}: the model has no weight to factorise. It needs a trained, real weight of a Linear, Conv1d, "
+            f"Conv2d or MultiheadAttention with both sides of at least {SMALLEST_SIDE} and of a ratio up to "
+            f"{LARGEST_ASPECT}, shared with no other layer, beside those that full_rank_first_layer and "
+            "full_rank_last_layer leave whole. Widen the model, or use another method; where a run has left it in "
+            "factors, begin with trainers.merged(model)."
+        )
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for weight in weights:
         if id(weight.whole) not in trained:
@@ -140,21 +150,18 @@ def refuse_untrained(owner: str, weights: Iterable[MatrixWeight], optimizer: Opt
                 f"{owner}: {weight.name} requires a gradient, but the optimizer does not train it. Give the "
                 "optimizer all parameters that it is passed, or freeze this one."
             )
+    return weights
 
 
 def factorise(weight: MatrixWeight, factors: Mapping[str, nn.Parameter]) -> None:
     """Replace the weight, factored or not, by the product of the matrices ``factors``, in their order."""
-    module, attribute = weight.module, weight.attribute
+    attribute, products = weight.attribute, dict(_products(weight.module))
     first, *_, last = factors.values()
-    formats: dict[str, torch.memory_format] = {**getattr(module, "_whole_formats", {})}
-    if not weight.factors:
-        formats[attribute] = format_of(weight.whole)
     if first.shape[0] != weight.rows or last.shape[1] != weight.columns:
         raise ValueError(f"{weight.name}: the factors make no {weight.rows} × {weight.columns} matrix.")
-    _exchange(weight, {f"{attribute}_{name}": factor for name, factor in factors.items()})
-    held: dict[str, tuple[str, ...]] = {**getattr(module, "_factors", {}), attribute: tuple(factors)}
-    shapes: dict[str, torch.Size] = {**getattr(module, "_whole_shapes", {}), attribute: weight.shape}
-    _become(module, held, shapes, formats)
+    laid_out = products[attribute].laid_out if weight.factors else format_of(weight.whole)
+    products[attribute] = _Product(tuple(factors), weight.shape, laid_out)
+    _exchange(weight, {f"{attribute}_{name}": factor for name, factor in factors.items()}, products)
 
 
 def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Parameter:
@@ -162,14 +169,10 @@ def make_whole(weight: MatrixWeight, matrix: Tensor | None = None) -> nn.Paramet
     if matrix is None:
         with torch.no_grad():
             matrix = weight.matrix().clone()
-    module, attribute = weight.module, weight.attribute
-    formats: dict[str, torch.memory_format] = dict(getattr(module, "_whole_formats", {}))
-    laid_out = formats.pop(attribute, torch.contiguous_format)
+    products = dict(_products(weight.module))
+    laid_out = products.pop(weight.attribute).laid_out
     parameter = nn.Parameter(matrix.detach().reshape(weight.shape).contiguous(memory_format=laid_out))
-    _exchange(weight, {attribute: parameter})
-    held = {name: names for name, names in getattr(module, "_factors", {}).items() if name != attribute}
-    shapes = {name: shape for name, shape in getattr(module, "_whole_shapes", {}).items() if name in held}
-    _become(module, held, shapes, formats)
+    _exchange(weight, {weight.attribute: parameter}, products)
     return parameter
 
 
@@ -199,15 +202,12 @@ def product(factors: tuple[Tensor, ...], rows: int, columns: int) -> Tensor:
 
 
 def cheapest(factors: tuple[Tensor, ...], rows: int) -> list[tuple[Tensor, ...]]:
-    """Groups of ``factors`` to multiply out before they are applied, with the fewest multiplications in total.
+    """Groups of ``factors`` to multiply out before they are applied to ``rows`` inputs, with the fewest
+    multiplications.
 
     Multiplications of the backward pass count if there is one. For U Σ Vᵀ, the groups are the three factors apart with
     a small k; then U and Σ Vᵀ (or U Σ and Vᵀ for a tall W, as the gradient of Σ then needs a product less); then, with
     many rows, W. With few rows, making a matrix takes more multiplications than it saves.
-
-    Args:
-        factors (tuple of matrices): factors of a weight, in the order of their product.
-        rows (int): number of inputs, of all samples together.
     """
     gradients = torch.is_grad_enabled()
     forms = tuple((one.shape[0], one.shape[1], gradients and one.requires_grad) for one in factors)
@@ -222,8 +222,7 @@ _Form = tuple[int, int, bool]
 
 @lru_cache(maxsize=4096)
 def _cheapest_borders(forms: tuple[_Form, ...], rows: int, gradients: bool) -> int:
-    """Borders, for ``_divided``, of the groups with the fewest multiplications; cached, as each step of a run needs
-    the same."""
+    """Borders, for ``_divided``, of the groups with the fewest multiplications."""
     least, chosen = math.inf, 0
     for borders in range(1 << (len(forms) - 1)):
         cost = 0
@@ -258,28 +257,36 @@ def _divided(factors: tuple[_Item, ...], borders: int) -> list[tuple[_Item, ...]
 # Factored layers have a class made of a mixin and the layer's own class, so that all methods of the layer's class stay.
 
 
+class _Product(NamedTuple):
+    """Weight of a layer that is replaced by factors."""
+
+    factors: tuple[str, ...]
+    """Names of the factors."""
+    shape: torch.Size
+    """Shape of the whole weight."""
+    laid_out: torch.memory_format
+    """Memory format of the whole weight."""
+
+
 class Factored(nn.Module):
     """Mixin of layers with factored weights; ``factorise`` makes the layer's class, with a property for each weight."""
 
     _plain_class: ClassVar[type[nn.Module]]
     """Class of the unfactored layer."""
-    _factors: dict[str, tuple[str, ...]]
-    """Names of the factors by name of the weight."""
-    _whole_shapes: dict[str, torch.Size]
-    """Shapes of the unfactored weights."""
-    _whole_formats: dict[str, torch.memory_format]
-    """Memory formats of the unfactored weights."""
+    _products: dict[str, _Product]
+    """Factored weights by name."""
 
     def _factors_of(self, attribute: str) -> tuple[Tensor, ...]:
-        return tuple(self._parameters[f"{attribute}_{name}"] for name in self._factors[attribute])  # type: ignore[misc]
+        names = self._products[attribute].factors
+        return tuple(self._parameters[f"{attribute}_{name}"] for name in names)  # type: ignore[misc]
 
     def _whole(self, attribute: str) -> Tensor:
-        shape = self._whole_shapes[attribute]
+        shape = self._products[attribute].shape
         return product(self._factors_of(attribute), shape[0], shape[1:].numel()).view(shape)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         # Pickle finds classes by their names in modules, and this class is in none.
-        return _restored, (type(self)._plain_class, tuple(sorted(self._factors))), self.__getstate__()  # type: ignore[no-untyped-call]
+        return _restored, (type(self)._plain_class, tuple(sorted(self._products))), self.__getstate__()  # type: ignore[no-untyped-call]
 
     def _matrices(self, rows: int) -> list[Tensor]:
         """Matrices to apply to ``rows`` inputs, one after the other, in place of ``weight``."""
@@ -311,7 +318,7 @@ class _OnePass:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._layer, name)
-        if name in self._layer._factors:
+        if name in self._layer._products:
             self.__dict__[name] = value
         return value
 
@@ -323,7 +330,7 @@ class _FactoredConv(Factored):
         if layer.groups > 1:
             return cast(Tensor, layer._conv_forward(input, layer.weight, layer.bias))
         first, *others = self._matrices(_positions(layer, input))
-        shape = self._whole_shapes["weight"]
+        shape = self._products["weight"].shape
         result: Tensor = layer._conv_forward(
             input, first.view(-1, *shape[1:]), None if others else layer.bias
         )
@@ -375,28 +382,17 @@ def _restored(plain: type[nn.Module], attributes: tuple[str, ...]) -> nn.Module:
     return made.__new__(made)
 
 
-def _become(
-    module: nn.Module,
-    held: dict[str, tuple[str, ...]],
-    shapes: dict[str, torch.Size],
-    formats: dict[str, torch.memory_format],
-) -> None:
-    """Set the class of ``module`` to that for its factored weights ``held``, or to its plain class without any."""
-    plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
-    if held:
-        module.__class__ = _factored_class(cast(Any, plain), tuple(sorted(held)))
-        module.__dict__.update(_factors=held, _whole_shapes=shapes, _whole_formats=formats)
-    else:
-        module.__class__ = plain
-        for name in ("_factors", "_whole_shapes", "_whole_formats"):
-            module.__dict__.pop(name, None)
+def _products(module: nn.Module) -> dict[str, _Product]:
+    return module._products if isinstance(module, Factored) else {}
 
 
-def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:
-    """Put the parameters ``new`` in the place of the weight's parameters."""
+def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter], products: dict[str, _Product]) -> None:
+    """Put the parameters ``new`` in the place of the weight's parameters, and give the layer the class for its factored
+    weights ``products``: its plain class without any.
+    """
     # The order of parameters must not depend on when a weight was factored: it decides the buckets, and these the
     # roundings, which have to be the same in a resumed run.
-    parameters = weight.module._parameters
+    module, parameters = weight.module, weight.module._parameters
     old = [f"{weight.attribute}_{name}" for name in weight.factors] or [weight.attribute]
     ordered: dict[str, nn.Parameter | None] = {}
     for name, parameter in parameters.items():
@@ -406,23 +402,17 @@ def _exchange(weight: MatrixWeight, new: Mapping[str, nn.Parameter]) -> None:
             ordered[name] = parameter
     parameters.clear()
     parameters.update(ordered)
-
-
-def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of layers with weight matrices; submodules of a layer come after it."""
-    for name, module in model.named_modules():
-        if isinstance(module, _LAYERS + _OTHER_LAYERS):
-            yield name, module
+    plain: type[nn.Module] = getattr(type(module), "_plain_class", type(module))
+    if products:
+        module.__class__ = _factored_class(cast(Any, plain), tuple(sorted(products)))
+        module.__dict__["_products"] = products
+    else:
+        module.__class__ = plain
+        del module.__dict__["_products"]
 
 
 def _shape(module: nn.Module, attribute: str) -> torch.Size | None:
-    shapes: dict[str, torch.Size] = getattr(module, "_whole_shapes", {})
-    if attribute in shapes:
-        return shapes[attribute]
+    if attribute in _products(module):
+        return _products(module)[attribute].shape
     parameter = module._parameters.get(attribute)
     return parameter.shape if parameter is not None else None
-
-
-def _worth_it(weight: MatrixWeight) -> bool:
-    short, long = sorted((weight.rows, weight.columns))
-    return short >= SMALLEST_SIDE and long <= LARGEST_ASPECT * short

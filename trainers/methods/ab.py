@@ -11,29 +11,22 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypedDict, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from trainers.arguments import check_kinds, check_whole
+from trainers.arguments import check_bounds, check_kinds, check_rules, check_whole
 from trainers.communication.averager import GradientAverager, gradient_of
 from trainers.communication.buckets import average_tensors, broadcast_tensors, buffers_of, reconcile_buffers
 from trainers.communication.channel import Channel
 from trainers.communication.topology import Ranks
 from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
-from trainers.lowrank.layers import (
-    SMALLEST_SIDE,
-    MatrixWeight,
-    factorise,
-    make_whole,
-    matrix_weights,
-    refuse_untrained,
-)
+from trainers.lowrank.layers import factorise, make_whole, weights_to_factorise
 from trainers.lowrank.state_projection import Projection, exchange, holds_others, moments_of
 from trainers.methods.ab_merge import GroupExchange, groups_of
 from trainers.methods.strategy import (
+    AveragingStrategy,
+    Method,
     Setup,
     State,
     Steps,
@@ -47,7 +40,7 @@ _log = logging.getLogger("trainers.methods")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AB:
+class AB(Method):
     """AB training: after a warm-up of full rank, group phases alternate with *rebound* phases of full rank.
 
     In a group phase, each group of ranks trains one of two factors of each weight; in a rebound phase, all ranks train
@@ -55,15 +48,12 @@ class AB:
     their (weighted) means.
 
     The default lengths of phases are those of the dissertation's Table A.7 (3000, 300 and 750 of 45000 steps), but
-    with a warm-up of 0.3 of the run in place of 0.207 (9300 steps). In runs of about 600 steps, that is closer to DDP
-    than the guidelines in 5.3.3 (0.2, 0.0333, a quarter and a half), and sends fewer bytes (trainers/README.md). Closer
-    to DDP than the source's merge, with about the same number of bytes, is ``AB(warmup_steps=0.7, merge_gain=1.0,
-    compression="bf16")``.
+    with a longer warm-up, 0.3 of the run in place of 0.207, with which runs of about 600 steps are closer to DDP
+    (trainers/README.md has measurements, and settings that are closer still).
 
-    A compiled model is compiled again at each decomposition that changes ranks, and separately for the evaluation,
-    which has no gradients, and in a group phase a merged model. torch compiles 8 times and then runs that part
-    uncompiled, within less than half of a run of 20 epochs: raise ``torch._dynamo.config.recompile_limit`` (torch 2.6:
-    ``cache_size_limit``) before the run.
+    A compiled model is compiled again at each change of ranks, and for evaluations. torch compiles 8 times and then
+    runs that part uncompiled: raise ``torch._dynamo.config.recompile_limit`` (torch 2.6: ``cache_size_limit``) before
+    the run.
 
     Args:
         warmup_steps (int steps or float fraction of the run; default 0.3): length of the warm-up, in which all ranks
@@ -115,10 +105,10 @@ class AB:
         for name in ("rebound_steps", "lr_rebound_steps"):
             if getattr(self, name) is not None:
                 check_steps("AB", name, getattr(self, name))
-        for name, allowed, rule in (
-            ("sigma_cutoff", 0 < self.sigma_cutoff < 1, "above 0 and below 1"),
+        check_bounds(self, sigma_cutoff="above 0 and below 1", merge_gain="above 0 and at most 1")
+        check_rules(
+            self,
             ("merge", self.merge in _MERGES, " or ".join(f'"{merge}"' for merge in _MERGES)),
-            ("merge_gain", 0 < self.merge_gain <= 1, "above 0 and at most 1"),
             ("compression", self.compression in (None, "bf16"), 'None or "bf16"'),
             ("group_size", self.group_size is None or self.groups, "None where groups=False"),
             (
@@ -131,38 +121,16 @@ class AB:
                 self.merge_gain == AB.merge_gain or self.merge != "products",
                 f'{AB.merge_gain}, its default, where merge="products"',
             ),
-        ):
-            if not allowed:
-                raise ValueError(f"AB({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it.")
+        )
 
     def strategy(self, setup: Setup) -> Strategy:
-        """Strategy of a run; called by ``train``.
-
-        Args:
-            setup (Setup): the run's model, optimizer and ranks.
-
-        Raises:
-            ValueError: the method cannot work with this setup; the text says what to do.
-        """
-        return _ABTraining(self, setup)
+        return _ABStrategy(self, setup)
 
 
 _MERGES = ("factors", "products", "loss-weighted")
 
 
-class _ABState(TypedDict):
-    factored: bool
-    ranks: dict[str, int]
-    starts: dict[str, Tensor]
-    changed_at: int
-    next_step: int
-    loss_sum: Tensor
-    loss_steps: int
-    merges: int
-    decomposition_s: float
-
-
-class _ABTraining(Strategy):
+class _ABStrategy(AveragingStrategy):
     """AB training of a run.
 
     A group phase keeps, besides both factors, a copy of the trained factor at the phase's start, which is as large as
@@ -181,40 +149,33 @@ class _ABTraining(Strategy):
     def __init__(self, method: AB, setup: Setup) -> None:
         self._method = method
         self._setup = setup
+        self._optimizer = setup.optimizer
         self._communicator = setup.communicator
         self._total = setup.total_steps
         self._warmup = steps_of(method.warmup_steps, self._total)
         self._ab = max(1, steps_of(method.ab_steps, self._total))
-        self._rebound = self._derived(method.rebound_steps, 0.1)
-        self._lr_rebound = self._derived(method.lr_rebound_steps, 0.25)
+        self._rebound, self._lr_rebound = (
+            round(part * self._ab) if value is None else steps_of(value, self._total)
+            for value, part in ((method.rebound_steps, 0.1), (method.lr_rebound_steps, 0.25))
+        )
         if self._warmup >= self._total:
             raise ValueError(
                 f"AB(warmup_steps={method.warmup_steps!r}): that is {self._warmup} steps, and the run has "
                 f"{self._total}. Leave steps for the group phases, or use DDP."
             )
-        self._weights = self._found()
-        if not self._weights and (left := [w.name for w in matrix_weights(setup.model) if w.factors]):
-            raise ValueError(
-                f"AB: {left[0]} is a product of factors already, as OIALR leaves it, and no other weight can be "
-                "factorised. Make the model an ordinary one first: trainers.merged(model)."
-            )
-        if not self._weights:
-            raise ValueError(
-                "AB: the model has no weight to factorise: none of Linear, Conv1d, Conv2d or MultiheadAttention, "
-                f"trained and real, with sides of at least {SMALLEST_SIDE}, besides the first and last layer where "
-                "these stay whole. Use DDP, or let full_rank_first_layer or full_rank_last_layer be False."
-            )
-        refuse_untrained("AB", self._weights, setup.optimizer)
+        self._weights = weights_to_factorise(
+            "AB",
+            setup.model,
+            setup.optimizer,
+            first=not method.full_rank_first_layer,
+            last=not method.full_rank_last_layer,
+        )
         self._exchange: GroupExchange | None = None
         if method.groups:
             refuse_synchronised_norms("AB(groups=True)", setup.model)
             self._exchange = GroupExchange(
                 self._communicator, groups_of(self._communicator.nodes, method.group_size)
             )
-        nodes = self._communicator.nodes
-        if len(nodes) > 1 and len({len(ranks) for ranks in nodes}) == 1:
-            # The channels of decompositions. Made now, because the counters of a checkpoint need existing channels.
-            _ = self._communicator.node, self._communicator.across
         self._trains = self._exchange.trains if self._exchange is not None else "b"
         parameters = list(setup.model.parameters())
         self._full_parameters = sum(p.numel() for p in parameters)
@@ -230,7 +191,6 @@ class _ABTraining(Strategy):
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._communicator.device)
         self._loss_steps = 0
         self._merges = 0
-        self._averager: GradientAverager | None = None
         self._average()
 
     # Phases
@@ -260,13 +220,11 @@ class _ABTraining(Strategy):
         if self._to_decompose(step):
             self._decompose()
             self._changed_at = step
-        if last and self._averager is not None:
-            self._averager.arm()
+        super().before_pass(step, last=last)
 
     def reduce_gradients(self, step: int) -> None:
-        if self._averager is not None:
-            self._averager.finish()
-        elif self._communicator.size > 1:
+        super().reduce_gradients(step)
+        if self._averager is None and self._communicator.size > 1:
             # Without an averager, missing gradients become zeros as with one. Otherwise, optimizer states could
             # differ in kind between ranks, and could not be merged.
             for parameter in self._setup.model.parameters():
@@ -312,9 +270,6 @@ class _ABTraining(Strategy):
                 for tensor, value in zip(touched, kept, strict=True):
                     tensor.copy_(value)
 
-    def finalise(self) -> None:
-        self.synchronise()
-
     def synchronise(self) -> None:
         if self._factored:
             self._merge()
@@ -324,8 +279,6 @@ class _ABTraining(Strategy):
         self._average()
 
     def metrics(self) -> dict[str, float]:
-        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device="cpu")
-        worked_s = [float(part.item()) for part in self._communicator.service.all_gather(own_s)]
         whole = sum(weight.rows * weight.columns for weight in self._weights)
         a = sum(weight.rows * self._ranks[weight.name] for weight in self._weights)
         b = sum(weight.columns * self._ranks[weight.name] for weight in self._weights)
@@ -339,7 +292,7 @@ class _ABTraining(Strategy):
             # The first two are of the present phase, as means over groups; the merged model of an evaluation is whole.
             "trainable_fraction": (self._full_trainable - whole + trained) / self._full_trainable,
             "compression_ratio": self._full_parameters / (self._full_parameters - whole + stored),
-            "decomposition_s": max(worked_s),
+            "decomposition_s": self._work.busiest_s(),
             "synchronisations": float(self._merges),
             # The last decomposition's, whatever the present phase is.
             "factored_compression_ratio": self._full_parameters / (self._full_parameters - whole + a + b),
@@ -349,7 +302,7 @@ class _ABTraining(Strategy):
 
     def state(self) -> State:
         factored = self._factored and not self._whole_for_evaluation
-        state: _ABState = {
+        return {
             "factored": factored,
             "ranks": dict(self._ranks),
             "starts": dict(self._starts) if factored else {},
@@ -360,48 +313,37 @@ class _ABTraining(Strategy):
             "merges": self._merges,
             "decomposition_s": self._work.own_s,
         }
-        return cast(State, state)
 
     def own_state(self) -> State:
         return {"loss_sum": self._loss_sum.clone(), "decomposition_s": self._work.own_s}
 
     def load(self, state: State) -> None:
-        saved = cast(_ABState, state)
         if self._factored:
             self._become_whole([weight.matrix() for weight in self._weights])
-        self._ranks = dict(saved["ranks"])
-        if saved["factored"]:
+        self._ranks = dict(state["ranks"])
+        if state["factored"]:
+            shapes = [(weight, self._ranks[weight.name]) for weight in self._weights]
             self._become_factored(
-                [
-                    (
-                        weight.whole.new_zeros(weight.rows, self._ranks[weight.name]),
-                        weight.whole.new_zeros(self._ranks[weight.name], weight.columns),
-                    )
-                    for weight in self._weights
-                ]
+                [(w.whole.new_zeros(w.rows, rank), w.whole.new_zeros(rank, w.columns)) for w, rank in shapes]
             )
         device = self._communicator.device
-        self._starts = {name: start.to(device, copy=True) for name, start in saved["starts"].items()}
-        self._changed_at, self._next_step = saved["changed_at"], saved["next_step"]
-        self._loss_sum.copy_(saved["loss_sum"])
-        self._loss_steps, self._merges = saved["loss_steps"], saved["merges"]
-        self._work.own_s = saved["decomposition_s"]
+        self._starts = {name: start.to(device, copy=True) for name, start in state["starts"].items()}
+        self._changed_at, self._next_step = state["changed_at"], state["next_step"]
+        self._loss_sum.copy_(state["loss_sum"])
+        self._loss_steps, self._merges = state["loss_steps"], state["merges"]
+        self._work.own_s = state["decomposition_s"]
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         if not same_steps:
             return None  # phases begin and end at numbers of steps
-        saved = [cast(_ABState, state) for state in states]
-        merged: _ABState = {
-            **saved[0],
-            "loss_sum": torch.stack([state["loss_sum"] for state in saved]).mean(0),
-            "decomposition_s": max(state["decomposition_s"] for state in saved),
+        return {
+            **states[0],
+            "loss_sum": torch.stack([state["loss_sum"] for state in states]).mean(0),
+            "decomposition_s": max(state["decomposition_s"] for state in states),
         }
-        return cast(State, merged)
 
     def close(self) -> None:
-        if self._averager is not None:
-            self._averager.close()
-            self._averager = None
+        super().close()
         if self._factored:
             # After an interruption or a failure: the model gets ordinary layers, with this rank's factors alone.
             for weight in self._weights:
@@ -472,9 +414,7 @@ class _ABTraining(Strategy):
 
     def _average(self) -> None:
         """Average gradients over the ranks of the present phase from now on."""
-        if self._averager is not None:
-            self._averager.close()
-            self._averager = None
+        super().close()
         channel, trained = self._channel, self._setup.trained.exchanged()
         if channel.size > 1:
             narrow = self._method.compression == "bf16" and channel is self._communicator.world
@@ -523,10 +463,7 @@ class _ABTraining(Strategy):
         return [parameter for parameter in self._setup.trained.ever() if id(parameter) not in factors]
 
     def _shared_moments(self) -> list[Tensor]:
-        """Moments of the shared parameters in the optimizer, without counts of steps, which are equal on all ranks.
-
-        State tensors with a single number are replaced by their means.
-        """
+        """Moments of the shared parameters; state tensors with a single number are replaced by their means."""
         moments: list[Tensor] = []
         numbers: list[Tensor] = []
         for parameter in self._shared_parameters():
@@ -568,19 +505,3 @@ class _ABTraining(Strategy):
                 group[name].copy_(mean)
             else:
                 group[name] = mean.item()
-
-    @property
-    def _optimizer(self) -> Optimizer:
-        return self._setup.optimizer
-
-    def _found(self) -> list[MatrixWeight]:
-        method = self._method
-        return matrix_weights(
-            self._setup.model,
-            first=not method.full_rank_first_layer,
-            last=not method.full_rank_last_layer,
-            factored=False,
-        )
-
-    def _derived(self, value: Steps | None, part: float) -> int:
-        return round(part * self._ab) if value is None else steps_of(value, self._total)

@@ -17,46 +17,22 @@ Nodes = tuple[Ranks, ...]
 
 
 def groups_of(nodes: Nodes, group_size: int | None) -> tuple[Ranks, ...]:
-    """Ranks of each group.
-
-    Args:
-        nodes (tuple of ranks): ranks of each node.
-        group_size (int): ranks of a group, node after node; None: the ranks of a node, or half of all ranks on a single
-            node.
-
-    Raises:
-        ValueError: there are no groups of equal size, or only a single group.
-    """
+    """Ranks of each group, for the ``group_size`` of ``AB``; ValueError without two groups of equal size."""
     ordered = [rank for ranks in nodes for rank in ranks]
-    size = len(ordered)
-    if group_size is None:
-        if size == 1:
-            raise ValueError(
-                "AB(groups=True): groups train apart, and one rank is no two groups. Start more ranks, or use "
-                "AB(groups=False)."
-            )
-        sizes = {len(ranks) for ranks in nodes}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"AB(group_size=None): the nodes have {', '.join(str(len(ranks)) for ranks in nodes)} ranks, "
-                f"and groups are of one size. Name a group_size that divides {size}, or use AB(groups=False)."
-            )
-        if len(nodes) == 1 and size % 2:
-            raise ValueError(
-                f"AB(group_size=None): {size} ranks on one node make no two halves. Name a group_size that "
-                f"divides {size}, or use AB(groups=False)."
-            )
-        group_size = len(nodes[0]) if len(nodes) > 1 else size // 2
-    if size % group_size:
+    count, sizes = len(ordered), [len(ranks) for ranks in nodes]
+    if group_size is not None:
+        size = group_size
+    elif len(nodes) == 1:
+        size = count // 2 if count % 2 == 0 else 0
+    else:
+        size = sizes[0] if len(set(sizes)) == 1 else 0
+    if not 0 < size < count or count % size:
         raise ValueError(
-            f"AB(group_size={group_size}): {size} ranks are no multiple of it. Name a divisor of {size}."
+            f"AB(group_size={group_size}): there are {' + '.join(map(str, sizes))} ranks on the nodes, and there must "
+            "be at least two groups of equal size. Start other ranks, name a group_size that divides their number, or "
+            "use AB(groups=False)."
         )
-    if group_size == size:
-        raise ValueError(
-            f"AB(group_size={group_size}): {size} ranks make one group only, and half of the groups trains A, "
-            "half B. Name a smaller group_size, or use AB(groups=False)."
-        )
-    return tuple(tuple(sorted(ordered[first : first + group_size])) for first in range(0, size, group_size))
+    return tuple(tuple(sorted(ordered[first : first + size])) for first in range(0, count, size))
 
 
 def shares_by_loss(losses: Sequence[float]) -> list[float]:
@@ -68,17 +44,10 @@ def shares_by_loss(losses: Sequence[float]) -> list[float]:
 def merged_matrix(
     a: Tensor, b: Tensor, delta_a: Tensor, delta_b: Tensor, *, gain: tuple[float, float], mixed: bool
 ) -> Tensor:
-    """Merged W from the factors before the group phase and their mean changes over the groups.
+    """Merged W from the factors before the group phase, their mean changes over the groups, and γ_A and γ_B (``gain``).
 
-    Args:
-        a (tensor): factor A (m × k).
-        b (tensor): factor B (k × n).
-        delta_a (tensor): mean change of A.
-        delta_b (tensor): mean change of B.
-        gain (tuple of float): γ_A and γ_B.
-        mixed (bool): whether W is (A + γ_A ΔA)(B + γ_B ΔB), which is Eq. 5.8 for γ = ½ with its mixed states.
-            Otherwise, W is A B + γ_A ΔA B + γ_B A ΔB, which is Eq. 5.7 for γ_A = n_A / n and γ_B = n_B / n, with n_A of
-            n groups training A.
+    If ``mixed``, W is (A + γ_A ΔA)(B + γ_B ΔB), which is Eq. 5.8 for γ = ½ with its mixed states. Otherwise, W is
+    A B + γ_A ΔA B + γ_B A ΔB, which is Eq. 5.7 for γ_A = n_A / n and γ_B = n_B / n, with n_A of n groups training A.
     """
     step_a, step_b = gain[0] * delta_a, gain[1] * delta_b
     if mixed:
@@ -138,14 +107,14 @@ class GroupExchange:
         gain: float,
         loss: Tensor,
     ) -> list[Tensor]:
-        """Merged matrix of each weight, from the same bits on all ranks.
+        """Merged matrix of each weight, from the same bits on all ranks, by the rule ``merge`` and the ``gain`` of
+        ``AB``.
 
         Args:
             weights (sequence of MatrixWeight): factored weights.
             starts (dict): the factor that this group trains at the beginning of the phase, by name of the weight.
             shared (sequence of tensors): other tensors, which are replaced by their means over the groups.
-            merge (str): rule, the same as in ``AB``.
-            gain (float): gain, the same as in ``AB``.
+            merge, gain: settings of ``AB``.
             loss (tensor): this rank's mean training loss in the phase, without dimensions.
         """
         share_of_factor, share_of_all = self._shares(loss if merge == "loss-weighted" else None)
@@ -172,9 +141,8 @@ class GroupExchange:
         return matrices
 
     def _shares(self, loss: Tensor | None) -> tuple[float, float]:
-        """Weights of this group in the means over groups of the same factor, and over all groups.
-
-        All groups have the same weight without a ``loss``.
+        """Weights of this group in the means over groups of the same factor, and over all groups; equal without
+        ``loss``.
         """
         count = len(self.groups)
         same = range(self.first_of_b) if self.trains == "a" else range(self.first_of_b, count)
@@ -198,7 +166,6 @@ class GroupExchange:
             self._sum_flat(dtype, *of_type)
 
     def _sum_flat(self, dtype: torch.dtype, a: list[Tensor], b: list[Tensor], both: list[Tensor]) -> None:
-        """``_sum`` for tensors of one type."""
         trains_a = self.trains == "a"
         of_a = self._slice(a, dtype, empty=not trains_a)
         of_b = self._slice(b, dtype, empty=trains_a)

@@ -6,20 +6,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypedDict, cast
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
-from trainers.arguments import check_kinds, check_whole
+from trainers.arguments import check_bounds, check_kinds, check_rules, check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
 from trainers.communication.channel import Pending
-from trainers.communication.links import link_over
 from trainers.communication.topology import Ranks
 from trainers.methods.daso_exchange import NodeExchange
-from trainers.methods.strategy import Setup, State, Strategy, refuse_synchronised_norms
+from trainers.methods.strategy import (
+    AveragingStrategy,
+    Method,
+    Setup,
+    State,
+    Strategy,
+    check_steps,
+    refuse_synchronised_norms,
+)
 
 _log = logging.getLogger("trainers.methods")
 
@@ -27,7 +33,7 @@ _WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DASO:
+class DASO(Method):
     """Distributed, asynchronous and selective optimization.
 
     After each backward pass, gradients are averaged inside the node. Every ``sync_every`` steps (B), one rank of each
@@ -80,42 +86,17 @@ class DASO:
     def __post_init__(self) -> None:
         check_whole(self, sync_every=1, sync_delay=0, plateau_patience=1, bucket_bytes=1)
         check_kinds(self)
-        if self.sync_delay > self.sync_every:
-            raise ValueError(
-                f"DASO(sync_every={self.sync_every}, sync_delay={self.sync_delay}): sync_delay must be at most "
-                "sync_every, since one synchronisation is under way at a time. Lower it."
-            )
         for name in ("warmup_epochs", "cooldown_epochs"):
-            value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not value >= 0
-                or (isinstance(value, float) and value > 1)
-            ):
-                raise ValueError(
-                    f"DASO({name}={value!r}): {name} must be a number of epochs of at least 0, or as a float a "
-                    "fraction of the run, from 0.0 to 1.0. Correct it."
-                )
-        if self.wire_dtype not in _WIRE_DTYPES:
-            raise ValueError(
-                f'DASO(wire_dtype={self.wire_dtype!r}): must be "bf16", "fp32" or None. Correct it.'
-            )
-        if not 0 <= self.plateau_threshold < 1:
-            raise ValueError(
-                f"DASO(plateau_threshold={self.plateau_threshold!r}): must be a fraction from 0 to below 1. "
-                "Correct it."
-            )
+            check_steps("DASO", name, getattr(self, name), unit="epochs")
+        check_rules(
+            self,
+            # One synchronisation is under way at a time.
+            ("sync_delay sync_every", self.sync_delay <= self.sync_every, "at most sync_every"),
+            ("wire_dtype", self.wire_dtype in _WIRE_DTYPES, '"bf16", "fp32" or None'),
+        )
+        check_bounds(self, plateau_threshold="at least 0 and below 1")
 
     def strategy(self, setup: Setup) -> Strategy:
-        """Strategy of a run; called by ``train``.
-
-        Args:
-            setup (Setup): the run's model, optimizer and ranks.
-
-        Raises:
-            ValueError: the method cannot work with this setup; the text says what to do.
-        """
         return _DASOStrategy(self, setup)
 
 
@@ -124,9 +105,7 @@ class _Periods:
     """Current B and S, and their adaptation to the training loss."""
 
     sync_every: int
-    """Current B."""
     sync_delay: int
-    """Current S."""
     best: float | None = None
     """Best training loss of a cycling epoch."""
     bad_epochs: int = 0
@@ -149,28 +128,7 @@ class _Periods:
             self.sync_delay = min(self.sync_delay, max(1, self.sync_delay // 2))
 
 
-@dataclass(kw_only=True)
-class _Sent:
-    """Synchronisation that is not merged yet."""
-
-    turn: int
-    """Number of earlier synchronisations, which determines the rank of each node that sends."""
-    steps: int = 0
-    """Optimizer steps since the parameters were sent."""
-
-
-class _DASOState(TypedDict):
-    base: list[Tensor]
-    agreed: bool
-    since_sync: int
-    synchronisations: int
-    used: list[int]
-    periods: dict[str, float | int | None]
-    sent: dict[str, int] | None
-    sums: list[Tensor]
-
-
-class _DASOStrategy(Strategy):
+class _DASOStrategy(AveragingStrategy):
     def __init__(self, method: DASO, setup: Setup) -> None:
         self._method = method
         self._setup = setup
@@ -195,8 +153,8 @@ class _DASOStrategy(Strategy):
         """Optimizer steps since the last sending."""
         self._agreed = True
         """Whether parameters are the same on all ranks."""
-        self._sent: _Sent | None = None
-        self._averager: GradientAverager | None = None
+        self._under_way = False
+        """Whether the last synchronisation is not merged yet."""
         self._exchange: NodeExchange
         self.parameters_changed()
 
@@ -210,33 +168,24 @@ class _DASOStrategy(Strategy):
         return self._node.ranks
 
     def parameters_changed(self) -> None:
-        """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
         # Sums under way must arrive before the exchange with their buffers is replaced.
-        if self._sent is not None:
+        if self._under_way:
             self._exchange.receive()
-        self._sent, self._agreed, self._since_sync = None, True, 0
+        self._under_way, self._agreed, self._since_sync = False, True, 0
         self.close()
         trained = self._setup.trained.exchanged()
         if self._node.size > 1:
             self._averager = GradientAverager(trained, self._node, keep_none=self._across.size == 1)
-        link = link_over(self._setup.communicator.backend)
-        if self._method.bucket_bytes is not None:
-            link = replace(link, bucket_bytes=self._method.bucket_bytes)
         with torch.no_grad():
             self._exchange = NodeExchange(
                 trained if self._across.size > 1 else [],
                 self._setup.communicator,
-                link=link,
+                bucket_bytes=self._method.bucket_bytes,
                 wire_dtype=_WIRE_DTYPES[self._method.wire_dtype],
             )
 
-    def before_pass(self, step: int, *, last: bool) -> None:
-        if last and self._averager is not None:
-            self._averager.arm()
-
     def reduce_gradients(self, step: int) -> None:
-        if self._averager is not None:
-            self._averager.finish()
+        super().reduce_gradients(step)
         # Not in after_step: the optimizer steps next, and ``synchronise`` may be called before ``after_step``.
         self._agreed = self._across.size == 1
 
@@ -247,12 +196,10 @@ class _DASOStrategy(Strategy):
         if self._across.size == 1:
             return
         self._since_sync += 1
-        if self._sent is not None:
-            self._sent.steps += 1
         if not cycling:
             self.synchronise()
             return
-        if self._sent is not None and self._sent.steps >= delay:
+        if self._under_way and self._since_sync >= delay:
             self._merge()
         # At the last step of an epoch, ``end_epoch`` synchronises.
         if self._since_sync >= every and (step + 1) % self._setup.steps_per_epoch:
@@ -268,11 +215,8 @@ class _DASOStrategy(Strategy):
         if self._method.adaptive and cycled:
             self._periods.adapt(train_loss, self._method)
 
-    def finalise(self) -> None:
-        self.synchronise()
-
     def synchronise(self) -> None:
-        if self._sent is not None:
+        if self._under_way:
             self._merge()
         if not self._agreed:
             self._send()
@@ -287,66 +231,56 @@ class _DASOStrategy(Strategy):
         }
 
     def state(self) -> State:
-        sent, periods = self._sent, self._periods
-        saved: _DASOState = {
+        sent = {"member": self._turn, "steps": self._since_sync} if self._under_way else None
+        return {
             "base": self._exchange.base(),
             "agreed": self._agreed,
             "since_sync": self._since_sync,
             "synchronisations": self._synchronisations,
             "used": list(self._used),
-            "periods": dict(vars(periods)),
-            "sent": None if sent is None else {"member": sent.turn, "steps": sent.steps},
-            "sums": self._sums(),
+            "periods": asdict(self._periods),
+            "sent": sent,
+            **self.own_state(),
         }
-        return cast(State, saved)
 
     def own_state(self) -> State:
-        return {"sums": self._sums()}
+        """Sums that this rank has started and that are not merged yet, after waiting for them."""
+        return {"sums": self._exchange.sums(self._turn) if self._under_way else []}
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        saved = cast(_DASOState, state)
-        sent = saved["sent"]
-        self._sent = None if sent is None else _Sent(turn=sent["member"], steps=sent["steps"])
-        fits = self._exchange.load_base(saved["base"])
-        if self._sent is not None:
-            fits = fits and self._exchange.load_sums(self._sent.turn, saved["sums"])
+        self._agreed, self._since_sync = state["agreed"], state["since_sync"]
+        self._synchronisations, self._under_way = state["synchronisations"], state["sent"] is not None
+        self._used, self._periods = tuple(state["used"]), _Periods(**state["periods"])
+        fits = self._exchange.load_base(state["base"])
+        if self._under_way:
+            fits = fits and self._exchange.load_sums(self._turn, state["sums"])
         if not fits:
             raise ValueError(
                 "The saved state is of DASO on another model, other nodes or another backend of torch.distributed. "
                 "Start with an empty checkpoint directory."
             )
-        self._agreed, self._since_sync = saved["agreed"], saved["since_sync"]
-        self._synchronisations = saved["synchronisations"]
-        self._used = (saved["used"][0], saved["used"][1])
-        for name, value in saved["periods"].items():
-            setattr(self._periods, name, value)
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         # All ranks are on a single node, before and now, where nothing is sent between nodes.
         return states[0]
-
-    def close(self) -> None:
-        if self._averager is not None:
-            self._averager.close()
-            self._averager = None
 
     def _steps(self, epochs: int | float) -> int:
         if isinstance(epochs, int):
             return epochs * self._setup.steps_per_epoch
         return round(epochs * self._setup.total_steps)
 
+    @property
+    def _turn(self) -> int:
+        """Number of synchronisations before the last, which determines the rank of each node that sends."""
+        return self._synchronisations - 1
+
     @torch.no_grad()
     def _send(self) -> None:
         """Start the sum over all nodes of the differences to the base."""
-        self._sent = _Sent(turn=self._synchronisations)
-        self._exchange.send(self._sent.turn)
         self._synchronisations += 1
-        self._since_sync = 0
-
-    def _sums(self) -> list[Tensor]:
-        """Sums that this rank has started and that are not merged yet, after waiting for them."""
-        return [] if self._sent is None else self._exchange.sums(self._sent.turn)
+        self._under_way, self._since_sync = True, 0
+        self._exchange.send(self._turn)
 
     @torch.no_grad()
     def _merge(self) -> None:
@@ -354,14 +288,13 @@ class _DASOStrategy(Strategy):
 
         All ranks then have the same base, and the ranks of a node the same parameters.
         """
-        assert self._sent is not None
-        sent, nodes, exchange = self._sent, self._across.size, self._exchange
-        _log.debug("synchronisation %d is merged %d steps after its sending", sent.turn, sent.steps)
+        steps, nodes, exchange = self._since_sync, self._across.size, self._exchange
+        _log.debug("synchronisation %d is merged %d steps after its sending", self._turn, steps)
         # Σ_p w_p,sent = P_g · base: with weight 1 (S = 0) the parameters become the base, bit for bit.
-        weight = nodes / (2 * sent.steps + nodes)
+        weight = nodes / (2 * steps + nodes)
         inside: Pending | None = None
         for index in range(len(exchange)):
-            following = exchange.share_within_node(index, sent.turn)
+            following = exchange.share_within_node(index, self._turn)
             # Merges the bucket before, while this bucket is sent inside the node and the next between nodes.
             if inside is not None:
                 exchange.merge(index - 1, inside, weight)
@@ -369,5 +302,4 @@ class _DASOStrategy(Strategy):
         if inside is not None:
             exchange.merge(len(exchange) - 1, inside, weight)
         exchange.receive()
-        self._agreed = sent.steps == 0
-        self._sent = None
+        self._agreed, self._under_way = steps == 0, False

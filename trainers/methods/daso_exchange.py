@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainers.communication.buckets import Bucket, buckets
+from trainers.communication.buckets import Bucket, each_bucket
 from trainers.communication.channel import Pending
 from trainers.communication.communicator import Communicator
-from trainers.communication.links import Link
+
+SHARDING_BACKENDS = frozenset({"nccl"})
+"""Backends of torch.distributed with which each rank of a node sends a share of the parameters."""
+# NCCL: each GPU of a node has a network card near it, which smaller messages do not fill. Other backends: the ranks
+# share the card of their node, and with small messages, a bucket is merged while the next bucket is sent.
+_SHARD_BYTES, _BUCKET_BYTES = 25 * 2**20, 2 * 2**20
+"""Default sizes of messages, with and without shares."""
 
 
 class NodeExchange:
@@ -22,11 +28,8 @@ class NodeExchange:
     all ranks have the same base, to the last bit. The base of bfloat16 or float16 parameters is in float32, as in their
     own precision an average would lose small steps of a single node.
 
-    Args:
-        parameters (sequence of Parameter): trained parameters.
-        communicator (Communicator): ranks of the run, equally many on each node.
-        link (Link): size and distribution of messages.
-        wire_dtype (dtype): type of floating-point numbers in messages; None: their own.
+    ``bucket_bytes`` is the size of a message, None a default for the backend; ``wire_dtype`` the type of floating-point
+    numbers in messages, None their own.
     """
 
     def __init__(
@@ -34,14 +37,18 @@ class NodeExchange:
         parameters: Sequence[nn.Parameter],
         communicator: Communicator,
         *,
-        link: Link,
+        bucket_bytes: int | None,
         wire_dtype: torch.dtype | None,
     ) -> None:
         self._node, self._across = communicator.node, communicator.across
-        self._sharded = link.sharded and self._node.size > 1
+        sharding = communicator.backend in SHARDING_BACKENDS
+        self._sharded = sharding and self._node.size > 1
         shares = self._node.size if self._sharded else 1
-        self._wire = buckets(
-            parameters, wire_dtype=wire_dtype, bucket_bytes=link.bucket_bytes, multiple_of=shares
+        default = _SHARD_BYTES if sharding else _BUCKET_BYTES
+        self._wire = list(
+            each_bucket(
+                parameters, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes or default, multiple_of=shares
+            )
         )
         self._own = [
             bucket.flat.chunk(shares)[self._node.rank if self._sharded else 0] for bucket in self._wire

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.arguments import check_whole
+from trainers.arguments import check_rules, check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
 from trainers.methods.powersgd import PowerSGDAverager, merged_states
-from trainers.methods.strategy import Setup, State, Strategy
+from trainers.methods.strategy import AveragingStrategy, Method, Setup, State, Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDP:
+class DDP(Method):
     """Synchronous data parallelism: gradients are averaged over all ranks at each step.
 
     A parameter without a gradient on any rank at a step has none afterwards, so that the optimizer skips it as on a
@@ -36,35 +36,26 @@ class DDP:
 
     def __post_init__(self) -> None:
         check_whole(self, powersgd_rank=1)
-        if self.compression not in (None, "bf16", "powersgd"):
-            raise ValueError(
-                f'DDP(compression={self.compression!r}): must be None, "bf16" or "powersgd". Correct it.'
-            )
-        columns = self.powersgd_rank
-        if columns != DDP.powersgd_rank and self.compression != "powersgd":
-            raise ValueError(
-                f"DDP(compression={self.compression!r}, powersgd_rank={columns}): powersgd_rank must be "
-                f'{DDP.powersgd_rank}, its default, unless compression="powersgd". Correct one of them.'
-            )
+        is_default = self.powersgd_rank == DDP.powersgd_rank
+        check_rules(
+            self,
+            ("compression", self.compression in (None, "bf16", "powersgd"), 'None, "bf16" or "powersgd"'),
+            (
+                "powersgd_rank compression",
+                is_default or self.compression == "powersgd",
+                f'{DDP.powersgd_rank}, its default, unless compression="powersgd"',
+            ),
+        )
 
     def strategy(self, setup: Setup) -> Strategy:
-        """Strategy of a run; called by ``train``.
-
-        Args:
-            setup (Setup): the run's model, optimizer and ranks.
-
-        Raises:
-            ValueError: the method cannot work with this setup; the text says what to do.
-        """
-        return _Averaging(self, setup)
+        return _DDPStrategy(self, setup)
 
 
-class _Averaging(Strategy):
+class _DDPStrategy(AveragingStrategy):
     def __init__(self, method: DDP, setup: Setup) -> None:
         self._method = method
         self._setup = setup
         self._world = setup.communicator.world
-        self._averager: GradientAverager | PowerSGDAverager | None = None
         self.parameters_changed()
 
     @property
@@ -77,39 +68,26 @@ class _Averaging(Strategy):
 
     def parameters_changed(self) -> None:
         self.close()
-        parameters = self._setup.trained.exchanged()
+        parameters, method = self._setup.trained.exchanged(), self._method
         if self._world.size == 1:
             return
-        if self._method.compression == "powersgd":
+        if method.compression == "powersgd":
             self._averager = PowerSGDAverager(
-                parameters, self._world, rank=self._method.powersgd_rank, seed=self._setup.seed
+                parameters, self._world, rank=method.powersgd_rank, seed=self._setup.seed
             )
         else:
-            wire_dtype = torch.bfloat16 if self._method.compression == "bf16" else None
+            wire_dtype = torch.bfloat16 if method.compression == "bf16" else None
             self._averager = GradientAverager(parameters, self._world, wire_dtype=wire_dtype, keep_none=True)
-
-    def before_pass(self, step: int, *, last: bool) -> None:
-        if last and self._averager is not None:
-            self._averager.arm()
-
-    def reduce_gradients(self, step: int) -> None:
-        if self._averager is not None:
-            self._averager.finish()
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
         reconcile_buffers(self._world, self._setup.model)
 
     def state(self) -> State:
-        return self._averager.state() if self._averager is not None else {}
+        return self._averager.state() if isinstance(self._averager, PowerSGDAverager) else {}
 
     def load(self, state: State) -> None:
-        if self._averager is not None:
+        if isinstance(self._averager, PowerSGDAverager):
             self._averager.load(state)
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         return merged_states(states) if self._method.compression == "powersgd" else {}
-
-    def close(self) -> None:
-        if self._averager is not None:
-            self._averager.close()
-            self._averager = None

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
 
-from trainers.arguments import check_kinds, check_whole
+from trainers.arguments import check_kinds, check_rules, check_whole
 from trainers.communication.averager import GradientAverager
-from trainers.communication.buckets import each_bucket, reconcile_buffers
+from trainers.communication.buckets import averaged_over_ranks, each_bucket, reconcile_buffers
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
-from trainers.communication.rank_average import averaged_over_ranks
 from trainers.communication.topology import Ranks
 from trainers.methods.strategy import (
+    AveragingStrategy,
+    Method,
     Setup,
     State,
     Steps,
@@ -62,7 +62,7 @@ def adapted_period(*, period: int, first_loss: float, loss: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD:
+class LocalSGD(Method):
     """Local SGD: ranks train independently and average parameters at some steps.
 
     Parameters are averaged inside a household every ``household_every`` steps, inside a neighbourhood every
@@ -109,42 +109,25 @@ class LocalSGD:
         check_whole(self, **periods, households=1, neighbourhoods=1)
         check_kinds(self)
         check_steps("LocalSGD", "start", self.start)
-        if (self.neighbourhood_every is None) != (self.neighbourhoods is None):
-            raise ValueError(
-                f"LocalSGD(neighbourhood_every={self.neighbourhood_every}, "
-                f"neighbourhoods={self.neighbourhoods}): one without the other means nothing. "
-                "Set both, or neither."
-            )
-        rising = [
-            (name, getattr(self, name))
-            for name in ("household_every", "neighbourhood_every", "world_every")
-            if getattr(self, name) is not None
-        ]
-        for (inner, short), (outer, long) in pairwise(rising):
-            if short >= long:
-                raise ValueError(
-                    f"LocalSGD({inner}={short}, {outer}={long}): {inner} must be below {outer}. Correct one; "
-                    "to average over all ranks at each step use DDP."
-                )
-        if (
-            self.households is not None
-            and self.neighbourhoods is not None
-            and (self.neighbourhoods % self.households or self.neighbourhoods == self.households)
-        ):
-            raise ValueError(
-                f"LocalSGD(households={self.households}, neighbourhoods={self.neighbourhoods}): a "
-                "neighbourhood must consist of several whole households. Name a multiple."
-            )
+        check_rules(
+            self,
+            (
+                "neighbourhood_every neighbourhoods",
+                (self.neighbourhood_every is None) == (self.neighbourhoods is None),
+                "set where neighbourhoods is, and only there",
+            ),
+        )
+        rising = [name for name in periods if getattr(self, name) is not None]
+        for inner, outer in pairwise(rising):
+            below = getattr(self, inner) < getattr(self, outer)
+            rule = f"below {outer}; to average over all ranks at each step use DDP"
+            check_rules(self, (f"{inner} {outer}", below, rule))
+        if self.households is not None and self.neighbourhoods is not None:
+            count, rest = divmod(self.neighbourhoods, self.households)
+            several = count > 1 and not rest
+            check_rules(self, ("neighbourhoods households", several, "several whole households"))
 
     def strategy(self, setup: Setup) -> Strategy:
-        """Strategy of a run; called by ``train``.
-
-        Args:
-            setup (Setup): the run's model, optimizer and ranks.
-
-        Raises:
-            ValueError: the method cannot work with this setup; the text says what to do.
-        """
         return _LocalSGDStrategy(self, setup)
 
 
@@ -160,17 +143,7 @@ class _Level:
     """Fraction of this part's ranks that belong to this rank's part of the level below."""
 
 
-class _LocalSGDState(TypedDict):
-    period: int
-    first_loss: float | None
-    since_world: int
-    agreed: int
-    local_steps: int
-    synchronisations: int
-    world_every: int
-
-
-class _LocalSGDStrategy(Strategy):
+class _LocalSGDStrategy(AveragingStrategy):
     def __init__(self, method: LocalSGD, setup: Setup) -> None:
         self._method = method
         self._setup = setup
@@ -208,7 +181,6 @@ class _LocalSGDStrategy(Strategy):
         self._synchronisations = 0
         self._agreed = self._top
         """Highest level whose parts have equal parameters on all their ranks."""
-        self._averager: GradientAverager | None = None
         self._averaged: int | None = None
         """Level whose parts average gradients now."""
         setup.trained.exchanged()
@@ -227,7 +199,6 @@ class _LocalSGDStrategy(Strategy):
         return self._household_channel.ranks if self._method.household_every == 1 else None
 
     def parameters_changed(self) -> None:
-        """Parameters must be the same on all ranks, as ``synchronise`` leaves them."""
         self.close()
         self._agreed, self._since_world = self._top, 0
 
@@ -245,12 +216,10 @@ class _LocalSGDStrategy(Strategy):
             if level > 0:
                 self._averager = GradientAverager(trained, channel, keep_none=of_all)
             self._averaged = level
-        if last and self._averager is not None:
-            self._averager.arm()
+        super().before_pass(step, last=last)
 
     def reduce_gradients(self, step: int) -> None:
-        if self._averager is not None:
-            self._averager.finish()
+        super().reduce_gradients(step)
         # Not in after_step: the optimizer steps next, and ``synchronise`` may be called before ``after_step``.
         self._agreed = min(self._agreed, self._gradients_over(step))
 
@@ -311,7 +280,7 @@ class _LocalSGDStrategy(Strategy):
         return found
 
     def state(self) -> State:
-        saved: _LocalSGDState = {
+        return {
             "period": self._period,
             "first_loss": self._first_loss,
             "since_world": self._since_world,
@@ -320,23 +289,19 @@ class _LocalSGDStrategy(Strategy):
             "synchronisations": self._synchronisations,
             "world_every": self._used,
         }
-        return cast(State, saved)
 
     def load(self, state: State) -> None:
-        saved = cast(_LocalSGDState, state)
-        self._period, self._first_loss = saved["period"], saved["first_loss"]
-        self._since_world, self._agreed = saved["since_world"], saved["agreed"]
-        self._local_steps, self._synchronisations = saved["local_steps"], saved["synchronisations"]
-        self._used = saved["world_every"]
+        self._period, self._first_loss = state["period"], state["first_loss"]
+        self._since_world, self._agreed = state["since_world"], state["agreed"]
+        self._local_steps, self._synchronisations = state["local_steps"], state["synchronisations"]
+        self._used = state["world_every"]
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         # The number of a level depends on the nodes, which may be others now.
         return {**states[0], "agreed": self._top, "since_world": 0}
 
     def close(self) -> None:
-        if self._averager is not None:
-            self._averager.close()
-            self._averager = None
+        super().close()
         self._averaged = None
 
     def _level_of(self, partition: Partition) -> int:
@@ -388,9 +353,8 @@ def _refines(inner: Partition, outer: Partition) -> bool:
 def _levels(
     communicator: Communicator, households: Partition, neighbourhoods: Partition | None
 ) -> list[_Level]:
-    """Levels of single ranks, households, neighbourhoods and all ranks, and of nodes if these fit between two levels.
-
-    Levels with the same parts are not repeated.
+    """Levels of single ranks, households, neighbourhoods and all ranks, and of nodes if these fit between two levels,
+    without repetitions.
     """
     everyone = communicator.world.ranks
     singles: Partition = tuple((rank,) for rank in everyone)

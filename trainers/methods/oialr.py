@@ -7,25 +7,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainers.arguments import check_kinds, is_integer
+from trainers.arguments import check_bounds, check_kinds, check_rules, is_integer
 from trainers.communication.buckets import broadcast_tensors
-from trainers.communication.topology import Ranks
 from trainers.lowrank.decomposition import SharedWork, svd, svd_cost
 from trainers.lowrank.layers import (
-    LARGEST_ASPECT,
-    SMALLEST_SIDE,
     MatrixWeight,
     factorise,
     make_whole,
     matrix_weights,
-    refuse_untrained,
+    weights_to_factorise,
 )
 from trainers.lowrank.state_projection import Projection, exchange, remove
 from trainers.methods.ab import AB
@@ -36,8 +32,8 @@ from trainers.methods.strategy import (
     State,
     Steps,
     Strategy,
-    check_method,
     check_steps,
+    is_method,
     steps_of,
 )
 from trainers.precision import full_precision
@@ -46,7 +42,7 @@ _log = logging.getLogger("trainers.methods")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OIALR:
+class OIALR(Method):
     """Orthogonality-informed adaptive low-rank training.
 
     After ``delay`` steps, each eligible weight becomes U Σ Vᵀ by a compact singular value decomposition; U and Vᵀ are
@@ -60,11 +56,9 @@ class OIALR:
     shares (``trainers.lowrank.layers``); weights thawed during a run stay whole.
 
     At the end, the model is in its low-rank form; ``trainers.merged`` gives it ordinary layers again. A run of a model
-    in low-rank form first makes it whole. A compiled model is compiled again where ranks fall, and separately for the
-    evaluation, which has no gradients. torch compiles 8 times and then runs that part uncompiled: raise
-    ``torch._dynamo.config.recompile_limit`` (torch 2.6: ``cache_size_limit``) before the run. Metrics are rank/LAYER
-    from the decomposition on, stability/LAYER of the latest update (Eq. 4.6 divided by the number of basis vectors; 1
-    for a basis that did not turn), and ``decomposition_s`` of the busiest rank.
+    in low-rank form first makes it whole. A compiled model is compiled again where ranks fall, as for ``AB``. Metrics
+    are rank/LAYER from the decomposition on, stability/LAYER of the latest update (Eq. 4.6 divided by the number of
+    basis vectors; 1 for a basis that did not turn), and ``decomposition_s`` of the busiest rank.
 
     Args:
         delay (int steps or float fraction of the run; default 1 / 3): steps of full rank; a third of all "yields
@@ -100,45 +94,23 @@ class OIALR:
         check_kinds(self)
         check_steps("OIALR", "delay", self.delay)
         check_steps("OIALR", "update_every", self.update_every, least=1)
-        if not 0 < self.sigma_cutoff < 1:
-            raise ValueError(
-                f"OIALR(sigma_cutoff={self.sigma_cutoff!r}): must be a fraction of the largest singular value, "
-                "between 0 and 1. Correct it."
-            )
-        if not 0 < self.layer_step <= 1:
-            raise ValueError(
-                f"OIALR(layer_step={self.layer_step!r}): must be a fraction of the weights, above 0 and up to 1. "
-                "Correct it."
-            )
-        if self.synchronisation is not None:
-            check_method(f"OIALR(synchronisation={self.synchronisation!r})", self.synchronisation)
-        if isinstance(self.synchronisation, (OIALR, AB)):
-            raise ValueError(
-                f"OIALR(synchronisation={type(self.synchronisation).__name__}(…)): a weight is decomposed once. "
-                "Name DDP, DASO or LocalSGD."
-            )
+        check_bounds(self, sigma_cutoff="above 0 and below 1", layer_step="above 0 and at most 1")
+        under = self.synchronisation
+        # OIALR and AB would decompose a weight twice.
+        allowed = under is None or (is_method(under) and not isinstance(under, (OIALR, AB)))
+        rule = "None, or settings such as DDP(), DASO() or LocalSGD()"
+        check_rules(self, ("synchronisation", allowed, rule))
 
     def strategy(self, setup: Setup) -> Strategy:
-        """Strategy of a run; called by ``train``.
-
-        Args:
-            setup (Setup): the run's model, optimizer and ranks.
-
-        Raises:
-            ValueError: the method cannot work with this setup; the text says what to do.
-        """
-        return _LowRank(self, setup)
+        return _OIALRStrategy(self, setup)
 
 
-class _OIALRState(TypedDict):
-    updates: int
-    ranks: dict[str, int]
-    stability: dict[str, float]
-    decomposition_s: float
-    under: State
+def _of_method_under(name: str) -> Any:
+    """Attribute that is that of the strategy by which ranks train together."""
+    return property(lambda strategy: getattr(strategy._under, name))
 
 
-class _LowRank(Strategy):
+class _OIALRStrategy(Strategy):
     def __init__(self, method: OIALR, setup: Setup) -> None:
         self._method = method
         self._setup = setup
@@ -162,13 +134,33 @@ class _LowRank(Strategy):
         parameters = list(setup.model.parameters())
         self._full_parameters = sum(p.numel() for p in parameters)
         self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        self._weights = _eligible(method, setup)
+        self._weights = weights_to_factorise(
+            "OIALR",
+            setup.model,
+            setup.optimizer,
+            first=not method.full_rank_first_layer,
+            last=not method.full_rank_last_layer,
+        )
         self._ranks: dict[str, int] = {}
         """Ranks by name of the weight; empty while the model has full rank."""
         self._stability: dict[str, float] = {}
         self._updates = 0
         self._work = SharedWork(setup.communicator)
         self._under = (method.synchronisation or DDP()).strategy(setup)
+
+    replicated = _of_method_under("replicated")
+    replica = _of_method_under("replica")
+    evaluates_alike = _of_method_under("evaluates_alike")
+    changes_rate = _of_method_under("changes_rate")
+    reduce_gradients = _of_method_under("reduce_gradients")
+    learning_rate = _of_method_under("learning_rate")
+    after_step = _of_method_under("after_step")
+    end_epoch = _of_method_under("end_epoch")
+    evaluating = _of_method_under("evaluating")
+    finalise = _of_method_under("finalise")
+    synchronise = _of_method_under("synchronise")
+    parameters_thawed = _of_method_under("parameters_thawed")
+    close = _of_method_under("close")
 
     @property
     def reparametrises(self) -> bool:
@@ -179,18 +171,6 @@ class _LowRank(Strategy):
         method = self._method
         # Only fractions depend on the length of the run.
         return not (is_integer(method.delay) and is_integer(method.update_every)) or self._under.plans_ahead
-
-    @property
-    def replicated(self) -> bool:
-        return self._under.replicated
-
-    @property
-    def replica(self) -> Ranks | None:
-        return self._under.replica
-
-    @property
-    def evaluates_alike(self) -> bool:
-        return self._under.evaluates_alike
 
     def own_state(self) -> State:
         return {"decomposition_s": self._work.own_s, "under": dict(self._under.own_state())}
@@ -203,93 +183,59 @@ class _LowRank(Strategy):
             self._update()
         self._under.before_pass(step, last=last)
 
-    def reduce_gradients(self, step: int) -> None:
-        self._under.reduce_gradients(step)
-
-    @property
-    def changes_rate(self) -> bool:
-        return self._under.changes_rate
-
-    def learning_rate(self, step: int, scheduled: float) -> float:
-        return self._under.learning_rate(step, scheduled)
-
-    def after_step(self, step: int, loss: Tensor) -> None:
-        self._under.after_step(step, loss)
-
-    def end_epoch(self, epoch: int, train_loss: float) -> None:
-        self._under.end_epoch(epoch, train_loss)
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self._under.evaluating()
-
-    def finalise(self) -> None:
-        self._under.finalise()
-
-    def synchronise(self) -> None:
-        self._under.synchronise()
-
-    def parameters_thawed(self) -> None:
-        self._under.parameters_thawed()
-
     def metrics(self) -> dict[str, float]:
-        communicator, parameters = self._setup.communicator, list(self._setup.model.parameters())
+        parameters = list(self._setup.model.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         layers = {weight.name: weight.layer for weight in self._weights}
-        own_s = torch.tensor([self._work.own_s], dtype=torch.float64, device="cpu")
         return {
             # Relative to the model at full rank, in whatever form the run got it.
             "trainable_fraction": trained / self._full_trainable,
             "compression_ratio": self._full_parameters / sum(p.numel() for p in parameters),
             **{f"rank/{layers[name]}": float(rank) for name, rank in self._ranks.items()},
             **{f"stability/{layers[name]}": value for name, value in self._stability.items()},
-            "decomposition_s": max(part.item() for part in communicator.service.all_gather(own_s)),
+            "decomposition_s": self._work.busiest_s(),
             **self._under.metrics(),
         }
 
     def state(self) -> State:
-        saved: _OIALRState = {
+        return {
             "updates": self._updates,
             "ranks": dict(self._ranks),
             "stability": dict(self._stability),
             "decomposition_s": self._work.own_s,
             "under": dict(self._under.state()),
         }
-        return cast(State, saved)
 
     def load(self, state: State) -> None:
-        saved = cast(_OIALRState, state)
-        self._updates, self._work.own_s = saved["updates"], saved["decomposition_s"]
-        self._stability = dict(saved["stability"])
+        self._updates, self._work.own_s = state["updates"], state["decomposition_s"]
+        self._stability = dict(state["stability"])
         self.load_shapes(state)
-        self._under.load(saved["under"])
+        self._under.load(state["under"])
 
     def shapes(self) -> State:
         return {"ranks": dict(self._ranks)}
 
     def load_shapes(self, saved: State) -> None:
-        self._ranks = dict(cast(_OIALRState, saved)["ranks"])
+        self._ranks = dict(saved["ranks"])
         changed = [self._reshape(weight, self._ranks.get(weight.name)) for weight in self._weights]
         if any(changed):
             self._under.parameters_changed()
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
-        saved = [cast(_OIALRState, state) for state in states]
         under = self._under.state_on_other_ranks(
-            [state["under"] for state in saved], step=step, same_steps=same_steps
+            [state["under"] for state in states], step=step, same_steps=same_steps
         )
         if under is None:
             return None
-        merged: _OIALRState = {
-            **saved[0],
+        return {
+            **states[0],
             # The number that these ranks would have made; otherwise each step would make an update until it is reached.
-            "updates": saved[0]["updates"] if same_steps else max(0, (step - 1 - self._delay) // self._every),
-            "decomposition_s": max(state["decomposition_s"] for state in saved),
+            "updates": states[0]["updates"]
+            if same_steps
+            else max(0, (step - 1 - self._delay) // self._every),
+            "decomposition_s": max(state["decomposition_s"] for state in states),
             "under": under,
         }
-        return cast(State, merged)
-
-    def close(self) -> None:
-        self._under.close()
 
     @torch.no_grad()
     @full_precision()
@@ -392,31 +338,6 @@ def _start_whole(setup: Setup) -> None:
                 remove(setup.optimizer, other)
     # Products of the same factors may differ in roundings between kinds of devices.
     broadcast_tensors(setup.communicator.service, made)
-
-
-def _eligible(method: OIALR, setup: Setup) -> list[MatrixWeight]:
-    """Weights to decompose; ValueError without any, or if the optimizer does not train one of them."""
-    weights = matrix_weights(
-        setup.model,
-        first=not method.full_rank_first_layer,
-        last=not method.full_rank_last_layer,
-        factored=False,
-    )
-    if not weights:
-        whole = [
-            f"full_rank_{place}_layer"
-            for place in ("first", "last")
-            if getattr(method, f"full_rank_{place}_layer")
-        ]
-        raise ValueError(
-            "OIALR: the model has no weight to decompose. It needs a trained, real weight of a Linear, Conv1d, Conv2d "
-            f"or MultiheadAttention with both sides of at least {SMALLEST_SIDE} and of a ratio up to "
-            f"{LARGEST_ASPECT}, shared with no other layer"
-            + (f", beside what {' and '.join(whole)} leaves whole" if whole else "")
-            + ". Widen the model, or use another method."
-        )
-    refuse_untrained("OIALR", weights, setup.optimizer)
-    return weights
 
 
 def _keeping_orthogonal(basis: Tensor, rotation: Tensor) -> Tensor:

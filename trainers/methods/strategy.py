@@ -19,17 +19,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.arguments import is_integer, is_number
+from trainers.communication.averager import GradientAverager
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
 from trainers.methods.trained_parameters import TrainedParameters
 
-State = Mapping[str, object]
+State = Mapping[str, Any]
 """Structure of tensors, numbers and strings in lists and dictionaries."""
 
 
@@ -132,7 +133,7 @@ class Strategy:
         """Continue after the optimizer's ``step``. ``loss``: this rank's loss, detached, without dimensions."""
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
-        """Finish ``epoch``. ``train_loss``: its mean loss over all ranks.
+        """Finish ``epoch``, whose mean loss over all ranks is ``train_loss``.
 
         Buffers must be equal on all ranks afterwards, or at the latest inside ``evaluating``.
         """
@@ -147,12 +148,16 @@ class Strategy:
 
     def finalise(self) -> None:
         """Leave the model in its final state, equal on all ranks, after the last step."""
+        self.synchronise()
 
     def synchronise(self) -> None:
         """Make the trained parameters equal on all ranks, and wait for that."""
 
     def parameters_changed(self) -> None:
-        """Adapt to a change of the set of trained parameters, or of the shape of a trained parameter."""
+        """Adapt to a change of the set of trained parameters, or of the shape of a trained parameter.
+
+        Parameters are equal on all ranks then, as ``synchronise`` leaves them.
+        """
 
     def parameters_thawed(self) -> None:
         """Adapt to parameters that the user has thawed or added to the optimizer, and which are equal on all ranks.
@@ -205,6 +210,33 @@ class Strategy:
         """Remove hooks and wrappers from the model."""
 
 
+class AveragingStrategy(Strategy):
+    """Strategy with an averager of gradients, whenever ranks train together."""
+
+    _averager: GradientAverager | None = None
+
+    def before_pass(self, step: int, *, last: bool) -> None:
+        if last and self._averager is not None:
+            self._averager.arm()
+
+    def reduce_gradients(self, step: int) -> None:
+        if self._averager is not None:
+            self._averager.finish()
+
+    def close(self) -> None:
+        if self._averager is not None:
+            self._averager.close()
+            self._averager = None
+
+
+class Method(Protocol):
+    """Settings of a training method."""
+
+    def strategy(self, setup: Setup) -> Strategy:
+        """Strategy of a run; ValueError, with what to do, if the method cannot work with this setup."""
+        ...
+
+
 Steps = int | float
 """Number of optimizer steps as an int, or fraction of all steps of the run as a float."""
 
@@ -214,26 +246,22 @@ def steps_of(value: Steps, total: int) -> int:
     return int(value) if is_integer(value) else round(float(value) * total)
 
 
-def check_steps(owner: str, name: str, value: Steps, *, least: int = 0) -> None:
+def check_steps(owner: str, name: str, value: Steps, *, least: int = 0, unit: str = "steps") -> None:
     """Raise ValueError unless ``value`` is a whole number of at least ``least``, or a fraction from 0 to 1."""
-    if not is_number(value):
-        allowed = False
-    elif is_integer(value):
+    if is_integer(value):
         allowed = value >= least
     else:
-        allowed = 0 <= value <= 1 and (value > 0 or least == 0)
+        allowed = is_number(value) and 0 <= value <= 1 and (value > 0 or least == 0)
     if not allowed:
         raise ValueError(
-            f"{owner}({name}={value!r}): {name} must be a number of steps of at least {least}, or as a float "
-            "a fraction of all steps, from 0.0 to 1.0. Correct it."
+            f"{owner}({name}={value!r}): {name} must be a number of {unit} of at least {least}, or as a float "
+            "a fraction of the run, from 0.0 to 1.0. Correct it."
         )
 
 
-def check_method(said: str, method: object) -> None:
-    """Raise ValueError, whose text begins with ``said``, unless ``method`` is the settings of a training method."""
-    if isinstance(method, type) or not callable(getattr(method, "strategy", None)):
-        name = method.__name__ if isinstance(method, type) else "DDP"
-        raise ValueError(f"{said}: must be a method's settings. Pass {name}(), say.")
+def is_method(value: object) -> bool:
+    """Whether ``value`` is the settings of a training method."""
+    return callable(getattr(value, "strategy", None)) and not isinstance(value, type)
 
 
 def refuse_synchronised_norms(owner: str, model: nn.Module) -> None:
@@ -244,11 +272,3 @@ def refuse_synchronised_norms(owner: str, model: nn.Module) -> None:
                 f"{owner}: {name or 'the model'} is a SyncBatchNorm, which has ranks wait for one another in "
                 "each pass, and here they train apart. Use BatchNorm, whose buffers are averaged, or DDP."
             )
-
-
-class Method(Protocol):
-    """Settings of a training method."""
-
-    def strategy(self, setup: Setup) -> Strategy:
-        """Strategy of a run; ValueError, with what to do, if the method cannot work with this setup."""
-        ...

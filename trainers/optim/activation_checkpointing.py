@@ -18,14 +18,9 @@ from trainers.names import plain_name
 class ActivationCheckpointing:
     """Activation checkpointing of some modules of a model, until ``close`` is called.
 
-    Args:
-        model (Module): the model.
-        patterns (sequence of str): names of modules; ``*`` stands for a part of a name between dots, or for some of its
-            letters.
-
-    Raises:
-        ValueError: a pattern matches no module, or a module has running statistics, which the second forward pass
-            would count twice.
+    ``patterns`` are names of modules; ``*`` stands for a part of a name between dots, or for some of its letters.
+    ValueError if a pattern matches no module, or a module has running statistics, which the second forward pass would
+    count twice.
     """
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:

@@ -10,13 +10,8 @@ from torch.optim import Optimizer
 
 
 class Composite(Optimizer):
-    """Optimizer that steps its parts in turn, and shares its parameter groups and state with them.
-
-    Args:
-        parts (sequence of Optimizer): optimizers of different parameters.
-
-    Raises:
-        ValueError: two parts have the same parameter.
+    """Optimizer that steps its parts in turn, and shares its parameter groups and state with them; ValueError if two
+    parts have a parameter.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
@@ -48,11 +43,7 @@ class Composite(Optimizer):
         return self._parts
 
     def adopt(self) -> None:
-        """Take over groups that the user has added to a part since the last call.
-
-        Raises:
-            ValueError: two parts have the same parameter.
-        """
+        """Take over groups that the user has added to a part since; ValueError if two parts have a parameter."""
         for part, indices in zip(self._parts, self._indices, strict=True):
             for group in part.param_groups[len(indices) :]:
                 _refuse_shared([*self.param_groups, group])

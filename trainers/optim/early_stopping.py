@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainers.arguments import check_kinds
+from trainers.arguments import check_bounds, check_kinds, check_rules
+
+DIRECTIONS = ("minimize", "maximize")
 
 
 def is_better(value: float, best: float | None, direction: str, min_delta: float) -> bool:
@@ -53,24 +55,16 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        for name, allowed, rule in (
-            ("direction", self.direction in ("minimize", "maximize"), '"minimize" or "maximize"'),
-            ("patience", self.patience >= 1, "at least 1"),
-            ("min_delta", self.min_delta >= 0, "at least 0"),
-        ):
-            if not allowed:
-                raise ValueError(
-                    f"EarlyStopping({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it."
-                )
+        check_rules(self, ("direction", self.direction in DIRECTIONS, " or ".join(map(repr, DIRECTIONS))))
+        check_bounds(self, patience="at least 1", min_delta="at least 0")
 
     def best_epoch(self, history: Sequence[Mapping[str, float]]) -> int | None:
         """Index of the best evaluation so far; None if there is none, ValueError if ``metric`` is not recorded."""
         best: int | None = None
         for index, entry in enumerate(history):
             value = recorded(entry, self.metric, type(self).__name__)
-            if is_better(
-                value, None if best is None else history[best][self.metric], self.direction, self.min_delta
-            ):
+            known = None if best is None else history[best][self.metric]
+            if is_better(value, known, self.direction, self.min_delta):
                 best = index
         return best
 

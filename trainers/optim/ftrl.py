@@ -52,27 +52,21 @@ class Ftrl(Optimizer):
         l2: float = 0.0,
         beta: float = 0.0,
     ) -> None:
-        for name, value, allowed, rule in (
-            ("lr", lr, lr >= 0, "at least 0"),
-            ("lr_power", lr_power, lr_power <= 0, "at most 0"),
-            ("initial_accumulator", initial_accumulator, initial_accumulator >= 0, "at least 0"),
-            ("l1", l1, l1 >= 0, "at least 0"),
-            ("l2", l2, l2 >= 0, "at least 0"),
-            ("beta", beta, beta >= 0, "at least 0"),
-        ):
-            if not allowed:
-                raise ValueError(f"Ftrl({name}={value!r}): {name} must be {rule}. Correct it.")
-        defaults = {
+        settings = {
             "lr": lr,
             "lr_power": lr_power,
             "initial_accumulator": initial_accumulator,
             "l1": l1,
             "l2": l2,
             "beta": beta,
-            # The rate of the last step; in the settings, so that torch saves it with the state.
-            "last_lr": None,
         }
-        super().__init__(params, defaults)
+        for name, value in settings.items():
+            most = name == "lr_power"
+            if not (value <= 0 if most else value >= 0):
+                rule = "at most 0" if most else "at least 0"
+                raise ValueError(f"Ftrl({name}={value!r}): {name} must be {rule}. Correct it.")
+        # The rate of the last step is in the settings, so that torch saves it with the state.
+        super().__init__(params, {**settings, "last_lr": None})
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -7,16 +7,10 @@ from torch import Tensor
 
 
 def smoothed(targets: Tensor, outputs: Tensor, amount: float) -> Tensor:
-    """Smoothed class probabilities in the shape of ``outputs``, in single precision at least.
+    """Smoothed class probabilities in the shape of ``outputs`` (N, classes, ...), in single precision at least.
 
-    Args:
-        targets (tensor): class indices, of shape (N, ...).
-        outputs (tensor): outputs of the model, of shape (N, classes, ...).
-        amount (float): probability that is spread evenly over all classes.
-
-    Raises:
-        TypeError: targets are no class indices.
-        ValueError: a target is of no class. On a GPU, this is a failed assertion of the device.
+    ``amount`` is the probability that is spread evenly over all classes. TypeError if ``targets`` (N, ...) are no class
+    indices, ValueError (on a GPU, a failed assertion of the device) if a target is of no class.
     """
     if targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
         raise TypeError(

@@ -1,10 +1,5 @@
-"""Large batches: learning rates scaled with the batch, and optimizers that scale the rate of each layer.
-
-They need a warm-up, as in their papers::
-
-    lr = trainers.linear_scaling(0.1, batch_size=128 * ranks)
-    trainers.train(..., optimizer=lambda p: trainers.lars(p, lr=lr, weight_decay=1e-4),
-                   schedule=trainers.Cosine(warmup_epochs=5, warmup_lr=0.1))
+"""Large batches: learning rates scaled with the batch, and optimizers that scale the rate of each layer, which need a
+warm-up as in their papers: ``trainers.Cosine(warmup_epochs=5, warmup_lr=0.1)``.
 """
 
 from __future__ import annotations

@@ -22,10 +22,7 @@ class MovingAverage:
     """Exponential moving average of trained parameters and running statistics of a model.
 
     After each step: average ← decay · average + (1 - decay) · weights. It begins with the weights after the first step.
-
-    Args:
-        model (Module): model whose weights are averaged; its parameters stay the same objects.
-        decay (float): share of the average that a step keeps.
+    The model's parameters stay the same objects.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -55,15 +52,11 @@ class MovingAverage:
     def update(self) -> None:
         """Update the average after a step."""
         weights = self._weights()
-        if self._average:
-            self._move(weights)
-        else:
+        if not self._average:
             self._average = {
                 name: value.to(_dtype_of_average(value.dtype), copy=True) for name, value in weights.items()
             }
-
-    def _move(self, weights: Mapping[str, Tensor]) -> None:
-        """Move the average towards ``weights``."""
+            return
         # Part by part, because weights of another precision are converted, and a copy of a large model may not fit.
         averages: list[Tensor] = []
         values: list[Tensor] = []

@@ -15,14 +15,8 @@ GroupSettings = Callable[[str, nn.Parameter], Mapping[str, object]]
 
 
 def grouped(model: nn.Module, settings_of: GroupSettings) -> list[dict[str, object]]:
-    """Trained parameters of ``model`` in groups for torch's optimizers, with a group for each different settings.
-
-    Args:
-        model (Module): the model, whose order of parameters the groups keep.
-        settings_of (callable): settings of a parameter, by its name and itself.
-
-    Raises:
-        ValueError: ``settings_of`` returned something else than a dictionary.
+    """Trained parameters of ``model``, in its order, in groups for torch's optimizers, with a group for each different
+    settings; ValueError if ``settings_of`` returned something else than a dictionary.
     """
     groups: dict[str, dict[str, object]] = {}
     members: dict[str, list[nn.Parameter]] = {}

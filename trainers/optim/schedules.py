@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainers.arguments import check_kinds, is_number
-from trainers.optim.early_stopping import is_better, recorded
+from trainers.arguments import check_bounds, check_kinds, check_rules, is_number
+from trainers.optim.early_stopping import DIRECTIONS, is_better, recorded
 
 History = Sequence[Mapping[str, float]]
 """Metrics of each evaluation in order; "epoch" is the evaluation's position in the run, by default 1, 2, 3, …"""
@@ -36,8 +36,8 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        self._refuse_unless(0 <= self.warmup_epochs < math.inf, "warmup_epochs", "at least 0 and finite")
-        self._refuse_unless(self.warmup_lr >= 0, "warmup_lr", "at least 0")
+        check_rules(self, ("warmup_epochs", 0 <= self.warmup_epochs < math.inf, "at least 0 and finite"))
+        check_bounds(self, warmup_lr="at least 0")
 
     def rate(self, lr: float, *, epoch: float, epochs: float, history: History = ()) -> float:
         """Learning rate at a position of the run.
@@ -59,23 +59,13 @@ class Schedule(ABC):
         """Learning rate after the warm-up, from whose end ``epoch`` and ``epochs`` count; ``history`` is that of the
         whole run."""
 
-    def _refuse_unless(self, allowed: bool, name: str, rule: str) -> None:
-        if not allowed:
-            raise ValueError(
-                f"{type(self).__name__}({name}={getattr(self, name)!r}): {name} must be {rule}. Correct it."
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
     """Constant rate, that of the optimizer.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): rate at the start of the warm-up.
-
-    Raises:
-        ValueError: a setting is not allowed.
+        warmup_epochs, warmup_lr (float; default 0.0): linear warm-up of ``Schedule``.
     """
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
@@ -87,14 +77,10 @@ class Cosine(Schedule):
     """Half a cosine from lr to ``min_lr``: min_lr + (lr - min_lr) (1 + cos(π (t/T)^k)) / 2.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        warmup_epochs, warmup_lr (float; default 0.0): linear warm-up of ``Schedule``.
         min_lr (float; default 0.0): last rate. A group with a lower rate rises to it, as in timm and torch.
         k_decay (float, above 0; default 1.0): exponent k of Zhang and Li (arXiv 2004.05909): above 1, the rate stays
             high longer, below 1, it falls earlier.
-
-    Raises:
-        ValueError: a setting is not allowed.
     """
 
     min_lr: float = 0.0
@@ -102,8 +88,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_unless(self.min_lr >= 0, "min_lr", "at least 0")
-        self._refuse_unless(self.k_decay > 0, "k_decay", "above 0")
+        check_bounds(self, min_lr="at least 0", k_decay="above 0")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         # A run of the warm-up alone has no epochs left for the schedule.
@@ -116,13 +101,9 @@ class Exponential(Schedule):
     """Exponential decay: lr · ``rate_factor`` ** (epoch / ``every_epochs``), continuously.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        warmup_epochs, warmup_lr (float; default 0.0): linear warm-up of ``Schedule``.
         rate_factor (float, above 0 to 1): factor of the rate after ``every_epochs``.
         every_epochs (float, epochs; default 1.0): epochs in which the rate falls by ``rate_factor``.
-
-    Raises:
-        ValueError: a setting is not allowed.
     """
 
     rate_factor: float
@@ -130,8 +111,7 @@ class Exponential(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_unless(0 < self.rate_factor <= 1, "rate_factor", "above 0 and at most 1")
-        self._refuse_unless(self.every_epochs > 0, "every_epochs", "above 0")
+        check_bounds(self, rate_factor="above 0 and at most 1", every_epochs="above 0")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         return lr * math.pow(self.rate_factor, epoch / self.every_epochs)
@@ -142,13 +122,9 @@ class InverseTime(Schedule):
     """Inverse-time decay: lr / (1 + ``decay`` · epoch / ``every_epochs``).
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        warmup_epochs, warmup_lr (float; default 0.0): linear warm-up of ``Schedule``.
         decay (float, from 0): strength of the decay.
         every_epochs (float, epochs; default 1.0): unit of time of the decay.
-
-    Raises:
-        ValueError: a setting is not allowed.
     """
 
     decay: float
@@ -156,8 +132,7 @@ class InverseTime(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_unless(self.decay >= 0, "decay", "at least 0")
-        self._refuse_unless(self.every_epochs > 0, "every_epochs", "above 0")
+        check_bounds(self, decay="at least 0", every_epochs="above 0")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         return lr / (1.0 + self.decay * epoch / self.every_epochs)
@@ -168,13 +143,9 @@ class Polynomial(Schedule):
     """Polynomial decay: min_lr + (lr - min_lr) (1 - t/T) ** ``power``.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        warmup_epochs, warmup_lr (float; default 0.0): linear warm-up of ``Schedule``.
         power (float, above 0; default 1.0): exponent; 1 is a straight line.
         min_lr (float; default 0.0): smallest rate; a group with a lower rate keeps its own.
-
-    Raises:
-        ValueError: a setting is not allowed.
     """
 
     power: float = 1.0
@@ -182,8 +153,7 @@ class Polynomial(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_unless(self.power > 0, "power", "above 0")
-        self._refuse_unless(self.min_lr >= 0, "min_lr", "at least 0")
+        check_bounds(self, power="above 0", min_lr="at least 0")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         left = max(1.0 - epoch / epochs, 0.0) if epochs > 0 else 0.0
@@ -197,14 +167,10 @@ class Drops(Schedule):
     4.2).
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        warmup_epochs, warmup_lr (float; default 0.0): linear warm-up of ``Schedule``.
         at (tuple of float, between 0 and 1; default (0.5, 0.75)): points of the drops, as fractions of the run after
             the warm-up.
         factor (float, between 0 and 1; default 0.1): factor of the rate at each drop.
-
-    Raises:
-        ValueError: a setting is not allowed.
     """
 
     at: tuple[float, ...] = (0.5, 0.75)
@@ -212,9 +178,9 @@ class Drops(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parts = isinstance(self.at, (tuple, list)) and all(is_number(p) and 0 < p < 1 for p in self.at)
-        self._refuse_unless(parts, "at", "parts of the run, between 0 and 1")
-        self._refuse_unless(0 < self.factor < 1, "factor", "between 0 and 1")
+        fractions = isinstance(self.at, (tuple, list)) and all(is_number(p) and 0 < p < 1 for p in self.at)
+        check_rules(self, ("at", fractions, "fractions of the run, between 0 and 1"))
+        check_bounds(self, factor="above 0 and below 1")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         passed = sum(epoch >= part * epochs for part in self.at)
@@ -228,8 +194,7 @@ class ReduceOnPlateau(Schedule):
     The count starts at 0 after a reduction, and with the first evaluation whose steps were all after the warm-up.
 
     Args:
-        warmup_epochs (float, epochs; default 0.0): length of a linear warm-up, after which the schedule begins.
-        warmup_lr (float; default 0.0): rate at the start of the warm-up.
+        warmup_epochs, warmup_lr (float; default 0.0): linear warm-up of ``Schedule``.
         metric (str; default "train_loss"): a metric that the run records.
         direction (str; default "minimize"): "minimize" or "maximize".
         factor (float, between 0 and 1; default 0.5): factor of the rate at each reduction.
@@ -250,13 +215,14 @@ class ReduceOnPlateau(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_unless(
-            self.direction in ("minimize", "maximize"), "direction", '"minimize" or "maximize"'
+        check_rules(self, ("direction", self.direction in DIRECTIONS, " or ".join(map(repr, DIRECTIONS))))
+        check_bounds(
+            self,
+            factor="above 0 and below 1",
+            patience="at least 0",
+            min_delta="at least 0",
+            min_lr="at least 0",
         )
-        self._refuse_unless(0 < self.factor < 1, "factor", "between 0 and 1")
-        self._refuse_unless(self.patience >= 0, "patience", "at least 0")
-        self._refuse_unless(self.min_delta >= 0, "min_delta", "at least 0")
-        self._refuse_unless(self.min_lr >= 0, "min_lr", "at least 0")
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         return max(lr * self.factor ** self._reductions(history), min(self.min_lr, lr))

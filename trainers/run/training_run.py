@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainers.checkpoints.save_timer import SaveTimer
+from trainers.communication.buckets import averaged_over_ranks, reconcile_buffers
 from trainers.communication.communicator import Communicator
-from trainers.communication.rank_average import average_over_ranks, averaged_over_ranks
 from trainers.communication.rank_consistency import refuse_other_settings
 from trainers.data.batches import Batch, length_of
 from trainers.data.loader import Loader
@@ -306,7 +306,7 @@ class Run:
                 self.strategy.finalise()
             if self.average is not None:
                 self.average.fill()
-                average_over_ranks(self.communicator.service, self.model, parameters=self._differing())
+                reconcile_buffers(self.communicator.service, self.model, parameters=self._differing())
             # It may have merged, and sent, what an early stop left apart.
             entry.update(self.recorder.totals(position, self.strategy))
             self._announce_last_report(len(position.history))
