@@ -133,11 +133,8 @@ _MERGES = ("factors", "products", "loss-weighted")
 class _ABStrategy(AveragingStrategy):
     """AB training of a run.
 
-    A group phase keeps, besides both factors, a copy of the trained factor at the phase's start, which is as large as
-    the trained parameters; W itself is not kept.
-
-    Each rank computes the merged W itself, from the same bits in the same order. W is the same on devices with the same
-    roundings, and may differ in its last bits between kinds of devices. After a merge:
+    A group phase keeps both factors, and a copy of the trained factor at its start, but not W. Each rank computes the
+    merged W itself, which may differ in its last bits between kinds of devices. After a merge:
 
     - The optimizer's state of W is empty, its count of steps included: half of the groups know the gradients of A, the
       others those of B, and neither gives gradients of W. At a decomposition, the moments of W, which are the same on
