@@ -425,7 +425,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, run: trainers.Wrapped
     [
         ({"epochs": 0}, "epochs = 0: must be a whole number of at least 1"),
         ({"steps_per_epoch": 2.0}, "steps_per_epoch = 2.0"),
-        ({"method": trainers.DDP}, "Pass DDP"),
+        ({"method": trainers.DDP}, "must be a method's settings"),
         ({"timeout": 10}, "timeout = 10: must be a datetime.timedelta"),
         ({"method": trainers.OIALR(delay=4)}, "the run has 4 steps"),
         ({"method": trainers.AB()}, "AB: the model has no weight to factorise"),

@@ -326,37 +326,6 @@ def test_an_exchanged_parameter_goes_on_being_trained(kind: str, projected: bool
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def test_sgd_in_other_coordinates_takes_the_same_steps() -> None:
-    """With orthonormal coordinates momentum steps are the same ones, seen from there."""
-    left, right = torch.linalg.qr(random(6, 6)).Q, torch.linalg.qr(random(8, 8)).Q
-    optimizer, old, _ = stepped(OPTIMIZERS["momentum"])
-    twin_optimizer, twin, _ = stepped(OPTIMIZERS["momentum"])
-    new = nn.Parameter(left @ old.detach().view(6, 8) @ right)
-    exchange(optimizer, old, new, Projection(left=left, right=right))
-    for step in range(5):
-        twin.grad = random(6, 2, 4, seed=30 + step)
-        new.grad = left @ twin.grad.view(6, 8) @ right
-        for one in (optimizer, twin_optimizer):
-            one.param_groups[0]["params"][0].grad = torch.zeros(3, dtype=torch.float64)
-            one.step()
-    torch.testing.assert_close(new.detach(), left @ twin.detach().view(6, 8) @ right)
-
-
-def test_the_first_step_after_an_exchange_is_of_ordinary_size() -> None:
-    """With moments at zero and the count of steps kept it would be several times the learning rate."""
-    old = nn.Parameter(random(32, 32))
-    optimizer = torch.optim.AdamW([old], lr=0.1, weight_decay=0.0)
-    for step in range(100):
-        old.grad = random(32, 32, seed=step)
-        optimizer.step()
-    left, right = torch.linalg.qr(random(32, 32)).Q, torch.linalg.qr(random(32, 32, seed=1)).Q
-    new = nn.Parameter(torch.zeros(32, 32, dtype=torch.float64))
-    exchange(optimizer, old, new, Projection(left=left, right=right))
-    new.grad = left @ random(32, 32, seed=200) @ right
-    optimizer.step()
-    assert 0.01 < new.abs().mean() < 0.1
-
-
 def test_a_centred_second_moment_stays_above_its_mean_s_square() -> None:
     """Else the optimizer takes the root of a negative number: inputs with a direction in common suffice for that."""
     old = nn.Parameter(torch.zeros(32, 48, dtype=torch.float64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable
 from functools import partial
 
 import models
@@ -43,6 +44,7 @@ def groups() -> int:
 
 
 def one_after_the_other(rank: int) -> None:
+    """A run takes over the groups of the run before, if it needs the same."""
     first = communicator()
     names = names_of(first)
     first.close(keep=True)
@@ -71,11 +73,8 @@ def one_after_the_other(rank: int) -> None:
     assert groups() == 1
 
 
-def test_a_run_takes_over_the_groups_of_the_one_before() -> None:
-    run_ranks(4, one_after_the_other)
-
-
 def unless_all_have_them(rank: int) -> None:
+    """Groups that a rank no longer has are made again by all."""
     first = communicator()
     names = names_of(first)
     first.close(keep=rank != 2)
@@ -94,11 +93,8 @@ def unless_all_have_them(rank: int) -> None:
     assert groups() == 1
 
 
-def test_groups_that_a_rank_no_longer_has_are_made_anew_by_all() -> None:
-    run_ranks(4, unless_all_have_them)
-
-
 def other_partitions(rank: int) -> None:
+    """A name with another partition is another group."""
     first = communicator()
     pairs = first.group("pairs", [(0, 1), (2, 3)])
     assert pairs.group is not None
@@ -113,11 +109,8 @@ def other_partitions(rank: int) -> None:
     assert groups() == 1
 
 
-def test_a_name_with_another_partition_is_another_group() -> None:
-    run_ranks(4, other_partitions)
-
-
 def of_some_ranks(rank: int) -> None:
+    """Runs of some ranks, and runs inside runs, have groups of their own."""
     half = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     first = communicator()
     of_all = names_of(first)
@@ -145,11 +138,8 @@ def of_some_ranks(rank: int) -> None:
     dist.destroy_process_group()
 
 
-def test_runs_of_some_ranks_and_runs_inside_runs_have_their_own() -> None:
-    run_ranks(4, of_some_ranks)
-
-
 def of_uneven_nodes(rank: int) -> None:
+    """All ranks keep equally many groups, by whose number torch names groups."""
     comm = models.communicator()
     comm.group("node", [(0, 1), (2,)]).all_reduce(torch.ones(1)).wait()
     comm.close(keep=True)
@@ -162,20 +152,13 @@ def of_uneven_nodes(rank: int) -> None:
         assert total.item() == 2.0
 
 
-def test_all_ranks_keep_as_many_groups() -> None:
-    run_ranks(3, of_uneven_nodes)
-
-
 def where_torch_waits_for_all(rank: int) -> None:
+    """Groups of some ranks do not wait for the others."""
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     comm = communicator()
     assert os.environ["TORCH_DIST_INIT_BARRIER"] == "1"
     names_of(comm)
     comm.close()
-
-
-def test_groups_of_some_ranks_do_not_wait_for_the_others() -> None:
-    run_ranks(4, where_torch_waits_for_all)
 
 
 def in_the_callers_order(rank: int) -> list[int]:
@@ -197,6 +180,7 @@ def test_ranks_are_in_one_order_whatever_it_is_in_the_caller_s_group() -> None:
 
 
 def with_an_operation_under_way(rank: int) -> None:
+    """A group with an operation under way is not kept."""
     comm = communicator()
     pending = comm.world.all_reduce(torch.ones(1))
     comm.close(keep=True)
@@ -204,11 +188,8 @@ def with_an_operation_under_way(rank: int) -> None:
     del pending
 
 
-def test_a_group_with_an_operation_under_way_is_not_kept() -> None:
-    run_ranks(2, with_an_operation_under_way)
-
-
 def beside_what_the_method_sends(rank: int) -> None:
+    """Messages of the loop do not wait for those of the method."""
     comm = communicator()
     pending = comm.world.all_reduce(torch.ones(1)) if rank == 0 else None
     # By another group than the method's: else this would meet the sum that only one rank has begun.
@@ -218,10 +199,6 @@ def beside_what_the_method_sends(rank: int) -> None:
     comm.close()
 
 
-def test_what_ranks_agree_on_does_not_wait_for_what_the_method_sends() -> None:
-    run_ranks(2, beside_what_the_method_sends)
-
-
 class PrunedError(Exception):
     """As hpo's of ``trial.report``."""
 
@@ -229,6 +206,8 @@ class PrunedError(Exception):
 
 
 def trained(rank: int) -> None:
+    """Trainings one after another share their groups."""
+
     def train(report: object = None) -> None:
         net = nn.Linear(2, 1)
         samples = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
@@ -282,5 +261,21 @@ def trained(rank: int) -> None:
     assert groups() == 0
 
 
-def test_trainings_one_after_another_share_their_groups() -> None:
-    run_ranks(2, trained)
+@pytest.mark.parametrize(
+    ("ranks", "checks"),
+    [
+        (4, one_after_the_other),
+        (4, unless_all_have_them),
+        (4, other_partitions),
+        (4, of_some_ranks),
+        (3, of_uneven_nodes),
+        (4, where_torch_waits_for_all),
+        (2, with_an_operation_under_way),
+        (2, beside_what_the_method_sends),
+        (2, trained),
+    ],
+)
+def test_runs_keep_groups_for_the_next_run_or_make_new_groups(
+    ranks: int, checks: Callable[[int], None]
+) -> None:
+    run_ranks(ranks, checks)

@@ -116,14 +116,13 @@ def matrix_weights(
             short, long = sorted((weight.rows, weight.columns))
             if short < SMALLEST_SIDE or long > LARGEST_ASPECT * short:
                 continue
-            # Complex weights would need other decompositions, and another projection of the optimizer's moments.
-            if (
-                factored
-                if weight.factors
-                else weight.whole.requires_grad
-                and not weight.whole.is_complex()
-                and owners[id(weight.whole)] == 1
-            ):
+            if weight.factors:
+                eligible = factored
+            else:
+                # Complex weights would need other decompositions, and another projection of the optimizer's moments.
+                whole = weight.whole
+                eligible = whole.requires_grad and not whole.is_complex() and owners[id(whole)] == 1
+            if eligible:
                 found.append(weight)
     return found
 

@@ -86,12 +86,10 @@ def exchange(
     for name, value in state.items():
         if not isinstance(value, Tensor) or name not in _FIRST_MOMENTS | _SECOND_MOMENTS:
             continue
-        first = name in _FIRST_MOMENTS
-        moment = (
-            projection.first(value)
-            if first
-            else _second(value, state.get(_MEAN_OF.get(name, "")), projection)
-        )
+        if name in _FIRST_MOMENTS:
+            moment = projection.first(value)
+        else:
+            moment = _second(value, state.get(_MEAN_OF.get(name, "")), projection)
         kept[name] = moment.reshape(new.shape).contiguous()
     if kept:
         optimizer.state[new] = kept
