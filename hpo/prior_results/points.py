@@ -19,6 +19,7 @@ from hpo.prior_results import tables as sources
 from hpo.prior_results.cells import ABSENT, Ambiguous, Cells, empty, number
 from hpo.prior_results.configurations import listed
 from hpo.search.models.pareto import dominates
+from hpo.space.parameters import Categorical
 from hpo.space.space import Params, SearchSpace
 from hpo.spelling import suggestion
 from hpo.task.known_point import Allows, KnownPoint, single_point
@@ -321,7 +322,7 @@ class _Fitting:
             cell = row.cells.get(column)
             value = number(cell)
             if value is None:
-                return "without a value" if empty(cell) else f"whose {name} is no number"
+                return "without a value" if empty(cell) else f"whose {name} is no number with a decimal point"
             known[name] = value
         if not all(map(isfinite, known.values())):
             if row.status is None and not any(map(isinf, known.values())):
@@ -365,7 +366,11 @@ class _Fitting:
             except Ambiguous as error:
                 return f"whose {name} = {error}"
             except ValueError:
-                return f"whose {name} is not allowed here"
+                # Spreadsheets of many languages write 0,5 and 1.000,5.
+                text = (
+                    isinstance(cell, str) and not isinstance(parameter, Categorical) and number(cell) is None
+                )
+                return f"whose {name} is {'no number with a decimal point' if text else 'not allowed here'}"
         return {name: chosen[name] for name in self._space.names if name in chosen}
 
     def _note_missing(self, name: str, row: sources.Row) -> None:

@@ -119,11 +119,12 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
     assert found.points[1].params["momentum"] == 0.9
     assert found.left_out == {
         "the same configuration again": 1,
-        "whose lr is not allowed here": 2,
+        "whose lr is not allowed here": 1,
+        "whose lr is no number with a decimal point": 1,
         "whose width is not allowed here": 1,
         "whose optimizer is not allowed here": 1,
         "without a value": 1,
-        "whose value is no number": 1,
+        "whose value is no number with a decimal point": 1,
         "without lr, which has no default": 1,
     }
     line = str(found)
