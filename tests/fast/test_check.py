@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from hpo import cli
 from hpo.errors import CampaignError
 from hpo.journal import inspection
 from hpo.journal.files import journal_path, read_file
-from hpo.journal.inspection import DAMAGE, LOST, NOTE, Inspection, check, repair
+from hpo.journal.inspection import LOST, NOTE, Inspection, check, repair
 from hpo.journal.lock import acquire
 from hpo.journal.records import Header, decode
 from hpo.results.record import CampaignRecord, load
@@ -186,14 +185,10 @@ def test_a_last_record_that_was_cut_off_anywhere_does_no_harm(home: Path) -> Non
         cut = whole[length - 1 : length] != b"\n"
         assert [one.kind for one in report.findings] == [NOTE] * cut, str(report)
         assert not cut or "cut off" in report.findings[0].text
-    assert path.read_bytes() == whole[:-1] and not kept(home)
-    goes_on(home)
-
-
-@pytest.mark.parametrize("length", [0, 1, 40])
-def test_a_header_that_was_cut_off_does_no_harm(home: Path, length: int) -> None:
-    journal_of(home, 2).write_bytes(journal_of(home, 2).read_bytes()[:length])
-    assert repair(home).repaired == []
+    for length in (0, 1, 40):  # in its header
+        path.write_bytes(whole[:length])
+        assert repair(home).repaired == []
+    assert not kept(home)
     goes_on(home)
 
 
@@ -206,7 +201,7 @@ def spoilt(home: Path, path: Path, content: bytes) -> None:
     if first.exit_code == 0:
         assert report.repaired == [] and not kept(home)
         return
-    assert "--repair" in str(first) and first.exit_code == 1
+    assert first.exit_code == 1
     (aside,) = kept(home)
     assert aside.name == f"{path.name}.damaged-1" and aside.read_bytes() == content
     now = path.read_bytes().splitlines(keepends=True)
@@ -231,17 +226,7 @@ def test_bytes_flipped_anywhere(
     shutil.rmtree(home)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_after_flipped_bytes_it_goes_on(home: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    path = journal_of(home)
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content) // 2)] ^= 0x10
-    spoilt(home, path, bytes(content))
-    goes_on(home)
-
-
-@pytest.mark.parametrize(("start", "size"), [(0, 512), (512, 512), (600, 1000), (1024, 4096)])
+@pytest.mark.parametrize(("start", "size"), [(0, 512), (600, 1000)])
 def test_blocks_lost_in_a_power_cut(home: Path, start: int, size: int) -> None:
     path = journal_of(home)
     content = path.read_bytes()
@@ -280,7 +265,7 @@ def test_a_header_is_made_anew_from_the_name(home: Path, how: str) -> None:
     goes_on(home)
 
 
-@pytest.mark.parametrize("content", [b"a table\nof something\n", bytes(5000), os.urandom(3000), b"{}\n" * 10])
+@pytest.mark.parametrize("content", [b"a table\nof something\n", bytes(5000)])
 def test_a_foreign_file_of_a_journals_name(home: Path, content: bytes) -> None:
     before = finals(home)
     path = journal_path(home, launch=2, island=7, worker=1)
@@ -315,27 +300,19 @@ def test_records_that_are_whole_and_make_no_sense(home: Path) -> None:
     ]
     news = journals.line({"type": "news"})
     path.write_bytes(b"".join([*lines, *map(journals.line, strange), news]))
-    before = finals_of(lines)
     assert check(home).damaged[0].lines == (len(lines) + 1, len(lines) + len(strange))
     repaired(home)
     assert path.read_bytes() == b"".join([*lines, news])
-    assert finals_of(path.read_bytes().splitlines(keepends=True)) == before
 
 
 @pytest.mark.parametrize(
-    ("params", "rule"),
+    ("kind", "params", "rule"),
     [
-        ({"x": 7.0, "n": 3, "kind": "b"}, "x = 7.0: must be a number from -5.0 to 5.0"),
-        ({"x": "rm", "n": 3, "kind": "b"}, "x = 'rm': must be a number"),
-        ({"x": 0.5, "n": 3.5, "kind": "b"}, "n = 3.5: must be a whole number"),
-        ({"x": 0.5, "n": True, "kind": "b"}, "n = True: must be a whole number"),
-        ({"x": 0.5, "n": 3, "kind": "c"}, "kind = 'c': must be one of"),
-        ({"x": 0.5, "n": 3}, "kind is missing"),
-        ({"x": 0.5, "n": 3, "kind": "b", "z": 1}, "'z' is no parameter"),
-        ({"x": 0.5, "n": 3, "kind": ["b"]}, "got `array`"),
+        ("started", {"x": 7.0, "n": 3, "kind": "b"}, "x = 7.0"),
+        ("finished", {"x": 0.5, "n": 3}, "kind is missing"),
+        ("finished", {"x": 0.5, "n": 3, "kind": ["b"]}, "array"),
     ],
 )
-@pytest.mark.parametrize("kind", ["started", "finished"])
 def test_parameters_that_do_not_fit_the_space_reach_no_task(
     home: Path, kind: str, params: dict[str, object], rule: str
 ) -> None:
@@ -355,10 +332,6 @@ def test_parameters_that_do_not_fit_the_space_reach_no_task(
     goes_on(home)
 
 
-def finals_of(lines: list[bytes]) -> set[str]:
-    return {table(line)["id"] for line in lines if b'"type":"finished"' in line}
-
-
 # Whose records are they -------------------------------------------------------------------------------------------
 
 
@@ -372,13 +345,6 @@ def test_records_of_a_campaign_with_another_space(home: Path, tmp_path: Path) ->
     assert "'y' is no parameter" in damages(check(home))
     repaired(home)
     assert kept(home)[0].read_bytes() == content and finals(home) == before
-    goes_on(home)
-
-
-def test_a_copy_of_a_journal_counts_once(home: Path) -> None:
-    before = finals(home)
-    shutil.copy(journal_of(home), journal_of(home, 3))
-    assert check(home).exit_code == 0 and finals(home) == before
     goes_on(home)
 
 
@@ -399,26 +365,26 @@ def test_an_individual_that_ended_twice(home: Path) -> None:
 # campaign.json and lock -------------------------------------------------------------------------------------------
 
 
+def replaced(old: str, new: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(path.read_text().replace(old, new))
+
+
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    "spoil",
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:40]), "not valid JSON"),
-        (lambda path: path.unlink(), "holds no campaign"),
-        (
-            lambda path: path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 9')),
-            "version 9",
-        ),
-        (lambda path: path.write_bytes(b'{"version": 1, "objectives": [3]}'), "describes no campaign"),
-        (lambda path: path.write_text(path.read_text().replace('"value"', '"score"')), "no journal fits it"),
-        (lambda path: path.write_text(path.read_text().replace('"x"', '"z"')), "no journal fits it"),
+        lambda path: path.write_bytes(path.read_bytes()[:40]),
+        Path.unlink,
+        replaced('"version": 1', '"version": 9'),
+        lambda path: path.write_bytes(b'{"version": 1, "objectives": [3]}'),
+        replaced('"value"', '"score"'),
+        replaced('"x"', '"z"'),
     ],
 )
-def test_campaign_json(home: Path, spoil: Callable[[Path], object], words: str) -> None:
+def test_campaign_json(home: Path, spoil: Callable[[Path], object]) -> None:
     whole = (home / "campaign.json").read_bytes()
     spoil(home / "campaign.json")
     report = repair(home)
-    assert report.exit_code == 1 and report.damaged[0].file == "campaign.json" and words in damages(report)
-    assert report.repaired == []
+    assert report.exit_code == 1 and report.damaged[0].file == "campaign.json" and report.repaired == []
     (home / "campaign.json").write_bytes(whole)
     goes_on(home)
 
@@ -471,13 +437,8 @@ def test_a_repair_that_was_cut_off_is_repeated(damaged: Path, monkeypatch: pytes
     report = repaired(damaged)
     (aside,) = kept(damaged)
     assert aside.read_bytes() == content and [one.kind for one in report.findings] == [LOST]
-    assert DAMAGE not in [one.kind for one in report.findings]
     goes_on(damaged)
-
-
-def test_each_damaged_state_is_kept(damaged: Path) -> None:
-    repaired(damaged)
-    path = journal_of(damaged)
+    path = journal_of(damaged)  # each damaged state is kept
     path.write_bytes(path.read_bytes().replace(b'"finished"', b'"finishes"', 1))
     repair(damaged)
     assert [one.name for one in kept(damaged)] == [f"{path.name}.damaged-{number}" for number in (1, 2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulation.campaigns import SPACE, check_that_it_completes, finished, make, make_repeating, records_of
+from simulation.campaigns import SPACE, finished, make, make_repeating, records_of
 
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import PRUNED, REEVALUATION, Outcome
@@ -13,11 +13,10 @@ from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.end_reasons import DONE
 from hpo.islands.leader.claims import Claims
 from hpo.islands.messages import Claim, EvaluationEnd, Want
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.records import Finished, Started
+from hpo.journal.records import Started
 from hpo.search.population import Member
 from hpo.search.proposals import key_of
 
@@ -44,20 +43,7 @@ def check_records(simulation, settings):
     assert tally.best[0][0] == best
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_living_go_on_and_meet_the_budget_exactly(seed):
-    rng = random.Random(seed)
-    workers = rng.randint(2, 12)
-    simulation, settings = make(seed, workers=workers, islands=rng.randint(1, min(4, workers)))
-    victims = rng.sample(range(1, workers), rng.randint(1, workers - 1))
-    kill_at_random(simulation, rng, victims, within=rng.choice([0.1, 5.0, 20.0]))
-    assert simulation.run() is not None
-    assert simulation.coordinator.end.reason == DONE
-    assert simulation.coordinator.end.exit_code == 0
-    check_records(simulation, settings)
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_repetitions_are_handed_on_like_any_other(seed):
     rng = random.Random(seed)
     simulation, settings = make_repeating(seed, 0.5, workers=6, islands=rng.randint(1, 2), evaluations=120)
@@ -67,34 +53,7 @@ def test_repetitions_are_handed_on_like_any_other(seed):
     assert sum(record.operator == REEVALUATION for record in finished(simulation)) > 20
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_living_learn_all_that_their_island_ever_finished(seed):
-    rng = random.Random(seed)
-    workers = rng.randint(3, 10)
-    simulation, _ = make(seed, workers=workers, islands=2, migration=0.0, evaluations=60)
-    kill_at_random(simulation, rng, rng.sample(range(1, workers), workers // 2), within=10.0)
-    simulation.run()
-    living = [leader for leader in simulation.leaders if leader.place.leader not in simulation.dead]
-    homes = {leader.place.island for leader in living}
-    for leader in living:
-        island = leader.place.island
-        # One that was begun on the other island, by a leader who died, counts as born there.
-        here = [
-            simulation.journals[one.place.leader] for one in simulation.leaders if one.place.island == island
-        ]
-        born = {
-            record.id
-            for journal in here
-            for record in journal.committed
-            if isinstance(record, Finished) and record.island == island
-        }
-        known = {member.id for member in leader.population}
-        assert len(known & born) >= min(len(born), 64)
-        if homes == {0, 1}:  # else it took the other's in as well
-            assert leader.population.completed >= len(born)
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_an_island_that_dies_out_hands_its_best_on(seed):
     simulation, _ = make(seed, workers=4, islands=2, migration=0.0, evaluations=60)
     for rank in (2, 3):
@@ -107,7 +66,7 @@ def test_an_island_that_dies_out_hands_its_best_on(seed):
 
 
 @pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_migrants_are_not_lost_with_their_gateway(seed, copy):
     rng = random.Random(seed)
     simulation, settings = make(seed, workers=6, islands=3, migration=1.0, copy=copy, evaluations=60)
@@ -118,25 +77,6 @@ def test_migrants_are_not_lost_with_their_gateway(seed, copy):
     known = {member.id for leader in living for member in leader.population}
     if len({leader.place.island for leader in living}) == 3:
         assert {record.id for record in finished(simulation)} <= known
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_without_rank_0_the_launch_ends_and_the_next_one_goes_on(seed):
-    rng = random.Random(seed)
-    workers = rng.randint(2, 8)
-    simulation, settings = make(seed, workers=workers, islands=rng.randint(1, 2), evaluations=50)
-    kill_at_random(simulation, rng, [0, *rng.sample(range(1, workers), rng.randint(0, 1))], within=4.0)
-    if simulation.run() is None:
-        assert simulation.coordinator.end is None
-    check_that_it_completes(records_of(simulation), settings, seed)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_when_all_workers_but_the_coordinators_own_are_gone_it_goes_on_alone(seed):
-    simulation, settings = make(seed, workers=5, islands=1, evaluations=40)
-    kill_at_random(simulation, random.Random(seed), range(1, 5), within=3.0)
-    assert simulation.run() is not None
-    check_records(simulation, settings)
 
 
 def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():

