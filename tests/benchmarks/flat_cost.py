@@ -1,5 +1,4 @@
-"""Whether the hundred-thousandth evaluation costs what the thousandth does, and what a directory of that size
-costs afterwards.
+"""Whether the hundred-thousandth evaluation costs what the thousandth does.
 
     python tests/benchmarks/flat_cost.py [--evaluations 100000] [--repeat 3] [--kinds default genetic] [--quick]
 
@@ -9,12 +8,9 @@ costs afterwards.
   blocks of 500, and the median over the blocks between evaluations 90 000 and 100 000 is divided by that
   between 1 000 and 10 000. By the wall clock, and by the processor time of all ranks together, which other
   people's work on the machine disturbs less;
-- memory: the peak of each rank's resident set (VmHWM) when its campaign has ended; the largest rank counts;
-- ``hpo status DIR --json`` as a command, the start of Python included;
-- resume: seconds from a common barrier after all imports and MPI's start, on all ranks, to the first
-  evaluation begun by any rank when the budget is raised by eight; the resumed ranks' peak memory too.
+- memory: the peak of each rank's resident set (VmHWM) when its campaign has ended; the largest rank counts.
 
-Of the campaigns the median counts, of status and resume that of several calls. Ends in one line of JSON."""
+The median of the campaigns counts. Ends in one line of JSON."""
 
 from __future__ import annotations
 
@@ -22,17 +18,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from array import array
 from pathlib import Path
 
 import numpy
-from launching import single_threaded, start_ranks
+from launching import start_ranks
 
-RANKS, ISLANDS, FLOATS, MORE = 4, 2, 10, 8
+RANKS, ISLANDS, FLOATS = 4, 2, 10
 
 wall, processor = array("d"), array("d")
 """Of this rank's evaluations: when each began, and the processor time that this rank had used by then."""
@@ -62,7 +56,6 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
     hpo.search.kinds.propulate_kinds._propagators()
     imported = peak_mib()
     MPI.COMM_WORLD.Barrier()
-    begun = time.perf_counter()
     space = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
     hpo.Campaign(
         hpo.Task(space, evaluate),
@@ -79,17 +72,11 @@ def serve(directory: Path, evaluations: int, kind: str, out: Path) -> None:
             {
                 "imported_mib": imported,
                 "peak_mib": peak,
-                "begun": begun,
                 "wall": wall.tolist(),
                 "processor": processor.tolist(),
             }
         )
     )
-
-
-def read(out: Path) -> list[dict[str, object]]:
-    """What the ranks noted."""
-    return [json.loads(path.read_text()) for path in out.iterdir()]
 
 
 def seconds_an_evaluation(ranks: list[dict[str, object]], block: int) -> tuple[list[float], list[float]]:
@@ -107,46 +94,20 @@ def growth(blocks: list[float], evaluations: int, block: int) -> tuple[float, fl
     return statistics.median(early), statistics.median(late)
 
 
-def status_seconds(directory: Path, calls: int) -> float:
-    """Median seconds of the command, checked to have read the whole campaign."""
-    seconds = []
-    for _ in range(calls):
-        begun = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "hpo", "status", str(directory), "--json"],
-            env=single_threaded(),
-            capture_output=True,
-            check=True,
-            timeout=120,
-        )
-        seconds.append(time.perf_counter() - begun)
-        if not json.loads(done.stdout)["evaluations"]["completed"]:
-            raise SystemExit(f"hpo status finds nothing in {directory}")
-    return statistics.median(seconds)
-
-
-def measure(kind: str, evaluations: int, block: int, resumes: int) -> dict[str, float]:
-    """One campaign and what comes after it."""
+def measure(kind: str, evaluations: int, block: int) -> dict[str, float]:
+    """One campaign."""
     with tempfile.TemporaryDirectory(prefix="flat-cost-") as scratch:
-        directory = Path(scratch, "campaign")
-
-        def launch(total: int, name: str) -> list[dict[str, object]]:
-            start_ranks(
-                RANKS,
-                __file__,
-                *("--role", "rank", "--directory", directory, "--evaluations", total),
-                *("--kinds", kind, "--out", Path(scratch, name)),
-            )
-            return read(Path(scratch, name))
-
-        ranks = launch(evaluations, "first")
+        out = Path(scratch, "out")
+        options = ("--role", "rank", "--directory", Path(scratch, "campaign"), "--evaluations", evaluations)
+        start_ranks(RANKS, __file__, *options, *("--kinds", kind, "--out", out))
+        ranks = [json.loads(path.read_text()) for path in out.iterdir()]
         count = sum(len(rank["wall"]) for rank in ranks)  # type: ignore[arg-type]
         if count != evaluations:
             raise SystemExit(f"{count} evaluations were made where {evaluations} were asked for")
         by_wall, by_processor = seconds_an_evaluation(ranks, block)
         early, late = growth(by_wall, evaluations, block)
         early_processor, late_processor = growth(by_processor, evaluations, block)
-        result = {
+        return {
             "early_us": 1e6 * early,
             "late_us": 1e6 * late,
             "late_to_early": late / early,
@@ -155,17 +116,7 @@ def measure(kind: str, evaluations: int, block: int, resumes: int) -> dict[str, 
             "late_to_early_processor": late_processor / early_processor,
             "peak_mib": max(rank["peak_mib"] for rank in ranks),  # type: ignore[type-var]
             "imported_mib": max(rank["imported_mib"] for rank in ranks),  # type: ignore[type-var]
-            "status_s": status_seconds(directory, 2 * resumes - 1),
         }
-        resumed = []
-        for turn in range(1, resumes + 1):
-            ranks = launch(evaluations + turn * MORE, f"resume-{turn}")
-            begun = min(rank["begun"] for rank in ranks)  # type: ignore[type-var]
-            first = min(moment for rank in ranks for moment in rank["wall"])  # type: ignore[attr-defined]
-            resumed.append(first - begun)
-        result["resume_s"] = statistics.median(resumed)
-        result["resume_peak_mib"] = max(rank["peak_mib"] for rank in ranks)  # type: ignore[type-var]
-        return result
 
 
 def main() -> None:
@@ -183,15 +134,15 @@ def main() -> None:
     if options.role == "rank":
         serve(options.directory, options.evaluations, options.kinds[0], options.out)
         return
-    block, resumes = 500, 3
+    block = 500
     if options.quick:
         options.evaluations, options.repeat, options.kinds = 4_000, 1, ["default"]
-        block, resumes = 20, 1
+        block = 20
     result: dict[str, object] = {"benchmark": "flat_cost", "evaluations": options.evaluations}
     for kind in options.kinds:
         rows = []
         for _ in range(options.repeat):
-            row = measure(kind, options.evaluations, block, resumes)
+            row = measure(kind, options.evaluations, block)
             rows.append(row)
             print(f"{kind:8s} " + "  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
         result[kind] = {name: statistics.median(row[name] for row in rows) for name in rows[0]}

@@ -21,18 +21,17 @@ import time
 from pathlib import Path
 
 from launching import single_threaded
+from resuming import LAUNCHES, SPACE, WORKERS, write_launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from individuals import make_finished, make_started
+from individuals import make_started
 
 import hpo
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Header, Launched, Started
+from hpo.journal.records import Header, Started
 from hpo.results.running import Tails
 
-LAUNCHES, FLOATS, RUNNING_S = 10, 10, 20.0
-SPACE = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
-BATCH = 10_000
+RUNNING_S = 20.0
 
 
 def evaluate(trial: hpo.Trial) -> float:
@@ -50,39 +49,6 @@ def campaign(directory: Path, evaluations: int, seconds: float) -> hpo.Campaign:
         isolation="inline",
         kind="random",
     )
-
-
-def write_journals(directory: Path, evaluations: int) -> None:
-    """That number of completed evaluations, in the launches after the first, of one worker."""
-    rng = random.Random(0)
-    each = evaluations // (LAUNCHES - 1)
-    for launch in range(2, LAUNCHES + 1):
-        path = journal_path(directory, launch=launch, island=0, worker=0)
-        header = Header(version=1, launch=launch, island=0, worker=0, time=1e9 + launch * each)
-        with JournalWriter(path, header) as journal:
-            journal.append(
-                Launched(evaluations=evaluations, deadline_s=None, islands=1, workers=1, time=header.time)
-            )
-            for number in range(each):
-                sequence = launch * each + number
-                params = SPACE.decode(SPACE.sample(rng))
-                journal.append(
-                    make_finished(
-                        id=f"0-0-{sequence}",
-                        params=params,
-                        operator="random",
-                        parents=(),
-                        retries=0,
-                        started=1e9 + sequence,
-                        finished=1e9 + sequence + 0.5,
-                        status="completed",
-                        objectives={"value": rng.random()},
-                        metrics={},
-                        error=None,
-                    )
-                )
-                if number % BATCH == 0:
-                    journal.commit()
 
 
 def measure_running(workers: int) -> dict[str, float]:
@@ -151,7 +117,8 @@ def measure(evaluations: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="status-") as scratch:
         directory = Path(scratch, "campaign")
         campaign(directory, 8, 60.0).run()
-        write_journals(directory, evaluations)
+        for launch in range(2, LAUNCHES + 1):
+            write_launch(directory, launch, evaluations // (LAUNCHES - 1) // WORKERS)
         begun = time.perf_counter()
         command = [sys.executable, __file__, "--serve", str(directory), "--evaluations", str(2 * evaluations)]
         with subprocess.Popen(command, env=single_threaded(), stderr=subprocess.DEVNULL) as launch:

@@ -6,7 +6,6 @@ import math
 import os
 from pathlib import Path
 
-import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from hpo.journal.curves import (
     CurveFile,
     CurveWriter,
     Point,
-    Sample,
     curve_files,
     curve_path,
     decode,
@@ -27,7 +25,7 @@ from hpo.journal.curves import (
     read_from,
     read_rows,
 )
-from hpo.results.curves import Curves, load, system
+from hpo.results.curves import Curves, load
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Trial
 
@@ -192,18 +190,6 @@ def test_the_table_has_a_column_a_metric(tmp_path: Path) -> None:
     assert list(frame["value"]) == [1.5, math.inf, 0.5]
     assert frame["loss"].isna().tolist() == [True, False, False] and list(frame["loss"])[1:] == [1.0, 0.25]
     assert frame["list"][0] == [1, 2.5] and frame["flag"][1] is True and frame["note"][2] == "x"
-
-
-def test_samples_are_a_table_of_their_own(tmp_path: Path) -> None:
-    writer = CurveWriter(written(tmp_path, worker=2), 0.0)
-    writer.begin("0-2-0", resumed=False)
-    writer.add(1, 0.5, {})
-    writer.write(Sample(time=2.0, host="b", memory=5))
-    writer.write(Sample(time=1.0, host="a", id="0-2-0", cpu=0.5))
-    assert len(load(tmp_path)) == 1
-    found = system(tmp_path)
-    assert found[["worker", "host", "id"]].to_numpy().tolist() == [[2, "a", "0-2-0"], [2, "b", ""]]
-    assert found["cpu"][0] == 0.5 and pandas.isna(found["cpu"][1])
 
 
 # --- what is not ours, and what does not work -------------------------------------------------------------------------

@@ -253,31 +253,6 @@ def test_what_migrated_to_workers_that_get_nothing_more_is_not_lost_to_the_searc
     assert sum(isinstance(one, Migrated) and one.target == 2 for one in records_of(simulation)) > 20
 
 
-@pytest.mark.parametrize("case", range(3))
-def test_islands_that_keep_to_the_same_part_have_used_it_up_together(case: int) -> None:
-    parts: list[dict[str, list[Any]]] = [{"kind": ["a"]}, {"kind": ["a"]}, {"kind": ["b"]}]
-    simulation = simulate(
-        case, MIXED, parts, evaluations=200, workers=3, copy=False, topology="ring", migration=0.9
-    )
-    simulation.run()
-    assert sum("idle while the others go on" in one for one in simulation.coordinator.remarks) == 2
-    assert known_to_those_that_work(simulation, [2]) >= 0.9
-
-
-@pytest.mark.parametrize("drained", [["0-0"], ["0-0", "0-1"]])
-def test_an_island_passes_on_what_it_has_when_no_worker_of_it_goes_on(drained: list[str]) -> None:
-    inbox = MemoryInbox()
-    simulation, _ = make(
-        1, islands=2, workers=4, evaluations=120, copy=False, topology="ring", migration=0.9, inbox=inbox
-    )
-    for number, worker in enumerate(drained):
-        give_at(simulation, inbox, 3.0 + number, Drain(**ASKED, worker=worker))  # type: ignore[arg-type]
-    simulation.run()
-    heirs = {leader._heir for leader in simulation.leaders if leader.place.island == 0}
-    assert heirs == ({None} if len(drained) == 1 else {2})
-    assert len({one.id for one in finished(simulation)}) == 120
-
-
 @pytest.mark.parametrize("case", range(10))
 def test_whatever_happens_nothing_is_evaluated_twice_and_the_next_launch_completes_it(case: int) -> None:
     rng = random.Random(f"exhaustion/{case}")

@@ -183,8 +183,6 @@ def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, An
             assert not follower.poll().new
 
 
-
-
 def test_where_nothing_changed_no_journal_of_an_earlier_launch_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

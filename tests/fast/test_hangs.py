@@ -65,14 +65,6 @@ def test_a_pause_of_the_observer_makes_nobody_hang() -> None:
     assert watch(liveness, 10805.0, 10812.0, 0.5) == {1}
 
 
-def test_who_was_never_heard_and_is_not_expected_does_not_hang() -> None:
-    liveness = Liveness(timeout_s=10, now=0.0)
-    assert watch(liveness, 0.0, 100.0, 0.5) == frozenset()
-    liveness.heard(0)
-    assert watch(liveness, 100.0, 112.0, 0.5) == {0}
-    assert Liveness([1]).next_look == float("inf")
-
-
 class Clockwork:
     """Rank 1 of 3: time passes with each poll, and ``script`` says what has come from ``source`` by then."""
 
@@ -185,15 +177,6 @@ def test_the_others_complete_the_budget_and_a_late_result_does_not_count(seed: i
     assert all(record.finished < 15 for record in own), "what it ended after it woke up"
 
 
-def test_a_short_pause_costs_nothing() -> None:
-    simulation, settings = make(1, workers=5, evaluations=80, hang_timeout=10.0, latency_s=0.001)
-    for rank in (1, 2, 3):
-        simulation.at(2.0, lambda rank=rank: simulation.hang(rank))
-        simulation.at(9.0, lambda rank=rank: simulation.resume(rank))
-    assert isinstance(simulation.run(), Report)
-    assert len(finished(simulation)) == settings["evaluations"] and not simulation.coordinator.dead
-
-
 @pytest.mark.parametrize("seen_to_have_ended", [set(), {1}, {2}, {1, 2}], ids=str)
 def test_what_a_worker_held_is_contested_unless_its_dead_rank_is_seen_to_have_ended(
     seen_to_have_ended: set[int],
@@ -270,19 +253,6 @@ def test_a_contested_individual_goes_on_in_a_copy_which_is_its_directory_from_th
     )
     directories.forget("0-0-5")
     assert [path.name for path in (tmp_path / "evaluations").glob("*/*")] == ["output-0.txt"]
-
-
-def test_what_the_writer_of_a_fenced_journal_writes_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "journal" / "0001-i000-w0001.jsonl"
-    path.parent.mkdir()
-    with JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=1)) as writer:
-        writer.append(Stopping(reason="before", time=time.time()))
-        writer.commit()
-        fence(path)
-        writer.append(Stopping(reason="after", time=time.time()))
-        writer.commit()
-    assert [record.reason for record in read_file(path) if isinstance(record, Stopping)] == ["before"]
-    assert journal_files(tmp_path) == [path]
 
 
 def test_the_writer_of_a_fenced_journal_begins_no_further_part(

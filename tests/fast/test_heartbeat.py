@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,19 +92,6 @@ def test_what_one_function_raises_keeps_no_other_from_being_called(
     assert "fails failed (RuntimeError: no such\\nthing)" in line
 
 
-def test_it_beats_from_start_to_stop() -> None:
-    beats = threading.Semaphore(0)
-    heartbeat = Heartbeat(0.001)
-    heartbeat.register(beats.release)
-    heartbeat.start()
-    for _ in range(3):
-        assert beats.acquire(timeout=20)
-    heartbeat.stop()
-    while beats.acquire(blocking=False):
-        pass
-    assert not beats.acquire(timeout=0.05)
-
-
 def test_an_evaluation_inside_rank_0_does_not_let_the_lock_grow_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,18 +175,6 @@ def test_errors_that_stay_end_the_campaign_so_that_it_can_go_on(
     assert end.value.exit_code == EXIT_RESUMABLE
 
 
-def test_who_could_not_write_for_long_sees_that_another_took_over(tmp_path: Path, clock: Clock) -> None:
-    lock = acquire(tmp_path)
-    clock.sleep(90.0)
-    changed = {**json.loads(lock.path.read_text()), "token": "t", "host": "n17"}
-    lock.path.write_text(json.dumps(changed))
-    lock.refresh()
-    with pytest.raises(LockLost, match="n17"):
-        lock.check()
-    lock.release()
-    assert lock.path.exists()
-
-
 def test_a_lock_that_was_removed_by_hand_is_written_again(tmp_path: Path, clock: Clock) -> None:
     lock = acquire(tmp_path)
     (tmp_path / "campaign.json").touch()
@@ -254,20 +228,6 @@ def test_ages_are_those_of_the_clock_that_stamps_the_files(
     assert holder(tmp_path) is None
     acquire(tmp_path)
     assert os.listdir(tmp_path) == ["lock"]
-
-
-def test_where_nothing_can_be_written_our_own_clock_has_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere(tmp_path, age_s=STALE_S - 20)
-
-    def fails(*arguments: object) -> int:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(machine.os, "open", fails)
-    assert holder(tmp_path) is not None
-    stamp(tmp_path, -STALE_S - 20)
-    assert holder(tmp_path) is None
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from individuals import make_assignment, make_finished, make_started
 
 import hpo
@@ -17,10 +15,8 @@ from hpo.islands.messages import EvaluationEnd
 from hpo.islands.resume.fold import fold as fold_all
 from hpo.islands.resume.individuals import failures
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import Finished, Header, Left, Record, Reopened, Started
 from hpo.results.record import Fold
-from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0, 1))
 HEADER = Header(version=1, launch=1, island=0, worker=0, time=1.0)
@@ -106,25 +102,6 @@ def test_only_failures_that_stand_may_be_reopened() -> None:
     assert again.admitted and not again.resumed
 
 
-@given(st.permutations([ended("failed"), reopened(1), ended("failed", 1), reopened(2)]))
-def test_an_individual_is_never_counted_twice(order: list[Record]) -> None:
-    current = CurrentEvaluations()
-    count = 0
-    for record in order:
-        change = current.take(record)
-        assert change is not None
-        count += change.ends - (change.reopens is not None)
-        assert count == len(current.ended_ids) <= 1
-
-
-def test_one_that_completes_after_all_is_no_failure_to_its_island() -> None:
-    population = Population()
-    population.add(Member("0-0-0", (0.5,), None, "failed"))
-    population.add(Member("0-0-0", (0.5,), (1.0,), "completed"))
-    assert population.failures == [] and [one.id for one in population.best] == ["0-0-0"]
-    assert population.seen == 1
-
-
 # Numbers of individuals
 
 
@@ -161,35 +138,6 @@ def over(number: int, status: str = FAILED, *, run: int = 0, reported: bool = Fa
         fault=error if status == FAILED else None,
         again=again if failed else None,
     )
-
-
-def with_a_test_of_worker_0() -> Health:
-    """Individuals 10 to 12 failed on worker 0, and 12 runs again elsewhere, as others have completed."""
-    health = Health(4, patience_s=300, leaders=range(3))
-    for number in range(10):
-        health.ended(1, over(number, COMPLETED))
-        health.ended(2, over(100 + number, COMPLETED))
-    found = [health.ended(0, over(number)).test for number in (10, 11, 12)]
-    assert found[2] is not None and found[2].again.id == "0-0-12"
-    return health
-
-
-def test_a_failure_whose_test_came_to_nothing_is_not_reopened_a_second_time() -> None:
-    """Individual 12 is evaluated by a worker that dies, and its end is read in that worker's journal."""
-    health = with_a_test_of_worker_0()
-    health.left(1)
-    health.ended(1, over(12, run=1))
-    assert health.ended(0, over(13)).test is not None
-    bench = health.ended(2, over(13, COMPLETED, run=1))
-    assert bench.bench and [one.again.id for one in bench.reopen] == ["0-0-10", "0-0-11"]
-
-
-def test_failures_of_a_benched_worker_are_not_reopened_again_with_those_of_the_launch() -> None:
-    health = with_a_test_of_worker_0()
-    # A report is a sign of life of the worker that evaluates the test, but none of the launch.
-    bench = health.ended(1, over(12, run=1, reported=True))
-    assert bench.bench and [one.again.id for one in bench.reopen] == ["0-0-10", "0-0-11"]
-    assert [one.again.id for one in health.end_launch()] == ["0-0-12"]
 
 
 def check_a_random_launch(rng: random.Random) -> None:

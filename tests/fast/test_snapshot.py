@@ -19,7 +19,7 @@ from simulation.pruned import pruned_campaign
 import hpo
 from hpo.errors import CampaignError
 from hpo.islands.resume import snapshot
-from hpo.islands.resume.fold import _Fold, fold, fold_directory
+from hpo.islands.resume.fold import fold, fold_directory
 from hpo.islands.resume.individuals import failures
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.commands import Stop
@@ -73,24 +73,6 @@ def plain(value: object) -> object:
     if isinstance(value, CurrentEvaluations):
         return {name: held for name, held in vars(value).items() if name != "_ends"}
     return list(value) if isinstance(value, deque) else sorted(value)  # type: ignore[call-overload]
-
-
-def check_that_all_is_kept(directory: Path, islands: int) -> None:
-    """Each attribute of what folds is in its state, also those that are new."""
-    of = {"space": SPACE, "islands": islands, "losses": losses}
-    folding = _Fold(**of)
-    folding.add(read_directory(directory, []))
-    assert vars(folding).keys() == {
-        *(f"_{name}" for name in of),
-        *("data", "_state", "_evaluations", "_reports", "_born"),
-    }
-    data = msgspec.msgpack.encode(folding.state)
-    restored = _Fold(**of, state=msgspec.msgpack.decode(data, type=snapshot.FoldState))
-    pair = [
-        repr(msgspec.to_builtins(one.state, enc_hook=plain, order="deterministic"))
-        for one in (folding, restored)
-    ]
-    assert pair[0] == pair[1]
 
 
 def fits(directory: Path, islands: int) -> bool:
@@ -211,7 +193,6 @@ def test_a_launch_goes_on_with_the_same_whether_there_is_a_snapshot_or_not(seed:
         expected = described(folded_anew(tmp_path, islands))
         assert described(taken) == expected
         assert described(folded(tmp_path, islands)) == expected, "from the snapshot alone"
-        check_that_all_is_kept(tmp_path, islands)
         run_launch(tmp_path, launch, taken, islands, seed, inbox)
         for _ in range(rng.choice([0, 0, 1, 2])):
             change(tmp_path, rng)
@@ -238,24 +219,6 @@ def test_damage_in_a_journal_is_found_whatever_the_snapshot_says(tmp_path: Path)
     os.utime(path, ns=(1, 1))
     with pytest.raises(CampaignError):
         folded(tmp_path, 2)
-
-
-def test_attributes_that_a_client_of_nfs_has_kept_hide_no_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    three_launches(tmp_path)
-    path = journal_files(tmp_path)[0]
-    seen, kept = os.stat, os.lstat(path)
-
-    def of_a_minute_ago(what: Any, *arguments: Any, **keywords: Any) -> os.stat_result:
-        return kept if what == path else seen(what, *arguments, **keywords)
-
-    end = next(one for one in reversed(list(read_file(path))) if isinstance(one, Finished))
-    with path.open("ab") as file:
-        file.write(encode(Reopened(id=end.id, number=end.reopened + 1, reason="r", time=1.0)))
-    for name in ("stat", "lstat"):
-        monkeypatch.setattr(os, name, of_a_minute_ago)
-    assert not fits(tmp_path, 2) and described(folded(tmp_path, 2)) == described(folded_anew(tmp_path, 2))
 
 
 def test_only_a_plain_file_made_for_this_campaign_and_by_this_code_counts(

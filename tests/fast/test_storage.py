@@ -3,12 +3,10 @@ counted twice."""
 
 from __future__ import annotations
 
-import os
 import random
 from operator import attrgetter
 
 import pytest
-from individuals import make_assignment
 from simulation.campaigns import SPACE, check_that_it_completes, finished, losses, make, records_of
 from simulation.pruned import pruned_campaign
 
@@ -16,9 +14,7 @@ from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.end_reasons import DONE, STORAGE
 from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
-from hpo.islands.resume.state import ResumeState
 from hpo.islands.storage import PATIENCE_S, StorageWait
-from hpo.journal.commands import Inbox, Stop, asked, give
 from hpo.journal.files import JournalWriter, journal_path, worker_records
 from hpo.journal.records import Ended, Finished, Header, Started
 from hpo.results.record import Fold as ResultsFold
@@ -124,15 +120,6 @@ def test_directories_that_cannot_be_made_for_minutes_end_the_launch_and_use_up_n
     records = finished(simulation)
     assert 0 < len(records) < 60 and {record.status for record in records} == {"completed"}
     check_the_next_launch(simulation, {**settings, "evaluations": 60}, seed)
-
-
-def test_a_stop_while_an_individual_waits_ends_at_once():
-    simulation, settings = make(1, workers=1, islands=1, evaluations=40)
-    break_directories(simulation, 0, 5, float("inf"))
-    simulation.at(20, lambda: simulation.coordinator.stop("stopped"))
-    simulation.run()
-    assert simulation.coordinator.end.reason == "stopped"
-    check_the_next_launch(simulation, settings, 1)
 
 
 # --- journals ---------------------------------------------------------------------------------------------------------
@@ -316,51 +303,3 @@ def test_what_a_dead_leader_wrote_twice_is_not_counted_for_another():
 
 
 # --- what else fails --------------------------------------------------------------------------------------------------
-
-
-def test_an_error_while_looking_for_commands_is_none(tmp_path, monkeypatch):
-    give(tmp_path, Stop(**asked()))
-    (tmp_path / "commands").rename(tmp_path / "elsewhere")
-    errors = [OSError(116, "Stale file handle"), OSError(5, "Input/output error"), None, None]
-    inbox, opened = Inbox(tmp_path), os.open
-
-    def failing(path, *rest, **more):
-        if str(path).endswith("commands") and (error := errors.pop(0)) is not None:
-            raise error
-        return opened(path, *rest, **more)
-
-    monkeypatch.setattr(os, "open", failing)
-    seen = [(len(inbox.look().requests), inbox.error and inbox.error.errno) for _ in range(3)]
-    assert seen == [(0, 116), (0, 5), (0, None)]
-    (tmp_path / "elsewhere").rename(tmp_path / "commands")
-    assert len(inbox.look().requests) == 1 and inbox.error is None
-
-
-def test_an_individual_that_is_given_up_is_not_tried_again_where_evaluators_fail_to_start():
-    params = {"x": 1.0, "y": 1.0, "kind": "a"}
-    lost = make_assignment(
-        params=params,
-        key=SPACE.key(params),
-        operator="random",
-        id="0-0-0",
-        retries=4,
-        resumed=True,
-        admitted=True,
-    )
-    earlier = ResumeState(pending=[lost], keys={lost.key}, sequences={(0, 0): 1})
-    simulation, _ = make(0, workers=2, islands=1, evaluations=10, earlier=earlier, latency_s=0.0005)
-    simulation.crews[0].failed_starts = 1  # of an earlier individual
-    journal = simulation.journals[0]
-    append = journal.append
-
-    def bounded(record):
-        assert len(journal.committed) < 1000, "it is begun for ever"
-        append(record)
-
-    journal.append = bounded
-    simulation.run()
-    records = {record.id: record for record in finished(simulation)}
-    assert len(records) == 10 and records["0-0-0"].status == "crashed"
-    assert "died 4 times" in records["0-0-0"].error
-    begun = [r for r in records_of(simulation) if isinstance(r, Started) and r.id == "0-0-0"]
-    assert len(begun) == 1

@@ -45,14 +45,6 @@ def test_a_leader_that_dies_before_it_gave_account_is_to_be_looked_up() -> None:
     assert [broken.place.leader for broken in workers.unaccounted] == [2]
 
 
-def test_a_worker_that_is_unfit_is_no_leader_and_breaks_no_more() -> None:
-    workers = force(4, 2, 2)
-    workers.dismiss(2)
-    assert workers.leaders(1) == []
-    assert workers.next_with_leaders(1) == [0]
-    assert workers.handle_rank_deaths({3}) == []
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_every_living_rank_works_or_ends_what_it_ran_or_idles(seed: int) -> None:
     rng = random.Random(seed)

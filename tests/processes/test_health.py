@@ -14,7 +14,6 @@ from simulation.campaigns import fall_sick
 
 import hpo
 from hpo.campaign import rank_entry
-from hpo.errors import EXIT_RESUMABLE
 from hpo.individual import (
     COMPLETED,
     CRASHED,
@@ -27,12 +26,10 @@ from hpo.individual import (
 )
 from hpo.islands.coordinator.ending import Overdue
 from hpo.islands.coordinator.health import Health
-from hpo.islands.end_reasons import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED, STOPPED
+from hpo.islands.end_reasons import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED
 from hpo.islands.leader.evaluations import fault
 from hpo.islands.messages import (
     EvaluationEnd,
-    StopRequest,
-    encode,
 )
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
@@ -416,14 +413,6 @@ def test_workers_are_not_idle_for_as_long_as_one_trains() -> None:
     assert sorted(began)[3] < 600.0
 
 
-def test_errors_that_differ_by_numbers_are_the_same() -> None:
-    def outcome(number: int) -> TaskOutcome:
-        return TaskOutcome(status=FAILED, error=f"ValueError: {number}x{number / 7} does not fit")
-
-    simulation = simulate(outcome, workers=1, islands=1)
-    assert end(simulation) == (FUTILE, 1) and finished(simulation, FAILED) == 10
-
-
 def test_who_was_pruned_or_returned_nan_has_trained() -> None:
     invalid = TaskOutcome(status=INVALID, error="objective 'value' is nan")
     simulation = simulate(lambda number: invalid)
@@ -461,64 +450,6 @@ def test_the_next_launch_goes_on_with_a_new_count() -> None:
     assert {one.id for one in records_of(first) if isinstance(one, Finished)} <= ids
 
 
-def test_what_was_cut_off_in_an_earlier_launch_does_not_count_as_a_failure() -> None:
-    first = simulate(
-        lambda number: BROKEN,
-        workers=8,
-        duration=lambda index: 1000.0,
-        prepare=lambda simulation: simulation.at(
-            5.0, lambda: simulation.post(1, 0, encode(StopRequest(STOPPED, True)))
-        ),
-    )
-    assert end(first) == (STOPPED, EXIT_RESUMABLE) and finished(first, INTERRUPTED) == 8
-    again = simulate(
-        lambda number: BROKEN, workers=1, islands=1, first_failures=4, earlier=earlier_of(first), seed=1
-    )
-    # Eight that are resumed, and four of its own.
-    assert end(again) == (FUTILE, 1) and finished(again, FAILED) == 12
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_happens_it_comes_to_an_end_and_is_futile_only_where_nothing_trained(seed: int) -> None:
-    """Failures of any share, evaluations of very different length, deaths, signals: no standstill."""
-    rng = random.Random(f"health/{seed}")
-    share, limit, workers = rng.choice([0.0, 0.02, 0.1, 0.5]), rng.randint(1, 12), rng.randint(1, 8)
-    others = [TaskOutcome(status=status, error="gone") for status in (CRASHED, TIMEOUT)]
-    draws = [rng.lognormvariate(0, rng.choice([0.1, 2.0])) for _ in range(100)]
-    outcomes = [
-        WELL if rng.random() < share else rng.choice(others) if rng.random() < 0.1 else BROKEN
-        for _ in range(400)
-    ]
-
-    def disturb(simulation: Simulation) -> None:
-        if rng.random() < 0.5:
-            for rank in rng.sample(range(1, workers), rng.randint(0, workers - 1)):
-                when, told = rng.uniform(0, 30), rng.choice([0.0, 0.05, 1.0])
-                simulation.at(when, lambda rank=rank, told=told: simulation.kill(rank, told_after=told))
-        if rng.random() < 0.2:
-            request = encode(StopRequest(STOPPED, rng.random() < 0.5))
-            simulation.at(rng.uniform(0, 40), lambda: simulation.post(0, 0, request))
-
-    simulation = simulate(
-        lambda number: outcomes[number % 400],
-        duration=lambda index: draws[index % 100],
-        prepare=disturb,
-        workers=workers,
-        islands=rng.randint(1, min(3, workers)),
-        evaluations=rng.randint(1, 200),
-        first_failures=limit,
-        latency_s=rng.choice([0.0005, 0.05, 0.5]),
-        seed=seed,
-    )
-    reason, code = end(simulation)
-    if finished(simulation, COMPLETED):
-        assert reason in (DONE, STOPPED)
-    else:
-        assert (reason, code) in ((FUTILE, 1), (NOTHING_COMPLETED, 1), (STOPPED, EXIT_RESUMABLE))
-    if reason == FUTILE:
-        assert finished(simulation, FAILED) >= limit / 3
-
-
 SICK_AFTER_S = 20.0
 
 
@@ -544,19 +475,6 @@ def test_a_sick_worker_costs_no_individual(sick: int) -> None:
     state = earlier_of(simulation)
     assert state.tally.counts[COMPLETED] == 300 and not state.tally.counts.get(FAILED) and not state.pending
     assert any("gets nothing more" in remark for remark in simulation.coordinator.remarks)
-
-
-@pytest.mark.parametrize("sick", [1])
-def test_where_some_configurations_fail_everywhere_only_these_stay_failed(sick: int) -> None:
-    simulation = with_a_sick_worker(sick, share=0.3)
-    assert end(simulation) == (DONE, 0)
-    records = [one for one in records_of(simulation) if isinstance(one, Finished)]
-    bad = {one.id for one in records if one.error == BROKEN.error}
-    last = {one.id: one for one in sorted(records, key=lambda one: one.run)}
-    failed = [one.id for one in last.values() if one.status == FAILED]
-    # Of the sick worker's failures those before the row that it was suspected after stand, if any.
-    assert len([one for one in failed if one not in bad]) <= 2
-    assert simulation.coordinator.tally.counts[COMPLETED] == 300 - len(failed)
 
 
 def test_a_worker_that_gets_nothing_more_is_on_record_and_the_rest_is_not_idle() -> None:

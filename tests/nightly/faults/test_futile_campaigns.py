@@ -85,26 +85,6 @@ def test_an_import_that_is_wrong_under_somebody_elses_mpirun(terminal: Terminal)
     assert [(one["reason"], one["exit"]) for one in terminal.records("ended")] == [("futile", 1)]
 
 
-def test_inside_the_rank_it_is_the_same(terminal: Terminal) -> None:
-    terminal.write("task.py", TASK.replace("    IMPORTED\n", ""))
-    terminal.campaign(settings(5, "inline"), evaluations=2000)
-    done = terminal.hpo("run", "c.toml", "--ranks", 2)
-    assert done.returncode == 1, done.stderr
-    assert "FileNotFoundError" in done.stderr and "first_failures = 5" in done.stderr
-    assert len([one for one in terminal.records("finished") if one["status"] == "failed"]) < 500
-
-
-def test_failures_count_although_values_were_reported(terminal: Terminal) -> None:
-    terminal.write("task.py", TASK.replace("IMPORTED", "trial.report(1, 0.5)"))
-    terminal.campaign(settings(3), evaluations=20)
-    done = terminal.hpo("run", "c.toml", "--ranks", 2)
-    assert done.returncode == 1, done.stderr
-    assert "FileNotFoundError" in done.stderr and "first_failures = 3" in done.stderr
-    assert [record["reason"] for record in terminal.records("ended")] == ["futile"]
-    assert len(terminal.records("finished")) < 20
-    assert terminal.status()["evaluations"]["failed"] == 0
-
-
 def test_without_a_limit_of_first_failures_the_budget_is_spent(terminal: Terminal) -> None:
     terminal.write("task.py", TASK.replace("IMPORTED", "trial.report(1, 0.5)"))
     terminal.campaign(settings('"off"'), evaluations=20)
