@@ -1,4 +1,4 @@
-"""What a campaign of search_spaces found, beside the default configuration and the full-rank baseline.
+"""Comparison of a campaign's best with the default configuration and the full-rank baseline.
 
     python jobs/compare.py jobs/digits.toml
     python jobs/compare.py jobs/vit_ab.toml --test-seeds 5
@@ -6,8 +6,8 @@
 Scores on the validation part are the campaign's. Scores on the test part, compression and bytes sent are measured here,
 by the module's own command line on as many ranks and nodes as a worker of the campaign has. If the campaign is about
 another method than DDP, a baseline is trained by DDP at full rank with the default's learning rate and schedule, or the
-module's BASELINE_OPTIONS; for AB training another one without groups. All is kept in DIR/test/ and not measured twice,
-and a call that was stopped can be repeated. Delete results of earlier versions there to have what they lack.
+module's BASELINE_OPTIONS; for AB training a second baseline has no groups. All is kept in DIR/test/ and not measured
+twice, and a call that was stopped can be repeated. Delete results of earlier versions there to have what they lack.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def _compared(options: argparse.Namespace) -> str:
     place = Place(
         ranks=ranks,
         nodes=nodes or nodes_for(ranks),
+        # One node is a guess, without --nodes and without an allocation of Slurm.
         too_few=not nodes and needs_nodes(task, settings.task_options, ranks, columns["best"]),
     )
     module = importable(str(settings.task), options.file)
@@ -128,7 +129,7 @@ def importable(task: str, file: Path) -> str:
         return place
     path = (file.parent / place).resolve()
     spec = importlib.util.find_spec(path.stem)
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:  # such as platform.py
         raise hpo.UsageError(
             f"task = {task!r}: Python has another module of the name {path.stem!r}, which python -m would start. Give "
             "the file another name."
@@ -186,7 +187,7 @@ def tested(task: Any) -> tuple[str, str]:
 
 
 def measure(module: str, task: Any) -> str:
-    """What a test measures: the name of the objective, or for the task's score the module's name for it."""
+    """Name of the objective that a test measures; for the task's score the module's name for it."""
     name, direction = tested(task)
     if name not in ("value", getattr(task, "score", None)):
         return name
@@ -214,7 +215,7 @@ class Place:
             )
         if self.ranks == 1:
             return [sys.executable, "-m", module]
-        if self.ranks % self.nodes:
+        if self.ranks % self.nodes:  # torchrun starts as many ranks on each node
             raise hpo.CampaignError(
                 f"{self.ranks} ranks on {self.nodes} nodes: each must have as many. Name another number by --nodes."
             )

@@ -14,17 +14,17 @@ from hpo.individual import COMPLETED, Individual
 from hpo.search.models import pareto
 from hpo.task.task import losses_of
 
+# Measures from 0 to 1.
 SHARES = ("accuracy", "top-5 accuracy", "micro-F1", "macro-F1")
-"""Measures from 0 to 1."""
 
+# Column of the baseline that others are compared with.
 FULL_RANK = "full rank"
-"""Column of the baseline that others are compared with."""
 
 _NAMES = {"top5": "top-5 accuracy", "mae": "MAE", "macro_f1": "macro-F1"}
 _BYTES = {"bytes_inside_nodes": "inside nodes", "bytes_between_nodes": "between nodes"}
 
+# Metrics of each training of a column's test.
 Trainings = Sequence[Mapping[str, Any]]
-"""Metrics of each training of a column's test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +156,7 @@ def _difference(each: Sequence[Trainings], full: Trainings, what: str) -> list[l
     return [[f"difference to {FULL_RANK}", *map(cell, each)]]
 
 
+# Rows and columns are those of tables 4.3, 4.4, 5.1 and 5.3 of the dissertation.
 def _costs(each: Sequence[Trainings]) -> list[list[str]]:
     """Rows of the costs of trainings that are not all 0, as in tables 4.3 and 5.1. The compression of AB is that of its
     last factors: the network that it leaves is whole.

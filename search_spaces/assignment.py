@@ -21,7 +21,6 @@ from search_spaces.options import Count, Positive
 
 if TYPE_CHECKING:
     import trainers
-    from hpo.individual import Scalar
     from hpo.task.task import Constraint
     from trainers.data.batches import Assignment
 
@@ -40,13 +39,13 @@ space = hpo.SearchSpace(
     neighbourhood_every=hpo.Ordinal(2, 4, 8, 16, 32, 64, when={"neighbourhood": (2, 4, 8)}),  # L_N
 )
 
-default: dict[str, Scalar] = {
+# Plain local SGD on new parts of the samples in each epoch.
+default: dict[str, Any] = {
     "assignment": "disjoint",
     "world_every": 16,
     "household": 1,
     "neighbourhood": 1,
 }
-"""Plain local SGD on new parts of the samples in each epoch."""
 
 
 def neighbours_first(params: Mapping[str, Any]) -> bool:
@@ -160,7 +159,6 @@ make_task, main = image_campaign(
     ranks=lambda options: options.ranks_per_worker,
 )
 test_accuracy, untrained = make_task.test, make_task.untrained
-task = make_task()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,14 +27,13 @@ from search_spaces.options import CosineForm, Count, FromZeroBelowOne, divisor, 
 
 if TYPE_CHECKING:
     import trainers
-    from hpo.individual import Scalar
 
+# Length of the source's run, if it is not stopped early (34 369 windows in batches of 32). Parameters that
+# count epochs or steps are scaled to the length of a run.
 EPOCHS, STEPS = 20, 20 * 1075
-"""Length of the source's run, if it is not stopped early (34 369 windows in batches of 32). Parameters that count
-epochs or steps are scaled to the length of a run."""
 
+# Width that the learning rates are for, the source's.
 DIM = 512
-"""Width that the learning rates are for, the source's."""
 
 space = hpo.SearchSpace(
     lr=hpo.Float(1e-5, 5e-3, log=True),
@@ -49,7 +48,9 @@ space = hpo.SearchSpace(
     full_rank_last_layer=hpo.Categorical(False, True),
 )
 
-default: dict[str, Scalar] = {
+# First rate and OIALR of the source's untuned run (Table A.4), which halves the rate each epoch (schedule =
+# "type1"); in a search the rate falls by a cosine.
+default: dict[str, Any] = {
     "lr": 4e-4,
     "min_lr": 5e-6,
     "warmup_lr": 1e-4,
@@ -61,25 +62,23 @@ default: dict[str, Scalar] = {
     "full_rank_first_layer": True,
     "full_rank_last_layer": True,
 }
-"""First rate and OIALR of the source's untuned run (Table A.4), which halves the rate each epoch (schedule = "type1");
-in a search the rate falls by a cosine."""
 
-TUNED: dict[str, Scalar] = {
+# The tuned run of Table A.4; its learning rate, 0.01 there, is the most that Table A.5 searches.
+TUNED: dict[str, Any] = {
     **default, "lr": 5e-3, "min_lr": 4e-4, "warmup_lr": 1e-4, "k_decay": 0.85, "warmup_epochs": 3,
 }  # fmt: skip
-"""The tuned run of Table A.4; its learning rate, 0.01 there, is the most that Table A.5 searches."""
 
+# Options that are keywords of the network, too.
 _ARCHITECTURE = (
     "context", "start_token", "horizon", "dim", "linear_dim", "encoder_layers", "decoder_layers", "heads",
     "moving_average", "dropout",
 )  # fmt: skip
-"""Options that are keywords of the network, too."""
 
+# Options of baselines in jobs/compare.py: Table 4.4's is not tuned.
 BASELINE_OPTIONS = {"schedule": "type1"}
-"""Options of baselines in jobs/compare.py: Table 4.4's is not tuned."""
 
+# Name of the score in jobs/compare.py.
 MEASURE = "MSE"
-"""Name of the score in jobs/compare.py."""
 
 
 class Options(SeriesOptions):
@@ -126,19 +125,10 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
     import trainers
-    from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch, at_width, cosine
+    from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch, searched_cosine
     from search_spaces.networks.autoformer import Autoformer
 
-    rates = at_width(options.dim, p, source=DIM)
-    schedule: trainers.Schedule = HalvedEachEpoch()
-    if options.schedule == "cosine":
-        schedule = cosine(
-            options.cosine,
-            warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,
-            warmup_lr=rates["warmup_lr"],
-            min_lr=rates["min_lr"],
-            k_decay=p["k_decay"],
-        )
+    lr, cosine = searched_cosine(options.cosine, p, width=options.dim / DIM, length=options.epochs / EPOCHS)
     return Recipe(
         network=Autoformer(
             features=run.data["features"],
@@ -147,8 +137,8 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
         ),
         loss=torch.nn.functional.mse_loss,
         # AdamW, as in all experiments of the dissertation's section 4.4.
-        optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
-        schedule=schedule,
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=lr),
+        schedule=cosine if options.schedule == "cosine" else HalvedEachEpoch(),
         early_stopping=trainers.EarlyStopping(patience=options.patience, restore_best=True),
     )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces.building_blocks.architecture_search.deep_network import Deep
+from search_spaces.building_blocks.architecture_search.deep_network import ORDERS, Deep
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.patch_task import PatchOptions, PatchTask
 from search_spaces.building_blocks.recipe_parts import optimizers
@@ -28,15 +28,9 @@ from search_spaces.readers.bigearthnet_files.format import CLASSES
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpo.individual import Scalar
-
 _ACTIVATIONS = (
     "elu", "exponential", "hard-sigmoid", "linear", "relu", "selu", "sigmoid", "softmax", "softplus", "softsign",
     "swish", "tanh",
-)  # fmt: skip
-_ORDERS = (
-    "original", "norm-after-addition", "activation-before-addition", "activation-only-pre-activation",
-    "full-pre-activation",
 )  # fmt: skip
 _LOSSES = (
     "binary-crossentropy", "categorical-crossentropy", "categorical-hinge", "hinge", "kl-divergence", "squared-hinge",
@@ -50,7 +44,7 @@ def make_space(most_filters: int = 256) -> hpo.SearchSpace:
             # The network
             "filters": hpo.Int(2, most_filters, log=True),  # of the first stage
             "activation": hpo.Categorical(*_ACTIVATIONS),
-            "order": hpo.Categorical(*_ORDERS),  # where a block normalises and activates, He et al. 2016
+            "order": hpo.Categorical(*ORDERS),  # where a block normalises and activates, He et al. 2016
             "loss": hpo.Categorical(*_LOSSES),
             # Nine optimizers and three schedules, each with parameters of its own
             **optimizers.parameters(),
@@ -59,7 +53,7 @@ def make_space(most_filters: int = 256) -> hpo.SearchSpace:
     )
 
 
-def default_for(most_filters: int = 256) -> dict[str, Scalar]:
+def default_for(most_filters: int = 256) -> dict[str, Any]:
     """The published baseline, ResNet-50 with Adam at Keras' settings and a constant rate, without its augmentation and
     with early stopping; its bands = "published" and upsampling = "bicubic" are options.
     """
@@ -151,17 +145,15 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     from search_spaces.building_blocks.recipe_parts.losses import LOSSES
     from search_spaces.networks.resnet import ResNet50
 
-    network = ResNet50(
-        channels=len(options.chosen_bands),
-        classes=len(CLASSES),
-        filters=p["filters"],
-        activation=p["activation"],
-        order=p["order"],
-        blocks=options.size.blocks,
-    )
-    options.finish(network)
     return Recipe(
-        network=network,
+        network=ResNet50(
+            channels=len(options.chosen_bands),
+            classes=len(CLASSES),
+            filters=p["filters"],
+            activation=p["activation"],
+            order=p["order"],
+            blocks=options.size.blocks,
+        ),
         optimizer=lambda weights: optimizers.make(weights, p),
         schedule=optimizers.make_schedule(p, epochs=options.most_epochs),
         loss=LOSSES[p["loss"]],
@@ -169,8 +161,8 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     )
 
 
+# Name of the score in jobs/compare.py.
 MEASURE = "micro-F1"
-"""Name of the score in jobs/compare.py."""
 
 make_task, main = campaign(
     lambda options: make_space(options.size.most_filters),

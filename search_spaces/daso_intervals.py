@@ -23,12 +23,10 @@ from search_spaces.options import Count, NotNegative, Positive, wrong
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpo.individual import Scalar
-
 space = hpo.SearchSpace(methods.METHODS["daso"].parameters)
 
-default: dict[str, Scalar] = {"sync_every": 1, "sync_delay": 0}
-"""Synchronous training. After its grid the source chose B = 4, S = 1."""
+# Synchronous training. After its grid the source chose B = 4, S = 1.
+default: dict[str, Any] = {"sync_every": 1, "sync_delay": 0}
 
 SOURCES_CHOICE = methods.METHODS["daso"].default
 
@@ -94,7 +92,6 @@ make_task, main = image_campaign(
     objectives=directions,
 )
 test_accuracy, untrained = make_task.test, make_task.untrained
-task = make_task()
 
 if __name__ == "__main__":
     sys.exit(main())

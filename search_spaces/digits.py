@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
 from search_spaces import sources
-from search_spaces.building_blocks.architecture_search.deep_network import Deep, SmallArchitectureOptions
+from search_spaces.building_blocks.architecture_search.deep_network import (
+    ACTIVATIONS,
+    ORDERS,
+    Deep,
+    SmallArchitectureOptions,
+)
 from search_spaces.building_blocks.campaign import campaign
 from search_spaces.building_blocks.image_task import ImageTask
 from search_spaces.building_blocks.recipes import Recipe, Run
@@ -28,20 +33,13 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     import trainers
-    from hpo.individual import Scalar
     from search_spaces.readers.small_images import ImageData
 
 space = hpo.SearchSpace(
     # The network
     width=hpo.Ordinal(4, 8, 12, 16, 24, 32),  # filters of the first block
-    activation=hpo.Categorical("relu", "elu", "selu", "swish", "softplus", "tanh"),
-    order=hpo.Categorical(  # where a block normalises and activates, He et al. 2016
-        "original",
-        "norm-after-addition",
-        "activation-before-addition",
-        "activation-only-pre-activation",
-        "full-pre-activation",
-    ),
+    activation=hpo.Categorical(*ACTIVATIONS),
+    order=hpo.Categorical(*ORDERS),  # where a block normalises and activates, He et al. 2016
     # The optimizer, and parameters that only some have
     optimizer=hpo.Categorical("sgd", "rmsprop", "adagrad", "adam", "adamw"),
     lr=hpo.Float(1e-4, 1.0, log=True),
@@ -59,7 +57,8 @@ space = hpo.SearchSpace(
     power=hpo.Float(0.5, 4.0, when={"schedule": "polynomial"}),
 )
 
-default: dict[str, Scalar] = {
+# The original network with torch's own choices for Adam.
+default: dict[str, Any] = {
     "width": 16,
     "activation": "relu",
     "order": "original",
@@ -70,17 +69,16 @@ default: dict[str, Scalar] = {
     "schedule": "constant",
     "warmup_epochs": 0,
 }
-"""The original network with torch's own choices for Adam."""
 
 
+# Sizes of the training parts that ``readers.small_images.load_images`` makes.
 TRAINING_IMAGES = {"digits": 224, "fashion-mnist": 50_000}
-"""Sizes of the training parts that ``readers.small_images.load_images`` makes."""
 CHANNELS, CLASSES = 1, 10
 
 
 class Options(SmallArchitectureOptions):
-    """With kind = "pbt", epochs count one interval. An individual begins with the weights and the optimizer's state of
-    its parent, so perturb = ["lr", …] must not name parameters of the network.
+    """Options; epochs count one interval with kind = "pbt". There an individual begins with the weights and the
+    optimizer's state of its parent, so perturb = ["lr", …] must not name parameters of the network.
     """
 
     data: Literal["digits", "fashion-mnist"] = "digits"

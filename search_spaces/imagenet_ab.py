@@ -22,10 +22,8 @@ from search_spaces.options import Count, Positive
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpo.individual import Scalar
-
+# Table A.6.
 EPOCHS = 150
-"""Table A.6."""
 
 # Rows by global batch size: warmupSteps, numABSteps, fullRankReboundSteps, learning-rate rebound steps, steps an epoch.
 STEPS = {
@@ -71,7 +69,7 @@ class Options(ImageNetOptions):
         return Size(epochs=EPOCHS, batch_size=4096)
 
 
-def default(options: Options) -> dict[str, Scalar]:
+def default(options: Options) -> dict[str, Any]:
     """The tables' entries for the network and the batch size, as parts of the run; for other sizes those of 4 096."""
     rows = STEPS[options.network]
     warmup, ab, rebound, lr_rebound, per_epoch = rows.get(options.samples_a_step, rows[4096])
@@ -90,16 +88,9 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     from search_spaces.building_blocks.recipe_parts.schedules import cosine
 
     vit = options.network == "vit-b-16"
-    network = make_network(
-        options.network,
-        options,
-        classes=run.classes,
-        dropout=0.0 if vit else 0.1,
-        drop_path=0.1 if vit else 0.0,
-    )
-    options.finish(network)
+    rates = {"drop_path": 0.1} if vit else {"dropout": 0.1}
     return Recipe(
-        network=network,
+        network=make_network(options.network, options, classes=run.classes, **rates),
         optimizer=lambda weights: torch.optim.AdamW(
             weights, lr=options.lr, weight_decay=0.1 if vit else 0.01
         ),

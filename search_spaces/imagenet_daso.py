@@ -24,8 +24,8 @@ from search_spaces.options import FromZero, Positive
 
 space, default = daso_intervals.space, daso_intervals.default
 
+# Learning rate per sample.
 _GOYAL = 0.1 / 256
-"""Learning rate per sample."""
 
 
 class Options(ImageNetOptions, IntervalOptions):

@@ -12,7 +12,7 @@ learning rate, frequency and delay reach further, so that Table A.1's point is i
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import hpo
 from search_spaces import vit_oialr
@@ -20,11 +20,9 @@ from search_spaces.building_blocks import methods
 from search_spaces.building_blocks.image_task import OwnMethod, Recipe, Run, image_campaign
 from search_spaces.building_blocks.imagenet_task import SMALL_DIM, ImageNetOptions, Size, make_network
 
-if TYPE_CHECKING:
-    from hpo.individual import Scalar
-
+# Length of the source's run (1 281 167 images in batches of 1 024); numbers of epochs and steps are parts of
+# it.
 EPOCHS, STEPS = 125, 125 * 1252
-"""Length of the source's run (1 281 167 images in batches of 1 024); numbers of epochs and steps are parts of it."""
 
 _SCHEDULE = ("min_lr", "warmup_lr", "k_decay", "warmup_epochs")
 _RANK = methods.METHODS["oialr"].parameters
@@ -37,7 +35,8 @@ space = hpo.SearchSpace(
     }
 )
 
-default: dict[str, Scalar] = {
+# Table A.1.
+default: dict[str, Any] = {
     "lr": 1e-3,
     "min_lr": 1e-5,
     "warmup_lr": 1e-5,
@@ -47,7 +46,6 @@ default: dict[str, Scalar] = {
     "update_every": 1000 / STEPS,
     "delay": 25_000 / STEPS,
 }
-"""Table A.1."""
 
 DROPOUT = {"vit-b-16": 0.1, "resnet-rs-101": 0.25}
 
@@ -73,20 +71,19 @@ class Options(ImageNetOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.recipe_parts.schedules import at_width, cosine
+    from search_spaces.building_blocks.recipe_parts.schedules import searched_cosine
 
     small_vit = options.small and options.network == "vit-b-16" and options.architecture == "source"
-    rates = at_width(SMALL_DIM if small_vit else vit_oialr.DIM, p, source=vit_oialr.DIM)
+    lr, schedule = searched_cosine(
+        "after-warm-up" if options.small else "timm",
+        p,
+        width=SMALL_DIM / vit_oialr.DIM if small_vit else 1.0,
+        length=options.most_epochs / EPOCHS,
+    )
     return Recipe(
         network=make_network(options.network, options, classes=run.classes, dropout=DROPOUT[options.network]),
-        optimizer=lambda weights: torch.optim.AdamW(weights, lr=rates["lr"]),
-        schedule=cosine(
-            "after-warm-up" if options.small else "timm",
-            warmup_epochs=p["warmup_epochs"] * options.most_epochs / EPOCHS,
-            warmup_lr=rates["warmup_lr"],
-            min_lr=rates["min_lr"],
-            k_decay=p["k_decay"],
-        ),
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=lr),
+        schedule=schedule,
         label_smoothing=0.1,
         synchronise_batch_norms=True,
     )

@@ -41,8 +41,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 FromZeroBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["fp32", "tf32", "bf16"]
+# Start of a cosine: at the end of the warm-up, or, as timm's by default, at the run's start.
 CosineForm = Literal["after-warm-up", "timm"]
-"""Start of a cosine: at the end of the warm-up, or, as timm's by default, at the run's start."""
 Folds = Annotated[int, AfterValidator(_none_or_several)]
 
 

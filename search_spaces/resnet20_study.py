@@ -26,14 +26,12 @@ from search_spaces import assignment
 from search_spaces.options import Count, wrong
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from hpo.individual import Scalar
+    pass
 
 Experiment = Literal["E1", "E2.1", "E2.2", "E2.3", "E3.1", "E3.2.1", "E3.2.2", "E3.2.3", "E3.2.4", "E3.3"]
 
+# L_W.
 WORLD_EVERY = (2, 4, 8, 16, 32, 64, 128)
-"""L_W."""
 _ENDS = {"disjoint": {"assignment": "shards"}, "full overlap": {"assignment": "full-overlap"}}
 _EFFECTIVE = {"batch_rule": "effective"}
 _LINEAR = {**_EFFECTIVE, "lr_rule": "linear"}
@@ -198,7 +196,8 @@ class StudyTask(hpo.Task):
 
     def _evaluate(self, trial: hpo.Trial) -> dict[str, float]:
         chosen = self._found[str(trial.params["configuration"])]
-        task = assignment.make_task(**_options_of(chosen, self._options))
+        own = self._options.model_dump(exclude={"experiment", "seeds"})
+        task = assignment.make_task(**{**own, **chosen.options})
         _, result = task.fit(
             chosen.params,
             ranks=trial.size,
@@ -207,18 +206,6 @@ class StudyTask(hpo.Task):
         )
         value = result.metrics["accuracy"] if result.reason != "diverged" else math.nan
         return {"value": value, **{name: result.metrics[name] for name in task.recorded}}
-
-
-def _options_of(chosen: StudyConfiguration, options: Options) -> dict[str, Any]:
-    return {**options.model_dump(exclude={"experiment", "seeds"}), **chosen.options}
-
-
-def untrained(params: Mapping[str, Scalar], **given: Any) -> nn.Module:
-    """The untrained network of a configuration. ``given``: options, and "classes" if the number is known."""
-    facts = {name: given.pop(name) for name in ("classes",) if name in given}
-    options = Options(**given)
-    chosen = configurations(options.experiment, options.ranks_per_worker)[str(params["configuration"])]
-    return assignment.untrained(chosen.params, **_options_of(chosen, options), **facts)
 
 
 def table(result: hpo.Result) -> str:

@@ -107,7 +107,7 @@ def training_patches(data: str, bands: Sequence[str]) -> int:
 
 
 def check_made_up_home(data: str) -> None:
-    """UsageError if ``data``, a folder for made-up patches, holds real ones, which would not be trained with."""
+    """UsageError if ``data``, a folder for made-up patches, holds real patches, which would not be used."""
     from search_spaces.readers.bigearthnet_files.format import PARQUETS
     from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
     from search_spaces.readers.bigearthnet_files.store import INDEX, JOURNAL, PIXELS

@@ -22,24 +22,22 @@ from search_spaces.options import Count, FromZeroBelowOne, NotNegative, Positive
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpo.individual import Scalar
-
 space = hpo.SearchSpace(methods.METHODS["ab"].parameters)
 
+# The warm-up of Table A.9 is inside.
 vgg16_space = hpo.SearchSpace({**space.parameters, "warmup": hpo.Float(0.05, 0.75)})
-"""The warm-up of Table A.9 is inside."""
 
-default: dict[str, Scalar] = {**methods.METHODS["ab"].default}
+default: dict[str, Any] = {**methods.METHODS["ab"].default}
 
 VGG16_STEPS = 150 * 49
-VGG16: dict[str, Scalar] = {
+# Table A.9's 4 330, 759, 60 and 267 steps, if its 150 epochs are of 49 (50 000 images in batches of 1 024).
+VGG16: dict[str, Any] = {
     **default,
     "warmup": 4330 / VGG16_STEPS,
     "ab": 759 / VGG16_STEPS,
     "rebound": 60 / 759,
     "lr_rebound": 267 / 759,
 }
-"""Table A.9's 4 330, 759, 60 and 267 steps, if its 150 epochs are of 49 (50 000 images in batches of 1 024)."""
 
 
 class Options(ViTOptions):
@@ -76,14 +74,11 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     from search_spaces.building_blocks.recipe_parts.schedules import cosine
     from search_spaces.networks.vgg import cifar_vgg16
 
-    model: nn.Module
-    if options.network == "vit":
-        model = options.vit(classes=run.classes, drop_path=options.drop_path)
-    else:
-        model = cifar_vgg16(classes=run.classes, width=options.width)
-    options.finish(model)
+    vit = options.network == "vit"
     return Recipe(
-        network=model,
+        network=options.vit(classes=run.classes, drop_path=options.drop_path)
+        if vit
+        else cifar_vgg16(classes=run.classes, width=options.width),
         optimizer=lambda weights: torch.optim.AdamW(
             weights, lr=options.lr, weight_decay=options.weight_decay
         ),
@@ -102,7 +97,6 @@ make_task, main = image_campaign(
     points=lambda options: [VGG16] if options.network == "vgg16" else [],
 )
 test_accuracy, untrained = make_task.test, make_task.untrained
-task = make_task()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,14 +21,13 @@ from search_spaces.options import Count
 
 if TYPE_CHECKING:
     import trainers
-    from hpo.individual import Scalar
 
+# Length of the source's run (Table A.1; 50 000 images in batches of 1 024). Parameters that count epochs or
+# steps are scaled to the length of a run.
 EPOCHS, STEPS = 125, 125 * 49
-"""Length of the source's run (Table A.1; 50 000 images in batches of 1 024). Parameters that count epochs or steps are
-scaled to the length of a run."""
 
+# Width that the learning rates are for, the source's.
 DIM = 768
-"""Width that the learning rates are for, the source's."""
 
 space = hpo.SearchSpace(
     lr=hpo.Float(5e-5, 1e-3, log=True),
@@ -41,7 +40,8 @@ space = hpo.SearchSpace(
     delay=hpo.Int(1000, 10_000, log=True),
 )
 
-default: dict[str, Scalar] = {
+# The untuned run of Table A.2.
+default: dict[str, Any] = {
     "lr": 1e-4,
     "min_lr": 1e-5,
     "warmup_lr": 1e-5,
@@ -51,12 +51,11 @@ default: dict[str, Scalar] = {
     "update_every": 1000,
     "delay": 4000,
 }
-"""The untuned run of Table A.2."""
 
-TUNED: dict[str, Scalar] = {
+# The tuned run of Table A.2.
+TUNED: dict[str, Any] = {
     **default, "lr": 2e-4, "min_lr": 8e-4, "warmup_lr": 8e-5, "k_decay": 0.4, "warmup_epochs": 17,
 }  # fmt: skip
-"""The tuned run of Table A.2."""
 
 
 class Options(ViTOptions):
@@ -70,21 +69,14 @@ class Options(ViTOptions):
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import torch
 
-    from search_spaces.building_blocks.recipe_parts.schedules import at_width, cosine
+    from search_spaces.building_blocks.recipe_parts.schedules import searched_cosine
 
-    rates = at_width(options.dim if options.architecture == "source" else DIM, p, source=DIM)
+    width = options.dim / DIM if options.architecture == "source" else 1.0
+    lr, schedule = searched_cosine(options.cosine, p, width=width, length=options.epochs / EPOCHS)
     return Recipe(
         network=options.vit(classes=run.classes, qkv_bias=False, drop_path=0.2),
-        optimizer=lambda weights: torch.optim.AdamW(
-            weights, lr=rates["lr"], weight_decay=options.weight_decay
-        ),
-        schedule=cosine(
-            options.cosine,
-            warmup_epochs=p["warmup_epochs"] * options.epochs / EPOCHS,
-            warmup_lr=rates["warmup_lr"],
-            min_lr=rates["min_lr"],
-            k_decay=p["k_decay"],
-        ),
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=lr, weight_decay=options.weight_decay),
+        schedule=schedule,
         label_smoothing=0.1,
     )
 
@@ -99,7 +91,7 @@ def _oialr(p: dict[str, Any], options: Options, run: Run) -> trainers.Method:
 
     delay = p["delay"] / STEPS
     return trainers.OIALR(
-        # In a run of few steps a delay near 1 would leave no step for the first update.
+        # A delay near 1 would leave no step for the first update in a run of few steps.
         delay=min(delay, 1 - 1 / run.steps) if drops_rank(p) else delay,
         update_every=p["update_every"] / STEPS,
         sigma_cutoff=p["sigma_cutoff"],
@@ -121,7 +113,6 @@ make_task, main = image_campaign(
     ),
 )
 test_accuracy, untrained = make_task.test, make_task.untrained
-task = make_task()
 
 if __name__ == "__main__":
     sys.exit(main())

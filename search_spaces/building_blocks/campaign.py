@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from hpo.task.task import Constraint
 
 Options = type[TrainingOptions]
+# main(arguments=None): one configuration from the command line; returns the exit code.
 Main = Callable[..., int]
-"""main(arguments=None): one configuration from the command line; returns the exit code."""
 
 
 class MakeTask:
@@ -65,8 +65,9 @@ class MakeTask:
         device: str = "cpu",
         **options: Any,
     ) -> float:
-        """``TrainedTask.test`` of the task for ``options``."""
-        return self(**options).test(params, seeds=seeds, ranks=ranks, device=device)
+        """Mean score on the test part of trainings with ``seeds``, by the task for ``options``."""
+        each = self(**options).tests(params, seeds=seeds, ranks=ranks, device=device)
+        return sum(training["test"] for training in each) / len(each)
 
     def untrained(self, params: Mapping[str, Scalar], **given: Any) -> nn.Module:
         """The untrained network of a configuration, for ``trainers.load_model`` to fill. ``given``: options, and the

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["AUGMENTATIONS", "ImageOptions", "ImageTask", "OwnMethod", "Recipe", "Run", "image_campaign"]
 
 Augmentation = Literal["none", "crop", "crop-flip", "resized-crop-flip", "rand-augment"]
+# Same as ``data_sets.augmentation.AUGMENTATIONS``, whose import would import torch.
 AUGMENTATIONS = get_args(Augmentation)
-"""Same as ``data_sets.augmentation.AUGMENTATIONS``, whose import would import torch."""
 
 
 class ImageOptions(SmallArchitectureOptions):

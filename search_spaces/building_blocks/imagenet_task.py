@@ -48,8 +48,8 @@ class Size(RunSize):
     augmentation: Augmentation = "resized-crop-flip"
 
 
+# Width of the ViT with ``small``.
 SMALL_DIM = 48
-"""Width of the ViT with ``small``."""
 
 # The class of a made-up image is a direction: flipped or turned it would be of another class.
 SMALL = Size(epochs=6, batch_size=32, side=32, evaluation_side=32, validation_part=0.25, augmentation="none")

@@ -23,7 +23,7 @@ from trainers.checkpoints.files import read_alone
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Names of a network's tensors that were filled, reasons for those that were not, and names of unused ones."""
+    """Names of a network's tensors that were filled, reasons for those that were not, and unused names."""
 
     taken: Sequence[str]
     left: Mapping[str, str]

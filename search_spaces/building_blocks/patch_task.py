@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from trainers.evaluation.metrics import Metric
 
+# Bands of 10 and 20 m, as in the published baseline (dissertation, 6.1.2).
 PUBLISHED_BANDS = tuple(band for band in BANDS if band not in ("B01", "B09"))
-"""Bands of 10 and 20 m, as in the published baseline (dissertation, 6.1.2)."""
 
 _IN_MEMORY_BYTES = 256 * 2**20
 _MADE_UP_PATCHES = 1200

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from trainers.data.batches import Assignment
     from trainers.evaluation.forward import Loss
 
+# Factor on the learning rate: the parameter of a campaign that has none left with another method than its
+# own.
 LR_FACTOR = "lr_factor"
-"""Factor on the learning rate: the parameter of a campaign that has none left with another method than its own."""
 
 
 class Parts(Protocol):
@@ -126,6 +127,9 @@ class TrainingOptions(Options, ABC):
         """Properties of the inputs that users of the trained network need; exported files contain them."""
         return {}
 
+    def finish(self, network: nn.Module) -> None:
+        """Change a network that has just been made."""
+
     def before_training(self, recipe: Callable[[], Recipe], *, ranks: int, device: str) -> None:
         """Raise an error of hpo if ``recipe()`` cannot be trained there."""
 
@@ -176,8 +180,8 @@ class Run:
         return self.data["classes"]
 
 
+# recipe(parameters, options, run)
 MakeRecipe = Callable[[dict[str, Any], Any, Run], Recipe]
-"""recipe(parameters, options, run)"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
     from trainers.evaluation.metrics import Metric
 
+# Metrics of the trainer that every campaign keeps beside the fitness.
 RECORDED = (
     "train_loss", "validation_loss", "trainable_fraction", "compression_ratio",
     "train_s", "wait_s", "bytes_inside_nodes", "bytes_between_nodes",
 )  # fmt: skip
-"""Metrics of the trainer that every campaign keeps beside the fitness."""
 
+# Metrics of the trainer that a test keeps of each training, for jobs/compare.py.
 TESTED = (
     "trainable_fraction", "compression_ratio", "factored_compression_ratio",
     "bytes_inside_nodes", "bytes_between_nodes", "train_s",
 )  # fmt: skip
-"""Metrics of the trainer that a test keeps of each training, for jobs/compare.py."""
 
+# Objectives that ``TrainingOptions.costs`` measures.
 MEASURED = ("parameters", "latency_ms")
-"""Objectives that ``TrainingOptions.costs`` measures."""
 
+# judge(result, steps): objectives and further metrics of a run of that many steps.
 Judge = Callable[["trainers.Result", int], dict[str, float]]
-"""judge(result, steps): objectives and further metrics of a run of that many steps."""
 
 
 class TrainedTask(hpo.Task):
@@ -129,7 +129,7 @@ class TrainedTask(hpo.Task):
 
         def check_metrics(names: Iterable[str]) -> None:
             check_value(known := tuple(names))
-            # What a judge returns shows after a run; a layer's metric, "rank/NAME", once the method changes the layer.
+            # A judge returns after a run; a layer's metric, "rank/NAME", is recorded once the method changes the layer.
             needs = () if self._judge else self.objectives
             check_recorded(needs, (*known, "value", *MEASURED, *(name for name in needs if "/" in name)))
 
@@ -170,20 +170,6 @@ class TrainedTask(hpo.Task):
 
     # A chosen configuration
 
-    def test(
-        self,
-        params: Mapping[str, Scalar],
-        *,
-        seeds: Sequence[int] = (0, 1, 2),
-        ranks: int = 1,
-        device: str = "cpu",
-    ) -> float:
-        """Mean score on the test part of trainings with ``seeds``; for a chosen configuration only. With folds all
-        training samples are trained with.
-        """
-        each = self.tests(params, seeds=seeds, ranks=ranks, device=device)
-        return sum(training["test"] for training in each) / len(each)
-
     def tests(
         self,
         params: Mapping[str, Scalar],
@@ -193,8 +179,9 @@ class TrainedTask(hpo.Task):
         device: str = "cpu",
         saved_in: Callable[[int], Path | None] = lambda seed: None,
     ) -> list[dict[str, float]]:
-        """Metrics of a training with each seed: the scores "test" and, on the validation part, "validation",
-        "test_NAME" for each NAME of ``test_metrics``, and those of ``TESTED``.
+        """Metrics of a training with each seed, for a chosen configuration; with folds all training samples are used:
+        the scores "test" and, on the validation part, "validation", "test_NAME" for each NAME of ``test_metrics``, and
+        those of ``TESTED``.
 
         ``saved_in(seed)``: directory in which the training is saved, and continued if it is there; None: it is not.
         """

@@ -23,7 +23,7 @@ def main(make_task: MakeTask, arguments: Sequence[str] | None = None) -> int:
     point, the file named by --config, or, with --campaign, the best of that campaign and its options. With either, the
     configuration is trained with several seeds and tested. The evaluation's training is not repeated for that, and with
     --directory all trainings are saved there, for a second call to continue them. --export writes the trained network
-    to a file; with --campaign it is the network that the campaign has trained, and nothing is trained without --anew.
+    to a file; with --campaign it is the network that the campaign has trained.
 
     A user's mistake is one sentence on standard error; wrong options are one each.
     """
@@ -58,7 +58,7 @@ def _trained(make_task: MakeTask, request: Request, place: Place) -> dict[str, A
     task = make_task(**options)
     params = command.parameters(task, request)
     if path is not None and place.rank == 0:
-        check_writable(path)
+        check_writable(path)  # before hours of training
     with directory_of(given.directory, place) as directory:
         trial = hpo.Trial.alone(
             params,
@@ -71,6 +71,7 @@ def _trained(make_task: MakeTask, request: Request, place: Place) -> dict[str, A
         )
         returned = task.evaluate(trial)
         found: dict[str, Any] = {} if request.trained is None else {"id": request.trained.id}
+        # The options that were not given belong to the result, too.
         found.update(params=params, options=task.options.model_dump())
         found.update(returned if isinstance(returned, Mapping) else {"value": returned})
         if request.start is not None:

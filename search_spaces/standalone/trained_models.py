@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
 
 _NOTE, _NETWORK, _INPUTS = "network.json", "network", "inputs"
+# Module that a campaign's record names instead of the task's, if Python made the task.
 _TRAINED_TASK = "search_spaces.building_blocks.training"
-"""Module that a campaign's record names instead of the task's, if Python made the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def note(directory: Path, facts: Mapping[str, int], inputs: Mapping[str, list[fl
     """Keep beside a run's checkpoint ``facts`` about the network and ``inputs`` that the data decided, so that the
     model can be used without the data.
     """
-    partial = directory / f"{_NOTE}.partial"
+    partial = directory / f"{_NOTE}.partial"  # a run that is killed leaves no half of a file
     partial.write_text(json.dumps({_NETWORK: facts, _INPUTS: inputs}))
     os.replace(partial, directory / _NOTE)
 
@@ -149,12 +149,5 @@ def export(trained: Trained, path: Path, *, make_task: Any, merge: bool) -> None
     described = {
         "params": dict(trained.params), "options": dict(trained.options), _NETWORK: facts, _INPUTS: inputs,
     }  # fmt: skip
-    try:
-        trainers.save_model(
-            model,
-            path,
-            {"module": make_task.__module__, **{name: json.dumps(fact) for name, fact in described.items()}},
-        )
-    except OSError as error:
-        path.with_name(path.name + ".partial").unlink(missing_ok=True)
-        raise hpo.UsageError(f"--export {path}: cannot be written: {error}. Name another file.") from error
+    metadata = {name: json.dumps(fact) for name, fact in described.items()}
+    trainers.save_model(model, path, {"module": make_task.__module__, **metadata})

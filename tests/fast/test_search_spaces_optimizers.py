@@ -66,15 +66,6 @@ def test_nesterov_without_momentum_is_plain_descent() -> None:
     assert made.defaults["nesterov"] is False
 
 
-def test_fewer_choices_leave_out_what_only_the_others_have() -> None:
-    few = optimizers.parameters(["sgd", "adagrad"])
-    assert list(few) == ["optimizer", "lr", "momentum", "nesterov", "initial_accumulator", "epsilon"]
-    assert few["momentum"].when == {"optimizer": ("sgd",)}
-    hpo.SearchSpace(few)
-    with pytest.raises(hpo.UsageError, match="adamw"):
-        optimizers.parameters(["adamw"])
-
-
 @pytest.mark.parametrize(
     ("values", "ends_at"),
     [

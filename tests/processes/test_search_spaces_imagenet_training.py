@@ -113,7 +113,7 @@ def test_folders_and_shards_train_alike(folders: Path, tmp_path: Path) -> None:
         result = task.evaluate(trial)
         assert isinstance(result, dict) and result["trainable_fraction"] < 0.9
         found.append([result["value"], result["train_loss"], result["validation_loss"]])
-        found[-1].append(task.test(task.default or {}, seeds=[0]))
+        found[-1] += [one["test"] for one in task.tests(task.default or {}, seeds=[0])]
     assert found[0] == found[1]
 
 

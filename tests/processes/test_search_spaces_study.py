@@ -150,8 +150,3 @@ def test_configurations_have_as_many_households_as_they_say() -> None:
     for name, one in resnet20_study.configurations("E3.2.1", 4).items():
         assert name.startswith(f"H = {4 // one.params['household']}, ")
     assert not resnet20_study.configurations("E3.3", 2)
-
-
-def test_the_network_of_a_configuration() -> None:
-    made = resnet20_study.untrained({"configuration": "full overlap", "seed": 1}, width=2, classes=10)
-    assert sum(one.numel() for one in made.parameters()) < 10_000

@@ -4,12 +4,11 @@ score with few parameters or a short latency. Configurations that would not fit 
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from hpo.space.space import Parameter
 
 ACTIVATIONS = ("relu", "elu", "selu", "swish", "softplus", "tanh")
+# Same as ``search_spaces.networks.residual.ORDERS``, whose import would import torch.
 ORDERS = (
     "original",
     "norm-after-addition",
@@ -31,7 +31,6 @@ ORDERS = (
     "activation-only-pre-activation",
     "full-pre-activation",
 )
-"""Same as ``search_spaces.networks.residual.ORDERS``, whose import would import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +88,6 @@ class ArchitectureOptions(TrainingOptions):
     @abstractmethod
     def deep(self) -> Deep:
         """Properties of the deep network that are not searched."""
-
-    def finish(self, network: nn.Module) -> None:
-        """Change a network that has just been made; by default, do nothing."""
 
     def before_training(self, recipe: Callable[[], Recipe], *, ranks: int, device: str) -> None:
         if self.architecture != "deep":
@@ -175,18 +171,19 @@ def deepened(searched: Searched, deep: Deep) -> Searched:
 
 
 def with_architecture(recipe: MakeRecipe) -> MakeRecipe:
-    """``recipe``, with a deep network in place of its own if the options ask for it."""
+    """``recipe`` with a finished network: its own, or a deep network if the options ask for it."""
 
     def chosen(p: dict[str, Any], options: Any, run: Run) -> Recipe:
         if getattr(options, "architecture", "source") != "deep":
-            return recipe(p, options, run)
-        import torch
-
-        with torch.device("meta"):  # its own network is replaced
             made = recipe(p, options, run)
-        network = _network(p, options.deep, run)
-        options.finish(network)
-        return dataclasses.replace(made, network=network)
+        else:
+            import torch
+
+            with torch.device("meta"):  # its own network is replaced
+                made = recipe(p, options, run)
+            made = replace(made, network=_network(p, options.deep, run))
+        options.finish(made.network)
+        return made
 
     return chosen
 

@@ -115,9 +115,10 @@ def available_bytes(device: str, ranks: int) -> int:
     return whole // _ranks(_RANKS_ON_HOST, ranks)
 
 
+# Environment variables with the number of ranks on this host: hpo's for its evaluators, Open MPI's and
+# MPICH's for ranks that evaluate inline, and torchrun's, which in an evaluator counts the ranks of its worker
+# only.
 _RANKS_ON_HOST = "HPO_RANKS_ON_HOST", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"
-"""Environment variables with the number of ranks on this host: hpo's for its evaluators, Open MPI's and MPICH's for
-ranks that evaluate inline, and torchrun's, which in an evaluator counts the ranks of its worker only."""
 
 
 def _ranks(names: Iterable[str], otherwise: int) -> int:

@@ -52,6 +52,7 @@ def squared_hinge(logits: Tensor, targets: Tensor) -> Tensor:
     return (1 - (2 * targets - 1) * _outputs(logits)).clamp(min=0).square().mean()
 
 
+# Losses by the names that campaigns use.
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "binary-crossentropy": binary_crossentropy,
     "categorical-crossentropy": categorical_crossentropy,
@@ -60,7 +61,6 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl-divergence": kl_divergence,
     "squared-hinge": squared_hinge,
 }
-"""Losses by the names that campaigns use."""
 
 
 def _outputs(logits: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ same holds for ``schedules()`` and ``make_schedule``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import hpo
@@ -29,48 +29,28 @@ SCHEDULES = ("exponential", "inverse-time", "polynomial")
 _ADAMS = ("adam", "amsgrad", "adamax", "nadam")
 
 
-def parameters(choices: Sequence[str] = OPTIMIZERS) -> dict[str, Parameter]:
-    """``optimizer``, with the given ``choices``, its learning rate ``lr``, and parameters of some optimizers only.
+def parameters() -> dict[str, Parameter]:
+    """``optimizer``, its learning rate ``lr``, and parameters of some optimizers only."""
 
-    Raises:
-        UsageError: a choice is unknown.
-    """
-    for choice in choices:
-        if choice not in OPTIMIZERS:
-            raise hpo.UsageError(
-                f"optimizer {choice!r}: must be one of {', '.join(OPTIMIZERS)}. Name some of these."
-            )
-    made: dict[str, Parameter] = {
-        "optimizer": hpo.Categorical(*choices),
+    def only(*owners: str) -> dict[str, tuple[str, ...]]:
+        return {"optimizer": owners}
+
+    return {
+        "optimizer": hpo.Categorical(*OPTIMIZERS),
         "lr": hpo.Float(1e-5, 1.0, log=True),
+        "beta1": hpo.Float(0.5, 0.99, when=only(*_ADAMS)),
+        "beta2": hpo.Float(0.9, 0.9999, when=only(*_ADAMS)),
+        "rho": hpo.Float(0.8, 0.999, when=only("adadelta", "rmsprop")),
+        "momentum": hpo.Float(0.0, 0.99, when=only("rmsprop", "sgd")),
+        "nesterov": hpo.Categorical(False, True, when=only("sgd")),
+        "centered": hpo.Categorical(False, True, when=only("rmsprop")),
+        "initial_accumulator": hpo.Float(1e-3, 1.0, log=True, when=only("adagrad", "ftrl")),
+        "lr_power": hpo.Float(-1.0, 0.0, when=only("ftrl")),
+        "l1": hpo.Float(1e-8, 1e-1, log=True, when=only("ftrl")),
+        "l2": hpo.Float(1e-8, 1e-1, log=True, when=only("ftrl")),
+        "beta": hpo.Float(0.0, 1.0, when=only("ftrl")),
+        "epsilon": hpo.Float(1e-10, 1e-2, log=True, when=only("adadelta", "adagrad", "rmsprop", *_ADAMS)),
     }
-
-    def only(*owners: str) -> dict[str, tuple[str, ...]] | None:
-        """Condition of a parameter of the optimizers ``owners``; None if none of them is a choice."""
-        present = tuple(owner for owner in owners if owner in choices)
-        return {"optimizer": present} if present else None
-
-    if when := only(*_ADAMS):
-        made["beta1"] = hpo.Float(0.5, 0.99, when=when)
-        made["beta2"] = hpo.Float(0.9, 0.9999, when=when)
-    if when := only("adadelta", "rmsprop"):
-        made["rho"] = hpo.Float(0.8, 0.999, when=when)
-    if when := only("rmsprop", "sgd"):
-        made["momentum"] = hpo.Float(0.0, 0.99, when=when)
-    if when := only("sgd"):
-        made["nesterov"] = hpo.Categorical(False, True, when=when)
-    if when := only("rmsprop"):
-        made["centered"] = hpo.Categorical(False, True, when=when)
-    if when := only("adagrad", "ftrl"):
-        made["initial_accumulator"] = hpo.Float(1e-3, 1.0, log=True, when=when)
-    if when := only("ftrl"):
-        made["lr_power"] = hpo.Float(-1.0, 0.0, when=when)
-        made["l1"] = hpo.Float(1e-8, 1e-1, log=True, when=when)
-        made["l2"] = hpo.Float(1e-8, 1e-1, log=True, when=when)
-        made["beta"] = hpo.Float(0.0, 1.0, when=when)
-    if when := only("adadelta", "adagrad", "rmsprop", *_ADAMS):
-        made["epsilon"] = hpo.Float(1e-10, 1e-2, log=True, when=when)
-    return made
 
 
 def make(weights: Iterable[nn.Parameter], params: Mapping[str, Scalar]) -> Optimizer:

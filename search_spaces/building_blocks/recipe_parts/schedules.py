@@ -13,13 +13,8 @@ from trainers.optim.schedules import History
 
 @dataclass(frozen=True, kw_only=True)
 class TimmCosine(trainers.Cosine):
-    """timm's CosineLRScheduler with its default ``warmup_prefix=False``, in which t counts from the start of the run.
-
-    At the end of the warm-up, the rate jumps to the value of the cosine. timm sets the rate once in an epoch, this
-    schedule in each step.
-
-    Args:
-        the same as for ``trainers.Cosine``.
+    """timm's CosineLRScheduler with its default ``warmup_prefix=False``: the cosine counts from the start of the run,
+    and the rate jumps to it at the end of the warm-up. timm sets the rate in each epoch, this schedule in each step.
     """
 
     def rate(self, lr: float, *, epoch: float, epochs: float, history: History = ()) -> float:
@@ -43,20 +38,26 @@ def cosine(
 
 @dataclass(frozen=True, kw_only=True)
 class HalvedEachEpoch(trainers.Schedule):
-    """Schedule "type1" of Autoformer's authors (adjust_learning_rate in github.com/thuml/Autoformer).
-
-    The rate is lr / 2^(e-1) in epoch e, counted from 0, and lr in epoch 0: the authors set it after each epoch, with
-    1 after the first epoch, which changes nothing.
-
-    Args:
-        the same as for ``trainers.Constant``.
+    """Schedule "type1" of Autoformer's authors (adjust_learning_rate in github.com/thuml/Autoformer): lr / 2^(e-1) in
+    epoch e, counted from 0, and lr in epoch 0, as the authors set it after each epoch.
     """
 
     def decayed(self, lr: float, *, epoch: float, epochs: float, history: History) -> float:
         return lr * 0.5 ** max(0, math.floor(epoch) - 1)
 
 
-def at_width(width: int, rates: Mapping[str, float], *, source: int) -> dict[str, float]:
-    """``lr``, ``min_lr`` and ``warmup_lr`` for a network of ``width``, from those for a network of width ``source``."""
+def searched_cosine(
+    form: CosineForm, p: Mapping[str, float], *, width: float, length: float
+) -> tuple[float, trainers.Cosine]:
+    """The rate and the cosine of the parameters ``p``, for a network and a run of ``width`` and ``length`` relative to
+    the source's.
+    """
     # Adam's best rate is inversely proportional to the width (Yang et al. 2022, arXiv 2203.03466, Table 3).
-    return {name: rates[name] * source / width for name in ("lr", "min_lr", "warmup_lr")}
+    made = cosine(
+        form,
+        warmup_epochs=p["warmup_epochs"] * length,
+        warmup_lr=p["warmup_lr"] / width,
+        min_lr=p["min_lr"] / width,
+        k_decay=p["k_decay"],
+    )
+    return p["lr"] / width, made
