@@ -226,17 +226,3 @@ def test_without_transformers_it_says_what_to_install(
     monkeypatch.setattr(autoformer, "find_spec", lambda name: None if name == "transformers" else real(name))
     assert autoformer.main(["--epochs", "1"]) == 2
     assert "bash jobs/setup.sh forecasting" in capsys.readouterr().err
-
-
-def test_a_test_has_the_absolute_error_beside_the_squared_one(data: str) -> None:
-    """As Table 4.4 has them."""
-    task = tiny(data)
-    (found,) = task.tests(autoformer.default, seeds=[3])
-    model, result = task.fit(autoformer.default, seed=3)
-    test = load_parts(data, context=8, horizon=4, stride=4).test
-    with torch.no_grad():
-        forecasts = [model.eval()(**{name: part[None] for name, part in seen.items()})[0] for seen, _ in test]
-    errors = torch.stack([forecast - wanted for forecast, (_, wanted) in zip(forecasts, test, strict=True)])
-    assert found["test_mae"] == pytest.approx(errors.abs().mean().item(), abs=1e-5)
-    assert found["test"] == pytest.approx(errors.square().mean().item(), abs=1e-5)
-    assert found["validation"] == result.metrics["validation_loss"]

@@ -79,14 +79,11 @@ def test_optimizers_get_their_own_parameters() -> None:
     assert isinstance(made(optimizer="adagrad"), torch.optim.Adagrad)
 
 
-@pytest.mark.parametrize("schedule", ["exponential", "inverse-time"])
-def test_final_fraction_is_what_is_left_at_the_end(schedule: str) -> None:
-    made = digits._schedule(chosen(schedule=schedule, final_fraction=0.02, warmup_epochs=2), 24)
-    assert made.rate(0.5, epoch=2, epochs=24) == pytest.approx(0.5)
-    assert made.rate(0.5, epoch=24, epochs=24) == pytest.approx(0.01)
-
-
-def test_warm_up_leaves_half_of_a_short_run() -> None:
+def test_final_fraction_is_what_is_left_at_the_end_and_warm_up_leaves_half_of_a_short_run() -> None:
+    for schedule in ("exponential", "inverse-time"):
+        made = digits._schedule(chosen(schedule=schedule, final_fraction=0.02, warmup_epochs=2), 24)
+        rates = [made.rate(0.5, epoch=epoch, epochs=24) for epoch in (2, 24)]
+        assert rates == pytest.approx([0.5, 0.01])
     assert digits._schedule(chosen(warmup_epochs=4), 4).warmup_epochs == 2
 
 
@@ -154,36 +151,22 @@ def test_an_interrupted_evaluation_goes_on_on_another_number_of_ranks(tmp_path: 
 
 
 def test_digits_parts_are_disjoint_and_whole() -> None:
-    images = load_images("digits")
-    parts = (images.train, images.validation, images.test)
-    assert [len(part) for part in parts] == [224, 674, 899]
-    shape = images.train.tensors[0].shape[1:]
-    assert shape == (1, 8, 8)
     from sklearn.datasets import load_digits
 
-    table = load_digits()
-    mean, deviation = images_statistics(table.images, images)
-    seen = torch.cat([part.tensors[0] for part in parts]) * deviation + mean
-    own = torch.from_numpy(table.images).float()
-    # As multisets of (image, class).
-    ours = sorted(
-        (*row, c) for row, c in zip(seen.round().view(-1, 64).tolist(), classes_of(parts), strict=True)
-    )
-    theirs = sorted(
-        (*row, c) for row, c in zip(own.view(-1, 64).tolist(), table.target.tolist(), strict=True)
-    )
-    assert ours == theirs
+    images, table = load_digits_parts(), load_digits()
+    assert [len(part) for part in images] == [224, 674, 899]
+    pixels = torch.cat([part.tensors[0] for part in images])
+    classes = torch.cat([part.tensors[1] for part in images])
+    # Of the standardised pixels the extremes are 0 and 16.
+    raw = (pixels - pixels.min()) / (pixels.max() - pixels.min()) * 16
+    found = zip(raw.round().view(-1, 64).tolist(), classes.tolist(), strict=True)
+    whole = zip(table.images.reshape(-1, 64).tolist(), table.target.tolist(), strict=True)
+    assert sorted((*row, one) for row, one in found) == sorted((*row, one) for row, one in whole)
 
 
-def images_statistics(raw: Any, images: small_images.ImageData) -> tuple[float, float]:
-    """Mean and deviation by which the parts were normalised, from the extremes, which are 0 and 16."""
-    values = torch.cat([part.tensors[0].flatten() for part in (images.train, images.validation, images.test)])
-    deviation = 16 / (values.max() - values.min()).item()
-    return -values.min().item() * deviation, deviation
-
-
-def classes_of(parts: Any) -> list[int]:
-    return [c for part in parts for c in part.tensors[1].tolist()]
+def load_digits_parts() -> tuple[Any, Any, Any]:
+    images = load_images("digits")
+    return images.train, images.validation, images.test
 
 
 def test_fewer_training_samples_change_nothing_else() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,10 @@ import torch
 from cases import cases
 from gloo import run_ranks
 from PIL import Image
-from places import JOBS
-from torch.utils.data import TensorDataset
 
 import hpo
 import trainers
-from hpo.config import reader as config
-from search_spaces import imagenet_daso, imagenet_oialr
-from search_spaces.building_blocks.recipes import Run
+from search_spaces import imagenet_oialr
 from search_spaces.readers.imagenet import write_made_up
 
 FAST: dict[str, Any] = {"small": True, "epochs": 2, "batch_size": 4}
@@ -58,50 +53,6 @@ def test_two_ranks_train_by_each_campaign(folders: Path, tmp_path: Path) -> None
         assert one["train_loss"] == other["train_loss"] and math.isfinite(one["train_loss"])
     assert [0 <= one.get("value", one.get("accuracy")) <= 1 for one in first] == [True] * 3
     assert first[2]["steps"] > 2 * 7
-
-
-def final_weights(rank: int) -> list[tuple[float, ...]]:
-    """Of the runs that the pairs of B and S are, with a network of four weights on as many random samples."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    # Fewer epochs than the search has: more of them would only make runs differ more.
-    values = {**config.read_file(JOBS / "imagenet_daso_small.toml").task_options, "epochs": 4}
-    task = imagenet_daso.make_task(**values)
-    parts, options = task.options.parts(), task.options
-    samples = TensorDataset(torch.randn(len(parts.train), 4), torch.randn(len(parts.train), 1))
-    found = []
-    for every, delay in pairs(task):
-        model = torch.nn.Linear(4, 1, bias=False)
-        torch.nn.init.zeros_(model.weight)
-        result = trainers.train(
-            model,
-            samples,
-            loss=torch.nn.functional.mse_loss,
-            optimizer=lambda weights: torch.optim.SGD(weights, lr=0.05),
-            method=task._method({"sync_every": every, "sync_delay": delay}, Run(ranks=2)),
-            topology=trainers.Topology(ranks_per_node=1),
-            epochs=options.most_epochs,
-            batch_size=options.samples_a_step // 2,
-        )
-        first, last = (result.history[epoch]["synchronisations"] for epoch in (0, options.most_epochs - 2))
-        assert last - first >= 3 * (options.most_epochs - 2), (every, delay)  # in each epoch between
-        found.append(tuple(model.weight.flatten().tolist()))
-    return found
-
-
-def pairs(task: hpo.Task) -> list[tuple[int, int]]:
-    choices = [task.space.parameters[name].choices for name in ("sync_every", "sync_delay")]  # type: ignore[attr-defined]
-    return [
-        pair for pair in itertools.product(*choices) if task.allows(dict(zip(task.space.parameters, pair)))
-    ]
-
-
-def test_each_pair_of_the_small_search_is_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = run_ranks(2, final_weights, timeout_s=250)[0]
-    assert len(found) == 27 and len(set(found)) == 27
 
 
 def test_folders_and_shards_train_alike(folders: Path, tmp_path: Path) -> None:
