@@ -29,45 +29,28 @@ _HOME = {
     "Interrupted": "errors",
 }
 
-__all__ = [
-    "Campaign",
-    "CampaignError",
-    "Categorical",
-    "Float",
-    "HpoError",
-    "Int",
-    "Interrupted",
-    "JournalDamaged",
-    "Ordinal",
-    "Pruned",
-    "Result",
-    "Search",
-    "SearchSpace",
-    "SpaceExhausted",
-    "Task",
-    "Trial",
-    "UsageError",
-    "known_points",
-]
+__all__ = list(_HOME)
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hpo.campaign.campaign import Campaign
-    from hpo.errors import (
-        CampaignError,
-        HpoError,
-        Interrupted,
-        JournalDamaged,
-        Pruned,
-        SpaceExhausted,
-        UsageError,
-    )
-    from hpo.prior_results.points import known_points
-    from hpo.results.result import Result
-    from hpo.search.ask_tell import Search
-    from hpo.space.space import Categorical, Float, Int, Ordinal, SearchSpace
-    from hpo.task.task import Task
-    from hpo.task.trial import Trial
+    from hpo.campaign.campaign import Campaign as Campaign
+    from hpo.errors import CampaignError as CampaignError
+    from hpo.errors import HpoError as HpoError
+    from hpo.errors import Interrupted as Interrupted
+    from hpo.errors import JournalDamaged as JournalDamaged
+    from hpo.errors import Pruned as Pruned
+    from hpo.errors import SpaceExhausted as SpaceExhausted
+    from hpo.errors import UsageError as UsageError
+    from hpo.prior_results.points import known_points as known_points
+    from hpo.results.result import Result as Result
+    from hpo.search.ask_tell import Search as Search
+    from hpo.space.space import Categorical as Categorical
+    from hpo.space.space import Float as Float
+    from hpo.space.space import Int as Int
+    from hpo.space.space import Ordinal as Ordinal
+    from hpo.space.space import SearchSpace as SearchSpace
+    from hpo.task.task import Task as Task
+    from hpo.task.trial import Trial as Trial
 
 
 def __getattr__(name: str) -> object:

@@ -23,15 +23,11 @@ def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, _Made]], Ca
 
     def decorate(init: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
         signature = inspect.signature(init)
-        kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
-        keywords = [
-            name
-            for name, kind in kinds.items()
-            if name != "self"
-            and kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        ]
+        parameters = [one for one in signature.parameters.values() if one.name != "self"]
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        keywords = [one.name for one in parameters if one.kind in kinds]
         name = init.__qualname__.removesuffix(".__init__").split(".<locals>.")[-1]
-        takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+        takes_any = inspect.Parameter.VAR_KEYWORD in {one.kind for one in parameters}
 
         @functools.wraps(init)
         def checked(*arguments: _Given.args, **given: _Given.kwargs) -> _Made:
@@ -43,10 +39,9 @@ def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, _Made]], Ca
             try:
                 signature.bind(*arguments, **given)
             except TypeError as error:
-                taken = ", ".join(
-                    str(parameter) for name, parameter in signature.parameters.items() if name != "self"
-                )
-                raise UsageError(f"{name}: {error}. Write {name}({taken}).") from None
+                raise UsageError(
+                    f"{name}: {error}. Write {name}({', '.join(map(str, parameters))})."
+                ) from None
             return init(*arguments, **given)
 
         return checked

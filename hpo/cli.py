@@ -1,5 +1,4 @@
-"""The command line: parse and call; no logic of its own. Modules are imported by the commands that need them,
-for speed."""
+"""The command line. Each command imports the modules that it needs, so that it starts quickly."""
 
 from __future__ import annotations
 
@@ -18,10 +17,9 @@ from hpo.parser import make_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. A user's mistake is one sentence on standard error, never a
-    traceback."""
+    """Run one command, and return its exit code. A user's mistake is one sentence on standard error."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # of a terminal that has not all of Unicode
+        if isinstance(stream, io.TextIOWrapper):  # the terminal may lack parts of Unicode
             stream.reconfigure(errors="backslashreplace")
     parser = make_parser()
     options, unknown = parser.parse_known_args(arguments)
@@ -42,10 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.write(f"hpo: {error}", sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # The reader (head, less) has gone; what it did not read it did not want.
-        code = 0
+        code = 0  # the reader (head, less) has gone
     except (KeyboardInterrupt, RuntimeError) as error:
-        # Where a class is made, as while modules are imported, Python before 3.12 makes of an interrupt a RuntimeError.
+        # Python before 3.12 turns an interrupt into a RuntimeError while a class is made, as in imports.
         if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise
         from hpo.config import process
@@ -53,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if process.launcher().speaks:
             sentence = "interrupted. Nothing that was recorded is lost: give the same command again"
             print(f"hpo: {sentence}.", file=sys.stderr)
-        # Not by return: where the interrupt came inside an exec, as dataclasses use while modules are imported, CPython
-        # ends by SIGINT at its exit although it was caught.
+        # Not by return: after an interrupt inside an exec, as of dataclasses in imports, CPython ends by SIGINT.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT_RESUMABLE)
@@ -63,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _finish_output() -> None:
-    """Write out what is left; a reader that has gone must not turn into an exit code of Python's own (120)."""
+    """Flush: a reader that has gone must not lead to Python's own exit code 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -83,9 +79,9 @@ def _run(options: argparse.Namespace) -> int:
 def _try(options: argparse.Namespace) -> int:
     with Signals(patience=1) as signals:
         with signals.held():
-            from hpo.campaign import try_once as attempt
+            from hpo.campaign import try_once
 
-        return attempt.attempt(options.file)
+        return try_once.attempt(options.file)
 
 
 def _slurm(options: argparse.Namespace) -> int:
@@ -111,27 +107,8 @@ def _slurm(options: argparse.Namespace) -> int:
 def _steer(options: argparse.Namespace) -> int:
     from hpo.campaign import commands
 
-    directory = options.directory
-    match options.command:
-        case "stop":
-            sentence = commands.stop(directory)
-        case "pause":
-            sentence = commands.pause(directory)
-        case "unpause":
-            sentence = commands.unpause(directory)
-        case "drain":
-            sentence = commands.drain(directory, options.worker)
-        case "retry":
-            sentence = commands.retry(directory, options.status)
-        case "enqueue":
-            sentence = commands.enqueue(directory, options.points)
-        case _:
-            sentence = commands.set_limits(directory, options.limits)
-    return _said(sentence)
-
-
-def _said(sentence: str) -> int:
-    terminal.write(sentence)
+    given = [getattr(options, name) for name in ("worker", "status", "points", "limits") if name in options]
+    terminal.write(commands.COMMANDS[options.command](options.directory, *given))
     return 0
 
 
@@ -194,7 +171,8 @@ def _report(options: argparse.Namespace) -> int:
     views.require("hpo report", views.FIGURES)
     if options.figures is not None:
         views.require("hpo report --figures", views.FIGURE_FILES, extra="plots")
-    return _said(report(options.paths, options.output, options.figures, version=__version__))
+    terminal.write(report(options.paths, options.output, options.figures, version=__version__))
+    return 0
 
 
 def _watch(options: argparse.Namespace) -> int:

@@ -80,8 +80,9 @@ class Pruned(Exception):
     """``trial.report`` raises it on all ranks of a worker at once when the trial should stop early; let it pass. A task
     may raise it itself."""
 
-    on_all_ranks = False
-    """Whether all ranks of the worker raise it after the same call, so that none waits for another."""
+    on_all_ranks = (
+        False  # True where all ranks of the worker raise it after the same call: none waits for another
+    )
 
 
 class Interrupted(Exception):

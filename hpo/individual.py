@@ -6,6 +6,7 @@ it is a field here, and of ``hpo.journal.records`` where the journal keeps it.""
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ MOST_STEPS = 2**53
 """The largest number of steps that a task may report: all libraries that read a journal keep it exactly."""
 
 CURVE_COLUMNS = ("id", "step", "value", "time")
-"""Of a table of learning curves, before those of the metrics, which are called otherwise."""
+"""First columns of a table of learning curves; one for each metric follows."""
 
 Scalar = str | int | float | bool | None
 
@@ -25,7 +26,7 @@ else:
     Params = dict[str, Scalar]
 
 Metric = Scalar | list[int | float]
-"""What a task may log beside its objectives (see ``hpo.task.metrics``)."""
+"""Value that a task may log beside its objectives (see ``hpo.task.metrics``)."""
 
 RUNNING = "running"
 COMPLETED = "completed"
@@ -38,8 +39,7 @@ LOST = "lost"
 INTERRUPTED = "interrupted"
 
 FINAL = frozenset({COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED})
-"""Statuses after which an individual is not evaluated again unless it is reopened; the others go on when the campaign
-is resumed."""
+"""Statuses after which an individual is evaluated again only if it is reopened; others go on when the campaign does."""
 
 FAULTS = frozenset({FAILED, INVALID, TIMEOUT})
 """Statuses that are the configuration's doing, as far as is known: its machine did not die."""
@@ -54,8 +54,7 @@ ENQUEUED = "enqueued"
 
 
 def make_id(island: int, worker: int, sequence: int) -> str:
-    """``island-worker-sequence``: where an individual was bred, unique in its campaign and usable as a file
-    name."""
+    """``island-worker-sequence``: unique in its campaign, and usable as a file name."""
     return f"{island}-{worker}-{sequence}"
 
 
@@ -86,7 +85,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How a configuration came about."""
 
     operator: str = ""
-    """The name of what proposed it."""
+    """Name of the breeder that proposed it."""
     parents: tuple[str, ...] = ()
     """Ids of the individuals that it was bred from."""
     inherits: str = ""
@@ -94,10 +93,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Configuration(Origin, frozen=True, kw_only=True, array_like=True):
-    """The point of the search space that an individual is, made once, where it is proposed."""
+    """Point of the search space that an individual is, made where it is proposed."""
 
     id: str
-    """Empty for a given point that no worker has begun: it takes the id of the individual in whose place it is put."""
+    """Empty for a given point that no worker has begun yet: the worker gives it an id."""
     params: Params
 
     @classmethod
@@ -117,11 +116,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reopened: int = 0
     """How often the individual had ended in a failure that was reopened."""
     contested: bool = False
-    """Whether what evaluated it before may still run and write into its directory, so that a copy is used."""
+    """Whether an earlier evaluation may still write into its directory, so that a copy is used."""
 
     @property
     def run(self) -> tuple[int, int]:
-        """The number of this run: later ones are larger. A retry belongs to the same run."""
+        """Number of this run, larger for later runs. A retry belongs to the same run."""
         return self.reopened, self.resumed_at_step
 
 
@@ -129,7 +128,7 @@ FIRST_ATTEMPT = Attempt()
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The end of one evaluation, made once, from what the task gave."""
+    """End of one evaluation."""
 
     status: str
     objectives: dict[str, float] | None = None
@@ -143,87 +142,50 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The step of the last report, where it completed."""
 
 
+def _nested(path: str) -> Any:
+    """Read-only attribute with the value of an attribute of a nested struct."""
+    return property(attrgetter(path))
+
+
 class Facts:
-    """The facts of an individual by their own names, for whatever nests its configuration and its attempt."""
+    """Facts of an individual by their own names, for classes that nest its configuration and its attempt."""
 
     __slots__ = ()
     configuration: Configuration
     attempt: Attempt
-
-    @property
-    def id(self) -> str:
-        return self.configuration.id
+    id: str = _nested("configuration.id")
+    params: Params = _nested("configuration.params")
+    operator: str = _nested("configuration.operator")
+    parents: tuple[str, ...] = _nested("configuration.parents")
+    inherits: str = _nested("configuration.inherits")
+    retries: int = _nested("attempt.retries")
+    resumed: bool = _nested("attempt.resumed")
+    resumed_at_step: int = _nested("attempt.resumed_at_step")
+    reopened: int = _nested("attempt.reopened")
+    run: tuple[int, int] = _nested("attempt.run")
 
     @property
     def island(self) -> int:
-        return birthplace(self.configuration.id)[0]
+        return birthplace(self.id)[0]
 
     @property
     def worker(self) -> int:
-        return birthplace(self.configuration.id)[1]
+        return birthplace(self.id)[1]
 
     @property
     def sequence(self) -> int:
-        return birthplace(self.configuration.id)[2]
-
-    @property
-    def params(self) -> Params:
-        return self.configuration.params
-
-    @property
-    def operator(self) -> str:
-        return self.configuration.operator
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.configuration.parents
-
-    @property
-    def inherits(self) -> str:
-        return self.configuration.inherits
-
-    @property
-    def retries(self) -> int:
-        return self.attempt.retries
-
-    @property
-    def resumed(self) -> bool:
-        return self.attempt.resumed
-
-    @property
-    def resumed_at_step(self) -> int:
-        return self.attempt.resumed_at_step
-
-    @property
-    def reopened(self) -> int:
-        return self.attempt.reopened
-
-    @property
-    def run(self) -> tuple[int, int]:
-        return self.attempt.run
+        return birthplace(self.id)[2]
 
 
 class FinalFacts(Facts):
-    """The same, where an outcome is nested, too."""
+    """Facts of an individual whose outcome is nested, too."""
 
     __slots__ = ()
     outcome: Outcome
-
-    @property
-    def status(self) -> str:
-        return self.outcome.status
-
-    @property
-    def objectives(self) -> dict[str, float] | None:
-        return self.outcome.objectives
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        return self.outcome.metrics
-
-    @property
-    def error(self) -> str | None:
-        return self.outcome.error
+    status: str = _nested("outcome.status")
+    objectives: dict[str, float] | None = _nested("outcome.objectives")
+    metrics: dict[str, Metric] = _nested("outcome.metrics")
+    error: str | None = _nested("outcome.error")
 
 
 class Individual(FinalFacts, msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
-"""Log lines: sentences for the user on standard error, and with ``HPO_LOG=debug`` one file per rank.
-
-Modules take a logger of the standard library, ``logging.getLogger("hpo.islands")`` for example. ``info`` and above
-reach the user as "hpo: …" lines, as they always did; ``debug`` goes to the file of the rank alone."""
+"""Log lines: ``info`` and above reach the user as "hpo: …" on standard error; with ``HPO_LOG=debug`` each rank has a
+file of all lines. Modules take a logger of the standard library, such as ``logging.getLogger("hpo.islands")``."""
 
 from __future__ import annotations
 
@@ -16,14 +14,13 @@ from hpo.text import excerpt
 
 LEVEL = "HPO_LOG"
 """Environment variable: "debug", or nothing."""
+# Environment variable by which evaluators get the file of their rank.
 _FILE = "HPO_LOG_FILE"
-"""Environment variable by which evaluators get the file of their rank."""
 _ROOTS = ("hpo", "trainers")
 
 
+# Not a StreamHandler: an evaluation may redirect standard error.
 class _ToUser(logging.Handler):
-    """Writes sentences to the standard error of the moment, which an evaluation may have redirected."""
-
     def emit(self, record: logging.LogRecord) -> None:
         write(f"hpo: {self.format(record)}", sys.stderr, flush=True)
 
@@ -37,7 +34,6 @@ if not _shown.handlers:
 
 _manager = logging.Manager(logging.root)
 _opened: list[logging.Handler] = []
-"""The handler of this process's debug file, if it has one."""
 
 
 def keep_loggers() -> None:
@@ -71,15 +67,14 @@ def debug_folder(directory: Path) -> Path:
 
 
 def open_debug_file(directory: Path, rank: int) -> None:
-    """Write the debug lines of this process, which is ``rank``, and of the evaluators that it starts from now on to
-    ``DIR/logs/ranks/RANK.log``, after those of earlier launches. Does nothing where that is not asked for."""
+    """Write debug lines of this rank, and of evaluators that it starts, to ``DIR/logs/ranks/RANK.log`` if asked for."""
     if debugging():
         os.environ[_FILE] = str(debug_folder(directory).absolute() / f"{rank}.log")
         follow_rank()
 
 
 def follow_rank() -> None:
-    """Write the debug lines of this process to the file of its rank, if that has one."""
+    """Write debug lines of this process to the file of its rank, if that has a file."""
     name = os.environ.get(_FILE)
     if not name:
         return

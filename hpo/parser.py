@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
 
 _EXIT_CODES = "exit codes: 0 done, 1 error of the environment, 2 usage, 75 stopped early and resumable"
 _STARTS = ("mpirun", "srun")
-"""Who may start the ranks of a Slurm job."""
 
 
-_Add = Callable[[str, str, str], argparse.ArgumentParser]
-"""Adds the command of a name, with its help and an example."""
+_Add = Callable[..., argparse.ArgumentParser]
+"""Adds a command by its name, help and example, and whether it takes a campaign's "DIR", its "FILE" or neither."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    """The parser of the whole command line; ``command`` of what it returns is the command's name."""
+    """The parser of the whole command line; ``command`` of the parsed options is the command's name."""
     parser = Parser(
         prog="hpo",
         description="Asynchronous evolutionary search for hyperparameters and architectures, coupled to training.",
@@ -54,7 +54,7 @@ def make_parser() -> Parser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def add(name: str, help: str, example: str) -> argparse.ArgumentParser:
+    def add(name: str, help: str, example: str, takes: str = "DIR") -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=help,
@@ -64,13 +64,15 @@ def make_parser() -> Parser:
             allow_abbrev=False,
         )
         command.set_defaults(command=name, parser=command)
+        if takes == "FILE":
+            command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
+        elif takes == "DIR":
+            command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
         return command
 
     _add_running(add)
     _add_results(add)
-    _add_exports(add)
-    _add_report(add)
-    _add_watch(add)
+    _add_pages(add)
     _add_check(add)
     _add_steering(add)
     return parser
@@ -82,70 +84,61 @@ def _add_running(add: _Add) -> None:
         "run",
         "Run the campaign of a file, or go on with it. Outside mpirun it starts mpirun itself; inside, it is a rank.",
         "hpo run jobs/digits.toml --ranks 4      mpirun -n 64 hpo run jobs/digits.toml",
+        "FILE",
     )
-    run.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     run.add_argument(
         "--ranks",
-        type=_whole,
+        type=_count,
         metavar="N",
         help="MPI ranks to start, a multiple of ranks_per_worker (default: the fewest that fit)",
     )
-
     run.add_argument(
         "--hostfile",
         type=Path,
         metavar="HOSTS",
         help="hosts for mpirun to start ranks on, NAME slots=N a line; those that stop answering are left out",
     )
-
-    attempt = add(
+    add(
         "try",
         "Evaluate the default point once, in the foreground, with everything it prints.",
         "hpo try jobs/digits.toml",
+        "FILE",
     )
-    attempt.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
-
     _add_slurm(
         add(
             "slurm",
             "Submit the campaign of a file to Slurm, as a job that goes on by itself until the budget is used up. "
             "Options of sbatch that are not listed may be given too, as --name=value.",
             "hpo slurm jobs/digits_cluster.toml --nodes 16 --gpus-per-node 4 --time 8:00:00 --dry-run",
+            "FILE",
         )
     )
 
 
 def _add_results(add: _Add) -> None:
     status = add("status", "How a campaign stands, running or not.", "hpo status runs/digits --json")
-    best = add("best", "The best configurations found so far.", "hpo best runs/digits --top 5")
-    show = add(
-        "show",
-        "All of one individual: configuration, values, error, history, learning curve, where it lies.",
-        "hpo show runs/digits 0-1-17      hpo show runs/digits known-3",
-    )
-    for command in (status, best, show):
-        _add_directory(command)
-    show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
     shown = status.add_mutually_exclusive_group()
     shown.add_argument("--watch", action="store_true", help="show it until the campaign ends, or Ctrl-C")
-    shown.add_argument("--json", action="store_true", help="print JSON")
-    for command in (best, show):
-        command.add_argument("--json", action="store_true", help="print JSON")
+    best = add("best", "The best configurations found so far.", "hpo best runs/digits --top 5")
     best.add_argument(
         "--top",
         type=_count,
         metavar="K",
         help="how many (default 1; with several objectives the whole front)",
     )
-
-
-def _add_exports(add: _Add) -> None:
+    show = add(
+        "show",
+        "All of one individual: configuration, values, error, history, learning curve, where it lies.",
+        "hpo show runs/digits 0-1-17      hpo show runs/digits known-3",
+    )
+    show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
+    for command in (shown, best, show):
+        command.add_argument("--json", action="store_true", help="print JSON")
     export = add(
         "export",
         "All individuals as a table or an Optuna study; the suffix chooses the format.",
         "hpo export runs/digits digits.csv      hpo export runs/digits digits.journal",
     )
-    _add_directory(export)
     export.add_argument(
         "path",
         metavar="PATH",
@@ -156,7 +149,6 @@ def _add_exports(add: _Add) -> None:
         "Write a campaign to a logger, from its files alone: afterwards, or while it runs. What is there stays.",
         "hpo log runs/digits --to tensorboard      hpo log runs/digits --to mlflow --follow",
     )
-    _add_directory(log)
     log.add_argument("--to", metavar="SINK", required=True, help="tensorboard, mlflow, wandb or trackio")
     log.add_argument("--follow", action="store_true", help="go on until the campaign is complete")
     log.add_argument(
@@ -174,7 +166,6 @@ def _add_check(add: _Add) -> None:
         "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
         "hpo check runs/digits      hpo check runs/digits --repair",
     )
-    _add_directory(check)
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument(
         "--repair",
@@ -183,15 +174,12 @@ def _add_check(add: _Add) -> None:
     )
 
 
-def _add_directory(command: argparse.ArgumentParser) -> None:
-    command.add_argument("directory", type=Path, metavar="DIR", help="the campaign's directory")
-
-
-def _add_report(add: _Add) -> None:
+def _add_pages(add: _Add) -> None:
     report = add(
         "report",
         "One HTML file that shows what campaigns have found, running or not; it needs no network.",
         "hpo report runs/digits      hpo report runs/digits runs/other both.html",
+        "",
     )
     report.add_argument(
         "paths",
@@ -209,15 +197,11 @@ def _add_report(add: _Add) -> None:
         metavar="FOLDER",
         help="write each figure as SVG and PDF, too; needs Chrome and the extra plots",
     )
-
-
-def _add_watch(add: _Add) -> None:
     watch = add(
         "watch",
         "The report as a live page in a browser, of a campaign that runs or has ended.",
         "hpo watch runs/digits      hpo watch runs/digits --port 0",
     )
-    _add_directory(watch)
     watch.add_argument(
         "--port",
         type=_whole,
@@ -227,47 +211,45 @@ def _add_watch(add: _Add) -> None:
 
 
 def _add_steering(add: _Add) -> None:
-    """The commands to a campaign, running or not."""
-    stop = add(
+    """Commands to a campaign, running or not."""
+    add(
         "stop",
         "Stop a campaign as a signal would. Jobs that Slurm starts again end at once, until `hpo run` is given.",
         "hpo stop runs/digits",
     )
-    pause = add("pause", "Start nothing new, over launches; what runs goes on.", "hpo pause runs/digits")
-    unpause = add("unpause", "Go on after `hpo pause`.", "hpo unpause runs/digits")
+    add("pause", "Start nothing new, over launches; what runs goes on.", "hpo pause runs/digits")
+    add("unpause", "Go on after `hpo pause`.", "hpo unpause runs/digits")
     drain = add(
         "drain",
         "Give a worker nothing more in this launch; what it runs goes on.",
         "hpo drain runs/digits 0-3      worker 3 of island 0, which begins the individuals 0-3-0, 0-3-1, …",
     )
+    drain.add_argument("worker", metavar="WORKER", help="island and worker, such as 0-3")
     retry = add(
         "retry",
         "Evaluate individuals that failed again, under their ids.",
         "hpo retry runs/digits --status crashed",
     )
-    enqueue = add(
-        "enqueue",
-        "Evaluate configurations before anything that the search proposes. They count for the budget.",
-        "hpo enqueue runs/digits '{\"lr\": 0.01}'      hpo enqueue runs/digits points.csv",
-    )
-    limits = add(
-        "set",
-        "Another budget or deadline. Against the campaign file, what is changed later holds.",
-        "hpo set runs/digits evaluations=200 deadline=8h",
-    )
-    for command in (stop, pause, unpause, drain, retry, enqueue, limits):
-        _add_directory(command)
-    drain.add_argument("worker", metavar="WORKER", help="island and worker, such as 0-3")
     retry.add_argument(
         "--status",
         choices=(FAILED, CRASHED, TIMEOUT, INVALID, "all"),
         default=FAILED,
         help=f"how they ended (default {FAILED})",
     )
+    enqueue = add(
+        "enqueue",
+        "Evaluate configurations before anything that the search proposes. They count for the budget.",
+        "hpo enqueue runs/digits '{\"lr\": 0.01}'      hpo enqueue runs/digits points.csv",
+    )
     enqueue.add_argument(
         "points",
         metavar="POINTS",
         help="a configuration as JSON, or a table, a campaign's directory or an Optuna storage",
+    )
+    limits = add(
+        "set",
+        "Another budget or deadline. Against the campaign file, what is changed later holds.",
+        "hpo set runs/digits evaluations=200 deadline=8h",
     )
     limits.add_argument(
         "limits", metavar="KEY=VALUE", nargs="+", help="evaluations=N and deadline=DURATION, as in the file"
@@ -275,7 +257,6 @@ def _add_steering(add: _Add) -> None:
 
 
 def _add_slurm(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", type=Path, metavar="FILE", help="campaign file (TOML)")
     shown = {
         "nodes": ("N", "nodes, or the fewest and the most: 2-4"),
         "ntasks-per-node": ("N", "ranks a node (default: its GPUs, else the fewest that fit)"),
@@ -307,15 +288,13 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument("--requeue", type=_whole, nargs="?", const=EXIT_RESUMABLE, help=argparse.SUPPRESS)
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:  # also of a number too long for Python to read
-        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1") from None
+def _whole(text: str, least: int = 0) -> int:
+    # A number may be too long for Python to read.
+    with suppress(ValueError):
+        if (number := int(text)) >= least:
+            return number
+    raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from {least}")
 
 
 def _count(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{excerpt(text)}: must be a whole number from 1")
-    return number
+    return _whole(text, least=1)

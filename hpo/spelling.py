@@ -42,8 +42,6 @@ def suggestion(word: object, valid: Iterable[str]) -> str:
 
 def unrecognized(arguments: Sequence[str], parser: ArgumentParser) -> str:
     """Message that a command does not take ``arguments``, with the option of ``parser`` closest to the first."""
-    options = [name for action in parser._actions for name in action.option_strings]
     option = next((word.split("=")[0] for word in arguments if word.startswith("-")), "")
-    near = nearest(option, options)
-    meant = f'. Did you mean "{near}"?' if near is not None else ""
-    return f"unrecognized arguments: {' '.join(arguments)}{meant}"
+    near = nearest(option, [name for action in parser._actions for name in action.option_strings])
+    return f"unrecognized arguments: {' '.join(arguments)}" + (f'. Did you mean "{near}"?' if near else "")

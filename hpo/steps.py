@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Shows on standard error which of its ``total`` steps a command is at.
-
-    Shows nothing where standard error is no terminal, or without ``shown``.
-    """
+    """Shows which of its ``total`` steps a command is at, where standard error is a terminal and with ``shown``."""
 
     def __init__(self, total: int, *, shown: bool = True) -> None:
         self._bar: Progress | None = None

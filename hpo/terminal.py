@@ -10,9 +10,9 @@ import shlex
 import sys
 from typing import TextIO
 
+# C0 and C1 controls, DEL, line separators, bidirectional overrides and isolates; also lone surrogates, which file names
+# may hold and no terminal encoding can write.
 _UNSAFE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""C0 and C1 controls, DEL, line separators, bidirectional overrides and isolates; also lone surrogates, which file
-names may hold and no terminal encoding can write."""
 _UNSAFE_IN_TEXT = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_LINE = re.compile(f"[\t\n{_UNSAFE}]")
 
@@ -28,11 +28,8 @@ def one_line(text: object) -> str:
 
 
 def quoted(word: object) -> str:
-    """``word`` quoted for a shell command that a user may copy; with control characters, in bash's ``$'…'``."""
-    text = str(word)
-    if _UNSAFE_IN_LINE.search(text) is None:
-        return shlex.quote(text)
-    return f"$'{''.join(map(_in_bash, text))}'"
+    """``word`` quoted for a shell command that a user may copy."""
+    return shlex.quote(one_line(word))
 
 
 def write(text: object, file: TextIO | None = None, *, flush: bool = False) -> None:
@@ -49,10 +46,3 @@ def write_json(text: str) -> None:
 def _spelt(found: re.Match[str]) -> str:
     code = ord(found[0])
     return {9: "\\t", 10: "\\n"}.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
-
-
-def _in_bash(character: str) -> str:
-    if _UNSAFE_IN_LINE.match(character):
-        # Bash wants bytes; surrogateescape gives back those of a file name that is not UTF-8.
-        return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
-    return f"\\{character}" if character in "\\'" else character

@@ -1,4 +1,4 @@
-"""The public face of a campaign: what it is, and running it on this rank or on ranks that it starts."""
+"""The public class of a campaign."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Campaign:
         only (dict; default {}): allowed choices by parameter, such as {"optimizer": ["SGD"]}.
         inherit (bool; default None): whether children find their parent's checkpoint at ``trial.parent_checkpoint``;
             None: where there are phases.
-        isolation (str; default "warm"): "warm" evaluator processes persist, "fresh" ones serve one evaluation;
+        isolation (str; default "warm"): "warm" evaluator processes persist, "fresh" processes serve one evaluation;
             "inline" evaluates inside the rank, for functions of microseconds, without time-out and protection.
         timeout (duration; default None): an evaluation that takes longer is killed; None: never.
         retries (int, from 0; default 1): how often an individual whose process died is evaluated again.
@@ -141,7 +141,7 @@ class Campaign:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What must stay the same when the campaign goes on in its directory."""
+        """Properties that must stay the same when the campaign goes on in its directory."""
         return self._definition.identity
 
     def check(self) -> None:
@@ -192,10 +192,10 @@ class Campaign:
                 return self._run_started(ranks)
             with live_panel(self.settings.directory):
                 return self._run(connect(), signals)
-        there = launcher.size if transport is None else transport.size
-        if ranks is not None and there not in (None, ranks):
+        size = launcher.size if transport is None else transport.size
+        if ranks is not None and size not in (None, ranks):
             raise UsageError(
-                f"run(ranks={ranks}): this launch has {there} ranks already. Leave ranks out under mpirun or srun, or "
+                f"run(ranks={ranks}): this launch has {size} ranks already. Leave ranks out under mpirun or srun, or "
                 "start Python without them"
             )
         return self._run(transport or connect(), signals)

@@ -1,10 +1,9 @@
-"""What ``hpo stop``, ``pause``, ``unpause``, ``drain``, ``retry``, ``enqueue`` and ``set`` do: check, leave the command
-in the campaign's directory, and say when it takes effect."""
+"""Commands to a campaign: each is checked, left in the campaign's directory, and answered by when it takes effect."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,7 +35,7 @@ from hpo.spelling import suggestion
 from hpo.text import excerpt
 
 ALL = "all"
-"""Of ``hpo retry --status``."""
+"""Value of ``hpo retry --status`` for every kind of failure."""
 
 
 def stop(directory: Path) -> str:
@@ -90,9 +89,9 @@ def retry(directory: Path, status: str) -> str:
     if not any(ended.get(one) for one in statuses):
         others = [f"{ended[one]} {one} (--status {one})" for one in RETRIED if ended.get(one)]
         return (
-            f"{directory}: no individual has ended as {' or '.join(statuses)}, so there is nothing to evaluate again. "
-            + (f"There are {', '.join(others)}." if others else "")
-        ).rstrip()
+            f"{directory}: no individual has ended as {' or '.join(statuses)}, so there is nothing to evaluate again."
+            + (f" There are {', '.join(others)}." if others else "")
+        )
     return _given(
         directory,
         Retry(**asked(), statuses=statuses),  # type: ignore[arg-type]
@@ -117,7 +116,7 @@ def enqueue(directory: Path, points: str) -> str:
     left_out: list[str] = []
     found = read_points(entry, space, label="POINTS", left_out=left_out)  # type: ignore[arg-type]
     if not found:
-        raise UsageError(f"POINTS = {excerpt(points)}: there is no configuration in it.")
+        raise UsageError(f'POINTS = {excerpt(points)}: must hold a configuration, such as {{"lr": 0.1}}.')
     count = "1 configuration" if len(found) == 1 else f"{len(found)} configurations"
     said = "; ".join([f"{count} to be evaluated next", *left_out])
     return _given(directory, Enqueue(**asked(), points=found), said)
@@ -126,9 +125,8 @@ def enqueue(directory: Path, points: str) -> str:
 def set_limits(directory: Path, words: Sequence[str]) -> str:
     """``words``: such as "evaluations=40". Raises UsageError: one is not allowed."""
     limits = config.limits(words)
-    said = ", ".join(words)
     request = Set(**asked(), evaluations=limits.evaluations, deadline_s=limits.deadline_s)
-    return _given(directory, request, said)
+    return _given(directory, request, ", ".join(words))
 
 
 def _given(directory: Path, request: Request, said: str) -> str:
@@ -137,3 +135,14 @@ def _given(directory: Path, request: Request, said: str) -> str:
     give(directory, request)
     when = "within seconds" if runs else "when the next launch begins, as no campaign is running there now"
     return f"{directory}: {said}; this takes effect {when}."
+
+
+COMMANDS: dict[str, Callable[..., str]] = {
+    "stop": stop,
+    "pause": pause,
+    "unpause": unpause,
+    "drain": drain,
+    "retry": retry,
+    "enqueue": enqueue,
+    "set": set_limits,
+}

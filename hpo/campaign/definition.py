@@ -30,17 +30,18 @@ from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import quoted
 from hpo.text import excerpt
 
+# Random configurations until the constraints count as impossible.
 _DRAWS = 10_000
-_DRAWS_OF_ALL = 1_000
-"""As many are looked at for one for which a constraint raises, if that takes no longer than the seconds below."""
+# Random configurations to look for a constraint that raises, at most for ``_SEARCHED_S`` seconds.
+_DRAWS_THAT_RAISE = 1_000
 _SEARCHED_S = 2.0
 _DRAWS_FOR_STEPS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoints:
-    """Points that the settings name. ``points``: configurations to evaluate first; ``known``: results from elsewhere
-    that are not on record yet; ``left_out``: a line for each table with rows that hold no configuration."""
+    """Configurations to evaluate first, results from elsewhere that are not on record yet, and a line for each table
+    with rows that hold no configuration."""
 
     points: list[dict[str, Scalar]]
     known: list[KnownPoints]
@@ -51,8 +52,8 @@ class CampaignDefinition:
     """Settings and task of a campaign.
 
     Args:
-        settings (Settings): of the campaign file or of keywords.
-        task (Task): what is searched.
+        settings (Settings): settings.
+        task (Task): task.
         reference (str; default None): name of the task in a campaign file; None: the task's own.
         source (TaskSource; default None): how evaluators get the task; None: by pickling it.
         code (CodeVersion; default None): of the task; None: as this process sees it.
@@ -75,12 +76,7 @@ class CampaignDefinition:
 
     @classmethod
     def from_file(cls, path: str | Path) -> CampaignDefinition:
-        """The campaign that a campaign file describes.
-
-        Raises:
-            UsageError: the file cannot be read, or a key or value in it is not allowed.
-            CampaignError: the task that it names cannot be imported.
-        """
+        """Definition in a campaign file. Raises as ``Campaign.from_file``."""
         if not isinstance(path, (str, os.PathLike)):
             raise UsageError(f"Campaign.from_file({excerpt(path)}): must be the path of a campaign file")
         settings = config.read_file(Path(path))
@@ -95,13 +91,13 @@ class CampaignDefinition:
 
     @property
     def source(self) -> TaskSource:
-        """How evaluators get the task; raises CampaignError where they cannot."""
+        """Source from which evaluators get the task; CampaignError where they cannot."""
         if self._source is None:
             self._source = TaskSource.of(self.task)
         return self._source
 
     def __getstate__(self) -> dict[str, object]:
-        """For a rank that this process starts; with the code of the task as it is seen here."""
+        """State for a rank that this process starts, with the code of the task as it is seen here."""
         code = self.code or code_of(self.task)
         return {"settings": self.settings, "reference": self._reference, "source": self.source, "code": code}
 
@@ -113,17 +109,13 @@ class CampaignDefinition:
     @property
     def identity(self) -> dict[str, object]:
         """Properties that must stay the same when the campaign goes on in its directory."""
-        reference = self._reference or self.task.name
-        return {
-            "task": reference,
-            "options": dict(self.settings.task_options),
-            **self.task.describe(),
-        }
+        task, options = self._reference or self.task.name, dict(self.settings.task_options)
+        return {"task": task, "options": options, **self.task.describe()}
 
     def bound_to_directory(self) -> CampaignDefinition:
-        """The same campaign, with its directory as an absolute path where the task may change the working directory of
-        this process, and with the objectives in the order of the campaign there, if one has begun: the first of several
-        says which of the front is the best, and losses are kept in this order."""
+        """The same campaign with an absolute directory, where the task may change the working directory of this
+        process, and with the objectives in the order on record: the first decides which of the front is the best, and
+        losses are kept in this order."""
         settings = self.settings
         if settings.evaluation.isolation == "inline":
             settings = settings.model_copy(update={"directory": settings.directory.absolute()})
@@ -146,12 +138,7 @@ class CampaignDefinition:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def check(self) -> StartingPoints:
-        """Check what can be checked before anything starts.
-
-        Raises:
-            UsageError: no configuration meets the constraints, or a kind of search does not suit the space.
-            CampaignError: the directory holds another campaign, or an edited one, or cannot be used.
-        """
+        """Check what can be checked before anything starts. Raises as ``Campaign.check``."""
         problems: dict[str, None] = {}  # in order; what all islands share is reported once
         with noted(problems):
             self._check_constraints()
@@ -183,12 +170,11 @@ class CampaignDefinition:
         return StartingPoints(points=points, known=known, left_out=left_out)
 
     def recorded_identity(self) -> dict[str, object] | None:
-        """The identity of the campaign in the directory; None where there is none. CampaignError where it is another
-        campaign's."""
+        """Identity of the campaign in the directory; None without a campaign. CampaignError for another campaign's."""
         return directory.check_identity(self.settings.directory, self.identity, compare=self._differences)
 
     def _problems_of(self, island: int) -> dict[str, None]:
-        """What does not suit the task in the settings of an island."""
+        """Problems of an island's settings with the task, as keys in order."""
         search = self.settings.search_of(island)
         found = dict.fromkeys(phases.problems(self.task.space, self.settings, island))
         with noted(found):
@@ -211,15 +197,15 @@ class CampaignDefinition:
         if not task.constraints:
             return
         drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
-        # Not only until one is allowed: a constraint that raises for some is to be found before anything starts.
+        # Further than to the first allowed: a constraint that raises for some is to be found before anything starts.
         until, found = time.monotonic() + _SEARCHED_S, False
-        for params in islice(drawn, _DRAWS_OF_ALL):
+        for params in islice(drawn, _DRAWS_THAT_RAISE):
             found |= task.allows(params)
             if found and time.monotonic() > until:
                 break
         if found or any(map(task.allows, drawn)):
             return
-        # Rare ones are found where the space can be gone through.
+        # Rare configurations are found where the space can be listed.
         if not task.listable or not any(True for _ in task.configurations()):
             raise UsageError(
                 f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
@@ -238,8 +224,7 @@ class CampaignDefinition:
 
 
 def blocked_by_stop(campaign_directory: Path) -> str | None:
-    """A sentence where ``hpo stop`` was given, and no person has started the campaign since: Slurm has. None where this
-    launch may begin."""
+    """Sentence where Slurm, and no person, has started the campaign since ``hpo stop``; None where it may begin."""
     if not process.requeued() or not stop_pending(campaign_directory):
         return None
     return (

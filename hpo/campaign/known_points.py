@@ -28,8 +28,8 @@ _log = logging.getLogger("hpo.campaign")
 
 
 def new_points(settings: config.Settings, task: Task, problems: dict[str, None]) -> list[KnownPoints]:
-    """The known points of sources that are not on record, that an entry reads otherwise, or whose table has changed. Of
-    others the source may be gone by now."""
+    """Known points of sources that are not on record, that an entry reads otherwise, or whose table has changed.
+    Sources of other points may be gone by now."""
     if not settings.known:
         return []
     home = settings.directory
@@ -63,7 +63,7 @@ def new_points(settings: config.Settings, task: Task, problems: dict[str, None])
 
 
 def _on_record(home: Path) -> tuple[dict[str, Entered], dict[int, Known]]:
-    """The latest entry of each source in the journals, and the known points that count, by number."""
+    """Latest entry of each source in the journals, and the known points that count, by number."""
     entered: dict[str, Entered] = {}
     standing: dict[int, Known] = {}
     if os.path.exists(home / "campaign.json"):
@@ -81,7 +81,8 @@ def _on_record(home: Path) -> tuple[dict[str, Entered], dict[int, Known]]:
 
 
 def _readings(entries: Iterable[KnownSettings]) -> dict[str, str]:
-    """How all entries of a source read it, by source; sources that all entries read with the defaults are left out."""
+    """Columns and treatment of unknown parameters of all entries of a source, by source, unless all are the
+    defaults."""
     ways: dict[str, list[object]] = {}
     for one in entries:
         if one.recorded_as is not None and (one.columns or one.unknown):
@@ -90,16 +91,15 @@ def _readings(entries: Iterable[KnownSettings]) -> dict[str, str]:
 
 
 def _local(entry: KnownSettings) -> Path:
-    """The path of a source that is no URL."""
     # Path.expanduser raises for users that are not known here.
     return Path(os.path.expanduser(entry.source or ""))
 
 
 def _new_content(entry: KnownSettings, reading: str, before: Entered | None) -> str | None:
-    """The hash of the entry's table, empty where the source is no table; None where what is on record is the same."""
+    """Hash of the entry's table, empty for a source that is no table; None where the record has the same content."""
     path = _local(entry)
     if before is not None and "://" not in (entry.source or "") and not os.path.exists(path):
-        return None  # gone, or out of reach: what is on record is all that is left of it
+        return None  # the source is gone, or out of reach
     try:
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix.lower() in TABLES else ""
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def _new_content(entry: KnownSettings, reading: str, before: Entered | None) -> 
 
 
 def _replace(found: Iterable[KnownPoints], standing: Mapping[int, Known], task: Task) -> None:
-    """Note what is on record of these sources and not in them now. A point given by hand replaces its own former result
+    """Note points on record that these sources no longer have. A point given by hand replaces its own former result
     alone."""
     key = task.space.key
     now: dict[str, dict[str, KnownPoint]] = {}
@@ -132,7 +132,7 @@ def enter_points(
     islands: int,
     entries: Collection[KnownSettings],
 ) -> list[Record]:
-    """Have ``earlier`` know the new known points; what is to go on record. ``entries``: of the campaign's key
+    """Enter the new known points into ``earlier``, and return their records. ``entries``: the campaign's key
     ``known``."""
     for line in _unnamed(earlier.sources, entries):
         _log.info("%s", one_line(line))
@@ -171,8 +171,8 @@ def enter_points(
 
 
 def _unnamed(sources: Mapping[str, int], entries: Collection[KnownSettings]) -> Iterator[str]:
-    """A sentence for each source of known points on record, with their number in ``sources``, that ``entries`` do not
-    name any more."""
+    """Sentence for each source of known points on record that ``entries`` do not name any more. ``sources``: numbers of
+    their points."""
     by_hand = sum(one.recorded_as is None for one in entries)
     named = {one.recorded_as for one in entries}
     for source, count in sources.items():

@@ -36,12 +36,14 @@ _log = logging.getLogger("hpo.campaign")
 
 
 def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) -> int:
-    """Run, or go on with, the campaign of ``file``; returns the exit code. ``ranks``: None for the fewest that fit, if
-    the hosts have room for them; ``hostfile``: where mpirun is to start them. ``signals`` end this process until the
-    campaign or mpirun runs.
+    """Run, or go on with, the campaign of ``file``; returns the exit code. HpoError where it cannot begin; under mpirun
+    on rank 0 only, the other ranks end silently.
 
-    Raises:
-        HpoError: it cannot begin; under mpirun on rank 0 only, the other ranks end silently.
+    Args:
+        file (path): campaign file.
+        ranks (int): ranks to start; None: the fewest that fit, if the hosts have room for them.
+        hostfile (path): hosts on which mpirun starts them; None: those that it finds.
+        signals (Signals): they end this process until the campaign or mpirun runs.
     """
     launcher = process.launcher()
     if launcher.rank is not None:
@@ -86,7 +88,7 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
 
 
 def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
-    """The fewest ranks that fit the layout of ``file``; UsageError where the hosts have no room for them."""
+    """Fewest ranks that fit the layout of ``file``; UsageError where the hosts have no room for them."""
     layout = settings.layout
     ranks = smallest(layout.islands, layout.ranks_per_worker)
     hosts.check_room(
@@ -102,7 +104,7 @@ def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...
 
 
 def idle_gpus(ranks: int, ranks_per_worker: int, environment: Mapping[str, str]) -> str | None:
-    """A sentence where this host has GPUs that so few ``ranks`` leave idle, whole workers of them."""
+    """Sentence where ``ranks`` leave GPUs of this host idle that whole workers could use."""
     gpus = len(visible_devices(environment))
     most = gpus // ranks_per_worker * ranks_per_worker
     if most <= ranks:
@@ -111,9 +113,8 @@ def idle_gpus(ranks: int, ranks_per_worker: int, environment: Mapping[str, str])
 
 
 def may_start(campaign: CampaignDefinition) -> bool:
-    """Check ``campaign`` before ranks are started, and whether the directory can be written and is free: rank 0 takes
-    the lock for good, but its refusal would stand between mpirun's own lines. False where `hpo stop` keeps it from
-    beginning."""
+    """Check ``campaign`` and whether its directory can be written and is free: rank 0 does that, too, but its refusal
+    would stand between mpirun's own lines. False where `hpo stop` keeps the campaign from beginning."""
     campaign.check()
     lock = acquire(campaign.settings.directory, waiting=_log.info)
     try:
@@ -127,20 +128,15 @@ def may_start(campaign: CampaignDefinition) -> bool:
 
 
 def finished(campaign: CampaignDefinition, file: Path) -> str | None:
-    """A sentence with the remedy, where the campaign of ``file`` has used up its budget and another launch would
-    evaluate nothing; None where there is something to do, or the launch has to find that out.
-
-    Raises:
-        UsageError, CampaignError: those of ``Campaign.check``, where the budget is used up.
-    """
+    """Sentence with the remedy, where the campaign of ``file`` has used up its budget and another launch would evaluate
+    nothing; None where there is something to do, or the launch has to find that out. Raises what ``Campaign.check``
+    does."""
     directory, budget = campaign.settings.directory, campaign.settings.evaluations
     if not os.path.exists(directory / "campaign.json") or holder(directory) is not None:
         return None
     try:
         last = read_launch(directory, last_launch(directory))
-        if last is None or last.end is None:
-            return None
-        if stop_pending(directory) or waiting(directory):
+        if last is None or last.end is None or stop_pending(directory) or waiting(directory):
             return None
         use = budget_use(directory, budget)
     except CampaignError:  # the launch says what is damaged

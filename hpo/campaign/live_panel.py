@@ -1,8 +1,5 @@
-"""The panel of a campaign while it runs, drawn by a thread of the process that supervises it: on its terminal, or in
-the cell of a notebook.
-
-What is written to the terminal meanwhile (by mpirun and its ranks, by what is evaluated inline, by C libraries) comes
-through a pipe and is printed above the panel."""
+"""Panel of a campaign while it runs, drawn by a thread of the process that supervises it: on its terminal, where all
+other output comes through a pipe and is printed above the panel, or in the cell of a notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hpo.config import process
 from hpo.terminal import visible
@@ -26,27 +23,23 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _DRAW_S = 0.25
+# A campaign that is refused within this time is never drawn.
 _PATIENCE_S = 0.6
-"""A campaign that is refused within this time is never drawn."""
+# Wait for the last drawing: a terminal may be held up, and storage may hang.
 _FAREWELL_S = 5.0
-"""How long the end waits for the last drawing: a terminal may be held up, and storage may hang."""
+# Room for what is printed between two drawings. A call that prints more than that, and meanwhile keeps this process's
+# other threads from running, would wait for them for ever.
 _PIPE_BYTES = 1 << 20
-"""Room for what is printed between two drawings. A call that prints more than that, and meanwhile keeps this process's
-other threads from running, would wait for them for ever."""
+# Characters: a line that goes on beyond that is shown in pieces.
 _LONGEST_TAIL = 4096
-"""Characters: a line that goes on beyond that is shown in pieces."""
 _KERNEL = "ZMQInteractiveShell"
 
 
 @contextmanager
 def live_panel(directory: Path) -> Iterator[tuple[int, ...]]:
-    """Show how the campaign in ``directory`` goes: in a notebook in the cell; where standard error is a terminal that
-    can be drawn on, and this process is in its foreground, below all that is written there.
-
-    Yields:
-        File descriptors for programs that are to go on where this process is killed. Without a reader the pipe would
-        break, which ends mpirun with all of its ranks.
-    """
+    """Show the campaign in ``directory``: in the cell of a notebook, or on the terminal in whose foreground this
+    process is. Yields file descriptors for programs that are to go on where this process is killed: without a reader
+    the pipe would break, which ends mpirun with all of its ranks."""
     on_terminal = process.terminal_columns() is not None and _in_foreground(2)
     if process.panel_shown() or not (on_terminal or in_notebook()):
         yield ()
@@ -69,14 +62,14 @@ def live_panel(directory: Path) -> Iterator[tuple[int, ...]]:
 def _in_foreground(handle: int) -> bool:
     try:
         return os.tcgetpgrp(handle) == os.getpgrp()
-    except OSError:  # of a terminal that controls no session there is no background
+    except OSError:  # a terminal that controls no session has no background
         return True
 
 
 @contextmanager
 def _on_terminal(directory: Path) -> Iterator[int]:
-    """Lead standard error, and standard output where it is a terminal, through a pipe to the panel; yields the end of
-    the pipe that is read."""
+    """Lead standard error, and standard output where it is a terminal, through a pipe to the panel; yields its reading
+    end."""
     source, pipe = os.pipe()
     with suppress(OSError, AttributeError):  # beyond what the user may have; not Linux
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -116,7 +109,7 @@ class _TerminalPanel:
 
     def _run(self) -> None:
         try:
-            self._draw_until_the_end()
+            self._draw_until_ended()
         except Exception as error:
             # The campaign goes on, and has to find a reader of what it writes.
             self._write(f"\r\x1b[Jhpo: the panel ended ({type(error).__name__}: {error}).\n".encode())
@@ -127,7 +120,7 @@ class _TerminalPanel:
             os.close(self._source)
             os.close(self._terminal)
 
-    def _draw_until_the_end(self) -> None:
+    def _draw_until_ended(self) -> None:
         from rich.console import Group
 
         from hpo.views.terminal.live import LivePanel, Looker, OverviewSource
@@ -174,7 +167,6 @@ class _TerminalPanel:
             live.stop()
 
     def _read(self) -> bytes:
-        """Bytes that have arrived."""
         with suppress(BlockingIOError):
             return os.read(self._source, _PIPE_BYTES)
         return b""
@@ -196,11 +188,11 @@ class Printed:
 
     @property
     def tail(self) -> Text | None:
-        """A line without an end as it stands, for example a bar of progress."""
+        """Line without an end, for example a bar of progress."""
         return _as_shown(self._open) if self._open else None
 
     def add(self, data: bytes, *, final: bool = False) -> None:
-        """Take ``data``; ``final``: nothing follows."""
+        """Add ``data``; ``final``: nothing follows."""
         *lines, rest = (self._open + self._decoder.decode(data, final)).split("\n")
         rest = rest[rest.rfind("\r", 0, -1) + 1 :]  # without what was overwritten
         if rest and (final or len(rest) > _LONGEST_TAIL):
@@ -209,7 +201,7 @@ class Printed:
         self._open = rest
 
     def take(self) -> Text | None:
-        """The lines since the last time; None where there are none."""
+        """Lines since the last time; None without lines."""
         from rich.text import Text
 
         lines, self._lines = self._lines, []
@@ -223,7 +215,7 @@ def _as_shown(line: str) -> Text:
     # rich ends an operating system command at ST alone, not at BEL.
     last = line.rstrip("\r").rpartition("\r")[2].replace("\x07", "\x1b\\")
     text = Text.from_ansi("\x1b".join(map(visible, last.split("\x1b"))))
-    text.plain = text.plain.replace("\x1b", "")  # of a sequence that is no whole one
+    text.plain = text.plain.replace("\x1b", "")  # remains of a broken sequence
     return text
 
 
@@ -231,27 +223,20 @@ def _as_shown(line: str) -> Text:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook. An IPython on a terminal is none."""
+    """Whether this process is the kernel of a notebook, unlike an IPython on a terminal."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython is not None and type(get_ipython()).__name__ == _KERNEL
 
 
-class _DisplayHandle(Protocol):
-    """IPython's handle of what a cell displays."""
-
-    def update(self, shown: object) -> None: ...
-
-
 @contextmanager
 def _in_cell(directory: Path) -> Iterator[None]:
-    """Show the panel in the cell, drawn by a thread whatever the campaign does: storage may hang, and so may what is
-    evaluated."""
+    """Show the panel in the cell, drawn by a thread: storage may hang, and so may evaluations inside this process."""
     from hpo.errors import HpoError
     from hpo.views.terminal.live import OverviewSource
     from hpo.views.terminal.panel import cell
 
     source = OverviewSource(directory, own=True)
-    handle: _DisplayHandle = import_module("IPython.display").display(cell(directory, None), display_id=True)
+    handle = import_module("IPython.display").display(cell(directory, None), display_id=True)
     ended = threading.Event()
 
     def draw() -> None:
@@ -264,7 +249,7 @@ def _in_cell(directory: Path) -> Iterator[None]:
             draw()
         draw()
 
-    # In the context of the cell, to which what is displayed belongs.
+    # The context says to which cell the display belongs.
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(run,), name="panel", daemon=True)
     thread.start()

@@ -1,9 +1,10 @@
-"""How a running campaign shows itself where there is no panel: one line a minute."""
+"""Progress of a running campaign as one line a minute, where no panel shows it."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hpo.config import process
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
     from hpo.islands.coordinator.tally import Tally
     from hpo.task.task import Task
 
+# A second line soon after the first shows that the campaign works.
 _FIRST_LINE_S = 5.0
-"""The first line of a log soon after the start shows that it works."""
 _LINE_S = 60.0
 
 
 class Display:
-    """Writes to standard error, so that standard output is the task's and the results'."""
+    """Writes to standard error, so that standard output is the task's and the results'. ``done``: number of evaluations
+    of earlier launches."""
 
     def __init__(self, settings: Settings, task: Task, *, workers: int, done: int = 0) -> None:
-        """``done``: how many evaluations ended in earlier launches."""
         self._done = done
         self._directory = settings.directory
         self._objectives = task.objectives
@@ -44,41 +45,37 @@ class Display:
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         """Show the state if it is time to; cheap otherwise. Nothing where a panel does."""
-        if self._began is not None and self._has_panel:
-            return
-        # That it is stopping or paused, or waits for its storage, is said at once.
-        waits = coordinator.waited_for_storage(now) is not None
-        shown = (bool(coordinator.stopping), coordinator.paused, waits)
-        if now < self._next and shown == self._shown:
-            return
-        self._shown = shown
-        if self._began is None:
+        first = self._began is None
+        if first:
             self._began = now
             self._final_at_start = coordinator.tally.final
-            if self._has_panel:
-                return
-            self._next = now + _FIRST_LINE_S
-        else:
-            self._next = now + _LINE_S
-        _show(self.line(coordinator, now))
+        if self._has_panel:
+            return
+        # A stop, a pause and storage that fails are shown at once.
+        waits = coordinator.waited_for_storage(now) is not None
+        shown = (bool(coordinator.stopping), coordinator.paused, waits)
+        if first or now >= self._next or shown != self._shown:
+            self._shown = shown
+            self._next = now + (_FIRST_LINE_S if first else _LINE_S)
+            _show(self.line(coordinator, now))
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
         """One line: done, best, rate, failures, and while it runs workers busy and time left."""
-        tally = coordinator.tally
+        tally, budget = coordinator.tally, coordinator.evaluations
         final = tally.final
         seconds = now - (self._began or now)
         rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
-        parts = [_evaluated(final, coordinator.evaluations)]
-        parts.append(f"best {self._best(tally)}")
-        parts.append(f"{_rate(rate)}")
+        parts = [_evaluated(final, budget), f"best {self._best(tally)}", _rate(rate)]
         ends = coordinator.futile_ends
-        failures = f"{self._failures(coordinator) + sum(ends.values())} failed"
+        failures = f"{_failures(coordinator) + sum(ends.values())} failed"
         parts.append(f"{failures} ({counted(ends)} in a row)" if ends else failures)
         if pruned := coordinator.tally.counts.get(PRUNED, 0):
             parts.append(f"{pruned} pruned")
         if not ended:
-            parts.append(f"{coordinator.busy}/{self._workers} workers busy")
-            parts.append(_left(coordinator, final, rate, now))
+            parts += [
+                f"{coordinator.busy}/{self._workers} workers busy",
+                _left(coordinator, final, rate, now),
+            ]
             if coordinator.paused:
                 parts.append("paused: nothing new starts until `hpo unpause`")
             if (waits := coordinator.waited_for_storage(now)) is not None:
@@ -86,10 +83,6 @@ class Display:
             if coordinator.stopping:
                 parts.append(_stopping(coordinator, now))
         return "  ".join(part for part in parts if part)
-
-    @staticmethod
-    def _failures(coordinator: Coordinator) -> int:
-        return sum(coordinator.tally.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
 
     def _best(self, tally: Tally) -> str:
         best, digits = tally.best, tally.best_digits(least=6)
@@ -102,45 +95,46 @@ class Display:
         return ", ".join(values) + f" ({best.id})"
 
     def finish(self, coordinator: Coordinator, reason: str, now: float) -> None:
-        """The last line: how it stands now, and why it ended."""
-        self._next = 0.0
+        """Show the last line: how it stands now, and why it ended."""
         name = "failed" if reason in (FUTILE, NOTHING_COMPLETED) else reason
         text = f"{name}: {self.line(coordinator, now, ended=True)}"
-        # It looks like success, and nothing was found.
-        nothing_completed = reason == NOTHING_COMPLETED or (
-            coordinator.tally.best is None and bool(self._failures(coordinator))
-        )
+        failed = bool(_failures(coordinator))
+        nothing_completed = reason == NOTHING_COMPLETED or (coordinator.tally.best is None and failed)
         if nothing_completed or self._repeats:
             from hpo.results.record import load
             from hpo.views import text as texts
 
             with suppress(HpoError, OSError):
                 record = load(self._directory)
-                # Where some were evaluated again, the best of the line above may have been lucky.
+                # The best of repeated evaluations in the line above may have been lucky.
                 text += f"\n{texts.nothing(record)}" if nothing_completed else texts.steadiest(record)
         if reason == NOTHING_COMPLETED:
             text += (
                 "\nThe budget is used up, and no evaluation has completed. Mend what failed; then "
-                f"`hpo retry {quoted(self._directory)} --status all` and the same command again evaluate them anew."
+                f"`hpo retry {quoted(self._directory)} --status all` and the same command evaluate them again."
             )
         budget, final = coordinator.evaluations, coordinator.tally.final
         if reason == DONE and budget is not None and final == self._done >= budget:
             text += f"\n{used_up(self._directory, final, budget)}."
-        if not nothing_completed and self._failures(coordinator):
+        if failed and not nothing_completed:
             text += f"\n`hpo status {quoted(self._directory)}` says why some failed."
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."
         _show(text)
 
 
+def _failures(coordinator: Coordinator) -> int:
+    return sum(coordinator.tally.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
+
+
 def _show(text: str) -> None:
-    """There may be no reader any more: a terminal was closed, a pipe's reader has ended. The campaign goes on."""
+    # The terminal may be closed, or a pipe's reader have ended: the campaign goes on.
     with suppress(OSError):
         write(text, sys.stderr, flush=True)
 
 
 def used_up(directory: Path, done: int, budget: int | None, file: Path | None = None) -> str:
-    """The reason why a launch evaluates nothing, and how to go on. ``file``: the campaign's, where it is known."""
+    """Reason why a launch evaluates nothing, and how to go on. ``file``: the campaign's, where it is known."""
     have = (
         f"all {done} evaluations of the budget are done"
         if budget == done
@@ -156,7 +150,7 @@ def used_up(directory: Path, done: int, budget: int | None, file: Path | None = 
 def _evaluated(final: int, budget: int | None) -> str:
     if budget is None:
         return f"{final} evaluated"
-    # It was made smaller than what was evaluated already.
+    # The budget may have been made smaller than the number of evaluations.
     return f"{final}/{budget} evaluated" if final <= budget else f"{final} evaluated (budget {budget})"
 
 
@@ -164,7 +158,7 @@ def _left(coordinator: Coordinator, final: int, rate: float, now: float) -> str:
     left = [] if coordinator.deadline is None else [coordinator.deadline - now]
     if coordinator.evaluations is not None and rate > 0:
         left.append((coordinator.evaluations - final) / rate)
-    return f"{_duration(max(0.0, min(left)))} left" if left else ""
+    return f"{timedelta(seconds=round(max(0.0, min(left))))} left" if left else ""
 
 
 def _stopping(coordinator: Coordinator, now: float) -> str:
@@ -180,14 +174,7 @@ def _stopping(coordinator: Coordinator, now: float) -> str:
 
 
 def _rate(rate: float) -> str:
-    if rate <= 0:
-        return ""
-    return (
-        f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min" if rate * 60 >= 1 else f"{rate * 3600:.1f}/h"
+    number, unit = next(
+        ((rate * s, unit) for s, unit in ((1, "s"), (60, "min")) if rate * s >= 1), (rate * 3600, "h")
     )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{number:.1f}/{unit}" if rate > 0 else ""

@@ -1,10 +1,8 @@
-"""Entry of a rank that mpirun has started, and the transfer of a campaign in memory to such ranks.
-
-``Campaign.run(ranks=…)`` transfers its campaign, and reads there why its ranks ended.
+"""Entry of a rank that mpirun has started, and the transfer of a campaign from ``Campaign.run(ranks=…)`` to such ranks.
 
 mpirun closes what its ranks could inherit. So there are two files in memory, without a name in any file system: the
 ranks open them by the process that made them and by their numbers in it, which the system allows to the same user
-alone. What they unpickle has to have the digest that is in their command line."""
+alone. The pickled campaign must have the digest that is in the ranks' command line."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 
 import msgspec
 
@@ -42,7 +41,7 @@ _loading = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that rank 0 met. ``kind``: its class; ``path`` and ``line``: of JournalDamaged."""
+    """An error that rank 0 met. ``kind``: its class; ``path`` and ``line``: attributes of JournalDamaged."""
 
     kind: str
     text: str
@@ -61,11 +60,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CampaignTransfer:
-    """Campaign ``definition`` in memory, for ranks on this host, and room for their answer.
-
-    Raises:
-        CampaignError: the task cannot be pickled, or the system has no files in memory.
-    """
+    """Campaign ``definition`` in memory, for ranks on this host, and room for their answer. CampaignError where the
+    task cannot be pickled, or the system has no files in memory."""
 
     def __init__(self, definition: CampaignDefinition) -> None:
         import cloudpickle
@@ -83,7 +79,7 @@ class CampaignTransfer:
 
     @property
     def rank(self) -> list[str]:
-        """The command line of each rank."""
+        """Command line of each rank."""
         places = [f"/proc/{os.getpid()}/fd/{number}" for number in self._files]
         return [sys.executable, "-m", "hpo.campaign.rank_entry", self._digest, *places]
 
@@ -112,8 +108,8 @@ def refuse_while_loading() -> None:
 
 
 def as_rank(load: Callable[[], CampaignDefinition], *, started_by_us: bool) -> int:
-    """One rank under mpirun, of the campaign that ``load`` returns. Only rank 0 speaks and returns a code; mpirun would
-    take any other's for the death of the job."""
+    """Run one rank under mpirun, of the campaign that ``load`` returns. Only rank 0 speaks and returns a code: mpirun
+    would take another rank's code for the death of the job."""
     # From the start: before there are handlers a signal ends the rank, and with it the job.
     with Signals() as signals:
         # Where MPI tolerates deaths it neither starts nor ends without those that died meanwhile.
@@ -124,7 +120,7 @@ def as_rank(load: Callable[[], CampaignDefinition], *, started_by_us: bool) -> i
         try:
             definition = load()
         except HpoError as error:
-            _tell(transport, error)
+            _send_refusal(transport, error)
             return _refused(transport, error, started_by_us=started_by_us)
         rank = Rank(definition, transport, signals)
         first_speaks = transport.rank == 0 and not started_by_us
@@ -141,7 +137,7 @@ def as_rank(load: Callable[[], CampaignDefinition], *, started_by_us: bool) -> i
 
 
 def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> int:
-    """The exit code of a rank of a campaign that cannot begin; rank 0 raises ``error`` for the user to read."""
+    """Exit code of a rank of a campaign that cannot begin; rank 0 raises ``error`` for the user to read."""
     if transport.rank:
         return 0
     if started_by_us:
@@ -150,8 +146,8 @@ def _refused(transport: Transport, error: HpoError, *, started_by_us: bool) -> i
     raise error
 
 
-def _tell(transport: Transport, error: HpoError) -> None:
-    """Let the other ranks know that this one cannot read the campaign, so that none waits for it."""
+def _send_refusal(transport: Transport, error: HpoError) -> None:
+    """Send the other ranks word that this rank cannot read the campaign, so that none waits for it."""
     if transport.rank == 0:
         for rank in range(1, transport.size):
             transport.send(rank, encode(End("refused", error.exit_code, str(error))))
@@ -160,59 +156,50 @@ def _tell(transport: Transport, error: HpoError) -> None:
     transport.flush(10.0)
 
 
-@contextmanager
-def _marked_as_loading() -> Iterator[None]:
-    global _loading
-    _loading = True
-    try:
-        yield
-    finally:
-        _loading = False
-
-
 def _load(digest: str, path: str) -> CampaignDefinition:
     import cloudpickle
 
+    global _loading
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = Path(path).read_bytes()
     except OSError as error:
         raise CampaignError(
             f"the process that started this rank is gone, or on another host: {error}"
         ) from error
     if hashlib.sha256(content).hexdigest() != digest:
         raise CampaignError(f"{path} is not what the process that started this rank has written")
-    with _marked_as_loading():
+    _loading = True
+    try:
         definition: CampaignDefinition = cloudpickle.loads(content)
+    finally:
+        _loading = False
     return definition
 
 
 def main(digest: str, campaign: str, answer: str) -> int:
-    """One rank; returns its exit code."""
+    """Run one rank, and return its exit code."""
 
     def load() -> CampaignDefinition:
         if process.launcher().rank == 0:
-            os.truncate(answer, 0)  # of an earlier launch
+            os.truncate(answer, 0)  # an earlier launch may have written it
         return _load(digest, campaign)
 
     try:
         return as_rank(load, started_by_us=True)
     except HpoError as error:
-        path, line = (str(error.path), error.line) if isinstance(error, JournalDamaged) else ("", 0)
         refusal = Refusal(
             kind=type(error).__name__,
             text=str(error),
             exit_code=type(error).exit_code,
-            path=path,
-            line=line,
+            path=str(getattr(error, "path", "")),
+            line=getattr(error, "line", 0),
         )
-        with open(answer, "wb") as file:
-            file.write(msgspec.json.encode(refusal))
+        Path(answer).write_bytes(msgspec.json.encode(refusal))
         return error.exit_code
 
 
 if __name__ == "__main__":
-    # Not this module's own: it would be there twice.
+    # Imported, as the module would be loaded twice otherwise.
     from hpo.campaign.rank_entry import main as _main
 
     sys.exit(_main(*sys.argv[1:]))

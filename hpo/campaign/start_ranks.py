@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 import threading
@@ -35,16 +34,13 @@ _ALONE = {
     "HYDRA_RMK": "user",
     "HYDRA_LAUNCHER": "fork",
 }
-"""The ranks read the campaign in this process's memory, so all are on its host; mpirun would ask a scheduler for its
-hosts, and refuse this one where it is not among them."""
+"""Environment that keeps mpirun from asking a scheduler for hosts: it would refuse this host where the scheduler did
+not give it. The ranks read the campaign in this process's memory, so all are on its host."""
 
 
 def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
-    """Run the campaign on ``ranks`` ranks that this process starts; returns its result and exit code.
-
-    Raises:
-        HpoError: as ``Campaign.run``, with the campaign's exit code.
-    """
+    """Run the campaign on ``ranks`` ranks that this process starts; its result and exit code. Raises HpoError as
+    ``Campaign.run`` does, with the campaign's exit code."""
     settings = definition.settings
     layout = settings.layout
     Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
@@ -78,15 +74,15 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
     reason = _reason(settings, code, before)
     if reason is not None:
         return Result(settings.directory, reason), code
-    tail = [] if output is None else output.tail
+    tail = () if output is None else output.tail
     error = CampaignError("\n".join([*said, *tail]) or "the ranks ended")
     error.exit_code = code
     raise error
 
 
 def _reason(settings: Settings, code: int, before: int) -> str | None:
-    """Why the campaign ended, which returned ``code``; None where its ranks died. ``before``: number of the last launch
-    until then."""
+    """Reason for which the campaign ended with ``code``; None where its ranks died. ``before``: number of the launch
+    before it."""
     launch = read_launch(settings.directory, last_launch(settings.directory))
     reason = None if launch is None or launch.number == before or launch.end is None else launch.end[0]
     if reason not in (None, LOST):
@@ -98,16 +94,15 @@ def _reason(settings: Settings, code: int, before: int) -> str | None:
 
 
 def _importable() -> dict[str, str]:
-    """Where this package is, which a notebook may have put on the path itself."""
-    path = child_environment({"PYTHONPATH": os.environ.get("PYTHONPATH", "")}, threads=1, devices=())[
-        "PYTHONPATH"
-    ]
+    """Path of this package, which a notebook may have put on ``sys.path`` itself."""
+    variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    path = child_environment(variables, threads=1, devices=())["PYTHONPATH"]
     return {"PYTHONPATH": path} if path else {}
 
 
 @contextmanager
 def _output() -> Iterator[_Output | None]:
-    """Output of the ranks, kept in a notebook; None anywhere else, where they write to this process's streams."""
+    """Output of the ranks in a notebook; None elsewhere, where they write to this process's streams."""
     if not in_notebook():
         yield None
         return
@@ -119,37 +114,23 @@ def _output() -> Iterator[_Output | None]:
 
 
 class _Output:
-    """What the ranks write, for mpirun to write to ``handle``. Of it only this package's own sentences are shown, and
-    the last lines are kept for an error."""
+    """Pipe for the output of the ranks at ``handle``. Only this package's own sentences are shown, and the last lines
+    are kept for an error."""
 
     def __init__(self) -> None:
         reading, self.handle = os.pipe()
-        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self.tail: deque[str] = deque(maxlen=_MOST_LINES)
         self._thread = threading.Thread(target=self._read, args=(reading,), name="hpo-output", daemon=True)
         self._thread.start()
-
-    @property
-    def tail(self) -> list[str]:
-        return list(self._lines)
 
     def close(self) -> None:
         os.close(self.handle)
         self._thread.join(5.0)
 
     def _read(self, reading: int) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        rest = ""
-        with open(reading, "rb", buffering=0) as file:
-            while data := file.read(1 << 16):
-                *whole, rest = (rest + decoder.decode(data)).split("\n")
-                for line in whole:
-                    self._take(line)
-        self._take(rest)
-
-    def _take(self, line: str) -> None:
-        if not line.strip():
-            return
-        self._lines.append(line)
-        if line.startswith(_OURS):
-            with suppress(OSError):
-                write(line, sys.stderr, flush=True)
+        with open(reading, encoding="utf-8", errors="replace") as file:
+            for line in filter(str.strip, file):
+                self.tail.append(line.rstrip("\n"))
+                if line.startswith(_OURS):
+                    with suppress(OSError):
+                        write(self.tail[-1], sys.stderr, flush=True)

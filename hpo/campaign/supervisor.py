@@ -41,28 +41,33 @@ from hpo.journal.lock import STALE_S, last_refresh
 
 _log = logging.getLogger("hpo.campaign")
 
+# Time for an interrupted mpirun to end its ranks: it ends them 0.2 s later, unless it starts too many.
 _INTERRUPTED_S = 5.0
-"""Time for an interrupted mpirun to end its ranks: it ends them 0.2 s later, unless it starts too many."""
+# A directory that is gone may come back within this time.
 _GONE_S = PATIENCE_S
-"""A directory that is gone may come back within this time."""
+# Time for mpirun to end after a stopped campaign is on record as ended: a job's time limit may be near.
 _LEAVE_S = 30.0
-"""Time for mpirun to end after a stopped campaign is on record as ended: a job's time limit may be near."""
+# Before another start, by how many launches in a row got nothing done: what ended them may pass.
 _PAUSES_S = (5.0, 60.0)
-"""Before another start, by how many launches in a row got nothing done: what ended them may pass."""
+# How long hosts are asked again of which none answers: it may be the network, and not all of them.
 _NETWORK_S = 120.0
-"""How long hosts are asked again of which none answers: it may be the network, and not all of them."""
-_FIRST_PROBE_S = 60.0
-"""Time for hosts to answer while the first launch begins, which does not wait for them."""
+# The signals by which a person, or a machine that is short of memory, ends an mpirun; others are its own errors.
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals by which a person, or a machine that is short of memory, ends an mpirun; others are its own errors."""
+_GO_ON = "Nothing that was recorded is lost: give the same command again to go on."
 
 
 @dataclass(frozen=True, kw_only=True)
 class MpirunSettings:
-    """How mpirun is started. ``mpirun``: its path; ``listed``: the only hosts to use, None for those that it finds
-    itself; ``output``: file descriptor that it writes to, None for this process's output; ``inherited``: file
-    descriptors that it keeps open; ``tied``: whether the
-    campaign stops where this process dies; ``variables``: environment variables besides this process's own."""
+    """How mpirun is started.
+
+    Args:
+        mpirun (str): its path.
+        listed (tuple of Host; default None): the only hosts to use; None: those that mpirun finds.
+        output (int; default None): file descriptor that it writes to; None: this process's output.
+        inherited (sequence of int; default ()): file descriptors that it keeps open.
+        tied (bool; default False): whether all ranks are on this host and the campaign stops where this process dies.
+        variables (mapping; default {}): environment variables besides this process's own.
+    """
 
     mpirun: str
     listed: tuple[Host, ...] | None = None
@@ -87,28 +92,24 @@ class Supervisor:
         ranks: int,
         started: MpirunSettings,
         *,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = _log.info,
     ) -> None:
         self._settings = settings
         self._directory = settings.directory
-        self._restarts = settings.restarts
         self._started = started
         self._version = version_of(started.mpirun)
         self._live = process.panel_shown()
         self._rank = [*rank]
-        self._say = say or _log.info
+        self._say = say
         self._tolerant = tolerates_faults(started.mpirun)
         self._environment = environment(
             keepalive(settings.evaluation.hang_timeout_s) | process.environment() | dict(started.variables)
         )
         self._ranks = ranks
         self._fleet = Fleet(ranks, started.listed)
-        self._deadline_s = settings.deadline_s
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = Path()
         self._requests = Requests()
-        self._unreachable: frozenset[str] = frozenset()
-        """Hosts that do not answer though ranks start there: mpirun reaches them in another way."""
         self._early = False
         self._kill_at: float | None = None
 
@@ -117,7 +118,7 @@ class Supervisor:
         return self._requests.count > 0
 
     def run(self) -> int:
-        """The exit code of ``hpo run``."""
+        """Run until the campaign has ended; returns the exit code of ``hpo run``."""
         # Python allows handlers in the main thread only.
         main = threading.current_thread() is threading.main_thread()
         former = {number: signal.signal(number, self._hear) for number in stop_signals()} if main else {}
@@ -131,29 +132,26 @@ class Supervisor:
         """Launch again and again, until a launch ends other than by deaths or another would be in vain."""
         self._warn_if_crowded()
         restarts = idle_launches = 0
-        first = self._first_probe()
+        most = self._settings.restarts
         while True:
             launch = last_launch(self._directory) + 1
             code, died = self._launch(launch)
-            if died and os.path.exists(self._begun):
-                self._unreachable |= first() & {host.name for host in self._fleet.hosts or ()}
             if died and self._asked:
-                self._say("Nothing that was recorded is lost: give the same command again to go on.")
+                self._say(_GO_ON)
             if not died or self._asked:
                 return code
             if not self._wait_for_directory():
                 self._say(
-                    f"{self._directory} is gone, so this is not started again: it would begin anew in an empty "
-                    "directory. Once it is back, give the same command again to go on."
+                    f"{self._directory} is gone, so this is not started again: it would begin in an empty directory. "
+                    "Once it is back, give the same command again to go on."
                 )
                 return EXIT_RESUMABLE
             self._fix_deadline(launch)
             idle_launches = 0 if made_progress(self._directory, launch) else idle_launches + 1
-            if restarts >= self._restarts or idle_launches >= MOST_IDLE_LAUNCHES:
-                why = f"restarts = {self._restarts}" if restarts >= self._restarts else "nothing gets done"
+            if restarts >= most or idle_launches >= MOST_IDLE_LAUNCHES:
+                why = f"restarts = {most}" if restarts >= most else "nothing gets done"
                 self._say(
-                    f"ranks died again, and this is not started again by itself any more ({why}). Nothing that was "
-                    "recorded is lost: give the same command again to go on."
+                    f"ranks died again, and this is not started again by itself any more ({why}). {_GO_ON}"
                 )
                 return code
             restarts += 1
@@ -161,24 +159,22 @@ class Supervisor:
                 self._pause(_PAUSES_S[idle_launches - 1])
             if (final := self._choose_fleet(code)) is not None:
                 return final
-            where = (
-                ""
-                if self._fleet.ranks == self._ranks
-                else f" with {self._fleet.ranks} ranks on the hosts that are left"
-            )
+            fewer = self._fleet.ranks != self._ranks
+            where = f" with {self._fleet.ranks} ranks on the hosts that are left" if fewer else ""
             self._say(
                 f"ranks died or did not start. Nothing that was recorded is lost: starting again{where} "
-                f"({restarts} of at most {self._restarts} times)."
+                f"({restarts} of at most {most} times)."
             )
 
     def _fix_deadline(self, launch: int) -> None:
         """Let the deadline count from the first start in the launches that follow; where ``launch`` came to nothing,
         from now."""
-        if self._deadline_s is None or process.DEADLINE in self._environment:
+        deadline_s = self._settings.deadline_s
+        if deadline_s is None or process.DEADLINE in self._environment:
             return
         on_record = read_launch(self._directory, launch)
         began = on_record and on_record.began
-        self._environment[process.DEADLINE] = repr((began or time.time()) + self._deadline_s)
+        self._environment[process.DEADLINE] = repr((began or time.time()) + deadline_s)
 
     def _choose_fleet(self, code: int) -> int | None:
         """Choose the hosts of the next launch; the exit code instead where there is to be none. ``code``: of the launch
@@ -186,67 +182,57 @@ class Supervisor:
         if stop_pending(self._directory):
             self._say("`hpo stop` was given, so this is not started again.")
             return 0
-        fleet = self._left()
-        if self._requests.count:  # it takes a while to ask all hosts
-            self._say("stopped. Nothing that was recorded is lost: give the same command again to go on.")
+        fleet = self._remaining_fleet()
+        if self._asked:  # it takes a while to ask all hosts
+            self._say(f"stopped. {_GO_ON}")
             return EXIT_RESUMABLE
         if fleet is None:
-            self._say(
-                "no host is left. Nothing that was recorded is lost: give the same command again to go on."
-            )
+            self._say(f"no host is left. {_GO_ON}")
             return code
         self._fleet = fleet
         return None
 
-    @property
-    def _crowded(self) -> str | None:
-        """A clause, where there are far more ranks than their hosts have room for."""
-        room = hosts.cores() if self._started.tied else hosts.room(self._fleet.hosts, self._environment)
-        return hosts.crowded(self._fleet.ranks, room)
-
     def _warn_if_crowded(self) -> None:
-        if (clause := self._crowded) is not None:
+        room = hosts.cores() if self._started.tied else hosts.room(self._fleet.hosts, self._environment)
+        if (clause := hosts.crowded(self._ranks, room)) is not None:
             # This process has imported what each rank imports.
             each_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             self._say(
                 f"{clause}, and each takes about {each_mb:.0f} MB ({self._ranks * each_mb / 1024:.1f} GB in all) "
-                "beside its evaluator: they may take minutes to start, or never do. Ctrl-C ends this."
+                "beside its evaluator: they may take minutes to start, or never do. Ctrl-C ends this; start fewer."
             )
 
     def _wait_for_directory(self) -> bool:
         """Whether the campaign's directory is there, or comes back."""
         end = time.monotonic() + _GONE_S
-        while self._gone():
-            if time.monotonic() >= end or self._requests.count:
+        while self._is_gone():
+            if time.monotonic() >= end or self._asked:
                 return False
             time.sleep(0.5)
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Wait, though not on after a signal."""
+        """Wait, at most until a signal."""
         self._say(f"this launch got nothing done, so the next one begins in {seconds:g} s.")
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._requests.count:
+        while time.monotonic() < end and not self._asked:
             time.sleep(0.1)
 
-    def _gone(self) -> bool:
-        """It was there when the lock was tried; and what runs on may make directories of individuals in its place."""
-        campaign = self._directory / "campaign.json"
-        # Path.exists raises where storage fails.
+    def _is_gone(self) -> bool:
+        # Evaluators that still run may make directories of individuals in place of a campaign that is gone.
+        # os.path.exists, as Path.exists raises where storage fails.
         return not os.path.exists(self._directory) or (
-            os.path.exists(self._directory / "evaluations") and not os.path.exists(campaign)
+            os.path.exists(self._directory / "evaluations")
+            and not os.path.exists(self._directory / "campaign.json")
         )
 
-    def _left(self) -> Fleet | None:
-        """The ranks to start now and their hosts; None when no host is left."""
-        if self._started.listed is not None:
-            everywhere: tuple[Host, ...] | None = self._started.listed
-            silent = self._silent([host.name for host in self._started.listed])
-        else:
-            everywhere = slurm_job.allocation(self._environment)
-            silent = (
-                frozenset() if everywhere is None else slurm_job.dead_nodes(host.name for host in everywhere)
-            )
+    def _remaining_fleet(self) -> Fleet | None:
+        """Ranks to start now, and their hosts; None when no host is left."""
+        everywhere = self._started.listed
+        if everywhere is not None:
+            silent = self._silent([host.name for host in everywhere])
+        elif (everywhere := slurm_job.allocation(self._environment)) is not None:
+            silent = slurm_job.dead_nodes(host.name for host in everywhere)
         if everywhere is None or not silent:
             return Fleet(self._ranks, self._started.listed)
         layout = self._settings.layout
@@ -258,28 +244,18 @@ class Supervisor:
             ranks_per_worker=layout.ranks_per_worker,
         )
 
-    def _first_probe(self) -> Callable[[], frozenset[str]]:
-        """Ask the hosts of the file in a thread; what is returned gives those that did not answer, as far as known."""
-        found: list[frozenset[str]] = []
-        names = [host.name for host in self._started.listed or ()]
-
-        def ask() -> None:
-            found.append(hosts.silent(names, limit_s=_FIRST_PROBE_S))
-
-        if hosts.others(names):
-            threading.Thread(target=ask, name="hosts", daemon=True).start()
-        return lambda: found[0] if found else frozenset()
-
     def _silent(self, names: list[str]) -> frozenset[str]:
-        """The hosts that do not answer. Where none answers but this one, of several, they are asked again for a while
-        before all of them are given up."""
+        """Hosts that do not answer ssh; none where, of several, no other host answers for two minutes: mpirun may reach
+        them in another way."""
         end = time.monotonic() + _NETWORK_S
         others = hosts.others(names)
         while True:
-            silent = hosts.silent(names) - self._unreachable
-            all_gone = len(silent) == len(names) or len(silent) == len(others) > 1
-            if not all_gone or time.monotonic() >= end or self._requests.count:
+            silent = hosts.silent(names)
+            nobody_answers = len(silent) == len(others) > 1 or len(silent) == len(names)
+            if not silent or not nobody_answers:
                 return silent
+            if time.monotonic() >= end or self._asked:
+                return frozenset()
             time.sleep(0.5)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
@@ -324,15 +300,14 @@ class Supervisor:
 
     def _wait(self, launch: int) -> int | None:
         """mpirun's return code; None where it was killed here."""
-        if self._process is None:
-            return None
+        assert self._process is not None
         evaluation = self._settings.evaluation
         code = processes.wait(
             self._process,
             self._fleet.ranks,
             self._begun,
             kill_at=lambda: self._kill_at,
-            ended=lambda: self._ended(launch),
+            ended=lambda: self._is_ended(launch),
             # To connect, and then as long as ranks wait for rank 0, which reads the task and the journals first.
             unseen_s=processes.START_S + 2 * greeting_s(self._settings, self._fleet.ranks),
             refreshed=lambda: last_refresh(self._directory),
@@ -345,7 +320,7 @@ class Supervisor:
         processes.end_rest(self._process.pid)
         return code
 
-    def _ended(self, launch: int) -> bool:
+    def _is_ended(self, launch: int) -> bool:
         """Whether the campaign's end is on record, as far as it can be read now. After a stop, mpirun gets less time
         from then on."""
         try:
@@ -365,15 +340,15 @@ class Supervisor:
         if self._asked:
             self._forward()
         code = self._wait(launch)
-        if code == EXIT_REPORTED + EXIT_STORAGE:
+        reported = None if code is None else code - EXIT_REPORTED
+        if reported == EXIT_STORAGE:
             return EXIT_RESUMABLE, False
-        if code is not None and (refused := code - EXIT_REPORTED - EXIT_REFUSED) in (1, 2):
+        if reported in (EXIT_REFUSED + 1, EXIT_REFUSED + 2):
             # Where it was because another had just started, what is on record of this number is the other's.
-            return refused, False
+            return reported - EXIT_REFUSED, False
         on_record = read_launch_patiently(self._directory, _GONE_S, launch)
-        reported = code is not None and code in (EXIT_REPORTED + 1, EXIT_REPORTED + 2)
-        if code is not None and reported and on_record is None:
-            return code - EXIT_REPORTED, False
+        if reported in (1, 2) and on_record is None:
+            return reported, False
         end = None if on_record is None else on_record.end
         if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
             return 0, False
@@ -382,35 +357,24 @@ class Supervisor:
             return EXIT_RESUMABLE, False
         if end is not None:
             return end[1], end[0] == LOST
-        if code is not None and reported:
-            return code - EXIT_REPORTED, False
-        if code == EXIT_REPORTED + EXIT_RESUMABLE:
-            # What ended a campaign that had begun, such as another launch at work, another start would meet, too; and
-            # one whose directory is gone must not begin anew in an empty one.
+        if reported in (1, 2):
+            return reported, False
+        if reported == EXIT_RESUMABLE:
+            # Another start would meet what ended a campaign that had begun, such as another launch at work; and
+            # a campaign whose directory is gone must not begin again in an empty directory.
             return EXIT_RESUMABLE, on_record is None and os.path.exists(self._directory / "campaign.json")
-        if on_record is None:
-            if code is not None and -code in _KILLED:
-                # The next one would meet the same.
-                self._say(
-                    f"mpirun was killed by signal {-code} before the campaign began, so it is not started again. Give "
-                    "the same command again to start it."
-                )
-                return EXIT_RESUMABLE, False
-            cause = f". {self._crowded}: start fewer" if self._crowded else ""
+        ending = "mpirun was killed" if code is None else f"mpirun returned {code}"
+        if on_record is not None:
+            self._say(f"the ranks ended ({ending}) before the campaign did.")
+            return EXIT_RESUMABLE, True
+        if code is not None and -code in _KILLED:
+            # The next one would meet the same.
             self._say(
-                f"not all ranks started in time, so mpirun was ended{cause}."
-                if code is None
-                else f"the ranks ended ({_ending(code)}) before the campaign began: see what they said above{cause}."
+                f"mpirun was killed by signal {-code} before the campaign began, so it is not started again. Give the "
+                "same command again to start it."
             )
-            # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
-            passing = code not in (1, 2)
-            resumable = code is None or (passing and launch > 1)
-            return EXIT_RESUMABLE if resumable else 1, passing
-        self._say(f"the ranks ended ({_ending(code)}) before the campaign did.")
-        return EXIT_RESUMABLE, True
-
-
-def _ending(code: int | None) -> str:
-    if code is None:
-        return "mpirun was killed"
-    return f"mpirun returned {code}" if code >= 0 else f"signal {-code} ended mpirun"
+            return EXIT_RESUMABLE, False
+        self._say(f"the ranks ended ({ending}) before the campaign began: see what they said above.")
+        # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
+        passing = code not in (1, 2)
+        return EXIT_RESUMABLE if code is None or (passing and launch > 1) else 1, passing

@@ -1,5 +1,4 @@
-"""``hpo try``: one evaluation of the default point, in the foreground, everything it prints shown as it
-comes."""
+"""``hpo try``: one evaluation of the default point, in the foreground, with everything it prints."""
 
 from __future__ import annotations
 
@@ -37,15 +36,13 @@ from hpo.views import text
 
 _log = logging.getLogger("hpo.campaign")
 
+# Characters of a metric.
 _MOST_SHOWN = 1_000
-"""Characters of a metric."""
 
 
 def attempt(file: Path) -> int:
-    """Evaluate the default point (else the first given one, else a random one) of the campaign of ``file``.
-
-    Uses as many ranks as a worker has, all on this machine, and a scratch directory; the campaign's own is
-    not touched. Returns 0 when the evaluation completed, else 1."""
+    """Evaluate the default point (else the first given point, else a random point) of the campaign of ``file`` on as
+    many ranks as a worker has, all on this machine, in a scratch directory. Returns 0 when it completed, else 1."""
     campaign = CampaignDefinition.from_file(file)
     ranks = campaign.settings.layout.ranks_per_worker
     hosts.check_room(
@@ -93,7 +90,7 @@ def _point(task: Task) -> tuple[str, Mapping[str, Any]]:
 
 
 def _where(ranks: int, visible: Sequence[str]) -> str:
-    """The number of ranks that evaluate, and the device of each, of the ``visible`` GPUs."""
+    """Number of ranks that evaluate, and the device of each, of the ``visible`` GPUs."""
     several = f"{ranks} ranks" if ranks > 1 else "1 rank"
     if not visible:
         return f"{several}, CPU"
@@ -130,7 +127,7 @@ def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
     size = settings.layout.ranks_per_worker
     hosts = (socket.gethostname(),) * size
     source = campaign.source
-    # In a campaign the crew and the hosts of the other ranks are different processes. Here two queues connect them.
+    # The crew and the hosts of the other ranks are different processes in a campaign. Here two queues connect them.
     to_others: deque[tuple[int, dict[str, Any]]] = deque()
     to_crew: deque[dict[str, Any]] = deque()
     crew = ProcessCrew(
@@ -183,8 +180,7 @@ def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
 
 
 def _show(directory: Path, printed: dict[int, int], *, all_of_it: bool = False) -> None:
-    """Pass on what the ranks have printed since the last time: whole lines, unless ``all_of_it``. A carriage return,
-    as of a progress bar, ends a line too."""
+    """Print the ranks' output since the last time: whole lines, which a carriage return ends too, or ``all_of_it``."""
     for rank, position in printed.items():
         try:
             with open(directory / f"{OUTPUT}{rank}.txt", "rb") as file:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -17,34 +17,28 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.evaluation.cores import cpu_quota, within
 
+# How long a host gets to answer.
 _PROBE_S = 10.0
-"""How long a host gets to answer."""
 _SLURM_COUNTS = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
 _DISCARD = 9
+# Ranks are light, so that some may share a core; where there are many more, it was a slip.
 _MOST_A_CORE = 4
-"""Ranks are light, so that some may share a core; where there are many more, it was a slip."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """``slots``: how many ranks it takes."""
-
     name: str
     slots: int
+    """Number of ranks that it takes."""
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of an Open MPI hostfile: a name a line, with ``slots=N`` where that is not 1; a name that comes
-    again adds its slots.
-
-    Raises:
-        UsageError: it cannot be read, or a line is none of these.
-    """
+    """Hosts of an Open MPI hostfile: a name a line, with ``slots=N`` where that is not 1; a repeated name adds slots.
+    UsageError where the file is no such list."""
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"hostfile {path} cannot be read: {reason}. Name a file of hosts.") from None
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        raise UsageError(f"hostfile {path} cannot be read: {error.strerror}. Name a file of hosts.") from None
     slots: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].split()
@@ -63,28 +57,23 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def check_room(ranks: int, need: str, room: tuple[int, str], remedy: str) -> None:
-    """UsageError where ``ranks``, which ``need`` asks for, are more than four times the ``room``: a number and of
-    what, such as "cores of this host"."""
-    count, of_what = room
-    if ranks > _MOST_A_CORE * count:
-        raise UsageError(
-            f"{need} need {ranks} ranks, and by itself hpo starts at most {_MOST_A_CORE} for each of the {count} "
-            f"{of_what}. {remedy}"
-        )
+    """UsageError, which names the ``need``, for more ranks than ``crowded`` allows."""
+    if (clause := crowded(ranks, room)) is not None:
+        raise UsageError(f"{need}: {clause}. {remedy}")
 
 
 def crowded(ranks: int, room: tuple[int, str]) -> str | None:
-    """A clause that says that ``ranks`` are more than four times the ``room``, a number and of what, such as "cores of
-    this host"; None where they are not."""
-    count, of_what = room
+    """Clause that says that ``ranks`` are too many for the ``room``: a number and its unit, such as "cores on this
+    host". None where they are not."""
+    count, unit = room
     if ranks <= _MOST_A_CORE * count:
         return None
-    return f"{ranks} ranks are more than {_MOST_A_CORE} for each of the {count} {of_what}"
+    return f"{ranks} ranks are more than {_MOST_A_CORE} for each of the {count} {unit}"
 
 
 def room(listed: Sequence[Host] | None, environ: Mapping[str, str]) -> tuple[int, str]:
-    """How much there is for ranks to run on, and of what: the slots of ``listed`` hosts, the tasks or CPUs of all
-    nodes of a Slurm job, whichever are more, or the cores that this process may use."""
+    """Room for ranks, a number and its unit: slots of the ``listed`` hosts; else tasks or CPUs of the Slurm job,
+    whichever are more; else cores that this process may use."""
     if listed is not None:
         return sum(host.slots for host in listed), "slots in the hostfile"
     tasks, cpus = (sum(counts(environ.get(name, ""))) for name in _SLURM_COUNTS)
@@ -94,7 +83,7 @@ def room(listed: Sequence[Host] | None, environ: Mapping[str, str]) -> tuple[int
 
 
 def cores() -> tuple[int, str]:
-    """How many this process may use, and what they are."""
+    """Cores that this process may use: their number and its unit."""
     bound = len(os.sched_getaffinity(0))
     count = within(cpu_quota(), bound)
     return count, "cores on this host" if count == bound else "CPUs of this container's quota"
@@ -117,10 +106,9 @@ class Fleet:
 def left(
     hosts: Sequence[Host], dead: Iterable[str], *, ranks: int, islands: int, ranks_per_worker: int
 ) -> Fleet | None:
-    """The ranks to start and their hosts without the ``dead`` ones of ``hosts``; None when none is left.
-
-    As many ranks as the living have slots for, and no more than ``ranks``, in whole workers; at least a worker
-    for each island, which then share cores."""
+    """Ranks to start, and their hosts: those of ``hosts`` that are not ``dead``; None when none is left. As many ranks
+    as there are slots, at most ``ranks``, in whole workers; at least a worker for each island, though they share cores.
+    """
     gone = frozenset(dead)
     living = tuple(host for host in hosts if host.name not in gone)
     if not living:
@@ -132,70 +120,59 @@ def left(
 
 
 def others(names: Iterable[str]) -> list[str]:
-    """Those that are not this host."""
-    here = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]}
-    return [name for name in names if name not in here]
+    """Hosts of ``names`` that are not this host."""
+    return [name for name in names if not _is_here(name)]
 
 
-def silent(
-    names: Iterable[str], probe: Callable[[str], list[str]] | None = None, limit_s: float = _PROBE_S
-) -> frozenset[str]:
-    """Those that do not answer ``probe`` (by default ``ssh HOST true``, as mpirun reaches them) within ``limit_s``
-    seconds, asked twice; this host always does. Where nothing can be asked, none counts as silent."""
-    if probe is None:
-        if shutil.which("ssh") is None:
-            return frozenset()
-        probe = _ssh
-    left = _silent_once(others(names), probe, limit_s)
-    # One of them may have been slow.
-    left = _silent_once(left, probe, limit_s)
-    return frozenset(name for name in left if not _is_here(name))
+def silent(names: Iterable[str]) -> frozenset[str]:
+    """Hosts that do not answer ``ssh HOST true``, as mpirun reaches them, in time; this host always does. None counts
+    as silent where there is no ssh."""
+    if shutil.which("ssh") is None:
+        return frozenset()
+    # Twice, as one of them may have been slow.
+    return frozenset(_unanswered(_unanswered(others(names))))
 
 
-def _silent_once(names: Iterable[str], probe: Callable[[str], list[str]], limit_s: float) -> list[str]:
-    asked = {name: _ask(probe(name)) for name in names}
-    end = time.monotonic() + limit_s
-    left = []
+def _unanswered(names: Iterable[str]) -> list[str]:
+    asked = {
+        name: subprocess.Popen(
+            _probe(name), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for name in names
+    }
+    end = time.monotonic() + _PROBE_S
+    unanswered = []
     for name, process in asked.items():
-        if process is None:
-            left.append(name)
-            continue
         try:
             if process.wait(max(0.0, end - time.monotonic())):
-                left.append(name)
+                unanswered.append(name)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            left.append(name)
-    return left
+            unanswered.append(name)
+    return unanswered
+
+
+def _probe(name: str) -> list[str]:
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_S:.0f}", name, "true"]
 
 
 def _is_here(name: str) -> bool:
-    """Whether it is another name of this host, or an address of its own."""
+    """Whether it is a name or an address of this host, on which mpirun starts ranks without ssh."""
+    if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
+        return True
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
     except OSError:
         return False
     for family, kind, protocol, _, (address, *rest) in found:
-        with suppress(OSError), socket.socket(family, kind, protocol) as one:
-            # Sends nothing. To an address of its own a host sends from that one, to any loopback one from the first.
-            one.connect((address, _DISCARD, *rest[1:]))
-            if ip_address(one.getsockname()[0]).is_loopback or one.getsockname()[0] == address:
+        with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            # Sends nothing. The system would send to an address of its own from the same address, or from a loopback.
+            probe.connect((address, _DISCARD, *rest[1:]))
+            source = probe.getsockname()[0]
+            if source == address or ip_address(source).is_loopback:
                 return True
     return False
-
-
-def _ssh(name: str) -> list[str]:
-    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_S:.0f}", name, "true"]
-
-
-def _ask(line: list[str]) -> subprocess.Popen[bytes] | None:
-    try:
-        return subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    except OSError:
-        return None
 
 
 def can_block_signals() -> bool:

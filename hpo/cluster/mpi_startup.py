@@ -16,17 +16,13 @@ from hpo.islands.transport import MpiTransport, Transport
 
 _log = logging.getLogger("hpo.cluster")
 
+# More than ranks and evaluators need; programs that close all files that they may have open take long for millions.
 _MOST_FILES = 1 << 16
-"""More than ranks and evaluators need; programs that go through all that they may have open take long for millions."""
 
 
 def connect() -> Transport:
-    """The transport between the ranks that this process was started with; a local one where there is only
-    this process.
-
-    Raises:
-        CampaignError: a launcher started several processes and MPI cannot be used.
-    """
+    """Transport between the ranks of this launch; a local transport where this process is alone. CampaignError where a
+    launcher started several processes and MPI cannot be used."""
     raise_file_limit()
     launcher = process.launcher()
     if launcher.rank is None or launcher.size == 1:
@@ -58,7 +54,7 @@ def raise_file_limit() -> None:
 
 
 def give_up(transport: Transport, error: BaseException) -> None:
-    """End all ranks because this one cannot go on: the others would wait for it forever. Journals are whole."""
+    """End all ranks because this rank cannot go on: the others would wait for it forever. Journals are whole."""
     code = error.exit_code if isinstance(error, HpoError) else HpoError.exit_code
     if process.launcher().started_by_hpo:
         code += EXIT_REPORTED

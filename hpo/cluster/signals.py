@@ -1,4 +1,4 @@
-"""Signals that end a program: the first asks the campaign to stop in good order, later ones end it at once."""
+"""Signals that end a program: the first asks the campaign to stop in good order, further signals end it at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 PATIENCE = 3
-"""Whoever asks a third time has seen that asking does not help."""
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Those that ask for a stop; a terminal's hang-up does unless it is ignored, as under nohup."""
+    """Signals that ask for a stop, a terminal's hang-up included unless it is ignored, as under nohup."""
     numbers = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -48,9 +47,8 @@ class Requests:
 class Signals:
     """Turns stop signals into a count, and restores the former handlers on leaving.
 
-    Request number ``patience`` raises KeyboardInterrupt. By default that is the third: asking does not help with a
-    function that never returns and is evaluated inside the rank. It may be set anew. Outside the
-    main thread (some notebooks) Python allows no handlers; there nothing is installed.
+    Request number ``patience`` raises KeyboardInterrupt, for functions that never return and are evaluated inside the
+    rank. Outside the main thread (some notebooks) Python allows no handlers; there nothing is installed.
     """
 
     def __init__(self, *, patience: int = PATIENCE) -> None:
@@ -61,7 +59,6 @@ class Signals:
 
     @property
     def count(self) -> int:
-        """How often a stop was asked for."""
         return self.requests.count
 
     def __enter__(self) -> Signals:

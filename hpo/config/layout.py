@@ -1,7 +1,6 @@
-"""Assignment of ranks to workers and islands, and the topology of migration.
+"""Division of the ranks of a campaign into islands and workers, and the topology matrix of migration.
 
-All are pure functions of a few numbers, so that every rank computes the same result without communication.
-"""
+Pure functions of a few numbers, so that every rank computes the same result without communication."""
 
 from __future__ import annotations
 
@@ -17,26 +16,21 @@ TOPOLOGIES = ("ring", "full")
 MOST_RANKS = 1_000_000
 """Most ranks of a campaign, islands or ranks of a worker; beyond the size of any machine."""
 _MOST_EMIGRANTS = 2**53
-_MOST_IN_EXAMPLE = 6
-"""Most islands for which an error shows a whole topology matrix as an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlacement:
-    """Place of one worker in a campaign."""
+    """Place of one worker. ``index``: its number in the campaign, ``worker``: on its island, both from 0; ``ranks``:
+    its world ranks."""
 
     index: int
-    """Number of the worker in the campaign, from 0."""
     island: int
-    """Number of its island, from 0."""
     worker: int
-    """Number of the worker on its island, from 0."""
     ranks: tuple[int, ...]
-    """World ranks in order of their worker ranks."""
 
     @property
     def leader(self) -> int:
-        """World rank of the worker's leader, which exchanges messages for the worker."""
+        """World rank that exchanges messages for the worker."""
         return self.ranks[0]
 
 
@@ -45,9 +39,7 @@ class Layout:
     """All workers of a campaign; workers of an island, and ranks of a worker, have consecutive numbers."""
 
     islands: int
-    """Number of islands."""
     workers: tuple[WorkerPlacement, ...]
-    """Workers in order of their numbers in the campaign."""
 
     @classmethod
     def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int) -> Layout:
@@ -71,23 +63,14 @@ class Layout:
                 places.append(WorkerPlacement(index=len(places), island=island, worker=worker, ranks=members))
         return cls(islands=islands, workers=tuple(places))
 
-    @property
-    def leaders(self) -> tuple[int, ...]:
-        """World ranks of all leaders, in order of their workers."""
-        return tuple(place.leader for place in self.workers)
-
     def of_island(self, island: int) -> tuple[WorkerPlacement, ...]:
         """Workers of one island."""
         return tuple(place for place in self.workers if place.island == island)
 
     def place_of(self, rank: int) -> tuple[WorkerPlacement, int]:
-        """Worker and worker rank of a world rank; IndexError for a rank outside of the layout."""
-        ranks_per_worker = len(self.workers[0].ranks)
-        if not 0 <= rank < len(self.workers) * ranks_per_worker:
-            raise IndexError(
-                f"rank {rank} is not one of the {len(self.workers) * ranks_per_worker} of this layout"
-            )
-        return self.workers[rank // ranks_per_worker], rank % ranks_per_worker
+        """Worker and worker rank of a world rank."""
+        worker, worker_rank = divmod(rank, len(self.workers[0].ranks))
+        return self.workers[worker], worker_rank
 
 
 def smallest(islands: int, ranks_per_worker: int) -> int:
@@ -108,7 +91,6 @@ def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix
         UsageError: the matrix is not square with a row for each island, of whole numbers from 0, with zeros on its
             diagonal.
     """
-    _check_count("islands", islands)
     everyone = range(islands)
     if isinstance(spec, str):
         if spec not in TOPOLOGIES:
@@ -120,41 +102,25 @@ def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix
         return tuple(
             tuple(int(i != j and (full or j == (i + 1) % islands)) for j in everyone) for i in everyone
         )
-    if (
-        not _is_sequence(spec)
-        or len(spec) != islands
-        or not all(_is_sequence(row) and len(row) == islands for row in spec)
-    ):
-        example = range(min(islands, _MOST_IN_EXAMPLE))
-        written = (
-            f"{[[int(i != j) for j in example] for i in example]} or " if islands <= _MOST_IN_EXAMPLE else ""
-        )
+    rows = [row for row in spec if isinstance(row, (list, tuple))] if isinstance(spec, (list, tuple)) else []
+    if [len(row) for row in rows] != [islands] * islands or len(spec) != islands:
         raise UsageError(
             f"topology = {excerpt(spec)}: must have {_counted(islands, 'row')} of {_counted(islands, 'number')}, "
-            f'one for each island. Write {written}"ring".'
+            'one for each island. Correct it, or write "ring".'
         )
-    for i, row in enumerate(spec):
+    for i, row in enumerate(rows):
         for j, emigrants in enumerate(row):
-            whole = isinstance(emigrants, int) and not isinstance(emigrants, bool)
-            if not whole or not 0 <= emigrants <= _MOST_EMIGRANTS:
+            most = 0 if i == j else _MOST_EMIGRANTS
+            if type(emigrants) is not int or not 0 <= emigrants <= most:
+                rule = "0, as no island sends to itself" if i == j else "a whole number from 0 to 2**53"
                 raise UsageError(
-                    f"topology, row {i + 1}, column {j + 1} = {excerpt(emigrants)}: must be a whole number from 0 "
-                    f"to 2**53, the emigrants that island {i} sends to island {j}."
+                    f"topology, row {i + 1}, column {j + 1} = {excerpt(emigrants)}: must be {rule}. Correct it."
                 )
-            if i == j and emigrants:
-                raise UsageError(
-                    f"topology, row {i + 1}, column {j + 1} = {emigrants!r}: must be 0, "
-                    "as no island sends to itself."
-                )
-    return tuple(tuple(row) for row in spec)
-
-
-def _is_sequence(value: object) -> bool:
-    return isinstance(value, (list, tuple))
+    return tuple(tuple(row) for row in rows)
 
 
 def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RANKS:
+    if type(value) is not int or not 1 <= value <= MOST_RANKS:
         raise UsageError(f"{name} = {excerpt(value)}: must be a whole number from 1 to {MOST_RANKS}.")
 
 
@@ -162,18 +128,15 @@ def _misfit(ranks: int, islands: int, ranks_per_worker: int, fewest: int) -> str
     # The two multiples of ranks_per_worker around ranks; the lower may be too few for all islands.
     below = ranks // ranks_per_worker * ranks_per_worker
     above = max(below + ranks_per_worker, fewest)
-    rules = [f"at least {fewest}, a worker for each island" if islands > 1 else f"at least {fewest}"]
-    if ranks_per_worker > 1:
-        rules.insert(0, f"a multiple of {ranks_per_worker}")
     fits = (
         f"{below} and {above} are the nearest that do"
         if below >= fewest
         else f"{above} is the nearest that does"
     )
     return (
-        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(islands, 'island')} "
-        f"of workers of {_counted(ranks_per_worker, 'rank')}: the number of ranks must be "
-        f"{' and '.join(rules)}. {fits}."
+        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(islands, 'island')} of workers of "
+        f"{_counted(ranks_per_worker, 'rank')}: the number of ranks must be a multiple of {ranks_per_worker} and at "
+        f"least {fewest}, a worker for each island. {fits}."
     )
 
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from hpo import logs
 from hpo.config.settings import Settings
@@ -31,15 +31,12 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFFA
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """MPI launcher that started this process, if any."""
+    """MPI launcher that started this process: ``rank`` of this process, None without a launcher; number of ranks, None
+    if the launcher does not say; token of the ``hpo run`` that started the launcher and watches it, None without."""
 
     rank: int | None = None
-    """Rank of this process; None without a launcher."""
     size: int | None = None
-    """Number of ranks; None if the launcher does not say."""
-    kind: Literal["openmpi", "mpich", "slurm"] | None = None
     supervisor: str | None = None
-    """Token of the ``hpo run`` that started the launcher and watches it; None without such a process."""
 
     @property
     def started_by_hpo(self) -> bool:
@@ -52,11 +49,10 @@ class Launcher:
 
 
 class SlurmAttempt(NamedTuple):
-    """Attempt at a Slurm job, written as "JOB.NUMBER"."""
+    """Attempt at a Slurm job, written as "JOB.NUMBER". Slurm requeues a job under its own number, so attempts count."""
 
     job: str
     number: int
-    """Number of the attempt, from 0: Slurm requeues a job under its own number."""
 
     def __str__(self) -> str:
         return f"{self.job}.{self.number}"
@@ -84,15 +80,15 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     if rank is None and not in_step:
         rank = number("PMIX_RANK")
     if rank is not None:
-        return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), kind="openmpi", supervisor=ours)
+        return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), supervisor=ours)
     rank = number("PMI_RANK")
     if in_step and tasks == 1 and number("PMI_SIZE") in (None, 1):
         rank = None  # as in a shell that srun started, where Slurm's default is pmi2
     if rank is not None:
-        return Launcher(rank=rank, size=number("PMI_SIZE"), kind="mpich", supervisor=ours)
+        return Launcher(rank=rank, size=number("PMI_SIZE"), supervisor=ours)
     rank = number("SLURM_PROCID")
     if in_step and rank is not None and tasks is not None and tasks > 1:
-        return Launcher(rank=rank, size=tasks, kind="slurm", supervisor=ours)
+        return Launcher(rank=rank, size=tasks, supervisor=ours)
     return Launcher(supervisor=ours)
 
 
@@ -109,7 +105,7 @@ def deadline_from(settings: Settings, now: float) -> float:
 
 
 def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | None:
-    """The Slurm job that this process is in, and how often that was requeued before; None outside one."""
+    """Slurm job of this process, and how often it was requeued before; None outside a job."""
     environ = os.environ if environ is None else environ
     job, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
     return SlurmAttempt.parse(f"{job}.{restarts or 0}")

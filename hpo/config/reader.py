@@ -1,8 +1,4 @@
-"""Reads campaign files and keywords.
-
-What is wrong with a file or keywords is reported together, each with its place, its rule and the nearest
-valid key.
-"""
+"""Reads campaign files and keywords. All mistakes are reported together, each with its place, rule and remedy."""
 
 from __future__ import annotations
 
@@ -58,7 +54,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "logging": LoggingSettings,
 }
 _PREFIX = {"logging": "log_"}
-"""By section, how its keys begin where they are keywords: else they would be unclear, or another section's."""
+"""Prefix of a section's keys as keywords: without it they would be unclear, or another section's."""
 
 
 def _rules(section: type[Section]) -> dict[str, str]:
@@ -70,32 +66,18 @@ def _rules(section: type[Section]) -> dict[str, str]:
 
 
 _RULES = {name: _rules(section) for name, section in _SECTIONS.items()}
-"""By section, the keys as a file writes them, with the rule of each."""
+"""Rules by key, as a file writes it, by section."""
 _SECTION_OF = {key: section for section in reversed(_RULES) for key in _RULES[section]}
 KEYWORDS = {
     _PREFIX.get(section, "") + key: (section, key) for section, rules in _RULES.items() for key in rules
 }
 """Section and key by keyword."""
 _TABLES = {"island": "search", "phase": "phase"}
-"""By the name of tables of which there may be several, the section in ``_RULES`` that has their keys."""
+"""Section in ``_RULES`` with the keys of a table of which there may be several, by the table's name."""
 _RULES["phase"] = _rules(PhaseSettings)
 _HEADERS = [name for name in (*_SECTIONS, "task_options", *_TABLES) if name]
-
-
-_MOST_NESTED = 50
-
-
-def _deeper(value: object, levels: int) -> bool:
-    """Whether tables and lists lie in one another more than ``levels`` deep."""
-    layer = [value]
-    for _ in range(levels + 1):
-        layer = [
-            inner
-            for one in layer
-            if isinstance(one, (dict, list, tuple))
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-    return any(isinstance(one, (dict, list, tuple)) for one in layer)
+LIMITS = ("evaluations", "deadline")
+"""Settings that ``hpo set`` may change."""
 
 
 def read_file(path: Path) -> Settings:
@@ -105,30 +87,21 @@ def read_file(path: Path) -> Settings:
     except FileNotFoundError:
         near = suggestion(path.name, sorted(one.name for one in path.parent.glob("*.toml")))
         raise UsageError(f"{cut(str(path))}: there is no such campaign file. {near}") from None
-    except IsADirectoryError:
-        raise UsageError(f"{path} is a directory. Name a campaign file, such as jobs/NAME.toml.") from None
     except OSError as error:
         raise UsageError(
-            f"{cut(str(path))} cannot be read: {error.strerror}. Name a file that can be."
+            f"{cut(str(path))} cannot be read: {error.strerror}. Name a campaign file, such as jobs/NAME.toml."
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}: byte {error.start} is not UTF-8, as TOML must be. Save it as UTF-8."
         ) from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(hints.syntax(path, str(error), _RULES[_TOP])) from None
-    except RecursionError:
+        raise UsageError(hints.syntax(path, str(error))) from None
+    except (RecursionError, ValueError):  # Python refuses to read very long numbers
         raise UsageError(
-            f"{path} cannot be read as TOML: tables or lists lie too deep in one another. Write less deep ones."
+            f"{path} cannot be read as TOML: a number has thousands of digits, or tables lie a thousand deep in one "
+            "another. Write a smaller number, or less deep tables."
         ) from None
-    except ValueError:  # Python refuses to read very long numbers
-        raise UsageError(
-            f"{path} cannot be read as TOML: a number in it has thousands of digits. Write a smaller one."
-        ) from None
-    if _deeper(data, _MOST_NESTED):
-        raise UsageError(
-            f"{path}: tables lie in one another more than {_MOST_NESTED} deep. Write less deep ones."
-        )
     reader = _Reader(path)
     if "task" not in data:
         reader.problems.append('task is missing. Add task = "package.module:name" at the top.')
@@ -137,11 +110,6 @@ def read_file(path: Path) -> Settings:
 
 def from_keywords(**flat: object) -> Settings:
     """The settings in keywords, which are the keys of all sections; UsageError like ``read_file``."""
-    for name, value in flat.items():
-        if _deeper(value, _MOST_NESTED):
-            raise UsageError(
-                f"{name}: tables and lists lie in one another more than {_MOST_NESTED} deep. Write less deep ones."
-            )
     reader = _Reader(None)
     return reader.settings(reader.sorted_keywords(flat))
 
@@ -159,20 +127,12 @@ def limits(words: Sequence[str]) -> Settings:
         key, equals, value = word.partition("=")
         key = key.strip()
         if not equals or key not in LIMITS:
-            known = (
-                suggestion(aliases.SETTINGS.get(aliases.folded(key), key), LIMITS)
-                if equals
-                else "Write for example: evaluations=40"
+            meant = suggestion(aliases.SETTINGS.get(aliases.folded(key), key), LIMITS)
+            raise UsageError(
+                f"{excerpt(word)}: must be {' or '.join(f'{one}=…' for one in LIMITS)}, such as evaluations=40. {meant}"
             )
-            raise UsageError(f"{excerpt(word)}: must be {' or '.join(f'{one}=…' for one in LIMITS)}. {known}")
-        if key in given:
-            raise UsageError(f"{key} is given twice. Give it once.")
         given[key] = hints.written(value.strip())
     return from_keywords(directory=".", **given)
-
-
-LIMITS = ("evaluations", "deadline")
-"""What ``hpo set`` may change."""
 
 
 # --- what is wrong, in sentences ----------------------------------------------------------------------------
@@ -189,8 +149,7 @@ class _Reader:
 
     def settings(self, data: Mapping[str, object]) -> Settings:
         """The settings in ``data``, by section; UsageError with all problems found here and before."""
-        ends = ("evaluations", "deadline")
-        if all(data.get(key) is None for key in ends) and not self._meant.intersection(ends):
+        if all(data.get(key) is None for key in LIMITS) and not self._meant.intersection(LIMITS):
             self.problems.append(
                 "neither evaluations nor deadline is given, so nothing would end it. Add evaluations = 100."
             )
@@ -224,7 +183,10 @@ class _Reader:
             elif isinstance(value, Mapping):
                 kept[key] = self._known(key, value, self._start(key))
             else:
-                self._note("", key, value, f"must be a section. {self._in_place_of(key, value)}")
+                near = nearest(key, _RULES[_TOP])
+                self._meant.add(near or key)
+                meant = f'Did you mean "{near}"?' if near else f"Write [{key}] and its keys on lines below."
+                self._note("", key, value, f"must be a section. {meant}")
         return kept
 
     def sorted_keywords(self, flat: Mapping[str, object]) -> dict[str, object]:
@@ -235,7 +197,11 @@ class _Reader:
             if key in _TABLES:
                 top[key] = self._tables(key, value)
             elif key in _SECTIONS:
-                self._note("", key, value, f"there is no such keyword. {self._in_place_of(key, value)}")
+                near = nearest(key, _RULES[_TOP])
+                self._meant.add(near or key)
+                keys = ", ".join(_PREFIX.get(key, "") + one for one in _RULES[key])
+                meant = f'Did you mean "{near}"?' if near else f"Its keys are keywords themselves: {keys}."
+                self._note("", key, value, f"there is no such keyword. {meant}")
             elif key not in KEYWORDS:
                 alias = _PREFIX.get(_SECTION_OF.get(key, _TOP), "") + key if key in _SECTION_OF else None
                 alias = alias or aliases.SETTINGS.get(aliases.folded(key))
@@ -246,27 +212,6 @@ class _Reader:
                 section, name = KEYWORDS[key]
                 (top if section == _TOP else sections.setdefault(section, {}))[name] = value
         return {**top, **sections}
-
-    def _in_place_of(self, section: str, value: object) -> str:
-        """Sentence with what to write where ``section`` has a value and not its keys, or is a keyword."""
-        keyword = self._path is None
-        if isinstance(value, Mapping):
-            own = {_PREFIX.get(section, "") + str(key): one for key, one in value.items()}
-            written = [
-                hints.assignment(key, one, keyword=True) for key, one in own.items() if key in KEYWORDS
-            ]
-            others = ", ".join(excerpt(key) for key in own if key not in KEYWORDS)
-            rest = f" There is no keyword {others}." if others else ""
-            return f"Its keys are keywords themselves. Write {', '.join(written) or 'them without it'}.{rest}"
-        meant = aliases.SECTION_VALUES[section]
-        home, key = KEYWORDS[meant]
-        for form in (value, [value]):
-            if hints.accepts(_SECTIONS[home], key, form):
-                self._meant.add(meant)
-                where = "" if keyword or home == _TOP else f" {_home(home)}"
-                return f"Did you mean {hints.assignment(meant if keyword else key, form, keyword=keyword)}{where}?"
-        keys = _RULES[section]
-        return suggestion("", keys) if keyword else f"Write [{section}] and its keys on lines below."
 
     def _tables(self, name: str, tables: object) -> list[dict[str, object]]:
         if isinstance(tables, (list, tuple)) and all(isinstance(table, Mapping) for table in tables):
@@ -317,44 +262,33 @@ class _Reader:
             return
         rule = _RULES[section][key]
         shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
-        rest = place[1 + (2 if tables else bool(section)) :]
-        within = str(rest[0]) if len(rest) == 1 and key in ("only", "reference") else None
         keyword = self._path is None
         if keyword:
             shown_key = _PREFIX.get(section, "") + shown_key
-        model = PhaseSettings if section == "phase" else _SECTIONS[section]
-        item = bool(rest) and within is None
         remedy = hints.remedy(
-            model,
+            PhaseSettings if section == "phase" else _SECTIONS[section],
             key,
             detail["input"],
             shown_key,
-            keyword=keyword and (not tables or within is not None),
-            item=item,
-            within=within,
+            keyword=keyword and not tables,
+            item=len(place) > 1 + (2 if tables else bool(section)),
         )
-        shown_key += f".{within}" if within else ""
         self._note(start, shown_key, detail["input"], f"must be {rule}. {remedy}".rstrip())
 
 
 def _remedy(section: str, key: str, given: Collection[str]) -> str:
-    """What to do about a key that the section does not have, beside those that are ``given``."""
-    if (alias := aliases.SETTINGS.get(aliases.folded(key))) is not None and key not in _SECTION_OF:
-        home, name = KEYWORDS[alias]
-        if home == section and name in given:
-            return f"Remove it: {name} is given, too."
-        return f'Did you mean "{name}"{"" if home == section else f" {_home(home)}"}?'
-    if aliases.folded(key) in aliases.ELSEWHERE:
+    """Sentence about a key that ``section`` does not have, beside the keys that are ``given``."""
+    alias = None if key in _SECTION_OF else aliases.SETTINGS.get(aliases.folded(key))
+    if alias is None and aliases.folded(key) in aliases.ELSEWHERE:
         return aliases.ELSEWHERE[aliases.folded(key)]
     if key in _SECTION_OF and f"{key}s" not in _RULES[section]:  # island, where islands is meant
         return f"It belongs {_home(_SECTION_OF[key])}."
-    near = nearest(key, _RULES[section])
-    if near is not None and near in given:
-        return f"Remove it: {near} is given, too."
-    elsewhere = nearest(key, _SECTION_OF)
-    if elsewhere is not None and nearest(key, _RULES[section]) is None:
-        return f'Did you mean "{elsewhere}" {_home(_SECTION_OF[elsewhere])}?'
-    return suggestion(key, _RULES[section])
+    name = KEYWORDS[alias][1] if alias else nearest(key, _RULES[section]) or nearest(key, _SECTION_OF)
+    if name is None:
+        return suggestion(key, _RULES[section])
+    if name in given:
+        return f"Remove it: {name} is given, too."
+    return f'Did you mean "{name}"{"" if name in _RULES[section] else f" {_home(_SECTION_OF[name])}"}?'
 
 
 def _home(section: str) -> str:

@@ -1,6 +1,4 @@
-"""The kinds of search: module and restrictions of each.
-
-To add a kind, write its module in ``hpo/search/kinds`` and its row here."""
+"""Kinds of search. To add a kind, write its module in ``hpo/search/kinds`` and its row here."""
 
 from __future__ import annotations
 

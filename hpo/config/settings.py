@@ -1,8 +1,4 @@
-"""Settings of a campaign: every key with its default and its rule.
-
-A key has the same name in a campaign file, inside its section, and as a keyword of ``hpo.Campaign``, which has no
-sections.
-"""
+"""Settings of a campaign: every key with its default and its rule. ``hpo.Campaign`` says what each of them means."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import re
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -78,13 +74,11 @@ def _size_bytes(value: object) -> object:
 
 
 def _plain_int(value: object) -> object:
-    """Whole numbers of other libraries as Python's int; any other value, bool included, unchanged."""
-    if type(value) is int or isinstance(value, bool) or not isinstance(value, Integral):
+    """Python's int for whole numbers of other libraries."""
+    # numpy.timedelta64 is registered as Integral and has no __index__.
+    if isinstance(value, bool) or not isinstance(value, Integral) or not hasattr(value, "__index__"):
         return value
-    try:
-        return operator.index(value)
-    except TypeError:  # numpy.timedelta64 is registered as Integral and has no __index__
-        return value
+    return operator.index(value)
 
 
 def _check_writable(value: object, info: ValidationInfo) -> object:
@@ -123,7 +117,6 @@ def _tuples_to_lists(value: object) -> object:
 
 
 def _distinct_names(value: object) -> object:
-    """A list of names without repetitions; any other value unchanged, for the field's own check."""
     value = _tuples_to_lists(value)
     return list(dict.fromkeys(value)) if isinstance(value, list) and {*map(type, value)} == {str} else value
 
@@ -135,11 +128,10 @@ def _as_known_entry(value: object) -> object:
     params = getattr(value, "params", None)
     if params is not None:
         return {"params": params, "objectives": getattr(value, "objectives", None) or {}}
-    if isinstance(value, dict):
-        for key in value:
-            if key not in KnownSettings.model_fields:
-                near = suggestion(key, KnownSettings.model_fields)
-                raise ValueError(f"known: an entry has no key {key!r}. {near}")
+    for key in value if isinstance(value, dict) else ():
+        if key not in KnownSettings.model_fields:
+            near = suggestion(key, KnownSettings.model_fields)
+            raise ValueError(f"known: an entry has no key {key!r}. {near}")
     return value
 
 
@@ -148,7 +140,6 @@ def _choice_rule(choices: object) -> str:
 
 
 def _no_pruner(value: object) -> object:
-    """The name "none" for None or False in its place; any other value unchanged."""
     return "none" if value is None or value is False else value
 
 
@@ -158,6 +149,11 @@ def _off_to_none(value: object) -> object:
 
 def _zero_or_duration_s(value: object) -> object:
     return 0.0 if isinstance(value, str) and value.strip() == "0" else _duration_s(value)
+
+
+def _setting(default: Any, rule: str, alias: str | None = None, **checks: Any) -> Any:
+    """Field with its ``rule``, which errors show after "must be". ``alias``: name that users write."""
+    return Field(default=default, description=rule, validation_alias=alias, **checks)
 
 
 Seconds = Annotated[float, BeforeValidator(_duration_s), Field(le=_LONGEST_S)]
@@ -199,72 +195,42 @@ class Section(BaseModel):
 class LayoutSettings(Section):
     """Division of the ranks into workers and islands, and the topology of migration."""
 
-    islands: Ranks = Field(default=1, description=_RANKS_RULE)
-    """Number of islands, each with at least one worker."""
-    ranks_per_worker: Ranks = Field(default=1, description=_RANKS_RULE)
-    """Ranks that evaluate an individual together."""
-    topology: Annotated[str | list[list[int]], PlainValidator(_tuples_to_lists)] = Field(
-        default="ring", description='"ring", "full" or a matrix with a row and a column for each island'
+    islands: Ranks = _setting(1, _RANKS_RULE)
+    ranks_per_worker: Ranks = _setting(1, _RANKS_RULE)
+    topology: Annotated[str | list[list[int]], PlainValidator(_tuples_to_lists)] = _setting(
+        "ring", '"ring", "full" or a matrix with a row and a column for each island'
     )
-    """Emigrants from island ``row`` to island ``column`` at a migration, or the name of such a matrix."""
 
 
 class SearchSettings(Section):
     """Breeding, migration and early stopping."""
 
-    kind: Kind = Field(default="default", description=_choice_rule(Kind))
-    """Kind of search, a name in ``hpo.config.search_kinds``."""
-    crossover: Share = Field(default=0.7, description=_SHARE_RULE)
-    """Probability of two parents; "genetic": share of the first parent's genes."""
-    mutation: Share = Field(default=0.4, description=_SHARE_RULE)
-    """Probability of a point mutation ("genetic")."""
-    random: Share = Field(default=0.1, description=_SHARE_RULE)
-    """Probability of a random individual; "surrogate": a quarter of the share of random candidates."""
-    migration: Share = Field(default=0.9, description=_SHARE_RULE)
-    """Probability, after each evaluation, that individuals leave the island."""
-    exchange: Exchange = Field(default="migration", description=_choice_rule(Exchange))
-    """Whether emigrants leave their island ("migration") or are copied ("pollination")."""
-    pool: From2 | None = Field(default=None, description=_FROM_2)
-    """Number of individuals to breed from; None: chosen by the kind."""
-    duplicates: bool = Field(default=False, description="true or false")
-    """Whether a configuration may be evaluated more than once."""
-    reevaluate: float = Field(default=0.0, ge=0, le=0.5, description="a number from 0 to 0.5")
-    """Share of individuals that repeat a known configuration (see ``hpo.search.kinds.reevaluation``)."""
-    initial: Initial = Field(default="random", description=_choice_rule(Initial))
-    """Design of the first individuals."""
-    grid_points: Annotated[int, BeforeValidator(_plain_int)] = Field(
-        default=5, ge=2, le=_MOST_GRID_POINTS, description=f"a whole number from 2 to {_MOST_GRID_POINTS}"
+    kind: Kind = _setting("default", _choice_rule(Kind))
+    crossover: Share = _setting(0.7, _SHARE_RULE)
+    mutation: Share = _setting(0.4, _SHARE_RULE)
+    random: Share = _setting(0.1, _SHARE_RULE)
+    migration: Share = _setting(0.9, _SHARE_RULE)
+    exchange: Exchange = _setting("migration", _choice_rule(Exchange))
+    pool: From2 | None = _setting(None, _FROM_2)
+    duplicates: bool = _setting(False, "true or false")
+    reevaluate: float = _setting(0.0, "a number from 0 to 0.5", ge=0, le=0.5)
+    initial: Initial = _setting("random", _choice_rule(Initial))
+    grid_points: Annotated[int, BeforeValidator(_plain_int)] = _setting(
+        5, f"a whole number from 2 to {_MOST_GRID_POINTS}", ge=2, le=_MOST_GRID_POINTS
     )
-    """Values of each Float, and of each Int with more values ("grid")."""
-    pruner: Annotated[Pruner, BeforeValidator(_no_pruner)] = Field(
-        default="none", description=_choice_rule(Pruner)
+    pruner: Annotated[Pruner, BeforeValidator(_no_pruner)] = _setting("none", _choice_rule(Pruner))
+    min_steps: From1 = _setting(1, _FROM_1)
+    reduction: From2 = _setting(3, _FROM_2)
+    patience: From0 = _setting(0, _FROM_0)
+    startup: From1 | None = _setting(None, _FROM_1)
+    promote: bool = _setting(True, "true or false")
+    reported: Text | None = _setting(None, "the name of an objective", min_length=1)
+    perturb: list[Text] | None = _setting(None, "a list of names of parameters", min_length=1)
+    reference: dict[str, float] = _setting(
+        {}, "a table of numbers by objective, such as { accuracy = 0.5, seconds = 60 }"
     )
-    """Rule of early stopping by ``trial.report``."""
-    min_steps: From1 = Field(default=1, description=_FROM_1)
-    """Steps before the first comparison."""
-    reduction: From2 = Field(default=3, description=_FROM_2)
-    """Reduction factor of "halving": the best 1/reduction continue, reduction times as far."""
-    patience: From0 = Field(default=0, description=_FROM_0)
-    """Failed comparisons in a row before an individual is stopped."""
-    startup: From1 | None = Field(default=None, description=_FROM_1)
-    """Individuals to compare with before any is stopped; None: 1 for "halving", 5 for "median"."""
-    promote: bool = Field(default=True, description="true or false")
-    """Whether "halving" pauses individuals, which may continue later, instead of ending them."""
-    reported: Text | None = Field(default=None, min_length=1, description="the name of an objective")
-    """Objective whose values ``trial.report`` gets, of several objectives."""
-    perturb: list[Text] | None = Field(
-        default=None, min_length=1, description="a list of names of parameters"
-    )
-    """Parameters that "pbt" may change during training; None: all Float and Int."""
-    reference: dict[str, float] = Field(
-        default_factory=dict,
-        description="a table of numbers by objective, such as { accuracy = 0.5, seconds = 60 }",
-    )
-    """Worst acceptable values by objective, of several objectives; worse individuals rank last."""
-    only: Only = Field(default_factory=dict, description=_ONLY_RULE)
-    """Allowed choices by parameter."""
-    inherit: bool | None = Field(default=None, description="true or false")
-    """Whether children continue from their parents' checkpoints; None: if the campaign has phases."""
+    only: Only = _setting({}, _ONLY_RULE)
+    inherit: bool | None = _setting(None, "true or false")
 
     @property
     def traits(self) -> SearchKind:
@@ -275,36 +241,17 @@ class SearchSettings(Section):
 class EvaluationSettings(Section):
     """Evaluation of an individual."""
 
-    isolation: Isolation = Field(default="warm", description=_choice_rule(Isolation))
-    """Evaluator processes: kept ("warm"), one for each evaluation ("fresh"), or none ("inline")."""
-    timeout_s: Seconds | None = Field(
-        default=None, gt=0, validation_alias="timeout", description=_DURATION_RULE
+    isolation: Isolation = _setting("warm", _choice_rule(Isolation))
+    timeout_s: Seconds | None = _setting(None, _DURATION_RULE, "timeout", gt=0)
+    retries: From0 = _setting(1, _FROM_0)
+    grace_s: Seconds = _setting(60.0, f"0, or {_DURATION_RULE}", "grace", ge=0)
+    start_timeout_s: Seconds = _setting(300.0, _DURATION_RULE, "start_timeout", gt=0)
+    hang_timeout_s: Seconds = _setting(120.0, f"{_DURATION_RULE}, at least 1 s", "hang_timeout", ge=1)
+    first_failures: Annotated[From1 | None, BeforeValidator(_off_to_none)] = _setting(
+        30, f'{_FROM_1}, or "off"'
     )
-    """Longest evaluation in seconds; None: no limit."""
-    retries: From0 = Field(default=1, description=_FROM_0)
-    """Further attempts at an individual whose process died."""
-    grace_s: Seconds = Field(
-        default=60.0, ge=0, validation_alias="grace", description=f"0, or {_DURATION_RULE}"
-    )
-    """Seconds that evaluations have to save their state when the campaign stops."""
-    start_timeout_s: Seconds = Field(
-        default=300.0, gt=0, validation_alias="start_timeout", description=_DURATION_RULE
-    )
-    """Longest start of an evaluator process in seconds."""
-    hang_timeout_s: Seconds = Field(
-        default=120.0, ge=1, validation_alias="hang_timeout", description=f"{_DURATION_RULE}, at least 1 s"
-    )
-    """Seconds without a sign of life after which a rank counts as lost."""
-    first_failures: Annotated[From1 | None, BeforeValidator(_off_to_none)] = Field(
-        default=30, description=f'{_FROM_1}, or "off"'
-    )
-    """Failures in a row that end a launch (see ``hpo.islands.coordinator.health``); None for "off"."""
-    checkpoints: bool | None = Field(default=None, description="true or false")
-    """Whether the task saves its state on request; None: observed from its evaluations."""
-    interface: Text | None = Field(
-        default=None, min_length=1, description='the name of a network interface, such as "ib0"'
-    )
-    """Network interface between the hosts of a worker; None: found automatically."""
+    checkpoints: bool | None = _setting(None, "true or false")
+    interface: Text | None = _setting(None, 'the name of a network interface, such as "ib0"', min_length=1)
 
     @model_validator(mode="after")
     def _no_timeout_inline(self) -> EvaluationSettings:
@@ -319,49 +266,34 @@ class EvaluationSettings(Section):
 class LoggingSettings(Section):
     """Records of running evaluations, and the sinks that get them. As keywords, these keys begin with ``log_``."""
 
-    curves: bool = Field(default=True, description="true or false")
-    """Whether the values that trials report are kept."""
-    every_s: Annotated[float, BeforeValidator(_zero_or_duration_s), Field(le=_LONGEST_S)] = Field(
-        default=1.0, ge=0, validation_alias="every", description=f"0, or {_DURATION_RULE}"
+    curves: bool = _setting(True, "true or false")
+    every_s: Annotated[float, BeforeValidator(_zero_or_duration_s), Field(le=_LONGEST_S)] = _setting(
+        1.0, f"0, or {_DURATION_RULE}", "every", ge=0
     )
-    """Least seconds between kept reports of a trial, besides its first 50, last and best report; 0 keeps all."""
-    sinks: Annotated[list[Sink], BeforeValidator(_distinct_names)] = Field(
-        default_factory=list, description=f"a list of names, each {_choice_rule(Sink)}"
+    sinks: Annotated[list[Sink], BeforeValidator(_distinct_names)] = _setting(
+        [], f"a list of names, each {_choice_rule(Sink)}"
     )
-    """Names of the sinks that run beside the campaign."""
-    directory: Annotated[Path | None, BeforeValidator(_as_path)] = Field(
-        default=None, description="the path of a directory"
+    directory: Annotated[Path | None, BeforeValidator(_as_path)] = _setting(None, "the path of a directory")
+    system_s: Annotated[Seconds | None, BeforeValidator(_off_to_none)] = _setting(
+        None, f'"off", or {_DURATION_RULE}, at least 1 s', "system", ge=1
     )
-    """Directory of the sinks' files; None: ``logs`` in the campaign's directory."""
-    system_s: Annotated[Seconds | None, BeforeValidator(_off_to_none)] = Field(
-        default=None, ge=1, validation_alias="system", description=f'"off", or {_DURATION_RULE}, at least 1 s'
+    output_bytes: Annotated[Bytes | None, BeforeValidator(_size_bytes)] = _setting(
+        10_000_000, _SIZE_RULE, "output"
     )
-    """Seconds between samples of processor, memory and GPU; None for "off"."""
-    output_bytes: Annotated[Bytes | None, BeforeValidator(_size_bytes)] = Field(
-        default=10_000_000, validation_alias="output", description=_SIZE_RULE
-    )
-    """Bytes kept of an evaluation's output on each rank; None for "off"."""
 
 
 class KnownSettings(Section):
     """Entry of ``known``: a source of points (see ``hpo.prior_results.points``), or a single point."""
 
-    source: Text | None = Field(default=None, min_length=1, description="a path")
-    """Path of a table, campaign or Optuna storage, or its URL; None for a single point."""
-    study: Text | None = Field(default=None, min_length=1, description="the name of a study")
-    """Study in an Optuna storage with several studies."""
+    source: Text | None = _setting(None, "a path", min_length=1)
+    study: Text | None = _setting(None, "the name of a study", min_length=1)
     unknown: Literal["drop", "refuse"] | None = None
-    """Treatment of parameters that the space does not have (see ``hpo.known_points``)."""
     columns: Annotated[dict[str, str], BeforeValidator(_check_writable)] = Field(default_factory=dict)
-    """The source's columns by parameter or objective, where the names differ."""
     params: Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_check_writable)] = (
         None
     )
-    """Configuration of a single point."""
     value: float | None = None
-    """Result of a single point for a single objective; without ``value`` and ``objectives`` it failed."""
     objectives: dict[str, float] = Field(default_factory=dict)
-    """Result of a single point by objective."""
 
     @property
     def recorded_as(self) -> str | None:
@@ -381,67 +313,44 @@ class KnownSettings(Section):
 class PhaseSettings(Section):
     """Phase of a campaign that uses a part of the choices."""
 
-    until: From1 = Field(description=_FROM_1)
-    """Number of individuals begun in the campaign at which the phase ends."""
-    only: Only = Field(min_length=1, description=_ONLY_RULE)
-    """Allowed choices by parameter."""
+    until: From1 = _setting(..., _FROM_1)
+    only: Only = _setting(..., _ONLY_RULE, min_length=1)
 
 
 class Settings(Section):
     """All settings of a campaign."""
 
-    task: Text | None = Field(
-        default=None, min_length=1, description='"package.module:name" or "file.py:name"'
+    task: Text | None = _setting(None, '"package.module:name" or "file.py:name"', min_length=1)
+    directory: Annotated[Path, BeforeValidator(_as_path)] = _setting(..., "the path of a directory")
+    evaluations: From1 | None = _setting(None, _FROM_1)
+    deadline_s: Seconds | None = _setting(None, _DURATION_RULE, "deadline", gt=0)
+    seed: Annotated[int, BeforeValidator(_plain_int)] = _setting(
+        0, "a whole number from 0 to 2**63 - 1", ge=0, lt=2**63
     )
-    """Reference of the task; None where the task is an argument of ``hpo.Campaign``."""
-    directory: Annotated[Path, BeforeValidator(_as_path)] = Field(description="the path of a directory")
-    """Directory of the campaign."""
-    evaluations: From1 | None = Field(default=None, description=_FROM_1)
-    """Number of individuals over all launches; None: limited by the deadline only."""
-    deadline_s: Seconds | None = Field(
-        default=None, gt=0, validation_alias="deadline", description=_DURATION_RULE
-    )
-    """Seconds from the start of each launch; None: limited by ``evaluations`` only."""
-    seed: Annotated[int, BeforeValidator(_plain_int)] = Field(
-        default=0, ge=0, lt=2**63, description="a whole number from 0 to 2**63 - 1"
-    )
-    """Seed of all random numbers."""
-    keep: From0 = Field(default=3, description=_FROM_0)
-    """Number of the best individuals whose checkpoints are kept."""
-    restarts: From0 = Field(default=10, description=_FROM_0)
-    """Most restarts of mpirun by ``hpo run`` after ranks died."""
-    known: tuple[Annotated[KnownSettings, BeforeValidator(_as_known_entry)], ...] = Field(
-        default=(),
-        strict=False,
-        description="a list of sources of known points: tables, directories of campaigns, Optuna storages, or tables "
+    keep: From0 = _setting(3, _FROM_0)
+    restarts: From0 = _setting(10, _FROM_0)
+    known: tuple[Annotated[KnownSettings, BeforeValidator(_as_known_entry)], ...] = _setting(
+        (),
+        "a list of sources of known points: tables, directories of campaigns, Optuna storages, or tables "
         'such as { source = "study.db", study = "a" } and { params = { lr = 0.1 }, value = 0.5 }',
+        strict=False,
     )
-    """Results from elsewhere to start from."""
     points: Annotated[
         tuple[str | dict[str, str | int | float | bool | None], ...], BeforeValidator(_check_writable)
-    ] = Field(
-        default=(),
+    ] = _setting(
+        (),
+        'a list of configurations, such as { lr = 0.1 }, and of files of them, such as "points.csv"',
         strict=False,
-        description='a list of configurations, such as { lr = 0.1 }, and of files of them, such as "points.csv"',
     )
-    """Configurations to evaluate first, and paths of tables with such configurations."""
     layout: LayoutSettings = LayoutSettings()
     search: SearchSettings = SearchSettings()
-    """Search settings of all islands."""
-    island: tuple[SearchSettings, ...] = Field(
-        default=(), strict=False, description="one [[island]] table an island"
-    )
-    """Search settings of islands 0, 1, …; the keys that are set there override those of ``search``."""
-    phase: tuple[PhaseSettings, ...] = Field(
-        default=(), strict=False, description="one [[phase]] table a phase"
-    )
-    """Phases in order; after the last phase, the whole space is searched."""
+    island: tuple[SearchSettings, ...] = _setting((), "one [[island]] table an island", strict=False)
+    phase: tuple[PhaseSettings, ...] = _setting((), "one [[phase]] table a phase", strict=False)
     evaluation: EvaluationSettings = EvaluationSettings()
     logging: LoggingSettings = LoggingSettings()
-    task_options: Annotated[dict[str, JsonValue], BeforeValidator(_check_writable)] = Field(
-        default_factory=dict, description="strings, numbers, true, false, and lists and tables of these"
+    task_options: Annotated[dict[str, JsonValue], BeforeValidator(_check_writable)] = _setting(
+        {}, "strings, numbers, true, false, and lists and tables of these"
     )
-    """Keywords for the function that ``task`` names."""
 
     def search_of(self, island: int) -> SearchSettings:
         """Search settings of an island: ``search`` with the keys of the island's own table."""

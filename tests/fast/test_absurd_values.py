@@ -5,8 +5,8 @@ from __future__ import annotations
 import decimal
 import fractions
 import math
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 import hpo
 from hpo import cli
 from hpo.campaign.definition import CampaignDefinition
-from hpo.cluster import sbatch
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
-from hpo.errors import HpoError, UsageError
+from hpo.errors import UsageError
 from hpo.evaluation.conversation import EvaluationOver, to_line
 from hpo.task.outcome import judge
 
@@ -48,65 +47,29 @@ def nested(depth: int) -> object:
 
 
 VALUES: list[object] = [
-    *(10**40, -(10**40), 2**63, 2**64, -(2**63) - 1, 2**53 + 1, 10**5000, -(10**5000), 0, -1),
-    *(1e300, 1e308, -1e308, math.nan, math.inf, -math.inf, -0.0, 5e-324, 0.5, 1 + 2j),
-    *(True, False, None, b"x", object(), float),
-    *("1e999", "", "5", "99999999999d", f"{'9' * 400}d", "1e999s", "٣", "\ud800", "\0", "x" * 10_000),
-    *(decimal.Decimal(5), decimal.Decimal("NaN"), decimal.Decimal("1e999")),
-    *(fractions.Fraction(10**4000), fractions.Fraction(-(10**4000)), fractions.Fraction(1, 10**4000)),
-    *(numpy.int64(5), numpy.int64(-(2**63)), numpy.uint64(2**64 - 1), numpy.float32(3), numpy.float64("nan")),
-    *(numpy.bool_(True), numpy.arange(300), numpy.array(3.0), numpy.timedelta64(5, "s"), numpy.longdouble(3)),
-    *([], {}, [10**40], [[10**40]], [10**5000], (10**40,), [1e308], ["\ud800"], [None]),
-    *({"a": 10**40}, {"a": math.nan}, {"a": 1e308}, {1: 2}, [{"x": 10**40}], [{"x": 10**5000}]),
-    *([{"params": {"x": 10**40}, "value": 10**40}], [{"params": {"x": 0.5}, "value": math.nan}]),
-    *(nested(40), nested(60), nested(3 * sys.getrecursionlimit())),
+    *(10**40, -(2**63) - 1, 2**53 + 1, 10**5000, 0, -1, 1e308, math.nan, -math.inf, 0.5, 1 + 2j),
+    *(True, None, b"x", object(), float, "", "5", "99999999999d", "1e999s", "٣", "\ud800", "\0"),
+    *("x" * 10_000, decimal.Decimal("NaN"), fractions.Fraction(-(10**4000)), numpy.int64(5)),
+    *(numpy.float64("nan"), numpy.bool_(True), numpy.arange(300), numpy.timedelta64(5, "s")),
+    *([], {}, [10**5000], (10**40,), ["\ud800"], [None], {"a": math.nan}, {1: 2}, [{"x": 10**40}]),
+    *([{"params": {"x": 0.5}, "value": math.nan}], nested(60)),
 ]
-
 TOML = [
-    *(
-        f"1{'0' * 40}",
-        str(2**63),
-        f"1{'0' * 5000}",
-        "0",
-        "-1",
-        "1e308",
-        "1e999",
-        "nan",
-        "-inf",
-        "true",
-        '""',
-        '"5"',
-    ),
-    *('"99999999999d"', f'"{"9" * 400}d"', f'"{"x" * 10_000}"', "2020-01-01", "[]", "{}", "[[1, 1e40]]"),
-    *(
-        f"{{ a = 1{'0' * 40} }}",
-        f"[{{ x = 1{'0' * 40} }}]",
-        "[" * 5000 + "]" * 5000,
-        "{a=" * 60 + "1" + "}" * 60,
-    ),
+    *(f"1{'0' * 40}", str(2**63), f"1{'0' * 5000}", "0", "-1", "1e999", "nan", "-inf", "true", '""'),
+    *('"5"', "{}", '"99999999999d"', f'"{"x" * 10_000}"', "2020-01-01", "[]", "[[1, 1e40]]"),
+    *(f"{{ a = 1{'0' * 40} }}", f"[{{ x = 1{'0' * 40} }}]", "[" * 5000 + "]" * 5000),
 ]
-TEXTS = [
-    *(f"1{'0' * 40}", str(2**63), "9" * 5000, "0", "-1", "1e300", "nan", "True", "", "[1]", "x" * 10_000),
-    *("99999999999d", f"1-{'9' * 40}", f"{'9' * 40}-00:00:00"),
-]
+TEXTS = [f"1{'0' * 40}", "9" * 5000, "0", "-1", "1e300", "nan", "True", "", "[1]", "x" * 10_000]
 VALUE = st.one_of(st.sampled_from(VALUES), st.integers(), st.floats(), st.text(), st.lists(st.integers()))
 
 
-def problem(call: Callable[[], object]) -> str | None:
-    """What is wrong with how ``call`` ends; None where it returns, or refuses in sentences."""
+def check(call: Callable[[object], object], value: object) -> None:
+    """``call`` returns, or refuses in sentences."""
     try:
-        call()
+        call(value)
     except UsageError as error:
         lines = str(error).splitlines()
-        if not lines or not all(line.strip() and len(line) <= LONGEST_LINE for line in lines):
-            return f"told badly: {str(error)[:300]!r}"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:200]}"
-    return None
-
-
-def check(call: Callable[[object], object], value: object) -> None:
-    assert problem(lambda: call(value)) is None
+        assert lines and all(line.strip() and len(line) <= LONGEST_LINE for line in lines)
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -117,14 +80,10 @@ KEYS = [(section, key) for section, rules in config._RULES.items() for key in ru
 def harmless(settings: config.Settings) -> None:
     """It can be sent and written, its numbers are such as can be, and nothing lasts for ever."""
     msgspec.json.encode(settings.model_dump(mode="json"))
-    layout, evaluation, logging = settings.layout, settings.evaluation, settings.logging
+    layout, evaluation = settings.layout, settings.evaluation
     assert layout.islands <= 10**6 and layout.ranks_per_worker <= 10**6
-    assert settings.search.grid_points <= 100_000
-    for seconds in (
-        *(settings.deadline_s, evaluation.timeout_s, evaluation.grace_s, evaluation.start_timeout_s),
-        *(logging.every_s, logging.system_s),
-    ):
-        assert seconds is None or 0 <= seconds <= TEN_YEARS_S
+    durations = (settings.deadline_s, evaluation.timeout_s, evaluation.grace_s, settings.logging.every_s)
+    assert all(seconds is None or 0 <= seconds <= TEN_YEARS_S for seconds in durations)
 
 
 @sweep
@@ -143,22 +102,6 @@ def test_every_key_of_a_file(tmp_path: Path, place: tuple[str, str], text: str) 
     check(read, text)
 
 
-def test_values_beyond_the_limits_are_refused() -> None:
-    for key, value in (
-        ("evaluations", 2**53 + 1),
-        ("evaluations", 10**5000),
-        ("islands", 10**6 + 1),
-        ("grid_points", 10**11),
-        ("grace", 1e300),
-        ("deadline", "3651d"),
-        ("task_options", {"a": [2**63]}),
-        ("points", [{"x": 10**40}]),
-    ):
-        with pytest.raises(UsageError) as caught:
-            config.from_keywords(**{"directory": "run", "evaluations": 5, key: value})
-        assert str(caught.value).startswith(key) and " must be " in str(caught.value)
-
-
 def evaluate(trial: hpo.Trial) -> float:
     for step in 1, 2, 3:
         trial.report(step, float(trial.params["x"] or 0))
@@ -170,40 +113,6 @@ SPACE = hpo.SearchSpace(
 )
 POINT: dict[str, object] = {"x": 0.5, "n": 3, "c": "a", "o": 1}
 TASK = hpo.Task(SPACE, evaluate)
-
-
-def largest(key: str) -> object:
-    """The largest number that the key takes; None where it takes none."""
-    for value in (2**63 - 1, 2**53, TEN_YEARS_S, 100_000, 1.0, 0.5):
-        try:
-            config.from_keywords(**{"directory": "run", "evaluations": 5, key: value})
-        except UsageError:
-            continue
-        return value
-    return None
-
-
-NUMBERS = [key for _, key in KEYS if largest(key) is not None and key not in ("islands", "ranks_per_worker")]
-OF_PRUNERS = ("min_steps", "reduction", "patience", "startup")
-
-
-@pytest.mark.parametrize(
-    ("key", "pruner"),
-    [
-        (key, pruner)
-        for key in NUMBERS
-        for pruner in (("halving", "median") if key in OF_PRUNERS else ("none",))
-    ],
-)
-def test_the_largest_value_that_is_taken_is_harmless(tmp_path: Path, key: str, pruner: str) -> None:
-    keywords = {"evaluations": 3, "isolation": "inline", "pruner": pruner, key: largest(key)}
-    if key == "timeout":
-        keywords["isolation"] = "warm"
-    if key == "evaluations":
-        keywords["deadline"] = 0.2
-    result = hpo.Campaign(TASK, directory=tmp_path / "run", **keywords).run()
-    counts = result.status["evaluations"]
-    assert isinstance(counts, dict) and counts["completed"] + counts["pruned"] == sum(counts.values()) >= 3
 
 
 def test_settings_of_many_islands_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +145,7 @@ def options() -> Iterator[tuple[str, ...]]:
     yield "run", "c.toml", "--ranks"
     yield "best", "run", "--top"
     yield "best", "run", "--json", "--top"
-    for name in ("nodes", "gpus-per-node", "time", *sbatch._COUNTS):
+    for name in ("nodes", "gpus-per-node", "ntasks-per-node"):
         nodes, cpus = ["--nodes=2"] * (name != "nodes"), ["--cpus-per-task=4"] * name.startswith("gpus")
         yield "slurm", "c.toml", "--dry-run", *nodes, *cpus, f"--{name}"
 
@@ -382,18 +291,8 @@ def test_results_of_a_campaign(tmp_path: Path) -> None:
         objectives={"a": "minimize", "b": "minimize"},
     )
     result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=4, isolation="inline").run()
-
-    def importance(value: object) -> None:
-        try:
-            result.importance(value)
-        except HpoError as error:
-            if not isinstance(error, UsageError):  # of four evaluations nothing can be said
-                assert "evaluations have completed" in str(error)
-
     for value in VALUES:
-        for call in (
-            result.hypervolume,
-            lambda value: result.hypervolume({"a": value, "b": 1.0}),
-            importance,
-        ):
-            check(call, value)
+        check(result.hypervolume, value)
+        check(lambda value: result.hypervolume({"a": value, "b": 1.0}), value)
+        with suppress(hpo.CampaignError):  # four evaluations are too few for the importance
+            check(result.importance, value)

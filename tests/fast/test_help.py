@@ -166,8 +166,3 @@ def test_methods_of_trainers_list_their_keywords_or_name_them(name: str) -> None
 def test_what_a_trial_holds_is_listed() -> None:
     held = {name for name in hpo.Trial.__slots__ if not name.startswith("_")}
     assert set(documented(inspect.getdoc(hpo.Trial))) == held
-
-
-def test_lines_without_the_form_are_found() -> None:
-    text = "It.\n\nArgs:\n    one (int; default 1): first\n        and more.\n    two (str): second\n\nRaises: no\n"
-    assert documented(text) == {"one": 1, "two": REQUIRED}

@@ -1,4 +1,4 @@
-"""What a campaign's settings say reaches the leaders and the coordinator that are to follow it."""
+"""A campaign's settings reach the leaders and the coordinator."""
 
 from __future__ import annotations
 
@@ -166,12 +166,9 @@ def test_an_island_follows_its_own_settings(tmp_path: Path) -> None:
     assert (second.pruning.rule, second.pruning.min_steps, second.pruning.reduction) == ("median", 3, 5)
     assert third.migration == MigrationSettings(probability=0.25, copy=True, emigrants=(4, 5, 0))
     assert third.pruning == first.pruning != second.pruning
-
-
-@pytest.mark.parametrize(("topology", "emigrants"), [("ring", (0, 0, 1)), ("full", (1, 0, 1))])
-def test_a_topology_says_where_migrants_go(tmp_path: Path, topology: str, emigrants: tuple[int, ...]) -> None:
-    migration = leader(assembly(tmp_path, topology=topology), 1).settings.migration
-    assert (migration.emigrants, migration.ring) == (emigrants, topology == "ring")
+    for topology, emigrants in (("ring", (0, 0, 1)), ("full", (1, 0, 1))):
+        migration = leader(assembly(tmp_path, topology=topology), 1).settings.migration
+        assert (migration.emigrants, migration.ring) == (emigrants, topology == "ring")
 
 
 def test_of_several_objectives_the_leader_knows_which_is_reported_and_what_is_not_wanted(
@@ -182,11 +179,6 @@ def test_of_several_objectives_the_leader_knows_which_is_reported_and_what_is_no
     given = leader(assembly(tmp_path, task, reported="accuracy", reference=reference)).settings
     assert (given.reported, given.sign, given.reference) == (None, -1.0, (60.0, -0.8))
     assert leader(assembly(tmp_path, task, reported="seconds")).settings.sign == 1.0
-
-
-def test_an_evaluation_inside_the_rank_has_no_start_on_record(tmp_path: Path) -> None:
-    made = assembly(tmp_path, isolation="inline", timeout=None)
-    assert not leader(made).settings.durable_starts
 
 
 def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,11 +257,19 @@ def test_the_coordinator_follows_the_settings(tmp_path: Path) -> None:
 
 
 def test_without_limits_the_coordinator_has_none(tmp_path: Path) -> None:
-    made = assembly(tmp_path, evaluations=None, timeout=None, first_failures="off", phase=[])
-    given = coordinator(made).given
+    none = {"evaluations": None, "timeout": None, "first_failures": "off", "phase": []}
+    given = coordinator(assembly(tmp_path, **none)).given
     assert (given.rules.evaluations, given.rules.timed, given.health.values) == (None, False, (None,))
     assert given.rules.phases.at(1000) == 0
     assert coordinator(assembly(tmp_path, deadline=None)).given.rules.deadline is None
+    made = assembly(tmp_path, isolation="inline", timeout=None, checkpoints=None)
+    assert not leader(made).settings.durable_starts
+    # Without a setting, whether the task saves is seen from what it did.
+    saves = {None: (True, False), True: (True, True), False: (False, False)}
+    for said, expected in saves.items():
+        made = assembly(tmp_path, checkpoints=said)
+        found = [coordinator(made, ResumeState(saves=seen)).given.rules.checkpoints for seen in (True, False)]
+        assert tuple(found) == expected
 
 
 def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points(tmp_path: Path) -> None:
@@ -288,22 +288,6 @@ def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points
     assert made.given.backlog.known == {"known"} and made.given.backlog.tally is earlier.tally
 
 
-@pytest.mark.parametrize(
-    ("said", "seen", "saves"),
-    [
-        (True, False, True),
-        (False, True, False),
-        (None, True, True),
-        (None, False, False),
-    ],
-)
-def test_whether_the_task_saves_is_what_the_settings_say_and_else_what_it_did(
-    tmp_path: Path, said: bool | None, seen: bool, saves: bool
-) -> None:
-    made = assembly(tmp_path, checkpoints=said)
-    assert coordinator(made, ResumeState(saves=seen)).given.rules.checkpoints is saves
-
-
 def test_an_island_ends_when_its_own_choices_are_used_up(tmp_path: Path) -> None:
     """Each is given what it can still evaluate, and islands of the same choices share it."""
     own = [{"only": {"kind": ["a"]}}, {}, {"only": {"kind": ["a"]}}]
@@ -312,17 +296,17 @@ def test_an_island_ends_when_its_own_choices_are_used_up(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "every_s", "system_s"),
-    [({}, 4.0, None), ({"log_curves": False, "log_system": 5}, None, 5.0), ({"log_system": 5}, 4.0, 5.0)],
+    ("changes", "kept"),
+    [
+        ({}, (4.0, None, True)),
+        ({"log_curves": False, "log_system": 5}, (None, 5.0, True)),
+        ({"log_system": 5}, (4.0, 5.0, True)),
+        ({"log_curves": False}, None),
+    ],
 )
 def test_reports_and_samples_of_the_system_are_kept_as_the_settings_say(
-    tmp_path: Path, changes: dict[str, Any], every_s: float | None, system_s: float | None
+    tmp_path: Path, changes: dict[str, Any], kept: tuple[object, ...] | None
 ) -> None:
     made = assembly(tmp_path, log_every=4, **changes)
     file = curve_file(made.settings, made.layout.workers[1], 1, {"value": "maximize"})
-    assert file is not None and (file.every_s, file.system_s, file.maximize) == (every_s, system_s, True)
-
-
-def test_where_neither_reports_nor_samples_are_kept_there_is_no_file_for_them(tmp_path: Path) -> None:
-    made = assembly(tmp_path, log_curves=False)
-    assert curve_file(made.settings, made.layout.workers[1], 1, {"value": "maximize"}) is None
+    assert (None if file is None else (file.every_s, file.system_s, file.maximize)) == kept

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import journals
 import pytest
+from cases import cases
+from individuals import make_finished
 from terminal import wait_until
 
 from hpo.campaign import launch
@@ -39,26 +41,12 @@ with open("{log}", "a") as log:
 def journal(directory: Path, *statuses: str) -> str:
     """For an mpirun to do: leave a launch that finished individuals with ``statuses`` and never came to its end."""
     ends = [
-        {
-            "type": "finished",
-            "island": 0,
-            "worker": 0,
-            "sequence": number,
-            "id": f"0-0-{number}",
-            "params": {},
-            "operator": "random",
-            "parents": [],
-            "retries": 0,
-            "started": 1.0,
-            "finished": 2.0,
-            "status": status,
-            "objectives": None,
-            "metrics": {},
-            "error": None,
-        }
+        journals.fields(
+            make_finished(id=f"0-0-{number}", params={}, started=1.0, finished=2.0, status=status)
+        )
         for number, status in enumerate(statuses)
     ]
-    path = journals.write(directory / "prepared", ends)
+    path = journals.write(directory / "prepared", [{"type": "finished", **one} for one in ends])
     return f"import shutil; shutil.copy({str(path)!r}, {str(directory / 'run' / 'journal')!r}); "
 
 
@@ -78,7 +66,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervising, "_PAUSES_S", (0.0, 0.0))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", cases([signal.SIGTERM], nightly=[signal.SIGINT]))
 def test_an_mpirun_that_ignores_an_interrupt_while_it_starts_ranks_is_killed_with_all_it_started(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -125,29 +113,49 @@ def test_ranks_that_die_after_a_stop_was_given_are_not_started_again(
     assert "`hpo stop` was given, so this is not started again" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_mpirun_that_was_killed_before_its_campaign_began_is_not_started_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
-) -> None:
-    then = f"signal.pthread_sigmask(signal.SIG_SETMASK, []); os.kill(os.getpid(), {int(number)})"
-    supervised, log = supervisor(tmp_path, then)
-    assert supervised.run() == EXIT_RESUMABLE
+CODE = EXIT_REPORTED + EXIT_RESUMABLE
+ONCE: dict[str, tuple[str, list[str], int]] = {
+    **{
+        f"complete, {code}": (f"sys.exit({code})", ["completed"], 0)
+        for code in (0, 1, 137, EXIT_REPORTED + 1)
+    },
+    # As where two commands are given at once: another launch of this number is complete.
+    "refused": (f"sys.exit({EXIT_REPORTED + EXIT_REFUSED + 2})", ["completed"], 2),
+    "lock lost": (f"sys.exit({CODE})", [""], EXIT_RESUMABLE),
+    "directory gone": (f"sys.exit({CODE})", [], EXIT_RESUMABLE),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", [], EXIT_RESUMABLE),
+}
+"""Of an mpirun that is started once: what it does, the ends of individuals that it leaves, and the exit code."""
+
+
+@pytest.mark.parametrize("case", ONCE)
+def test_a_launch_that_is_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    then, statuses, code = ONCE[case]
+    supervised, log = supervisor(
+        tmp_path, (journal(tmp_path, *filter(None, statuses)) if statuses else "") + then
+    )
+    assert supervised.run() == code
     assert len(log.read_text().split()) == 1
-    told = capsys.readouterr().err
-    assert f"killed by signal {int(number)} before the campaign began, so it is not started again" in told
+    assert ("so it is not started again" in capsys.readouterr().err) is (case == "killed")
 
 
-@pytest.mark.parametrize(
-    "then",
-    [
-        "sys.exit(5)",
-        *(f"sys.exit({128 + number})" for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGUSR2)),
-        f"os.kill(os.getpid(), {int(signal.SIGSEGV)})",
-    ],
-)
+@pytest.mark.parametrize("then", ["sys.exit(5)", f"os.kill(os.getpid(), {int(signal.SIGSEGV)})"])
 def test_an_mpirun_whose_ranks_did_not_start_is_started_again(tmp_path: Path, then: str) -> None:
     supervised, log = supervisor(tmp_path, then)
     assert supervised.run() == 1
+    assert len(log.read_text().split()) == 3
+
+
+@pytest.mark.parametrize(("code", "begun"), [(CODE, "campaign.json"), (134, "journal")])
+def test_a_campaign_in_progress_whose_ranks_did_not_start_can_go_on(
+    tmp_path: Path, code: int, begun: str
+) -> None:
+    supervised, log = supervisor(tmp_path, f"sys.exit({code})")
+    if begun == "journal":
+        journals.write(tmp_path / "run", [])
+    else:
+        (tmp_path / "run" / begun).touch()
+    assert supervised.run() == EXIT_RESUMABLE
     assert len(log.read_text().split()) == 3
 
 
@@ -236,38 +244,7 @@ def test_a_signal_while_hosts_are_asked_who_is_left_ends_it(
     def left() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(supervised, "_left", left)
-    assert supervised.run() == EXIT_RESUMABLE
-    assert len(log.read_text().split()) == 1
-
-
-@pytest.mark.parametrize("code", [0, 1, 137, EXIT_REPORTED + 1])
-def test_a_complete_budget_is_the_end_whatever_mpirun_returns(tmp_path: Path, code: int) -> None:
-    supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + f"sys.exit({code})")
-    assert supervised.run() == 0
-    assert len(log.read_text().split()) == 1
-
-
-@pytest.mark.parametrize("code", [1, 2])
-def test_a_launch_that_is_refused_ends_so_though_another_of_its_number_is_complete(
-    tmp_path: Path, code: int
-) -> None:
-    """As where two commands are given at once."""
-    supervised, log = supervisor(
-        tmp_path, journal(tmp_path, "completed") + f"sys.exit({EXIT_REPORTED + EXIT_REFUSED + code})"
-    )
-    assert supervised.run() == code
-    assert len(log.read_text().split()) == 1
-
-
-def test_a_campaign_that_lost_its_lock_is_not_started_against_the_one_that_took_it(tmp_path: Path) -> None:
-    supervised, log = supervisor(tmp_path, journal(tmp_path) + f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
-    assert supervised.run() == EXIT_RESUMABLE
-    assert len(log.read_text().split()) == 1
-
-
-def test_a_campaign_whose_directory_is_gone_is_not_started_in_an_empty_one(tmp_path: Path) -> None:
-    supervised, log = supervisor(tmp_path, f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
+    monkeypatch.setattr(supervised, "_remaining_fleet", left)
     assert supervised.run() == EXIT_RESUMABLE
     assert len(log.read_text().split()) == 1
 
@@ -282,8 +259,7 @@ sys.exit(137)
 """
 
 
-@pytest.mark.parametrize("made", ["elsewhere", "run/evaluations/0-0-1"])
-@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(("made", "back"), [("elsewhere", False), ("run/evaluations/0-0-1", True)])
 def test_ranks_that_died_while_the_directory_was_gone_are_not_started_in_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: str, back: bool
 ) -> None:
@@ -293,7 +269,7 @@ def test_ranks_that_died_while_the_directory_was_gone_are_not_started_in_an_empt
     supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + then)
     (run / "campaign.json").touch()
 
-    look = supervised._gone
+    look = supervised._is_gone
 
     def gone_then_back() -> bool:
         found = look()
@@ -302,26 +278,12 @@ def test_ranks_that_died_while_the_directory_was_gone_are_not_started_in_an_empt
             gone.rename(run)
         return found
 
-    monkeypatch.setattr(supervised, "_gone", gone_then_back)
+    monkeypatch.setattr(supervised, "_is_gone", gone_then_back)
     if not back:
         monkeypatch.setattr(supervising, "_GONE_S", 0.0)
     assert supervised.run() == (0 if back else EXIT_RESUMABLE)
     assert len(log.read_text().split()) == 1 + back
     assert ("is gone, so this is not started again" in capsys.readouterr().err) == (not back)
-
-
-def test_ranks_that_were_too_slow_to_start_are_started_again(tmp_path: Path) -> None:
-    supervised, log = supervisor(tmp_path, f"sys.exit({EXIT_REPORTED + EXIT_RESUMABLE})")
-    (tmp_path / "run" / "campaign.json").touch()
-    assert supervised.run() == EXIT_RESUMABLE
-    assert len(log.read_text().split()) == 3
-
-
-def test_a_campaign_in_progress_that_mpirun_could_not_start_can_go_on(tmp_path: Path) -> None:
-    supervised, log = supervisor(tmp_path, "sys.exit(134)")
-    journals.write(tmp_path / "run", [])
-    assert supervised.run() == EXIT_RESUMABLE
-    assert len(log.read_text().split()) == 3
 
 
 def test_the_ranks_of_all_hosts_are_given_what_they_need_to_know() -> None:
@@ -342,19 +304,8 @@ def test_a_host_that_is_gone_is_noticed_within_half_of_hang_timeout() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "per_worker", "devices", "most"),
-    [
-        (1, 1, "0,1,2,3", 4),
-        (2, 2, "0,1,2,3,4", 4),
-        (4, 1, "0,1,2,3", None),
-        (2, 2, "0,1,2", None),
-        (1, 1, "", None),
-    ],
+    [(1, 1, "0,1,2,3", 4), (2, 2, "0,1,2,3,4", 4), (4, 1, "0,1,2,3", None), (1, 1, "", None)],
 )
 def test_gpus_that_would_idle_are_said(ranks: int, per_worker: int, devices: str, most: int | None) -> None:
     said = launch.idle_gpus(ranks, per_worker, {"CUDA_VISIBLE_DEVICES": devices})
-    count = len(devices.split(","))
-    assert said == (
-        None
-        if most is None
-        else f"{ranks} of {count} GPUs of this host are used, one by each rank: --ranks {most} uses {most}."
-    )
+    assert said is None if most is None else said is not None and f"--ranks {most} " in said

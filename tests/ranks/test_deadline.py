@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from cases import cases
 from simulation import GRACE_S, Simulation
 from terminal import Terminal
 
@@ -44,7 +45,7 @@ def statuses(simulation: Simulation) -> list[str]:
     return [str(record.status) for record in records if isinstance(record, Finished)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", cases(range(3), nightly=range(3, 10)))
 def test_what_would_not_be_over_in_time_is_not_begun(seed: int) -> None:
     simulation = simulate(seconds=10, deadline=95, seed=seed)
     begun = [when for when, _ in simulation.evaluations]

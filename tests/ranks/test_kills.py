@@ -8,10 +8,10 @@ from collections import Counter
 
 import psutil
 import pytest
-from cases import all_cases
+from cases import all_cases, cases
 from terminal import Command, Terminal, wait_until
 
-KILLS = 20 if all_cases else 6
+KILLS = 20 if all_cases else 4
 
 
 def recorded(terminal: Terminal) -> dict[str, tuple[object, ...]]:
@@ -95,7 +95,7 @@ def test_the_whole_job_killed_many_times_in_a_row(terminal: Terminal) -> None:
     )
 
 
-@pytest.mark.parametrize("victim", ["rank 0", "mpirun"])
+@pytest.mark.parametrize("victim", cases(["mpirun"], nightly=["rank 0"]))
 def test_where_nothing_is_started_again_the_next_command_goes_on(terminal: Terminal, victim: str) -> None:
     terminal.task(0.03)
     terminal.campaign("restarts = 0", evaluations=100_000)
@@ -141,7 +141,7 @@ def test_without_the_command_that_watches_it_the_campaign_goes_on_and_can_be_sto
     assert len(recorded(terminal)) == len(terminal.side())
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", cases([0], nightly=[1]))
 def test_a_rank_whose_journal_cannot_grow_goes_on_in_another_file(terminal: Terminal, rank: int) -> None:
     terminal.task(0.03)
     # Fewer bytes than a rank writes that starts late on a busy machine, more than the task's own file has.

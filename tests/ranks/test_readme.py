@@ -207,14 +207,8 @@ def test_an_exported_model_is_used(folder):
     run(folder, sys.executable, "use_best.py")
 
 
-def test_the_search_space_has_twenty_odd_lines():
-    assert 15 <= sum(bool(line) for line in BLOCKS["my_space.py"].splitlines()) <= 25
-
-
 def test_the_default_point_is_tried(folder):
-    done = run(folder, HPO, "try", "my_space.toml")
-    assert "completed after" in done.stdout
-    assert "value = 0." in done.stdout
+    assert "value = 0." in run(folder, HPO, "try", "my_space.toml").stdout
 
 
 def test_the_campaign_file_runs_on_islands_of_workers_and_its_results_are_read(folder):
@@ -396,7 +390,10 @@ def test_the_table_of_commands_is_complete(capsys):
     for name in there:
         with pytest.raises(SystemExit) as ended:
             main([name, "--help"])
-        assert ended.value.code == 0 and name in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert (
+            ended.value.code == 0 and f"example:\n  hpo {name} " in printed and "75 stopped early" in printed
+        )
 
 
 def test_documents_are_short_and_name_each_program_once():

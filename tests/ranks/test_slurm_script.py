@@ -6,13 +6,12 @@ import os
 import shlex
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import journals
 import pytest
+from individuals import make_finished
 from terminal import ROOT, wait_until
 
 from hpo import cli
@@ -81,9 +80,10 @@ def test_what_is_asked_for_stands_in_the_script(file: Path, capsys: pytest.Captu
         "--comment=a b",
         "--exclusive",
         "--no-kill",
+        "--nice=-5",
     ]
-    code, text, _ = dry_run(capsys, file, "--nodes", 3, *options, "--setup", "module load openmpi")
-    assert code == 0
+    code, text, err = dry_run(capsys, file, "--nodes", 3, *options, "--setup", "module load openmpi")
+    assert (code, err) == (0, "")
     assert directives(text) == {
         "job-name": "hpo-my campaign",
         "nodes": "3",
@@ -94,6 +94,7 @@ def test_what_is_asked_for_stands_in_the_script(file: Path, capsys: pytest.Captu
         "comment": "a b",
         "exclusive": None,
         "no-kill": None,
+        "nice": "-5",
         "signal": "B:USR1@150",
         "requeue": None,
         "open-mode": "append",
@@ -108,54 +109,32 @@ def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.C
     _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=pmi2")
     assert "srun --mpi=pmi2 " in text and '"$SLURM_NTASKS"' not in text
     assert directives(text)["ntasks-per-node"] == "4"  # two workers, for two nodes have to hold four islands
+    _, text, _ = dry_run(capsys, file, "--nodes=4", "--ntasks-per-node=3")
+    assert directives(text)["ntasks-per-node"] == "3", "workers share them evenly"
 
 
 @pytest.mark.parametrize(
-    ("options", "advised"),
+    ("options", "ranks", "remedies"),
     [
-        (["--gpus-per-node=4"], True),
-        (["--gres=gpu:a100:4"], True),
-        (["--gres=gpu:4", "--cpus-per-gpu=8"], False),
-        (["--gpus-per-node=4", "--cpus-per-task=8"], False),
-        (["--gpus-per-node=4", "--exclusive"], False),
-        (["--gres=scratch:10"], False),
-        ([], False),
+        ([], "2", []),
+        (["--gpus-per-node=4"], "4", ["--cpus-per-task=N"]),
+        (["--gres=gpu:a100:4"], "4", ["--cpus-per-task=N"]),
+        (["--gres=gpu:4", "--cpus-per-gpu=8"], "4", []),
+        (["--gpus-per-node=h100:2", "--exclusive"], "2", []),
+        (["--gres=scratch:10,gpu:nvidia_a100-40gb:4", "--cpus-per-task=8"], "4", []),
+        (["--gres=gpu", "--cpus-per-task=8"], "2", ["--gpus-per-node=N"]),  # what the layout needs
+        (["--gpus=16"], "2", ["--gpus-per-node=N", "--cpus-per-task=N"]),
+        (["--gres=gpu:a100:1,gpu:h100:2", "--cpus-per-task=8"], "2", ["--gpus-per-node=N"]),
+        (["--gres=scratch:4"], "2", []),
     ],
 )
-def test_gpus_without_cpus_to_feed_them_are_remarked_on(
-    file: Path, options: list[str], advised: bool, capsys: pytest.CaptureFixture[str]
+def test_there_is_a_rank_for_each_gpu_of_a_node_and_cpus_to_feed_it(
+    file: Path, options: list[str], ranks: str, remedies: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, text, err = dry_run(capsys, file, "--nodes=2", "--ntasks-per-node=4", *options)
-    assert code == 0 and directives(text)
-    assert ("--cpus-per-task=N" in err) is advised and len(err.splitlines()) == advised
-
-
-@pytest.mark.parametrize(
-    ("option", "ranks", "advised"),
-    [
-        ("--gpus-per-node=h100:2", "2", False),
-        ("--gres=gpu:6", "6", False),
-        ("--gres=scratch:10,gpu:nvidia_a100-40gb:4", "4", False),
-        ("--gres=gpu", "2", True),  # what the layout needs
-        ("--gpus=16", "2", True),
-        ("--gpus-per-task=1", "2", True),
-        ("--gres=gpu:a100:1,gpu:h100:2", "2", True),
-        ("--gres=scratch:4", "2", False),
-    ],
-)
-def test_there_is_a_rank_for_each_gpu_of_a_node(
-    file: Path, option: str, ranks: str, advised: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text, err = dry_run(capsys, file, "--nodes=4", "--cpus-per-task=8", option)
+    code, text, err = dry_run(capsys, file, "--nodes=4", *options)
     assert code == 0 and directives(text)["ntasks-per-node"] == ranks
-    assert ("Give --gpus-per-node=N" in err) is advised and len(err.splitlines()) == advised
-
-
-def test_ranks_that_the_workers_share_evenly_are_accepted(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text, _ = dry_run(capsys, file, "--nodes=4", "--ntasks-per-node=3", "--time=9")
-    assert code == 0 and directives(text)["ntasks-per-node"] == "3" and directives(text)["time"] == "9"
+    lines = err.splitlines()
+    assert len(lines) == len(remedies) and all(f"Give {one}" in line for one, line in zip(remedies, lines))
 
 
 def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,17 +175,11 @@ def test_the_commands_to_follow_a_job_can_be_copied(
         ([], ["--nodes is missing", "--nodes 4"]),
         (["--nodes=0"], ["--nodes 0", "whole number from 1"]),
         (["--nodes=4-2"], ["--nodes 4-2", "fewest and the most"]),
-        (["--nodes=4", "-p", "main"], ["-p: not understood", "--name=value"]),
+        (["--nodes=4", "-p", "main"], ["-p:", "--name=value"]),
         (["--nodes=4", "--signal=B:USR1@5"], ["--signal cannot be given", "grace"]),
         (["--nodes=4", "--ntasks=8"], ["--ntasks cannot be given", "--ntasks-per-node"]),
         (["--nodes=3", "--ntasks-per-node=3"], ["9 ranks do not fit", "a multiple of 2"]),
         (["--nodes=4", "--ntasks-per-node=x"], ["--ntasks-per-node x", "whole number from 1"]),
-        (["--nodes=4", "--time=soon"], ["--time soon", "8:00:00"]),
-        (["--nodes=4", "--time=2"], ["--time 2", "150 s", "more time"]),
-        (["--nodes=4", "--gpu-per-node=4"], ["--gpu-per-node", "Did you mean --gpus-per-node?"]),
-        (["--node=4"], ["--node:", "Did you mean --nodes?"]),
-        (["--nodes=4", "--walltime=8:00:00"], ["--walltime", "Did you mean --time?"]),
-        (["--nodes=4", "--dryrun"], ["Did you mean --dry-run?"]),
         (["--nodes=4", "--comment=a\nb"], ["--comment", "one line"]),
     ],
 )
@@ -220,20 +193,17 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         assert word in err
 
 
-def test_without_slurm_nothing_is_submitted(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_sbatch_says_reaches_the_user(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(file.parent))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert cli.main(["slurm", str(file), "--nodes=4"]) == 1
     assert "there is no sbatch on the path" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30", 1800), ("1:30", 90), ("8:00:00", 28800), ("1-0", 86400), ("1-2:03", 93780), ("UNLIMITED", None)],
-)
-def test_time_limits_as_sbatch_reads_them(text: str, seconds: float | None) -> None:
-    assert sbatch._limit_s(text) == seconds
+    program(
+        tmp_path / "bin", "sbatch", "#!/bin/sh\necho \"unrecognized option '--our-site=long'\" >&2\nexit 1\n"
+    )
+    assert cli.main(["slurm", str(file), "--nodes=4", "--our-site=long"]) == 1
+    assert "sbatch refused the job: unrecognized option '--our-site=long'" in capsys.readouterr().err
 
 
 # --- the script at work, with another program for hpo -------------------------------------------------------
@@ -248,6 +218,14 @@ for ((i = 0; i < 600; i++)); do sleep 0.05; done
 """
 
 
+def program(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 @pytest.mark.parametrize(
     ("number", "reason", "again"),
     [
@@ -260,17 +238,15 @@ for ((i = 0; i < 600; i++)); do sleep 0.05; done
 def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
     tmp_path: Path, number: int, reason: str, again: bool
 ) -> None:
-    fake = tmp_path / "hpo"
-    fake.write_text(FAKE)
-    fake.chmod(0o755)
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(
+    program(tmp_path, "hpo", FAKE)
+    program(
+        tmp_path,
+        "scontrol",
         # What it is asked for has ended when it answers, unless the signal came before the script knew the
         # campaign's process: that one is signalled after the answer.
         "#!/usr/bin/env bash\nfor ((i = 0; i < 40; i++)); do [[ -e ${0%/*}/gone ]] || sleep 0.05; done\n"
-        f'[[ $* == "show job 7" ]] && echo "JobState=COMPLETING Reason={reason} X=1"\n'
+        f'[[ $* == "show job 7" ]] && echo "JobState=COMPLETING Reason={reason} X=1"\n',
     )
-    scontrol.chmod(0o755)
     plan = sbatch.Plan(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
     out = tmp_path / "out.txt"
     with out.open("w") as file:
@@ -292,9 +268,7 @@ def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
 
 
 def test_a_signal_that_comes_while_the_campaign_starts_is_passed_on(tmp_path: Path) -> None:
-    fake = tmp_path / "hpo"
-    fake.write_text(FAKE)
-    fake.chmod(0o755)
+    program(tmp_path, "hpo", FAKE)
     text = sbatch.script(sbatch.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path)))
     started = f"until [[ -s {tmp_path}/out.txt ]]; do sleep 0.01; done"
     assert text.count("campaign=$!") == 1
@@ -314,9 +288,7 @@ def test_a_signal_that_comes_while_the_campaign_starts_is_passed_on(tmp_path: Pa
 def test_whatever_the_launcher_returns_the_journal_is_asked(
     tmp_path: Path, returned: int, says: int, ends: int
 ) -> None:
-    fake = tmp_path / "hpo"
-    fake.write_text(FAKE)
-    fake.chmod(0o755)
+    program(tmp_path, "hpo", FAKE)
     plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path))
     variables = {"SLURM_NTASKS": "8", "RETURNS": str(returned), "JOURNAL_SAYS": str(says)}
     done = subprocess.run(
@@ -336,9 +308,7 @@ def test_srun_gets_the_number_of_cpus_that_the_job_has(
     tmp_path: Path, cpus: dict[str, str], given: str
 ) -> None:
     """It takes none from the job's environment, since Slurm 22.05."""
-    fake = tmp_path / "srun"
-    fake.write_text('#!/usr/bin/env bash\necho "$0" "$@"\n')
-    fake.chmod(0o755)
+    fake = program(tmp_path, "srun", '#!/usr/bin/env bash\necho "$0" "$@"\n')
     plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, start="srun", path=str(tmp_path))
     done = subprocess.run(
         ["bash", "-c", sbatch.script(plan)],
@@ -360,26 +330,19 @@ ENDED = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
 def write_launch(
     directory: Path,
     number: int,
-    *statuses: tuple[str, str | None],
+    *ends: tuple[str, str | None],
     job: str = "",
     end: dict[str, object] | None = ENDED,
 ) -> None:
-    """A launch that finished individuals with ``statuses`` and errors. ``end``: None where it was killed."""
-    individual = {"island": 0, "worker": 0, "params": {}, "operator": "random", "parents": [], "retries": 0}
-    ended = {"started": 1.0, "finished": 2.0, "objectives": None, "metrics": {}}
-    ends = [
-        {
-            "type": "finished",
-            **individual,
-            **ended,
-            "id": f"0-0-{one}",
-            "sequence": one,
-            "status": status,
-            "error": error,
-        }
-        for one, (status, error) in enumerate(statuses)
+    """A launch that finished individuals with these statuses and errors. ``end``: None where it was killed."""
+    records = [
+        {"type": "finished"}
+        | journals.fields(
+            make_finished(id=f"0-0-{one}", params={}, started=1.0, finished=2.0, status=status, error=error)
+        )
+        for one, (status, error) in enumerate(ends)
     ]
-    journals.write(directory, [*ends, *([end] if end else [])], number, job=job or f"7.{number - 1}")
+    journals.write(directory, [*records, *([end] if end else [])], number, job=job or f"7.{number - 1}")
 
 
 class Queue:
@@ -526,61 +489,6 @@ def test_counts_and_states_are_read() -> None:
 
 def test_outside_a_job_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_job, "call", lambda *line: pytest.fail(f"{line}"))
-    assert slurm_job.limits({}) is None
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert slurm_job.limits() is None
     assert slurm_job.allocation({}) is None
-
-
-def test_a_job_that_is_prolonged_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked = [1_000.0], []
-
-    def limits() -> slurm_job.JobLimits | None:
-        asked.append(now[0])
-        # Slurm does not answer at the second time.
-        return None if len(asked) == 2 else slurm_job.JobLimits(end=9_000.0 + len(asked), kill_wait_s=30.0)
-
-    monkeypatch.setattr(slurm_job, "limits", limits)
-    monkeypatch.setattr(slurm_job, "time", SimpleNamespace(time=lambda: now[0]))
-    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
-    end = slurm_job.JobEnd(slurm_job.JobLimits(end=5_000.0, kill_wait_s=30.0), grace_s=60.0)
-    assert end.must_end(None) == 4_995.0 and not asked
-    found = []
-    for now[0] in range(1_001, 2_400):
-        found.append(end.must_end(None))
-    assert asked == [1_600.0, 2_200.0] and set(found) == {4_995.0, 8_996.0}
-    assert end.must_end(3_000.0) == 3_025.0
-    for now[0] in range(8_400, 8_500):
-        end.must_end(None)
-    assert len(asked) == 6, "each half minute"
-
-
-def test_options_that_hpo_does_not_know_go_to_sbatch_as_they_are(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = dry_run(
-        capsys, file, "--nodes=4", "--ntasks-per-node=2", "--qos", "long", "--exclusive", "--gpus=8",
-        "--mail-user=a=b", "--nice=-5",
-    )  # fmt: skip
-    assert (code, err) == (0, "")
-    directives = [line for line in out.splitlines() if line.startswith("#SBATCH")]
-    for option in ("--qos=long", "--exclusive", "--gpus=8", "--mail-user=a=b", "--nice=-5"):
-        assert f"#SBATCH {option}" in directives
-
-
-def test_what_sbatch_refuses_reaches_the_user(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text("#!/bin/sh\necho \"sbatch: unrecognized option '--our-site=long'\" >&2\nexit 1\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert cli.main(["slurm", str(file), "--nodes=4", "--our-site=long"]) == 1
-    assert "sbatch refused the job: sbatch: unrecognized option '--our-site=long'" in capsys.readouterr().err
-
-
-def test_keys_of_the_campaign_file_are_checked_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = tmp_path / "c.toml"
-    wrong.write_text('task = "a:b"\ndirectory = "run"\nevaluatons = 5\n')
-    code, out, err = dry_run(capsys, wrong, "--nodes=1")
-    assert (code, out) == (2, "") and 'Did you mean "evaluations"?' in err

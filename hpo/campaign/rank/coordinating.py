@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.definition import CampaignDefinition, StartingPoints
 from hpo.campaign.progress import Display
-from hpo.campaign.rank.cleanup import Cleanup
+from hpo.campaign.rank.cleanup import Cleanup, begin_cleanup
 from hpo.campaign.rank.journal_log import JournalLog
 from hpo.campaign.rank.status import Status
 from hpo.campaign.rank.wiring import Assembly
@@ -24,7 +26,7 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, LaunchRules
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.messages import Assignment
+from hpo.islands.messages import Assignment, End
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.commands import Inbox
@@ -44,7 +46,7 @@ _log = logging.getLogger("hpo.campaign")
 
 
 def begin_log(assembly: Assembly, launch: int, earlier: ResumeState, known: Sequence[Record]) -> JournalLog:
-    """Put on record that the launch of this number begins. ``known``: the records of results that were entered."""
+    """Put on record that launch number ``launch`` begins. ``known``: records of entered results."""
     definition, settings, layout = assembly.definition, assembly.settings, assembly.layout
     assert assembly.writer is not None  # rank 0 leads the first worker
     log = JournalLog(
@@ -85,8 +87,8 @@ def make_coordinator(
     points: Sequence[Mapping[str, Scalar]],
     ended: Callable[[int], bool],
 ) -> Coordinator:
-    """The coordinator. ``points``: to be evaluated first; ``ended``: whether the process of a rank is known to have
-    ended."""
+    """Coordinator of the launch. ``points``: configurations to evaluate first; ``ended``: whether the process of a rank
+    is known to have ended."""
     settings, task, layout = assembly.settings, assembly.task, assembly.layout
     space, standing = task.space, earlier.commands
     began = process.deadline_from(settings, assembly.transport.now())
@@ -137,7 +139,6 @@ def _rules(assembly: Assembly, earlier: ResumeState, began: float) -> LaunchRule
     evaluation = settings.evaluation
     deadline_s = standing.deadline_s(settings.deadline_s)
     limits = slurm_job.limits()
-    job = None if limits is None else slurm_job.JobEnd(limits, evaluation.grace_s)
     requests = assembly.signals.requests
     return LaunchRules(
         ranks=assembly.transport.size,
@@ -147,7 +148,7 @@ def _rules(assembly: Assembly, earlier: ResumeState, began: float) -> LaunchRule
         grace_s=evaluation.grace_s,
         timed=evaluation.timeout_s is not None,
         deadline=None if deadline_s is None else began + deadline_s,
-        must_end=None if job is None else lambda: job.must_end(requests.terminated),
+        must_end=None if limits is None else lambda: limits.must_end(requests.terminated),
         phases=Phases([phase.until for phase in settings.phase]),
         unseen=_unseen(
             assembly.task.space, assembly.allows, [settings.search_of(island).only for island in islands]
@@ -156,7 +157,7 @@ def _rules(assembly: Assembly, earlier: ResumeState, began: float) -> LaunchRule
 
 
 def _first(definition: CampaignDefinition, points: Sequence[Mapping[str, Scalar]]) -> list[Assignment]:
-    """The default and the points that are evaluated first."""
+    """Assignments of the default and the points, which are evaluated first."""
     task = definition.task
     first = [] if task.default is None else [(task.default, "default")]
     first += [(dict(point), "given") for point in (*task.points, *points)]
@@ -171,7 +172,7 @@ def _first(definition: CampaignDefinition, points: Sequence[Mapping[str, Scalar]
 def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]:
     """Sentences about kinds that model one objective, where there are several."""
     objectives = len(definition.task.objectives)
-    searches = (definition.settings.search_of(island) for island in range(islands if objectives > 1 else 0))
+    searches = map(definition.settings.search_of, range(islands if objectives > 1 else 0))
     return [
         f'kind = "{kind}" models one objective: with {objectives} it proposes as "evolution" does'
         for kind in dict.fromkeys(one.kind for one in searches if one.traits.one_objective)
@@ -181,8 +182,7 @@ def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]
 def _unseen(
     whole: SearchSpace, allows: Allows, only: Sequence[Mapping[str, Sequence[Scalar]]]
 ) -> list[UnseenConfigurations]:
-    """Configurations that islands which keep to ``only`` can evaluate, by island."""
-
+    """Configurations that each island can still evaluate. ``only``: allowed choices by island."""
     parts = [part for place, part in enumerate(only) if part not in only[:place]]
     spaces = [restricted(whole, part) for part in parts]
     unseen = [
@@ -191,56 +191,73 @@ def _unseen(
     return [unseen[parts.index(part)] for part in only]
 
 
-def make_status(
-    assembly: Assembly, lock: Lock, coordinator: Coordinator, log: JournalLog, earlier: ResumeState
-) -> Status:
-    """The writer of the state that ``hpo status`` reads."""
-    settings, standing = assembly.settings, earlier.commands
-    return Status(
+class Opening(NamedTuple):
+    """Parts of a launch that rank 0 has opened. ``known``: records of entered results; ``ended``: whether a rank's
+    process is known to have ended."""
+
+    lock: Lock
+    earlier: ResumeState
+    starting: StartingPoints
+    known: Sequence[Record]
+    sinks: SinkProcesses
+    ended: Callable[[int], bool]
+
+
+def begin_launch(assembly: Assembly, opening: Opening, launch: int) -> Housekeeping:
+    """Begin launch number ``launch`` on rank 0: make its coordinator and what shows and keeps its state."""
+    settings, layout, objectives = assembly.settings, assembly.layout, assembly.task.objectives
+    lock, earlier = opening.lock, opening.earlier
+    log = begin_log(assembly, launch, earlier, opening.known)
+    coordinator = make_coordinator(assembly, log, earlier, opening.starting.points, opening.ended)
+    if not log.writer.pending:
+        lock.settle()
+    done = coordinator.tally.final
+    display = Display(settings, assembly.task, workers=len(layout.workers), done=done)
+    standing = earlier.commands
+    status = Status(
         settings.directory,
         lock,
         earlier=earlier,
         log=log,
         limits=lambda: (coordinator.evaluations, standing.deadline_s(settings.deadline_s)),
-        objectives=assembly.task.objectives,
+        objectives=objectives,
         watched=process.panel_shown(),
         repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
     )
+    cleanup = begin_cleanup(
+        settings, objectives=len(objectives), islands=layout.islands, launch=launch, earlier=earlier
+    )
+    return Housekeeping(lock, coordinator, display, status, cleanup, opening.sinks)
 
 
+@dataclass(eq=False)
 class Housekeeping:
-    """Duties of rank 0 beside the protocol, now and then: ends where the lock is lost, shows how it goes, removes
-    checkpoints that nothing needs."""
+    """Duties of rank 0 beside the protocol: ends where the lock is lost, shows how it goes, removes checkpoints."""
 
-    def __init__(
-        self,
-        lock: Lock,
-        coordinator: Coordinator,
-        display: Display,
-        status: Status,
-        cleanup: Cleanup | None,
-        sinks: SinkProcesses | None,
-    ) -> None:
-        self._lock = lock
-        self._cleanup = cleanup
-        self._coordinator = coordinator
-        self._display = display
-        self._status = status
-        self._sinks = sinks
-        self._said: set[str] = set()
+    lock: Lock
+    coordinator: Coordinator
+    display: Display
+    status: Status
+    cleanup: Cleanup | None
+    sinks: SinkProcesses
+    _remarked: bool = False
 
     def __call__(self, now: float) -> None:
-        self._lock.check()
-        if not self._said and (remarks := self._status.remarks(self._coordinator)):
-            self._said.update(remarks)
-            self._coordinator.remarks.extend(remarks)
-        while self._coordinator.remarks:
-            with suppress(OSError):  # its reader may be gone
-                _log.info("%s.", one_line(self._coordinator.remarks.popleft()))
-        self._display.update(self._coordinator, now)
-        self._status.update(self._coordinator, now)
-        if self._cleanup is not None:
-            self._cleanup.step(now, self._coordinator.reopened_ids)
-        if self._sinks is not None:
-            with suppress(OSError):  # the reader of what is said may be gone
-                self._sinks.look()
+        self.lock.check()
+        if not self._remarked and (remarks := self.status.remarks(self.coordinator)):
+            self._remarked = True
+            self.coordinator.remarks.extend(remarks)
+        with suppress(OSError):  # the reader may be gone
+            while self.coordinator.remarks:
+                _log.info("%s.", one_line(self.coordinator.remarks.popleft()))
+        self.display.update(self.coordinator, now)
+        self.status.update(self.coordinator, now)
+        if self.cleanup is not None:
+            self.cleanup.step(now, self.coordinator.reopened_ids)
+        with suppress(OSError):  # the reader may be gone
+            self.sinks.look()
+
+    def show_end(self, end: End, now: float) -> None:
+        """Show how the launch ended, and note in the lock whether all of it has."""
+        self.lock.all_ended = self.coordinator.all_ended
+        self.display.finish(self.coordinator, end.reason, now)

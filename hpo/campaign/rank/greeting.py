@@ -1,4 +1,4 @@
-"""How the ranks of a launch find each other: each says hello to rank 0, which waits for all."""
+"""Start of a launch: each rank says hello to rank 0, which waits for all."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _GREETING_OF_A_RANK_S = 0.05
 
 
 def greeting_s(settings: config.Settings, ranks: int) -> float:
-    """How long rank 0 waits for the others to start; they wait twice as long, as it folds the journals, too."""
+    """Seconds that rank 0 waits for the others to start; they wait twice as long, as it folds the journals, too."""
     return max(_GREETING_S, settings.evaluation.start_timeout_s) + _GREETING_OF_A_RANK_S * ranks
 
 
 def own_hello(settings: config.Settings, identity: dict[str, object]) -> Hello:
-    """What this rank says of itself."""
+    """Hello of this rank."""
     return Hello(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -49,12 +49,8 @@ def _fingerprint(settings: config.Settings, identity: dict[str, object]) -> str:
 
 
 def greet(transport: Transport, mine: Hello, waits_s: float) -> list[Hello]:
-    """On rank 0: what ranks said of themselves, by rank, once all have.
-
-    Raises:
-        CampaignError: one could not begin, or reads another campaign.
-        RanksDied: one said nothing for ``waits_s``.
-    """
+    """Hellos by rank, once rank 0 has all. CampaignError where a rank could not begin, or reads another campaign;
+    RanksDied where a rank said nothing for ``waits_s``."""
     hellos = {0: mine}
     deadline = time.monotonic() + waits_s
     while len(hellos) < transport.size:

@@ -21,7 +21,7 @@ from hpo.task.task import Task
 
 
 class JournalLog(LaunchLog):
-    """Records of launch ``number``, whose journals began at ``began`` (Unix seconds). ``islands``: number of them."""
+    """Records of launch ``number``, whose journals began at ``began`` (Unix seconds)."""
 
     def __init__(
         self, writer: JournalWriter, directory: Path, task: Task, *, islands: int, number: int, began: float
@@ -37,8 +37,7 @@ class JournalLog(LaunchLog):
         self._islands = islands
 
     def begin(self, known: Sequence[Record], launched: Launched) -> None:
-        """The launch begins. ``known``: the records of results that were entered, on record before anything is
-        evaluated."""
+        """Begin the launch. ``known``: records of entered results, which precede all evaluations."""
         for record in known:
             self.writer.append(record)
         self.launched = launched
@@ -47,7 +46,7 @@ class JournalLog(LaunchLog):
     def _put(self, *records: Record) -> None:
         for record in records:
             self.writer.append(record)
-        # What cannot be written now is tried again by rank 0's leader, whose journal it is, and at the launch's end.
+        # Rank 0's leader, whose journal it is, tries again, and so does the launch's end.
         with suppress(OSError):
             self.writer.commit()
 

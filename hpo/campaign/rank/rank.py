@@ -9,17 +9,14 @@ import atexit
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from pathlib import Path
-from typing import NamedTuple
 
 from hpo import logs
 from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop, end_stop
 from hpo.campaign.known_points import enter_points
-from hpo.campaign.progress import Display
-from hpo.campaign.rank.cleanup import begin_cleanup, keep_only_best
-from hpo.campaign.rank.coordinating import Housekeeping, begin_log, make_coordinator, make_status
+from hpo.campaign.rank.cleanup import keep_only_best
+from hpo.campaign.rank.coordinating import Opening, begin_launch
 from hpo.campaign.rank.greeting import ended_here, greet, greeting_s, own_hello
 from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster.mpi_startup import give_up, leave_without_mpi
@@ -43,24 +40,11 @@ from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.journal.files import fence_launch, last_launch
 from hpo.journal.lock import Lock, acquire
-from hpo.journal.records import Record
 from hpo.loggers.processes import SinkProcesses
 from hpo.results.result import Result
 from hpo.terminal import one_line
 
 _log = logging.getLogger("hpo.campaign")
-
-
-class _Opening(NamedTuple):
-    """Parts of a launch that rank 0 has opened. ``starting``: points that the settings name; ``known``: the records of
-    results that were entered; ``ended``: whether the process of a rank is known to have ended."""
-
-    lock: Lock
-    earlier: ResumeState
-    starting: StartingPoints
-    known: Sequence[Record]
-    sinks: SinkProcesses
-    ended: Callable[[int], bool]
 
 
 class Rank:
@@ -76,7 +60,7 @@ class Rank:
         self.exit_code = 0
         """Exit code of the campaign; the same on all ranks."""
         self.process_code = 0
-        """Exit code of this rank's process, where it cannot end MPI."""
+        """Exit code of this process where it cannot end MPI."""
 
     @property
     def _settings(self) -> config.Settings:
@@ -99,7 +83,7 @@ class Rank:
                 raise
         self.exit_code = end.exit_code
         left = transport.leave(60.0)
-        # One of which is not yet known that it died would hold the others in MPI's own end, too.
+        # A rank whose death is not known yet would hold the others in MPI's own end, too.
         if transport.failed() or (not left and tolerates_deaths()):
             atexit.register(lambda: leave_without_mpi(self.process_code))
         _raise_failure(end)
@@ -129,25 +113,17 @@ class Rank:
             try:
                 starting = self._definition.check()
                 self._definition = self._definition.bound_to_directory()
+                supervisor = process.launcher().supervisor
                 lock = held.enter_context(
-                    acquire(
-                        self._settings.directory,
-                        supervisor=process.launcher().supervisor,
-                        waiting=_log.info,
-                    )
+                    acquire(self._settings.directory, supervisor=supervisor, waiting=_log.info)
                 )
                 if (end := self._claim_directory()) is not None:
                     self._send_all(end)
                     return end
                 launch = last_launch(self._settings.directory) + 1
                 earlier = self._read_earlier(layout, lock, launch, starting)
-                known = enter_points(
-                    starting.known,
-                    self._definition.task,
-                    earlier,
-                    layout.islands,
-                    self._settings.known,
-                )
+                task, entries = self._definition.task, self._settings.known
+                known = enter_points(starting.known, task, earlier, layout.islands, entries)
                 hellos = self._greet_all(lock)
             except HpoError as error:
                 self._send_all(End("refused", error.exit_code, str(error)))
@@ -157,7 +133,7 @@ class Rank:
                 held.callback(snapshot.write_beside(self._settings.directory, earlier.snapshot))
                 earlier.snapshot = b""
             sinks = held.enter_context(self._sinks())
-            opening = _Opening(lock, earlier, starting, known, sinks, ended_here(hellos))
+            opening = Opening(lock, earlier, starting, known, sinks, ended_here(hellos))
             return self._serve(layout, signals, start, opening)
 
     def _send_all(self, end: End) -> None:
@@ -167,7 +143,7 @@ class Rank:
         self._transport.flush(10.0)
 
     def _claim_directory(self) -> End | None:
-        """Make the directory, which is locked, this campaign's; its end where ``hpo stop`` keeps it from beginning."""
+        """Make the locked directory this campaign's; End where ``hpo stop`` keeps the campaign from beginning."""
         definition = self._definition
         home = self._settings.directory
         if definition.recorded_identity() is None:
@@ -185,11 +161,14 @@ class Rank:
         return None
 
     def _read_earlier(self, layout: Layout, lock: Lock, launch: int, starting: StartingPoints) -> ResumeState:
-        """State in the journals of launches before ``launch``."""
         definition = self._definition
         home = self._settings.directory
         if lock.contested:
-            _fence(home, launch - 1)
+            # Ranks of that launch may go on: what they still write does not count.
+            try:
+                fence_launch(home, launch - 1)
+            except OSError as error:
+                raise directory.unwritable(home, error) from error
         with located(home):
             earlier = fold_directory(
                 home,
@@ -207,7 +186,6 @@ class Rank:
         return earlier
 
     def _greet_all(self, lock: Lock) -> list[Hello]:
-        """Wait until all ranks have said hello."""
         settings = self._settings
         hellos = greet(
             self._transport,
@@ -220,7 +198,7 @@ class Rank:
     def _send_starts(
         self, layout: Layout, earlier: ResumeState, launch: int, hellos: Sequence[Hello]
     ) -> Start:
-        """Send each rank its part of ``earlier``, and return that of this rank."""
+        """Send each rank its part of ``earlier``, and return this rank's part."""
         settings = self._settings
         starts = start_messages(
             layout,
@@ -238,7 +216,6 @@ class Rank:
         return starts[0]
 
     def _sinks(self) -> SinkProcesses:
-        """The processes that write to loggers: beside rank 0, from what it and the others leave in files."""
         settings = self._settings
         return SinkProcesses(
             settings.directory,
@@ -266,7 +243,8 @@ class Rank:
                 if isinstance(message, End) and message.exit_code == 0:
                     return message
                 if isinstance(message, End):
-                    raise _refusal(message)
+                    kind = UsageError if message.exit_code == UsageError.exit_code else CampaignError
+                    raise kind(message.error or f"the campaign ended before it began ({message.reason})")
                 if isinstance(message, Start):
                     # A quick leader's first words may have overtaken rank 0's, or come in together with them.
                     transport.put_back([*early, *arrived[position:]])
@@ -281,42 +259,23 @@ class Rank:
 
     # --- all ranks ------------------------------------------------------------------------------------------
 
-    def _serve(self, layout: Layout, signals: Signals, start: Start, opening: _Opening | None) -> End:
-        """``opening``: on rank 0."""
+    def _serve(self, layout: Layout, signals: Signals, start: Start, opening: Opening | None) -> End:
+        """Take part in the launch. ``opening``: None but on rank 0."""
         logs.open_debug_file(self._settings.directory, self._transport.rank)
-        transport = self._transport
+        transport, definition = self._transport, self._definition
         place, _ = layout.place_of(transport.rank)
         self._serving = True
         signals.patience = PATIENCE
-        definition = self._definition
-        settings = self._settings
         with ExitStack() as closing:
             assembly = Assembly(
                 definition=definition, transport=transport, layout=layout, signals=signals, closing=closing
             )
-            coordinator = display = status = housekeeping = None
-            mine = assembly.roles(place, start)
-            if opening is not None:
-                lock, earlier = opening.lock, opening.earlier
-                log = begin_log(assembly, start.launch, earlier, opening.known)
-                coordinator = make_coordinator(assembly, log, earlier, opening.starting.points, opening.ended)
-                if not log.writer.pending:
-                    lock.settle()
-                done = coordinator.tally.final
-                display = Display(settings, definition.task, workers=len(layout.workers), done=done)
-                status = make_status(assembly, lock, coordinator, log, earlier)
-                cleanup = begin_cleanup(
-                    settings,
-                    objectives=len(definition.task.objectives),
-                    islands=layout.islands,
-                    launch=start.launch,
-                    earlier=earlier,
-                )
-                housekeeping = Housekeeping(lock, coordinator, display, status, cleanup, opening.sinks)
+            roles = assembly.roles(place, start)
+            housekeeping = None if opening is None else begin_launch(assembly, opening, start.launch)
             node = EventLoop(
                 transport=transport,
-                roles=mine,
-                coordinator=coordinator,
+                roles=roles,
+                coordinator=None if housekeeping is None else housekeeping.coordinator,
                 signals=signals,
                 hang_timeout_s=assembly.hang_timeout_s,
                 housekeeping=housekeeping or (lambda now: None),
@@ -326,32 +285,16 @@ class Rank:
             if node.given_up and assembly.writer is not None:
                 assembly.writer.discard()  # it would go on in a file that is read
             end = assembly.settle(end)
-            if coordinator is not None and opening is not None:
-                opening.lock.all_ended = coordinator.all_ended
-            if display is not None and coordinator is not None:
-                display.finish(coordinator, end.reason, transport.now())
-        if status is not None and coordinator is not None and end == coordinator.end:
-            status.finish(coordinator, transport.now())
-        # After a deadline the next launch goes on from what paused, and from lineages.
-        if coordinator is not None and end.exit_code == 0 and end.reason != DEADLINE:
-            with suppress(OSError):  # it is only space
-                keep_only_best(settings.directory, settings.keep)
+            if housekeeping is not None:
+                housekeeping.show_end(end, transport.now())
+        if housekeeping is not None:
+            if end == housekeeping.coordinator.end:
+                housekeeping.status.finish(housekeeping.coordinator, transport.now())
+            # After a deadline the next launch goes on from paused individuals and lineages.
+            if end.exit_code == 0 and end.reason != DEADLINE:
+                with suppress(OSError):  # it is only space
+                    keep_only_best(self._settings.directory, self._settings.keep)
         return end
-
-
-def _fence(campaign_directory: Path, launch: int) -> None:
-    """The lock was that of ``launch``, of which ranks may go on: what these still write does not count.
-    CampaignError where that cannot be made sure."""
-    try:
-        fence_launch(campaign_directory, launch)
-    except OSError as error:
-        raise directory.unwritable(campaign_directory, error) from error
-
-
-def _refusal(end: End) -> HpoError:
-    """The error that rank 0 met, for the other ranks to raise."""
-    kind = UsageError if end.exit_code == UsageError.exit_code else CampaignError
-    return kind(end.error or f"the campaign ended before it began ({end.reason})")
 
 
 def _raise_failure(end: End) -> None:
@@ -361,9 +304,5 @@ def _raise_failure(end: End) -> None:
             "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "
             f"this and give the same command again: {end.error}"
         )
-    if end.reason == STORAGE:
-        raise StorageFailed(end.error or "the storage did not work")
-    if end.reason == REFUSED:
-        raise CampaignError(end.error or "the constraints refused all proposals")
-    if end.reason == FUTILE:
-        raise CampaignError(end.error or "the first evaluations all failed")
+    if end.reason in (STORAGE, REFUSED, FUTILE):
+        raise (StorageFailed if end.reason == STORAGE else CampaignError)(end.error or end.reason)

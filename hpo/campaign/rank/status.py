@@ -1,4 +1,4 @@
-"""What rank 0 keeps in ``DIR/status.json`` while a campaign is at work, so that ``hpo status`` reads no journals."""
+"""State that rank 0 keeps in ``DIR/status.json`` during a launch, so that ``hpo status`` reads no journals."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from hpo.task.task import MAXIMIZE
 _INTERVAL_S = 2.0
 _WATCHED_S = 1.0
 _FAREWELL_S = 5.0
+# Most of rank 0's time for this: campaigns with very many failures have much to sort.
 _SHARE = 0.02
-"""Of its time that rank 0 spends on this, at most: campaigns with very many failures have much to sort."""
 
 
 class Status:
-    """``update`` takes note on rank 0's loop, and the heartbeat of ``lock`` writes it, whatever rank 0 does then; that
-    the launch is stopping, is paused, waits for its storage or has lost a worker is written at once.
+    """Writer of the state: ``update`` takes note on rank 0's loop, and the heartbeat of ``lock`` writes it, whatever
+    rank 0 does then; a launch that stops, pauses, waits for its storage or loses a worker is written at once.
 
-    ``limits``: the budget of evaluations and the deadline that hold; ``objectives``: of the task, with directions;
-    ``watched``: a panel shows it, so what is new is written within a second.
-    Nothing is written where configurations are evaluated again on purpose: the best is then known by all of their
-    evaluations."""
+    Nothing is written where configurations are evaluated repeatedly on purpose (``repeats``): the best is then known by
+    all of their evaluations. ``limits``: the budget of evaluations and the deadline that hold; ``objectives``:
+    direction by name; ``watched``: a panel shows the state, so news are written within a second."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Status:
         self._repeats = repeats or earlier.repeats
         self._next = 0.0
         self._shown: tuple[str | None, bool, str | None, int] | None = None
-        # Of the two threads that write; neither waits long for the other's storage.
+        # Two threads write, and neither waits long for the other's storage.
         self._writing = threading.Lock()
         self._newest: Overview | None = None
         self._written: Overview | None = None
@@ -71,7 +70,7 @@ class Status:
         lock.heartbeat.register(self._refresh)
 
     def update(self, coordinator: Coordinator, now: float) -> None:
-        """Take note of how it stands if it is time to; cheap otherwise."""
+        """Take note of the state if it is time to; cheap otherwise."""
         shown = coordinator.stopping, coordinator.paused, coordinator.storage_error, len(self._log.left)
         changed = shown != self._shown
         if self._repeats or (now < self._next and not changed):
@@ -95,12 +94,14 @@ class Status:
             self._write()
 
     def _found(self, coordinator: Coordinator, now: float) -> Overview | None:
-        """None where the best is known by the journals only: a dead rank has not sent it."""
+        """State of the launch; None where only the journals have the best: a dead rank has not sent it."""
         log, launched, best = self._log, self._log.launched, coordinator.tally.best
         if launched is None or (best is not None and (best.params is None or best.objectives is None)):
             return None
         budget, deadline_s = self._limits()
         waits = coordinator.waited_for_storage(now)
+        failures = coordinator.tally.failures
+        failed = sorted(failures, key=lambda one: tally.order(one, failures[one].started))
         codes = dict(self._earlier.codes)
         if launched.code:
             codes[log.number] = launched.code
@@ -109,7 +110,7 @@ class Status:
             running=coordinator.busy,
             budget=budget,
             deadline_s=deadline_s,
-            best=None if best is None else self._best(best, coordinator.tally.best_digits()),
+            best=None if best is None else self._best_of(best, coordinator.tally.best_digits()),
             islands=launched.islands,
             workers=launched.workers,
             started=self._started,
@@ -124,14 +125,13 @@ class Status:
             ended=None,
             known=sum(self._earlier.sources.values()),
             codes=codes,
-            errors=self._errors(coordinator),
+            errors=overview.errors((one, failures[one].status, failures[one].error) for one in failed),
             torn=self._earlier.torn,
             pace=self._pace(coordinator),
             remarks=self.remarks(coordinator),
         )
 
     def remarks(self, coordinator: Coordinator) -> list[str]:
-        """Remarks for ``Overview``."""
         launched = self._log.launched
         completed = coordinator.tally.counts.get(COMPLETED, 0)
         return (
@@ -155,15 +155,10 @@ class Status:
             },
         )
 
-    def _best(self, best: tally.Best, digits: list[int]) -> Best:
+    def _best_of(self, best: tally.Best, digits: list[int]) -> Best:
         objectives = best.objectives or {}
         value = objectives if self._several else next(iter(objectives.values()))
         return Best(value=value, params=best.params or {}, id=best.id, digits=digits)
-
-    def _errors(self, coordinator: Coordinator) -> list[str]:
-        failures = coordinator.tally.failures
-        ids = sorted(failures, key=lambda one: tally.order(one, failures[one].started))
-        return overview.errors((one, failures[one].status, failures[one].error) for one in ids)
 
     def _write(self, *, wait_s: float = _FAREWELL_S) -> None:
         if not self._writing.acquire(timeout=wait_s):
@@ -180,7 +175,7 @@ class Status:
             self._writing.release()
 
     def finish(self, coordinator: Coordinator, now: float) -> None:
-        """Nothing more is written to the journals of this launch. What is not certain is left to them."""
+        """Write the state after the last record of this launch; what is not certain is left to the journals."""
         ended, self._newest = self._log.ended, None
         if ended is None or not coordinator.exact or self._repeats:
             return

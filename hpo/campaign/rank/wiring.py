@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
 
 from hpo.campaign.definition import CampaignDefinition
-from hpo.campaign.rank.evaluators import (
-    Jobs,
-    make_crew,
-    make_evaluator_host,
-    make_inline_crew,
-    make_inline_host,
-)
+from hpo.campaign.rank.evaluators import Jobs, child_factory, curve_file, make_warner
 from hpo.cluster.signals import Signals
 from hpo.config import process
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, UsageError, describe_os_error
+from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.crew import ProcessCrew
+from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.evaluator_process import worker_local_rank
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands.end_reasons import STORAGE
@@ -29,7 +29,7 @@ from hpo.islands.event_loop import RankRoles
 from hpo.islands.leader.island import LeaderSettings, OwnWorker
 from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import End, Remark, Start, Surroundings, encode
+from hpo.islands.messages import End, Remark, Start, Surroundings, WorkerMessage, encode
 from hpo.islands.storage import StorageWait, storage_sentence
 from hpo.islands.transport import Transport
 from hpo.journal.files import JournalWriter, journal_path
@@ -40,33 +40,26 @@ from hpo.search.phases import searched
 from hpo.search.protocols import SearchContext
 from hpo.task.task import MAXIMIZE
 
+# Names that no metric, the usual subject of a remark, can have.
 _CONSTRAINTS, _STEPS = "[constraints]", "[steps]"
-"""No names of metrics, as remarks have."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Assembly:
-    """Makes the parts of this rank. ``closing``: ends what is made here."""
+    """Makes the parts of this rank, which ``closing`` ends. ``writer``: journal of the worker that this rank leads,
+    which began at ``began`` (Unix seconds)."""
 
-    def __init__(
-        self,
-        *,
-        definition: CampaignDefinition,
-        transport: Transport,
-        layout: Layout,
-        signals: Signals,
-        closing: ExitStack,
-    ) -> None:
-        self.definition = definition
-        self.settings = definition.settings
-        self.task = definition.task
-        self.transport = transport
-        self.layout = layout
-        self.signals = signals
-        self.closing = closing
-        self.writer: JournalWriter | None = None
-        """Journal of the worker that this rank leads."""
-        self.began = 0.0
-        """When that journal began; Unix seconds."""
+    definition: CampaignDefinition
+    transport: Transport
+    layout: Layout
+    signals: Signals
+    closing: ExitStack
+    writer: JournalWriter | None = None
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.settings = self.definition.settings
+        self.task = self.definition.task
         self._remarked: set[str] = set()
 
     def roles(self, place: WorkerPlacement, start: Start) -> RankRoles:
@@ -108,43 +101,57 @@ class Assembly:
     def _evaluator_host(
         self, place: WorkerPlacement, worker_rank: int, surroundings: Surroundings
     ) -> EvaluatorHost | InlineHost:
-        if self._inline:
-            return make_inline_host(
-                transport=self.transport,
-                place=place,
+        def send(content: dict[str, Any]) -> None:
+            self.transport.send(place.leader, encode(WorkerMessage(content)))
+
+        if not self._inline:
+            return EvaluatorHost(
                 worker_rank=worker_rank,
-                surroundings=surroundings,
-                task=self.task,
+                child_factory=child_factory(self.settings, surroundings, worker_rank, self.definition.source),
+                send=lambda epoch, answer: send(pack_answer(epoch, worker_rank, answer)),
+                clock=self.transport.now,
             )
-        return make_evaluator_host(
-            self.settings,
-            transport=self.transport,
-            place=place,
+        comm = self.transport.communicator(place.ranks)
+        if comm is None:
+            raise TypeError("a worker of several ranks needs MPI")
+        return InlineHost(
             worker_rank=worker_rank,
-            surroundings=surroundings,
-            source=self.definition.source,
+            local_rank=worker_local_rank(surroundings.hosts, worker_rank),
+            size=len(place.ranks),
+            task=self.task,
+            comm=comm,
+            send=send,
+            device=_inline_device(surroundings, worker_rank, place),
         )
 
     def _crew(self, place: WorkerPlacement, start: Start) -> ProcessCrew | InlineCrew:
+        settings, surroundings = self.settings, start.surroundings
+        curve = curve_file(settings, place, start.launch, self.task.objectives)
+
+        def send(worker_rank: int, content: dict[str, Any]) -> None:
+            self.transport.send(place.ranks[worker_rank], encode(WorkerMessage(content)))
+
         if self._inline:
-            return make_inline_crew(
-                self.settings,
-                transport=self.transport,
-                place=place,
-                launch=start.launch,
-                surroundings=start.surroundings,
+            return InlineCrew(
                 task=self.task,
+                size=len(place.ranks),
+                comm=self.transport.communicator(place.ranks),
+                send=send,
                 stopping=lambda: self.signals.count > 0,
+                on_warning=make_warner(place),
+                device=_inline_device(surroundings, 0, place),
+                curve=curve,
             )
-        return make_crew(
-            self.settings,
-            transport=self.transport,
-            place=place,
-            launch=start.launch,
-            surroundings=start.surroundings,
-            source=self.definition.source,
-            objectives=self.task.objectives,
+        crew = ProcessCrew(
+            size=len(place.ranks),
+            child_factory=child_factory(settings, surroundings, 0, self.definition.source, curve),
+            send=send,
+            settings=settings.evaluation,
+            on_warning=make_warner(place),
+            clock=self.transport.now,
         )
+        crew.prepare()  # its evaluators start meanwhile
+        return crew
 
     @property
     def _inline(self) -> bool:
@@ -158,15 +165,15 @@ class Assembly:
         return math.inf if blind else evaluation.hang_timeout_s
 
     def settle(self, end: End) -> End:
-        """Put on disk what is not there yet, as the launch ended by ``end``; rank 0 waits for the storage if need be.
-        How the launch has ended: for want of its storage where rank 0's journal could not be written."""
+        """Write the rest of the journal, for which rank 0 waits if need be. ``end``, or another end of the launch where
+        rank 0's journal could not be written."""
         wait, writer = StorageWait(), self.writer
         while writer is not None and (writer.error is not None or writer.pending):
             try:
                 writer.commit()
             except OSError as error:
                 wait.failed(describe_os_error(error, writer.path), time.monotonic())
-                # Of others no result is missing that the coordinator has counted.
+                # The coordinator has counted only results that are in the other ranks' journals.
                 if wait.over or end.reason == STORAGE or self.transport.rank:
                     writer.discard()
                 else:
@@ -182,7 +189,7 @@ class Assembly:
         writer: JournalWriter,
         surroundings: Surroundings,
     ) -> Leader:
-        """The leader of the worker at ``place``, not begun."""
+        """Leader of the worker at ``place``, not begun."""
         settings, transport, layout = self.settings, self.transport, self.layout
         groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
         search = settings.search_of(place.island)
@@ -223,7 +230,7 @@ class Assembly:
                 losses=self.task.losses,
                 allows=self.allows,
                 migration=MigrationSettings(
-                    # What an interval of training reached says nothing of its parameters where training begins.
+                    # The value of an interval of training says nothing of its parameters where training begins.
                     probability=0.0 if search.traits.needs_checkpoints else search.migration,
                     copy=search.exchange == "pollination",
                     emigrants=topology_matrix(settings.layout.topology, len(groups))[place.island],
@@ -243,8 +250,8 @@ class Assembly:
         )
 
     def allows(self, params: dict[str, Scalar]) -> bool:
-        """Whether the constraints hold. While the campaign runs, a configuration for which one raises is refused: it
-        may be one of thousands, and would come again in each launch that goes on."""
+        """Whether the constraints hold. A configuration for which a constraint raises is refused: it may be one of
+        thousands, and would come again in each launch that goes on."""
         try:
             return self.task.allows(params)
         except CampaignError as error:
@@ -252,7 +259,7 @@ class Assembly:
             return False
 
     def steps(self, params: dict[str, Scalar]) -> int | None:
-        """How many steps a whole run reports; None where the task does not say it, or fails to."""
+        """Steps that a whole run reports; None where the task does not say it, or fails to."""
         try:
             return self.task.steps_of(params)
         except UsageError as error:
@@ -269,3 +276,8 @@ def _close(writer: JournalWriter) -> None:
     # After ``settle`` nothing is left to be written; before it, an error is on its way already.
     with suppress(OSError):
         writer.close()
+
+
+def _inline_device(surroundings: Surroundings, worker_rank: int, place: WorkerPlacement) -> OwnDevice:
+    label = f"rank {place.ranks[worker_rank]} on {surroundings.hosts[worker_rank]}"
+    return inline_device(process.environment(), surroundings.local_rank, label)
