@@ -77,7 +77,6 @@ def known_id(number: int) -> str:
 
 
 def is_known(identity: str) -> bool:
-    """Whether the id is that of a known point."""
     return identity.startswith(f"{KNOWN}-")
 
 

@@ -62,7 +62,6 @@ def debugging() -> bool:
 
 
 def debug_folder(directory: Path) -> Path:
-    """The folder of a campaign's debug files, one per rank."""
     return directory / "logs" / "ranks"
 
 

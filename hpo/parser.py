@@ -35,7 +35,6 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}. {suggestion(value, choices)}")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End with the sentence for arguments that the command does not take."""
         self.error(unrecognized(unknown, self))
 
 
@@ -79,7 +78,6 @@ def make_parser() -> Parser:
 
 
 def _add_running(add: _Add) -> None:
-    """Commands that evaluate."""
     run = add(
         "run",
         "Run the campaign of a file, or go on with it. Outside mpirun it starts mpirun itself; inside, it is a rank.",
@@ -211,7 +209,6 @@ def _add_pages(add: _Add) -> None:
 
 
 def _add_steering(add: _Add) -> None:
-    """Commands to a campaign, running or not."""
     add(
         "stop",
         "Stop a campaign as a signal would. Jobs that Slurm starts again end at once, until `hpo run` is given.",

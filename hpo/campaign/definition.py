@@ -91,7 +91,6 @@ class CampaignDefinition:
 
     @property
     def source(self) -> TaskSource:
-        """Source from which evaluators get the task; CampaignError where they cannot."""
         if self._source is None:
             self._source = TaskSource.of(self.task)
         return self._source
@@ -138,7 +137,6 @@ class CampaignDefinition:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def check(self) -> StartingPoints:
-        """Check what can be checked before anything starts. Raises as ``Campaign.check``."""
         problems: dict[str, None] = {}  # in order; what all islands share is reported once
         with noted(problems):
             self._check_constraints()

@@ -88,7 +88,6 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
 
 
 def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
-    """Fewest ranks that fit the layout of ``file``; UsageError where the hosts have no room for them."""
     layout = settings.layout
     ranks = smallest(layout.islands, layout.ranks_per_worker)
     hosts.check_room(

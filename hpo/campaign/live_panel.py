@@ -30,8 +30,6 @@ _FAREWELL_S = 5.0
 # Room for what is printed between two drawings. A call that prints more than that, and meanwhile keeps this process's
 # other threads from running, would wait for them for ever.
 _PIPE_BYTES = 1 << 20
-# Characters: a line that goes on beyond that is shown in pieces.
-_LONGEST_TAIL = 4096
 _KERNEL = "ZMQInteractiveShell"
 
 
@@ -103,7 +101,6 @@ class _TerminalPanel:
         self._thread.start()
 
     def end(self) -> None:
-        """Print what has arrived, and leave the terminal without the panel."""
         self._ended.set()
         self._thread.join(_FAREWELL_S)
 
@@ -188,20 +185,17 @@ class Printed:
 
     @property
     def tail(self) -> Text | None:
-        """Line without an end, for example a bar of progress."""
         return _as_shown(self._open) if self._open else None
 
     def add(self, data: bytes, *, final: bool = False) -> None:
-        """Add ``data``; ``final``: nothing follows."""
         *lines, rest = (self._open + self._decoder.decode(data, final)).split("\n")
         rest = rest[rest.rfind("\r", 0, -1) + 1 :]  # without what was overwritten
-        if rest and (final or len(rest) > _LONGEST_TAIL):
+        if rest and final:
             lines, rest = [*lines, rest], ""
         self._lines += lines
         self._open = rest
 
     def take(self) -> Text | None:
-        """Lines since the last time; None without lines."""
         from rich.text import Text
 
         lines, self._lines = self._lines, []

@@ -44,7 +44,6 @@ class Display:
         self._has_panel = process.panel_shown()
 
     def update(self, coordinator: Coordinator, now: float) -> None:
-        """Show the state if it is time to; cheap otherwise. Nothing where a panel does."""
         first = self._began is None
         if first:
             self._began = now
@@ -60,7 +59,6 @@ class Display:
             _show(self.line(coordinator, now))
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
-        """One line: done, best, rate, failures, and while it runs workers busy and time left."""
         tally, budget = coordinator.tally, coordinator.evaluations
         final = tally.final
         seconds = now - (self._began or now)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import resource
 import signal
 import subprocess
 import threading
@@ -129,8 +128,6 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _run_until_over(self) -> int:
-        """Launch again and again, until a launch ends other than by deaths or another would be in vain."""
-        self._warn_if_crowded()
         restarts = idle_launches = 0
         most = self._settings.restarts
         while True:
@@ -192,30 +189,18 @@ class Supervisor:
         self._fleet = fleet
         return None
 
-    def _warn_if_crowded(self) -> None:
-        room = hosts.cores() if self._started.tied else hosts.room(self._fleet.hosts, self._environment)
-        if (clause := hosts.crowded(self._ranks, room)) is not None:
-            # This process has imported what each rank imports.
-            each_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            self._say(
-                f"{clause}, and each takes about {each_mb:.0f} MB ({self._ranks * each_mb / 1024:.1f} GB in all) "
-                "beside its evaluator: they may take minutes to start, or never do. Ctrl-C ends this; start fewer."
-            )
-
     def _wait_for_directory(self) -> bool:
-        """Whether the campaign's directory is there, or comes back."""
-        end = time.monotonic() + _GONE_S
-        while self._is_gone():
-            if time.monotonic() >= end or self._asked:
-                return False
-            time.sleep(0.5)
-        return True
+        self._wait_while(self._is_gone, _GONE_S)
+        return not self._is_gone()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, at most until a signal."""
         self._say(f"this launch got nothing done, so the next one begins in {seconds:g} s.")
+        self._wait_while(lambda: True, seconds)
+
+    def _wait_while(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait while ``condition`` holds, at most for ``seconds`` or until a signal."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._asked:
+        while condition() and time.monotonic() < end and not self._asked:
             time.sleep(0.1)
 
     def _is_gone(self) -> bool:
@@ -227,7 +212,6 @@ class Supervisor:
         )
 
     def _remaining_fleet(self) -> Fleet | None:
-        """Ranks to start now, and their hosts; None when no host is left."""
         everywhere = self._started.listed
         if everywhere is not None:
             silent = self._silent([host.name for host in everywhere])
@@ -299,7 +283,6 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
     def _wait(self, launch: int) -> int | None:
-        """mpirun's return code; None where it was killed here."""
         assert self._process is not None
         evaluation = self._settings.evaluation
         code = processes.wait(

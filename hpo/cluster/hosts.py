@@ -57,18 +57,12 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def check_room(ranks: int, need: str, room: tuple[int, str], remedy: str) -> None:
-    """UsageError, which names the ``need``, for more ranks than ``crowded`` allows."""
-    if (clause := crowded(ranks, room)) is not None:
-        raise UsageError(f"{need}: {clause}. {remedy}")
-
-
-def crowded(ranks: int, room: tuple[int, str]) -> str | None:
-    """Clause that says that ``ranks`` are too many for the ``room``: a number and its unit, such as "cores on this
-    host". None where they are not."""
+    """UsageError where ``ranks``, which ``need`` asks for, are too many for the ``room``: a number and its unit."""
     count, unit = room
-    if ranks <= _MOST_A_CORE * count:
-        return None
-    return f"{ranks} ranks are more than {_MOST_A_CORE} for each of the {count} {unit}"
+    if ranks > _MOST_A_CORE * count:
+        raise UsageError(
+            f"{need}: {ranks} ranks are more than {_MOST_A_CORE} for each of the {count} {unit}. {remedy}"
+        )
 
 
 def room(listed: Sequence[Host] | None, environ: Mapping[str, str]) -> tuple[int, str]:
@@ -120,7 +114,6 @@ def left(
 
 
 def others(names: Iterable[str]) -> list[str]:
-    """Hosts of ``names`` that are not this host."""
     return [name for name in names if not _is_here(name)]
 
 

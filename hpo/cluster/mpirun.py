@@ -190,7 +190,6 @@ def _size(path: Path) -> int | None:
 
 
 def _state(pid: int) -> str:
-    """State of a process by a letter, as ps shows it; empty where the process has ended."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""

@@ -100,7 +100,6 @@ def warning_s(grace_s: float) -> int:
 
 
 def script(plan: Plan) -> str:
-    """Text of the batch script."""
     own = {
         "signal": f"B:USR1@{warning_s(plan.grace_s)}",
         "requeue": None,
@@ -244,12 +243,10 @@ def _gpus_per_node(options: Mapping[str, str | None]) -> int | None:
 
 
 def _per_node(layout: LayoutSettings, nodes: int) -> int:
-    """Fewest ranks a node, in whole workers, that give each island a worker."""
     return math.ceil(layout.islands / nodes) * layout.ranks_per_worker
 
 
 def _nodes(value: str | None) -> tuple[int, int]:
-    """Most and fewest nodes."""
     found = re.fullmatch(rf"({_COUNT})(?:-({_COUNT}))?", value or "")
     if found is None or int(found[2] or found[1]) < int(found[1]):
         raise UsageError(

@@ -64,11 +64,9 @@ class Layout:
         return cls(islands=islands, workers=tuple(places))
 
     def of_island(self, island: int) -> tuple[WorkerPlacement, ...]:
-        """Workers of one island."""
         return tuple(place for place in self.workers if place.island == island)
 
     def place_of(self, rank: int) -> tuple[WorkerPlacement, int]:
-        """Worker and worker rank of a world rank."""
         worker, worker_rank = divmod(rank, len(self.workers[0].ranks))
         return self.workers[worker], worker_rank
 

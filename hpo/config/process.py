@@ -112,7 +112,6 @@ def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | No
 
 
 def environment() -> dict[str, str]:
-    """A copy of this process's environment variables."""
     return dict(os.environ)
 
 

@@ -165,7 +165,6 @@ class _Reader:
         raise UsageError("\n".join(start + problem for problem in self.problems))
 
     def sorted_file(self, data: Mapping[str, object]) -> dict[str, object]:
-        """A file's content without what does not exist there."""
         kept: dict[str, object] = {}
         for key, value in data.items():
             if key in _TABLES:
@@ -190,7 +189,6 @@ class _Reader:
         return kept
 
     def sorted_keywords(self, flat: Mapping[str, object]) -> dict[str, object]:
-        """Keywords by section, without those that do not exist."""
         top: dict[str, object] = {}
         sections: dict[str, dict[str, object]] = {}
         for key, value in flat.items():
@@ -243,7 +241,6 @@ class _Reader:
             self.problems.append(problem)
 
     def _add(self, detail: ErrorDetails) -> None:
-        """Note what pydantic found."""
         place, kind = detail["loc"], detail["type"]
         section = str(place[0]) if place and place[0] in _RULES else _TOP
         if kind == "value_error":

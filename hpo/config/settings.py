@@ -234,7 +234,6 @@ class SearchSettings(Section):
 
     @property
     def traits(self) -> SearchKind:
-        """Module and restrictions of the kind."""
         return KINDS[self.kind]
 
 

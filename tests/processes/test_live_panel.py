@@ -143,8 +143,13 @@ def test_what_is_written_stays_and_the_terminal_is_left_in_order(at_work: Path, 
     os.close(person.master)
 
 
-def test_a_killed_campaign_leaves_the_cursor_visible_and_what_was_written(at_work: Path) -> None:
-    person = Person(at_work, "until('shown'); os.kill(os.getpid(), signal.SIGKILL)")
+def test_a_killed_campaign_leaves_the_terminal_in_order_and_what_it_started_can_write(at_work: Path) -> None:
+    writer = "import pathlib, time; time.sleep(1); print('x', flush=True); pathlib.Path('written').touch()"
+    person = Person(
+        at_work,
+        f"subprocess.Popen([sys.executable, '-c', {writer!r}], pass_fds=inherited, start_new_session=True); "
+        "until('shown'); os.kill(os.getpid(), signal.SIGKILL)",
+    )
     person.sees("── run ")
     (at_work / "drawn").touch()
     person.sees("from a child")
@@ -152,18 +157,6 @@ def test_a_killed_campaign_leaves_the_cursor_visible_and_what_was_written(at_wor
     assert person.end() == -signal.SIGKILL
     assert [row for row in person.rows if row][:4] == ABOVE
     assert not person.screen.cursor.hidden
-    os.close(person.master)
-
-
-def test_what_the_campaign_started_can_write_after_it_was_killed(at_work: Path) -> None:
-    writer = "import pathlib, time; time.sleep(1); print('x', flush=True); pathlib.Path('written').touch()"
-    person = Person(
-        at_work,
-        f"subprocess.Popen([sys.executable, '-c', {writer!r}], pass_fds=inherited, start_new_session=True); "
-        "os.kill(os.getpid(), signal.SIGKILL)",
-    )
-    (at_work / "drawn").touch()
-    assert person.end() == -signal.SIGKILL
     wait_until((at_work / "written").exists, "the end of the writer")
     os.close(person.master)
 

@@ -1,4 +1,4 @@
-"""Commands to a campaign that runs, and to the job that Slurm starts again after its stop."""
+"""Commands to a campaign that runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpo import cli
 from hpo.results import result as results
 
 
-def test_a_running_campaign_is_steered_and_its_stop_holds_for_jobs(
+def test_a_running_campaign_is_steered(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(terminal.directory)
@@ -41,13 +41,3 @@ def test_a_running_campaign_is_steered_and_its_stop_holds_for_jobs(
     finished = terminal.records("finished")
     assert len(finished) == before + 5 and state() == "done"
     assert (finished[before]["operator"], finished[before]["params"]) == ("enqueued", {"x": 0.125, "n": 3})
-
-    given("set", "evaluations=100000")
-    command = terminal.start("run", "c.toml")
-    wait_until(lambda: len(terminal.side()) >= before + 8, "a few more evaluations")
-    assert "asked to stop" in given("stop")
-    assert command.wait().returncode == 75 and state() == "stopped"
-    count = len(terminal.side())
-    again = terminal.start("run", "c.toml", environment={"SLURM_RESTART_COUNT": "1"}).wait()
-    assert again.returncode == 0 and "`hpo stop run` was given" in again.stderr
-    assert len(terminal.side()) == count and len(terminal.records("launched")) == 2

@@ -61,18 +61,8 @@ def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path
         if path.is_file() and path.name != "README.md" and path.suffix != ".png"
     }
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(
-        tmp_path,
-        *pip,
-        "wheel",
-        "-qq",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        "dist",
-        source,
-    )
+    offline = ("-qq", "--no-index")
+    run(tmp_path, *pip, "wheel", *offline, "--no-deps", "--no-build-isolation", "-w", "dist", source)
     (wheel,) = (tmp_path / "dist").iterdir()
     assert wheel.name.startswith("hpo_mpi-")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -85,19 +75,9 @@ def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path
     (site / "installed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = environment / "bin" / "python"
     # With its dependencies, of which none can be fetched: each is there in a version that the wheel allows.
-    run(
-        tmp_path,
-        *pip,
-        "--python",
-        python,
-        "install",
-        "-qq",
-        "--no-index",
-        "--force-reinstall",
-        "--no-deps",
-        wheel,
-    )
-    run(tmp_path, *pip, "--python", python, "install", "-qq", "--no-index", "hpo-mpi")
+    pip = (*pip, "--python", python, "install", *offline)
+    run(tmp_path, *pip, "--force-reinstall", "--no-deps", wheel)
+    run(tmp_path, *pip, "hpo-mpi")
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -81,7 +81,7 @@ REFUSED: list[tuple[dict[str, str], list[str], int, list[str]]] = [
         {"c.toml": BASE + "layout = { islands = 1000000, ranks_per_worker = 1000000 }"},
         ["run", "c.toml"],
         2,
-        [f"{10**12} ranks", "Choose a smaller layout."],
+        [f"{10**12} ranks", "Choose a smaller layout"],
     ),
     ({"c.toml": BASE + "layout.ranks_per_worker = 1000000"}, ["try", "c.toml"], 2, ["a smaller worker"]),
     (

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from cases import cases
 from terminal import wait_until
 
 from hpo.cluster.hosts import Host
@@ -84,48 +84,52 @@ for one in ranks:
     return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
 
 
-@pytest.mark.parametrize("begun", cases([True], nightly=[False]))
-def test_an_mpirun_whose_ranks_have_gone_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
-) -> None:
-    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 1.5)
-    monkeypatch.setattr("hpo.cluster.mpirun._STAY_S", 1.5)
+def waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *ranks: float, total: int = 2, here: int = 2, begun: bool = True,
+    then: str = "sys.exit(7)", rest_s: float = 0.6, **keywords: Any,
+) -> int | None:  # fmt: skip
+    """What ``wait`` returns of an mpirun as ``start`` makes it; nothing of its session is left then."""
+    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", rest_s)
+    monkeypatch.setattr("hpo.cluster.mpirun._STAY_S", rest_s)
     if begun:
         (tmp_path / "begun").touch()
-    # It is seen with its ranks, and then without.
-    assert wait(start([3, 3], "time.sleep(100)"), 2, tmp_path / "begun") is None
-
-
-def test_ranks_of_which_one_is_missing_end_unless_they_have_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
-    mpirun = start([60], "sys.exit(7)")
-    assert wait(mpirun, 2, tmp_path / "begun") is None
-    wait_until(lambda: not _session(mpirun.pid), "the end of its rank", seconds=10)
-    (tmp_path / "begun").touch()
-    assert wait(start([2], "sys.exit(7)"), 2, tmp_path / "begun") == 7
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_an_mpirun_that_does_not_end_in_time_ends_with_all_its_session(tmp_path: Path, begun: bool) -> None:
-    if begun:
-        (tmp_path / "begun").touch()
-    mpirun = start([100, 100], "pass")
+    mpirun = start([*ranks], then, here)
     try:
-        wait_until(lambda: len(_session(mpirun.pid)) == 3, "the start of its ranks")
-        assert wait(mpirun, 2, tmp_path / "begun", kill_at=lambda: 0.0) is None
-        assert mpirun.poll() == -signal.SIGKILL and _session(mpirun.pid) == []
+        code = wait(mpirun, total, tmp_path / "begun", **keywords)
+        if code is None:
+            assert mpirun.poll() == -signal.SIGKILL
+            wait_until(lambda: not _session(mpirun.pid), "the end of its ranks", seconds=10)
+        return code
     finally:
         end_rest(mpirun.pid)
 
 
-def test_an_mpirun_that_hides_its_ranks_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+CASES: dict[str, tuple[dict[str, Any], list[float], int | None]] = {
+    "its ranks have gone": ({"then": "time.sleep(100)", "rest_s": 1.5}, [3, 3], None),
+    "a rank is missing at the start": ({"begun": False}, [60], None),
+    "a rank has gone": ({}, [2], 7),
+    "other ranks are on other hosts": ({"here": 1, "begun": False, "rest_s": 0.1}, [2], 7),
+    "its ranks have gone from this host": (
+        {"here": 1, "rest_s": 0.1, "then": "time.sleep(1); sys.exit(7)"},
+        [1],
+        7,
+    ),
+    "it does not end in time": ({"kill_at": lambda: 0.0}, [100, 100], None),
+    "the campaign has begun, its ranks hide": (
+        {"unseen_s": 0.1, "then": "time.sleep(2); sys.exit(7)"},
+        [],
+        7,
+    ),
+    "no rank is seen for too long": ({"unseen_s": 0.1, "begun": False, "then": "time.sleep(9)"}, [], None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_mpirun_is_waited_for_or_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.1)
-    mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
-    assert wait(mpirun, 2, tmp_path / "begun") == 0
+    keywords, ranks, code = CASES[case]
+    assert waited(tmp_path, monkeypatch, *ranks, **keywords) == code
 
 
 def test_an_mpirun_that_waits_for_its_daemon_ends(tmp_path: Path) -> None:
@@ -153,12 +157,6 @@ def test_an_mpirun_that_waits_for_its_daemon_ends(tmp_path: Path) -> None:
         end_rest(mpirun.pid)
 
 
-def test_an_mpirun_is_waited_for_once_the_campaign_has_begun(tmp_path: Path) -> None:
-    (tmp_path / "begun").touch()
-    mpirun = subprocess.Popen(["sleep", "2"], start_new_session=True)
-    assert wait(mpirun, 2, tmp_path / "begun", unseen_s=0.1) == 0
-
-
 @pytest.mark.parametrize(("stopped", "code"), [(True, None), (False, 7)])
 def test_ranks_that_are_stopped_end_where_rank_0_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, code: int | None
@@ -181,55 +179,36 @@ def test_an_mpirun_ends_whose_rank_0_shows_no_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signs: Sequence[int | None], code: int | None
 ) -> None:
     """It is on another host, and so is another rank; what cannot be seen for a while is no proof."""
-    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
-    (tmp_path / "begun").touch()
     given = iter(signs)
-    mpirun = start([100 if code is None else 5], "sys.exit(7)", here=1)
-    try:
-        found = wait(mpirun, 3, tmp_path / "begun", refreshed=lambda: next(given, None), silent_s=0.9)
-        assert found == code
-    finally:
-        end_rest(mpirun.pid)
+    seconds = 100 if code is None else 5
+    look = {"refreshed": lambda: next(given, None), "silent_s": 0.9}
+    assert waited(tmp_path, monkeypatch, seconds, total=3, here=1, **look) == code
 
 
 def test_a_launch_is_not_ended_for_storage_that_fails_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank of two dies, as it may once all have met, while the file that says so cannot be seen."""
-    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.6)
-    begun = tmp_path / "begun"
-    begun.touch()
-    mpirun = start([2, 6], "sys.exit(7)")
 
     def ended() -> bool:
-        begun.unlink(missing_ok=True)
+        (tmp_path / "begun").unlink(missing_ok=True)
         return False
 
-    assert wait(mpirun, 2, begun, ended=ended) == 7
-    assert not begun.exists()
-
-
-def test_ranks_of_other_hosts_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.1)
-    monkeypatch.setattr("hpo.cluster.mpirun._STAY_S", 0.1)
-    assert wait(start([2], "sys.exit(7)", here=1), 2, tmp_path / "begun") == 7
-    (tmp_path / "begun").touch()
-    assert wait(start([1], "time.sleep(1); sys.exit(7)", here=1), 2, tmp_path / "begun") == 7
+    assert waited(tmp_path, monkeypatch, 2, 6, ended=ended) == 7
+    assert not (tmp_path / "begun").exists()
 
 
 def test_an_mpirun_that_stays_after_the_end_of_the_campaign_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where it waits for a host that has lost its power."""
-    monkeypatch.setattr("hpo.cluster.mpirun._REST_S", 0.5)
     monkeypatch.setattr("hpo.cluster.mpirun._OVER_S", 1.0)
-    journal = tmp_path / "begun"
-    journal.write_text("records")
     answers = [False, True]
 
     def ended() -> bool:
-        journal.write_text(journal.read_text() + "and more")
+        with (tmp_path / "begun").open("a") as journal:
+            journal.write("and more")
         return answers.pop(0)
 
-    assert wait(start([100, 100], "pass"), 2, journal, ended=ended) is None
+    assert waited(tmp_path, monkeypatch, 100, 100, ended=ended) is None
     assert not answers

@@ -104,15 +104,10 @@ TORCHRUN = (Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2)
 
 
 @pytest.mark.parametrize("start", cases([TORCHRUN], nightly=[(sys.executable,)]), ids=len)
-def test_a_model_is_trained_alone_and_under_torchrun(folder, start):
+def test_examples_train_alone_and_under_torchrun(folder, start):
     words = run(folder, *start, "train_alone.py").stdout.split()
     found = dict(zip(words[::2], map(float, words[1::2])))
-    assert found["accuracy"] > 0.9
-    assert found["trainable_fraction"] < 1
-
-
-@pytest.mark.parametrize("start", cases([TORCHRUN], nightly=[(sys.executable,)]), ids=len)
-def test_a_loop_of_one_s_own_trains_alone_and_under_torchrun(folder, start):
+    assert found["accuracy"] > 0.9 and found["trainable_fraction"] < 1
     _, error = run(folder, *start, "own_loop.py").stdout.split()
     assert float(error) < 0.1
 
@@ -169,19 +164,20 @@ def test_images_of_one_s_own_are_written_and_trained_with(folder):
 
 
 def test_a_campaign_of_one_s_own_trains_with_another_method(folder):
-    small = (
+    small = [
         "--epochs",
-        1,
+        "1",
         "--train-samples",
-        20,
+        "20",
         "--width",
-        4,
+        "4",
         "--method",
         "local-sgd",
         "--weight-decay",
-        0.01,
-    )
-    found = json.loads(run(folder, sys.executable, "my_images.py", *small).stdout)
+        "0.01",
+    ]
+    line = (sys.executable, "my_images.py", "--method", "local-sgd", *small)
+    found = json.loads(run(folder, *line).stdout)
     assert found["params"] == {"lr": 0.1, "momentum": 0.9, "width": 4, "world_every": 8}
     assert found["options"]["weight_decay"] == 0.01 and 0 <= found["value"] <= 1
     assert "Of all weights." in run(folder, sys.executable, "my_images.py", "--help").stdout

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from cases import cases
 from places import JOBS
 from slurm import User, missing
 from terminal import variable, wait_until
@@ -48,33 +49,26 @@ def test_scancel_loses_nothing_and_the_campaign_goes_on_when_submitted_again(use
 
 
 @pytest.mark.timeout(150)
-def test_after_the_loss_of_a_node_the_job_is_queued_again_and_loses_nothing(user: User) -> None:
+@pytest.mark.parametrize("keeps", cases([True], nightly=[False]))
+def test_after_the_loss_of_a_node_the_job_goes_on_and_loses_nothing(user: User, keeps: bool) -> None:
+    """With --no-kill Slurm leaves the job the nodes that live, and hpo run starts again on these; else it queues the
+    job again."""
     user.write(evaluations=16, steps=20)
-    user.submit()
-    user.wait_for_work()
-    user.cluster.lose("n1")
-    wait_until(lambda: user.state() == "PENDING", "a job that waits", seconds=30, pause_s=0.1)
-    user.nothing_is_left()
-    user.cluster.regain("n1")
-    user.wait_for_end(90)
-    user.all_is_there_once(16)
-    assert len(user.terminal.records("launched")) == 2, user.output()
-
-
-@pytest.mark.timeout(150)
-def test_a_job_that_keeps_what_is_left_goes_on_there_with_fewer_ranks(user: User) -> None:
-    """With --no-kill Slurm leaves the job the nodes that live; hpo run starts again on these."""
-    user.write(evaluations=16, steps=20)
-    user.submit("--no-kill")
+    user.submit(*(["--no-kill"] if keeps else []))
     user.wait_for_work()
     try:
         user.cluster.lose("n1")
+        if not keeps:
+            wait_until(lambda: user.state() == "PENDING", "a job that waits", seconds=30, pause_s=0.1)
+            user.nothing_is_left()
+            user.cluster.regain("n1")
         user.wait_for_end(100)
     finally:
-        user.cluster.regain("n1")
+        if keeps:
+            user.cluster.regain("n1")
     user.all_is_there_once(16)
-    assert [record["workers"] for record in user.terminal.records("launched")] == [4, 2], user.output()
-    assert "with 2 ranks on the hosts that are left" in user.output()
+    assert [record["workers"] for record in user.terminal.records("launched")] == [4, 2 if keeps else 4]
+    assert ("with 2 ranks on the hosts that are left" in user.output()) is keeps
 
 
 @pytest.mark.timeout(150)
@@ -93,17 +87,6 @@ def test_a_rank_of_srun_that_was_killed_is_queued_again(user: User) -> None:
     assert [header["job"] for header in headers] == [f"{user.job}.0", f"{user.job}.1"], user.output()
     assert [record["exit"] for record in user.terminal.records("ended")] == [0]
     user.nothing_is_left()
-
-
-@pytest.mark.timeout(100)
-def test_a_campaign_that_was_stopped_by_hand_stays_out_of_the_queue(user: User) -> None:
-    user.write(evaluations=400, steps=20)
-    user.submit()
-    user.wait_for_work()
-    assert user.terminal.hpo("stop", "run").returncode == 0
-    user.wait_for_end(40)
-    assert "not put into the queue again: `hpo stop` was asked for" in user.output()
-    assert len(user.terminal.records("launched")) == 1
 
 
 GPUS = """

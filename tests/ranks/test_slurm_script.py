@@ -218,6 +218,21 @@ for ((i = 0; i < 600; i++)); do sleep 0.05; done
 """
 
 
+def run_script(
+    tmp_path: Path, *, start: str = "mpirun", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The script of c.toml, which finds its programs in ``tmp_path``."""
+    plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, start=start, path=str(tmp_path))
+    return subprocess.run(
+        ["bash", "-c", sbatch.script(plan)],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
 def program(folder: Path, name: str, text: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / name
@@ -289,36 +304,17 @@ def test_whatever_the_launcher_returns_the_journal_is_asked(
     tmp_path: Path, returned: int, says: int, ends: int
 ) -> None:
     program(tmp_path, "hpo", FAKE)
-    plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path))
-    variables = {"SLURM_NTASKS": "8", "RETURNS": str(returned), "JOURNAL_SAYS": str(says)}
-    done = subprocess.run(
-        ["bash", "-c", sbatch.script(plan)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = run_script(tmp_path, SLURM_NTASKS="8", RETURNS=str(returned), JOURNAL_SAYS=str(says))
     assert done.returncode == ends
     assert (f"again: slurm c.toml --requeue {returned}\n" in done.stdout) is (returned != 0)
 
 
-@pytest.mark.parametrize(("cpus", "given"), [({"SLURM_CPUS_PER_TASK": "8"}, " --cpus-per-task=8"), ({}, "")])
-def test_srun_gets_the_number_of_cpus_that_the_job_has(
-    tmp_path: Path, cpus: dict[str, str], given: str
-) -> None:
+def test_srun_gets_the_number_of_cpus_that_the_job_has(tmp_path: Path) -> None:
     """It takes none from the job's environment, since Slurm 22.05."""
     fake = program(tmp_path, "srun", '#!/usr/bin/env bash\necho "$0" "$@"\n')
-    plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, start="srun", path=str(tmp_path))
-    done = subprocess.run(
-        ["bash", "-c", sbatch.script(plan)],
-        env={"PATH": os.environ["PATH"], **cpus},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    assert done.stdout == f"{fake} --mpi=pmix{given} hpo run c.toml\n"
+    given = run_script(tmp_path, start="srun", SLURM_CPUS_PER_TASK="8").stdout
+    assert given == f"{fake} --mpi=pmix --cpus-per-task=8 hpo run c.toml\n"
+    assert run_script(tmp_path, start="srun").stdout == f"{fake} --mpi=pmix hpo run c.toml\n"
 
 
 # --- again or not -------------------------------------------------------------------------------------------
@@ -405,36 +401,32 @@ def test_slurm_is_asked_again_while_its_controller_does_not_answer(
         queue.after(0, 75)
 
 
-@pytest.mark.parametrize("returned", [137, 143, 1, 75])
-def test_a_launch_that_was_killed_goes_on_in_the_queue(queue: Queue, returned: int) -> None:
-    write_launch(queue.directory, 1, ("completed", None), end=None)
-    assert queue.after(0, returned) == AGAIN
-
-
-def test_a_job_whose_budget_is_complete_is_done(queue: Queue) -> None:
-    write_launch(queue.directory, 1, *[("completed", None)] * 4, end=None)
-    assert queue.after(0, 137) == AGAIN
-    write_launch(queue.directory, 2, *[("completed", None)] * 5, end=None)
-    code, sentence = queue.after(1, 137)
-    assert code == 0 and "budget is complete" in sentence and "137" in sentence
-    assert queue.requeued == 1
-
-
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_launch_that_came_to_its_end_is_believed(queue: Queue, code: int) -> None:
-    """As where a rank dies while MPI ends."""
-    write_launch(queue.directory, 1, ("failed", "x"), end={**ENDED, "exit": code})
-    assert queue.after(0, 137) == (code, "")
-    assert queue.requeued == 0
-
-
-@pytest.mark.parametrize(("returned", "again"), [(1, False), (2, False), (75, True), (137, True)])
-def test_of_a_launch_that_never_began_the_launcher_s_code_is_all_there_is(
-    queue: Queue, returned: int, again: bool
+@pytest.mark.parametrize(
+    ("ends", "end", "job", "returned", "after"),
+    [
+        # A launch that was killed goes on in the queue, whatever its launcher returned.
+        (1, None, "", 137, AGAIN),
+        (1, None, "", 1, AGAIN),
+        (4, None, "", 137, AGAIN),
+        (5, None, "", 137, (0, "budget is complete")),
+        # A launch that came to its end is believed, as where a rank dies while MPI ends.
+        (1, 0, "", 137, (0, "")),
+        (1, 1, "", 137, (1, "")),
+        # An earlier job's launch says nothing of a job whose own never began.
+        (1, 0, "6.0", 1, (1, "")),
+        (1, 0, "6.0", 2, (2, "")),
+        (1, 0, "6.0", 75, AGAIN),
+        (1, 0, "6.0", 137, AGAIN),
+    ],
+)
+def test_a_job_goes_into_the_queue_again_where_its_campaign_can_go_on(
+    queue: Queue, ends: int, end: int | None, job: str, returned: int, after: tuple[int, str]
 ) -> None:
-    """What an earlier job left in the journal says nothing of it."""
-    write_launch(queue.directory, 1, ("completed", None), job="6.0", end={**ENDED, "exit": 0})
-    assert queue.after(0, returned) == (AGAIN if again else (returned, ""))
+    ended = None if end is None else {**ENDED, "exit": end}
+    write_launch(queue.directory, 1, *[("completed", None)] * ends, job=job, end=ended)
+    code, sentence = queue.after(0, returned)
+    assert code == after[0] and after[1] in sentence
+    assert queue.requeued == (after == AGAIN)
 
 
 def test_attempts_that_never_begin_come_to_an_end_too(queue: Queue) -> None:

@@ -325,11 +325,8 @@ def test_ctrl_c_at_a_terminal_reaches_only_the_command(terminal: Terminal) -> No
     pid, screen = pty.fork()
     if pid == 0:
         os.chdir(terminal.directory)
-        os.execve(
-            HPO[0],
-            [*HPO, "run", "c.toml", "--ranks", "2"],
-            {**terminal.environment, "TERM": "xterm", "COLUMNS": "100"},
-        )
+        environment = {**terminal.environment, "TERM": "xterm", "COLUMNS": "100"}
+        os.execve(HPO[0], [*HPO, "run", "c.toml", "--ranks", "2"], environment)
     shown = b""
     os.set_blocking(screen, False)
 

@@ -67,7 +67,6 @@ class Jobs:
         return str(self._directories.path(identity).absolute()) if holds else ""
 
     def forget(self, identity: str) -> None:
-        """Remove the checkpoints of an individual."""
         self._directories.forget(identity)
 
     def offers(self, parents: Sequence[str]) -> str:

@@ -137,7 +137,6 @@ class Rank:
             return self._serve(layout, signals, start, opening)
 
     def _send_all(self, end: End) -> None:
-        """Send the other ranks that no launch begins."""
         for rank in range(1, self._transport.size):
             self._transport.send(rank, encode(end))
         self._transport.flush(10.0)
@@ -298,7 +297,6 @@ class Rank:
 
 
 def _raise_failure(end: End) -> None:
-    """Raise the error of a launch that could not go on."""
     if end.reason == UNFIT:
         raise CampaignError(
             "no worker could start its evaluators, so nothing can be evaluated. What was recorded stays; mend "

@@ -70,7 +70,6 @@ class Status:
         lock.heartbeat.register(self._refresh)
 
     def update(self, coordinator: Coordinator, now: float) -> None:
-        """Take note of the state if it is time to; cheap otherwise."""
         shown = coordinator.stopping, coordinator.paused, coordinator.storage_error, len(self._log.left)
         changed = shown != self._shown
         if self._repeats or (now < self._next and not changed):

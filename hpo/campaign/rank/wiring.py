@@ -189,7 +189,6 @@ class Assembly:
         writer: JournalWriter,
         surroundings: Surroundings,
     ) -> Leader:
-        """Leader of the worker at ``place``, not begun."""
         settings, transport, layout = self.settings, self.transport, self.layout
         groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
         search = settings.search_of(place.island)

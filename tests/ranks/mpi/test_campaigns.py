@@ -68,15 +68,8 @@ def test_rank_0_grants_while_it_evaluates_inline(mpirun, tmp_path):
 
 @pytest.mark.parametrize(("ranks", "ranks_per_worker"), cases([(4, 2)], nightly=[(2, 2), (8, 4)]))
 def test_inline_workers_of_several_ranks_share_a_communicator(mpirun, tmp_path, ranks, ranks_per_worker):
-    record, _ = run(
-        mpirun,
-        ranks,
-        tmp_path / "run",
-        task="with_comm",
-        evaluations=40,
-        ranks_per_worker=ranks_per_worker,
-        isolation="inline",
-    )
+    settings = {"task": "with_comm", "ranks_per_worker": ranks_per_worker, "isolation": "inline"}
+    record, _ = run(mpirun, ranks, tmp_path / "run", evaluations=40, **settings)
     check(record, 40)
     total = ranks_per_worker * (ranks_per_worker + 1) / 2
     for one in record.individuals:
@@ -99,20 +92,10 @@ def test_warm_workers_of_two_ranks(mpirun, tmp_path):
 
 def test_a_campaign_goes_on_with_other_numbers_of_ranks_and_islands(mpirun, tmp_path):
     directory = tmp_path / "run"
-    for total, ranks, islands, ranks_per_worker in (
-        (20, 4, 2, 1),
-        (40, 2, 1, 2),
-        (60, 6, 3, 2),
-    ):
+    for total, ranks, islands, per_worker in ((20, 4, 2, 1), (40, 2, 1, 2), (60, 6, 3, 2)):
+        layout = {"islands": islands, "ranks_per_worker": per_worker}
         record, printed = run(
-            mpirun,
-            ranks,
-            directory,
-            evaluations=total,
-            islands=islands,
-            ranks_per_worker=ranks_per_worker,
-            isolation="inline",
-            migration=0.5,
+            mpirun, ranks, directory, evaluations=total, isolation="inline", migration=0.5, **layout
         )
         check(record, total)
         assert printed["reason"] == "done"
@@ -153,27 +136,6 @@ def test_several_objectives(mpirun, tmp_path):
             for other in record.individuals
         )
     assert all(one.metrics["note"] == "kept" for one in record.individuals)
-
-
-def test_a_deadline_alone_ends_a_campaign(mpirun, tmp_path):
-    record, printed = run(mpirun, 2, tmp_path / "run", task="slow", deadline=1.0, isolation="inline")
-    assert printed["reason"] == "deadline"
-    check(record, len(record.individuals))
-    assert record.individuals
-
-
-def test_an_impossible_layout_names_the_sizes_that_fit(mpirun, tmp_path):
-    keywords = {
-        "directory": str(tmp_path / "run"),
-        "evaluations": 5,
-        "islands": 2,
-        "ranks_per_worker": 2,
-        "isolation": "inline",
-    }
-    done = mpirun(3, SCRIPT, json.dumps(keywords), check=False)
-    assert done.returncode != 0
-    assert "UsageError" in done.stderr and "4" in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_campaigns_one_after_the_other_in_one_script_do_not_hear_each_other(mpirun, tmp_path):
