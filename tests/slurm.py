@@ -1,7 +1,5 @@
-"""A real Slurm of two nodes on this machine: munged, slurmctld and two slurmd in a directory of their own.
-
-Debian's slurm-wlm and munge, nothing of which need run or be configured. Ports are free ones, the munge socket and
-the key lie in the directory, and every daemon runs in the foreground, so that it ends by its process id."""
+"""A real Slurm of two nodes on this machine: Debian's munged, slurmctld and two slurmd, in a directory of their own, on
+free ports and in the foreground, so that they end by their process ids."""
 
 from __future__ import annotations
 
@@ -87,14 +85,8 @@ class Slurm:
         for name in ("state", "spool-n0", "spool-n1"):
             (folder / name).mkdir()
         user = pwd.getpwuid(os.geteuid()).pw_name
-        text = CONF.format(
-            host=socket.gethostname(),
-            ports=_free_ports(3),
-            user=user,
-            folder=folder,
-            kill_wait_s=kill_wait_s,
-            gpus=GPUS,
-        )
+        places = {"host": socket.gethostname(), "ports": _free_ports(3), "user": user, "folder": folder}
+        text = CONF.format(**places, kill_wait_s=kill_wait_s, gpus=GPUS)
         for number in range(GPUS):
             (folder / f"gpu{number}").symlink_to("/dev/null")
         (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
@@ -170,14 +162,9 @@ class Slurm:
     # --- commands -------------------------------------------------------------------------------------------------
 
     def run(self, *line: str, check: bool = True, cwd: Path | None = None) -> str:
+        environment = {**os.environ, **self.environment}
         done = subprocess.run(
-            line,
-            env={**os.environ, **self.environment},
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            line, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
         )
         assert not check or done.returncode == 0, f"{line} returned {done.returncode}: {done.stderr}"
         return done.stdout
@@ -262,12 +249,8 @@ class User:
     def wait_for_work(self) -> None:
         """Until each worker has begun something, and some have ended something, in this launch."""
         before = len(self.terminal.side("ended"))
-        wait_until(
-            lambda: len(self.terminal.side("ended")) >= before + 4,
-            "evaluations that end",
-            seconds=60,
-            pause_s=0.1,
-        )
+        ended = lambda: len(self.terminal.side("ended")) >= before + 4  # noqa: E731
+        wait_until(ended, "evaluations that end", seconds=60, pause_s=0.1)
 
     def wait_for_end(self, seconds: float) -> None:
         try:

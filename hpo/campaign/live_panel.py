@@ -30,6 +30,8 @@ _FAREWELL_S = 5.0
 # Room for what is printed between two drawings. A call that prints more than that, and meanwhile keeps this process's
 # other threads from running, would wait for them for ever.
 _PIPE_BYTES = 1 << 20
+# Characters: a longer line is shown in pieces.
+_LONGEST_TAIL = 4096
 _KERNEL = "ZMQInteractiveShell"
 
 
@@ -190,7 +192,7 @@ class Printed:
     def add(self, data: bytes, *, final: bool = False) -> None:
         *lines, rest = (self._open + self._decoder.decode(data, final)).split("\n")
         rest = rest[rest.rfind("\r", 0, -1) + 1 :]  # without what was overwritten
-        if rest and final:
+        if rest and (final or len(rest) > _LONGEST_TAIL):
             lines, rest = [*lines, rest], ""
         self._lines += lines
         self._open = rest

@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,6 +62,20 @@ def supervisor(directory: Path, then: str, evaluations: int = 1) -> tuple[Superv
     return Supervisor(["rank"], settings, 2, MpirunSettings(mpirun=str(mpirun))), log
 
 
+@contextmanager
+def signalled_when_ready(directory: Path, number: int) -> Iterator[None]:
+    """Signals this process once the mpirun has made the file ``ready``."""
+
+    def send() -> None:
+        wait_until((directory / "ready").exists, "the start")
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    thread.join(60)
+
+
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between launches that get nothing done."""
@@ -83,14 +99,8 @@ time.sleep(300)
     monkeypatch.chdir(tmp_path)
     supervised, log = supervisor(tmp_path, then)
 
-    def interrupt() -> None:
-        wait_until((tmp_path / "ready").exists, "the start")
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    assert supervised.run() == EXIT_RESUMABLE
-    thread.join(60)
+    with signalled_when_ready(tmp_path, number):
+        assert supervised.run() == EXIT_RESUMABLE
     (started,) = log.read_text().split()
     assert _session(int(started)) == []
     assert "stopped before the campaign began. Give the same command again" in capsys.readouterr().err
@@ -159,12 +169,16 @@ def test_a_campaign_in_progress_whose_ranks_did_not_start_can_go_on(
     assert len(log.read_text().split()) == 3
 
 
-def test_a_pause_before_another_start_ends_at_a_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("while_", ["hosts are asked", "it waits"])
+def test_a_signal_before_another_start_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_: str
 ) -> None:
-    monkeypatch.setattr(supervising, "_PAUSES_S", (100.0,))
     supervised, log = supervisor(tmp_path, "sys.exit(5)")
     say = supervised._say
+    if while_ == "it waits":
+        monkeypatch.setattr(supervising, "_PAUSES_S", (100.0,))
+    else:
+        monkeypatch.setattr(supervised, "_remaining_fleet", lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     def then_stop(sentence: str) -> None:
         say(sentence)
@@ -226,27 +240,8 @@ time.sleep(300)
 """
     supervised, _ = supervisor(tmp_path, then, evaluations=9)
 
-    def stop() -> None:
-        wait_until((tmp_path / "ready").exists, "the end on record")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    assert supervised.run() == EXIT_RESUMABLE
-    thread.join(60)
-
-
-def test_a_signal_while_hosts_are_asked_who_is_left_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supervised, log = supervisor(tmp_path, "sys.exit(5)")
-
-    def left() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(supervised, "_remaining_fleet", left)
-    assert supervised.run() == EXIT_RESUMABLE
-    assert len(log.read_text().split()) == 1
+    with signalled_when_ready(tmp_path, signal.SIGTERM):
+        assert supervised.run() == EXIT_RESUMABLE
 
 
 GONE = """
