@@ -52,8 +52,6 @@ class CampaignDefinition:
     """Settings and task of a campaign.
 
     Args:
-        settings (Settings): settings.
-        task (Task): task.
         reference (str; default None): name of the task in a campaign file; None: the task's own.
         source (TaskSource; default None): how evaluators get the task; None: by pickling it.
         code (CodeVersion; default None): of the task; None: as this process sees it.

@@ -37,14 +37,8 @@ _log = logging.getLogger("hpo.campaign")
 
 def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) -> int:
     """Run, or go on with, the campaign of ``file``; returns the exit code. HpoError where it cannot begin; under mpirun
-    on rank 0 only, the other ranks end silently.
-
-    Args:
-        file (path): campaign file.
-        ranks (int): ranks to start; None: the fewest that fit, if the hosts have room for them.
-        hostfile (path): hosts on which mpirun starts them; None: those that it finds.
-        signals (Signals): they end this process until the campaign or mpirun runs.
-    """
+    on rank 0 only, the other ranks end silently. ``ranks``: None for the fewest that fit, if the hosts have room for
+    them; ``signals`` end this process until the campaign or mpirun runs."""
     launcher = process.launcher()
     if launcher.rank is not None:
         if ranks is not None and launcher.size not in (None, ranks):

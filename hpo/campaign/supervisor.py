@@ -57,16 +57,9 @@ _GO_ON = "Nothing that was recorded is lost: give the same command again to go o
 
 @dataclass(frozen=True, kw_only=True)
 class MpirunSettings:
-    """How mpirun is started.
-
-    Args:
-        mpirun (str): its path.
-        listed (tuple of Host; default None): the only hosts to use; None: those that mpirun finds.
-        output (int; default None): file descriptor that it writes to; None: this process's output.
-        inherited (sequence of int; default ()): file descriptors that it keeps open.
-        tied (bool; default False): whether all ranks are on this host and the campaign stops where this process dies.
-        variables (mapping; default {}): environment variables besides this process's own.
-    """
+    """How mpirun is started. ``listed``: the only hosts to use, None: those that mpirun finds; ``output``: file
+    descriptor that it writes to, None: this process's output; ``inherited``: file descriptors that it keeps open;
+    ``tied``: whether the campaign stops where this process dies; ``variables``: environment variables to add."""
 
     mpirun: str
     listed: tuple[Host, ...] | None = None

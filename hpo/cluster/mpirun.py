@@ -98,16 +98,10 @@ def wait(
     """Return code of ``mpirun``, which leads a session; None where it was killed here with its session. Without a
     time-out while rank 0 lives: a campaign lasts as long as it lasts. Ranks of other MPIs than Open MPI are not known.
 
-    Args:
-        mpirun (Popen): the process.
-        ranks (int): number of ranks on all hosts.
-        begun (path): file that exists once all ranks have met.
-        kill_at (callable): time on the monotonic clock at which mpirun is killed, or None.
-        ended (callable): whether the campaign's end is on record.
-        unseen_s (float): seconds that ``begun`` may take where no rank is seen, as they may all be on other hosts.
-        refreshed (callable): number that changes while rank 0 lives, None where it cannot be had.
-        silent_s (float): seconds that this number may stay the same.
-    """
+    ``begun``: file that exists once all ranks have met; ``kill_at``: time on the monotonic clock at which mpirun is
+    killed; ``ended``: whether the campaign's end is on record; ``unseen_s``: seconds that ``begun`` may take where no
+    rank is seen, as they may all be on other hosts; ``refreshed``: number that changes while rank 0 lives, None where
+    it cannot be had; ``silent_s``: seconds that this number may stay the same."""
     start = time.monotonic()
     met = False  # kept, as storage that fails for a while shows no file
     known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later

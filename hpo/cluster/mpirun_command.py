@@ -59,16 +59,9 @@ def command(
 ) -> list[str]:
     """Command line for ``ranks`` ranks of the program ``rest``.
 
-    Args:
-        mpirun (str): path of mpirun.
-        version (str): what it prints as its version.
-        ranks (int): number of ranks.
-        rest (list of str): command line of each rank.
-        live (bool): whether mpirun passes on lines without an end, as bars of progress have none.
-        tolerant (bool): whether the other ranks go on when a rank dies.
-        fleet (tuple of Host): the only hosts to use, filled in this order; None: those that mpirun finds.
-        exported (iterable of str): environment variables for the ranks of all hosts.
-    """
+    ``live``: mpirun passes on lines without an end, as bars of progress have none; ``tolerant``: the other ranks go on
+    when a rank dies; ``fleet``: the only hosts to use, filled in this order; ``exported``: environment variables for
+    the ranks of all hosts."""
     flags = ["-n", str(ranks)]
     if fleet is not None:
         takes_slots = "Open MPI" in version or "HYDRA" in version

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpo.cluster.slurm_job import call
@@ -69,9 +68,23 @@ _GIVE_CPUS = ("cpus-per-task", "cpus-per-gpu", "mincpus", "exclusive")
 _COUNT = r"[1-9]\d{0,5}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Contents of the script of a job.
+def warning_s(grace_s: float) -> int:
+    """Seconds before the time limit at which Slurm warns, for running evaluations to have their grace."""
+    return math.ceil(grace_s + _EARLY_S)
+
+
+def script(
+    *,
+    file: str | None,
+    grace_s: float,
+    options: Mapping[str, str | None],
+    start: str = "mpirun",
+    mpi: str = "pmix",
+    path: str | None = None,
+    setup: Sequence[str] = (),
+    heading: Sequence[str] = (),
+) -> str:
+    """Text of the batch script.
 
     Args:
         file (str): the campaign file; None: the script's first argument.
@@ -83,53 +96,32 @@ class Plan:
         setup (sequence of str; default ()): lines to run before.
         heading (sequence of str; default ()): comments at the top.
     """
-
-    file: str | None
-    grace_s: float
-    options: Mapping[str, str | None]
-    start: str = "mpirun"
-    mpi: str = "pmix"
-    path: str | None = None
-    setup: Sequence[str] = ()
-    heading: Sequence[str] = ()
-
-
-def warning_s(grace_s: float) -> int:
-    """Seconds before the time limit at which Slurm warns, for running evaluations to have their grace."""
-    return math.ceil(grace_s + _EARLY_S)
-
-
-def script(plan: Plan) -> str:
-    own = {
-        "signal": f"B:USR1@{warning_s(plan.grace_s)}",
-        "requeue": None,
-        "open-mode": "append",
-    }
-    options = {**plan.options, **own}
+    own = {"signal": f"B:USR1@{warning_s(grace_s)}", "requeue": None, "open-mode": "append"}
+    options = {**options, **own}
     directives = [
         f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}")
         for name, value in options.items()
     ]
-    file = '"$1"' if plan.file is None else quoted(plan.file)
-    path = '"$PWD/.venv/bin"' if plan.path is None else quoted(plan.path)
-    if plan.start == "srun":
-        start = [
+    campaign = '"$1"' if file is None else quoted(file)
+    programs = '"$PWD/.venv/bin"' if path is None else quoted(path)
+    if start == "srun":
+        line = [
             "# srun leaves its tasks one core where it is not given a number.",
-            f"srun --mpi={shlex.quote(plan.mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
+            f"srun --mpi={shlex.quote(mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
             'hpo run "$file" &',
         ]
     else:
-        start = ['hpo run "$file" --ranks "$SLURM_NTASKS" &']
+        line = ['hpo run "$file" --ranks "$SLURM_NTASKS" &']
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            *(f"# {line}" for line in plan.heading),
+            *(f"# {line}" for line in heading),
             *directives,
             "",
-            *(plan.setup or ("# What your site needs comes here, for example: module load openmpi",)),
+            *(setup or ("# What your site needs comes here, for example: module load openmpi",)),
             "set -uo pipefail  # not before: a site's own lines may ask for variables that are not set",
-            f'export PATH={path}:"$PATH"',
-            f"file={file}",
+            f'export PATH={programs}:"$PATH"',
+            f"file={campaign}",
             "",
             "# SIGUSR1 is Slurm's warning before the time limit; SIGTERM is scancel's, or at the limit Slurm's own.",
             "# What runs may save, and all is on disk when the campaign ends.",
@@ -138,7 +130,7 @@ def script(plan: Plan) -> str:
             "trap pass_on USR1",
             'past_limit() { [[ $(timeout 10 scontrol show job "$SLURM_JOB_ID" 2>&1) == *Reason=TimeLimit* ]]; }',
             "trap 'pass_on; past_limit || cancelled=1' TERM",
-            *start,
+            *line,
             "campaign=$!",
             "[[ -z $early ]] || pass_on",
             "",
@@ -165,7 +157,7 @@ def script(plan: Plan) -> str:
 # --- what the user asks for -----------------------------------------------------------------------------------------
 
 
-def plan(
+def job_script(
     file: Path,
     settings: Settings,
     options: Mapping[str, str | None],
@@ -174,8 +166,8 @@ def plan(
     mpi: str,
     path: str,
     setup: Sequence[str] = (),
-) -> Plan:
-    """Job for the campaign of ``file``; UsageError for a layout or options that cannot be."""
+) -> str:
+    """Script of a job for the campaign of ``file``; UsageError for a layout or options that cannot be."""
     given = dict(options)
     if re.search(r"[\n\r]", str(file)):
         raise UsageError(f"{str(file)!r}: a job's script cannot name a file of two lines. Rename it.")
@@ -198,7 +190,7 @@ def plan(
     given.setdefault("job-name", f"hpo-{file.stem}")
     sorted_options = {name: given[name] for name in _FIRST_OPTIONS if given.get(name) is not None}
     sorted_options |= {name: value for name, value in given.items() if name not in _FIRST_OPTIONS}
-    return Plan(
+    return script(
         file=str(file),
         grace_s=settings.evaluation.grace_s,
         options=sorted_options,
@@ -304,7 +296,7 @@ def command(
             "--nodes is missing: how many nodes is the job to have? Write for example: --nodes 4"
         )
     path = str(Path(sys.executable).parent)
-    text = script(plan(file, settings, options, start=start, mpi=mpi, path=path, setup=setup))
+    text = job_script(file, settings, options, start=start, mpi=mpi, path=path, setup=setup)
     second = second_campaign(file, settings.directory)
     for remark in (*advice(options), *([second] if second else [])):
         _log.info("%s.", remark)

@@ -220,13 +220,7 @@ class _Reader:
 
     def _known(self, section: str, table: Mapping[str, object], start: str) -> dict[str, object]:
         for key, value in table.items():
-            nested = isinstance(value, Mapping) or (isinstance(value, list) and key in _TABLES)
-            if key not in _RULES[section] and key in _HEADERS and nested and self._path is not None:
-                header = f"[[{key}]]" if key in _TABLES else f"[{key}]"
-                self.problems.append(
-                    f"{start.strip()} has {header} in it. Write {header}: no section lies in another."
-                )
-            elif key not in _RULES[section]:
+            if key not in _RULES[section]:
                 self._note(start, key, value, f"there is no such key here. {_remedy(section, key, table)}")
         return {key: value for key, value in table.items() if key in _RULES[section]}
 
@@ -275,6 +269,8 @@ class _Reader:
 
 def _remedy(section: str, key: str, given: Collection[str]) -> str:
     """Sentence about a key that ``section`` does not have, beside the keys that are ``given``."""
+    if section and key in _HEADERS:
+        return f"No section lies in another: write {f'[[{key}]]' if key in _TABLES else f'[{key}]'}."
     alias = None if key in _SECTION_OF else aliases.SETTINGS.get(aliases.folded(key))
     if alias is None and aliases.folded(key) in aliases.ELSEWHERE:
         return aliases.ELSEWHERE[aliases.folded(key)]

@@ -83,23 +83,16 @@ def _plain_int(value: object) -> object:
 
 def _check_writable(value: object, info: ValidationInfo) -> object:
     """Raise ValueError for values that the journal's JSON cannot hold: ints beyond 64 bits, text with surrogates."""
-    # Level by level instead of by recursion: values may be nested deeper than Python's stack.
-    level = [value]
-    while level:
-        for item in level:
-            if type(item) is int and not -(2**63) <= item < 2**63:
-                rule = "a whole number must be from -2**63 to 2**63 - 1. Write a smaller number, or text"
-                raise ValueError(f"{info.field_name}: {excerpt(item)}: {rule}.")
-            if isinstance(item, str) and not is_unicode(item):
-                raise ValueError(
-                    f"{info.field_name}: {excerpt(item)}: text must be Unicode. Write it without surrogates."
-                )
-        level = [
-            inner
-            for item in level
-            if isinstance(item, (dict, list, tuple))
-            for inner in ((*item, *item.values()) if isinstance(item, dict) else item)
-        ]
+    inner = (*value, *value.values()) if isinstance(value, dict) else value
+    for item in inner if isinstance(inner, (list, tuple)) else ():
+        _check_writable(item, info)
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        rule = "a whole number must be from -2**63 to 2**63 - 1. Write a smaller number, or text"
+        raise ValueError(f"{info.field_name}: {excerpt(value)}: {rule}.")
+    if isinstance(value, str) and not is_unicode(value):
+        raise ValueError(
+            f"{info.field_name}: {excerpt(value)}: text must be Unicode. Write it without surrogates."
+        )
     return value
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import journals
 import pytest
@@ -21,10 +22,10 @@ from hpo.config.reader import from_keywords
 from hpo.errors import CampaignError
 from hpo.journal.commands import Stop, asked, give
 
-EXAMPLE = sbatch.Plan(
-    file=None,
-    grace_s=60.0,
-    options={
+EXAMPLE: dict[str, Any] = {
+    "file": None,
+    "grace_s": 60.0,
+    "options": {
         "job-name": "hpo",
         "nodes": "16",
         "ntasks-per-node": "4",
@@ -32,17 +33,17 @@ EXAMPLE = sbatch.Plan(
         "cpus-per-task": "8",
         "time": "08:00:00",
     },
-    heading=(
+    "heading": (
         "A campaign as a Slurm job that goes on by itself, job after job, until its budget is used up:",
         "    sbatch jobs/slurm.sbatch jobs/digits_cluster.toml",
         "What `hpo slurm FILE --nodes 16 …` would submit, to be changed by hand. Slurm's warning comes two minutes",
         "before the time limit: more than `grace` in the campaign file by a minute, in which Slurm may be early.",
     ),
-)
+}
 
 
 def test_the_script_to_be_changed_by_hand_is_the_one_that_is_written() -> None:
-    assert (ROOT / "jobs" / "slurm.sbatch").read_text() == sbatch.script(EXAMPLE)
+    assert (ROOT / "jobs" / "slurm.sbatch").read_text() == sbatch.script(**EXAMPLE)
 
 
 @pytest.fixture
@@ -140,8 +141,9 @@ def test_there_is_a_rank_for_each_gpu_of_a_node_and_cpus_to_feed_it(
 def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=a; touch b")
     assert "srun --mpi='a; touch b' " in text
-    plan = sbatch.Plan(file=None, grace_s=1.0, options={}, path="/env $(touch c)`touch d`\"'/bin")
-    line = next(line for line in sbatch.script(plan).splitlines() if line.startswith("export PATH="))
+    path = "/env $(touch c)`touch d`\"'/bin"
+    text = sbatch.script(file=None, grace_s=1.0, options={}, path=path)
+    line = next(line for line in text.splitlines() if line.startswith("export PATH="))
     done = subprocess.run(
         ["/bin/bash", "-c", f'{line}; printf %s "$PATH"'],
         capture_output=True,
@@ -151,7 +153,7 @@ def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.Capture
         timeout=30,
         check=True,
     )
-    assert done.stdout == f"{plan.path}:/usr/bin:/bin" and list(file.parent.iterdir()) == [file]
+    assert done.stdout == f"{path}:/usr/bin:/bin" and list(file.parent.iterdir()) == [file]
     two = file.rename(file.with_name("a\ntouch b.toml"))
     code, out, err = dry_run(capsys, two, "--nodes=2-4")
     assert (code, out) == (2, "") and "two lines" in err and len(err.splitlines()) == 1
@@ -222,9 +224,9 @@ def run_script(
     tmp_path: Path, *, start: str = "mpirun", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """The script of c.toml, which finds its programs in ``tmp_path``."""
-    plan = sbatch.Plan(file="c.toml", grace_s=1.0, options={}, start=start, path=str(tmp_path))
+    text = sbatch.script(file="c.toml", grace_s=1.0, options={}, start=start, path=str(tmp_path))
     return subprocess.run(
-        ["bash", "-c", sbatch.script(plan)],
+        ["bash", "-c", text],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
@@ -262,11 +264,11 @@ def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
         "#!/usr/bin/env bash\nfor ((i = 0; i < 40; i++)); do [[ -e ${0%/*}/gone ]] || sleep 0.05; done\n"
         f'[[ $* == "show job 7" ]] && echo "JobState=COMPLETING Reason={reason} X=1"\n',
     )
-    plan = sbatch.Plan(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
+    text = sbatch.script(file="a b.toml", grace_s=1.0, options={}, path=str(tmp_path))
     out = tmp_path / "out.txt"
     with out.open("w") as file:
         job = subprocess.Popen(
-            ["bash", "-c", sbatch.script(plan)],
+            ["bash", "-c", text],
             stdout=file,
             stderr=file,
             env={**os.environ, "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"},
@@ -284,7 +286,7 @@ def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(
 
 def test_a_signal_that_comes_while_the_campaign_starts_is_passed_on(tmp_path: Path) -> None:
     program(tmp_path, "hpo", FAKE)
-    text = sbatch.script(sbatch.Plan(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path)))
+    text = sbatch.script(file="c.toml", grace_s=1.0, options={}, path=str(tmp_path))
     started = f"until [[ -s {tmp_path}/out.txt ]]; do sleep 0.01; done"
     assert text.count("campaign=$!") == 1
     with (tmp_path / "out.txt").open("w") as file:
