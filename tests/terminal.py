@@ -1,7 +1,5 @@
-"""A user at a terminal: writes a task and a campaign file, types ``hpo`` commands, presses Ctrl-C, kills processes.
-
-All processes that come of a command bear a mark in their environment, so that those of others are never touched and
-orphans are found."""
+"""A user at a terminal: writes a task and a campaign file, types ``hpo`` commands, presses Ctrl-C, kills processes. All
+processes that come of a command bear a mark in their environment, by which orphans are found and no others touched."""
 
 from __future__ import annotations
 
@@ -136,9 +134,8 @@ class Terminal:
         task: str = "task.py:task",
         kind: str | None = "random",
     ) -> None:
-        """Write c.toml for a campaign in run/; ``text`` is added. ``kind``: of the search, None where ``text`` says
-        it; ``default`` has each rank import scikit-learn, which takes most of the processor time of a short campaign.
-        """
+        """Write c.toml for a campaign in run/, with ``text``. ``kind``: None where ``text`` says it; with ``default``
+        each rank imports scikit-learn, which takes most of the processor time of a short campaign."""
         lines = [f'task = "{task}"', 'directory = "run"']
         if evaluations is not None:
             lines.append(f"evaluations = {evaluations}")
@@ -201,15 +198,11 @@ class Terminal:
         return found
 
     def evaluators(self) -> list[psutil.Process]:
-        return [
-            process for process in self.processes() if "hpo.evaluation.process.evaluator" in _line(process)
-        ]
+        return [one for one in self.processes() if "hpo.evaluation.process.evaluator" in _line(one)]
 
     def ranks(self) -> list[psutil.Process]:
         """Under mpirun: the processes of the ranks."""
-        return [
-            process for process in self.processes() if variable(process, "OMPI_COMM_WORLD_RANK") is not None
-        ]
+        return [one for one in self.processes() if variable(one, "OMPI_COMM_WORLD_RANK") is not None]
 
     def rank(self, number: int) -> psutil.Process | None:
         found = [one for one in self.ranks() if variable(one, "OMPI_COMM_WORLD_RANK") == str(number)]

@@ -102,8 +102,8 @@ def script(
         f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}")
         for name, value in options.items()
     ]
-    campaign = '"$1"' if file is None else quoted(file)
-    programs = '"$PWD/.venv/bin"' if path is None else quoted(path)
+    campaign = '"$1"' if file is None else shlex.quote(file)
+    programs = '"$PWD/.venv/bin"' if path is None else shlex.quote(path)
     if start == "srun":
         line = [
             "# srun leaves its tasks one core where it is not given a number.",

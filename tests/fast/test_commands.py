@@ -424,29 +424,19 @@ def test_whatever_is_asked_at_any_time_the_budget_is_met_exactly(seed: int) -> N
     rng = random.Random(f"commands/{seed}")
     budget = rng.randint(20, 60)
     workers = rng.randint(1, 6)
-    steered = Steered(
-        evaluations=budget,
-        workers=workers,
-        islands=1,
-        duration=lambda index: math.exp(random.Random(index).gauss(0, 1)),
-        latency_s=rng.choice([0.001, 0.3]),
-    )
+    lasts = {"duration": lambda index: math.exp(random.Random(index).gauss(0, 1))}
+    latency_s = rng.choice([0.001, 0.3])
+    steered = Steered(evaluations=budget, workers=workers, islands=1, latency_s=latency_s, **lasts)
     points = iter(range(100))
     for launch in range(5):
         requests: list[tuple[float, Request]] = []
         for _ in range(rng.randint(0, 6)):
             when = rng.choice([0, rng.uniform(0.1, 15)])
-            request: Request = rng.choice(
-                [
-                    Pause(**ASKED),
-                    Unpause(**ASKED),
-                    Drain(**ASKED, worker=f"0-{rng.randrange(workers)}"),
-                    Retry(**ASKED, statuses=RETRIED),
-                    Enqueue(**ASKED, points=[{"x": next(points) / 50, "y": 1.0, "kind": "b"}]),
-                    Set(**ASKED, evaluations=budget + rng.randint(1, 9)),
-                ]
-            )
-            requests.append((when, request))
+            request: list[Request] = [Pause(**ASKED), Unpause(**ASKED), Retry(**ASKED, statuses=RETRIED)]
+            request.append(Drain(**ASKED, worker=f"0-{rng.randrange(workers)}"))
+            request.append(Enqueue(**ASKED, points=[{"x": next(points) / 50, "y": 1.0, "kind": "b"}]))
+            request.append(Set(**ASKED, evaluations=budget + rng.randint(1, 9)))
+            requests.append((when, rng.choice(request)))
         last = launch == 4
         if last:
             steered.inbox.requests.clear()  # what came after the end of the launch before
@@ -457,13 +447,8 @@ def test_whatever_is_asked_at_any_time_the_budget_is_met_exactly(seed: int) -> N
         simulation = steered.launch(*requests, seed=seed * 10 + launch, kills=kills)
     assert simulation.coordinator.end.reason == DONE
     assert steered.done() == budget + 40
-    asked = [
-        point["x"]
-        for record in applied(steered.records)
-        if record.name == "enqueue"
-        for point in record.arguments["points"]
-    ]
-    assert sorted(enqueued(steered.records)) == sorted(asked)
+    given = [one.arguments["points"] for one in applied(steered.records) if one.name == "enqueue"]
+    assert sorted(enqueued(steered.records)) == sorted(point["x"] for some in given for point in some)
 
 
 # In the first two an end is on record, and its news under way.
