@@ -195,7 +195,7 @@ WRONG: list[tuple[str | dict[str, object], str, str]] = [
     ("[layout]\nxyzzy = 1", "[layout] xyzzy = 1", "islands, ranks_per_worker, topology"),
     ("[[island]]\nkin = 1", "[[island]] number 1, kin = 1", '"kind"?'),
     ("[[island]]\nislands = 2", "[[island]] number 1, islands = 2", "in [layout]"),
-    ("[search.layout]\nislands = 2", "[search] has [layout] in it", "Write [layout]"),
+    ("[search.layout]\nislands = 2", '[search] layout = {"islands": 2}', "write [layout]"),
     ('layout = "x"', 'layout = "x": must be a section', "[layout]"),
     ("evaluation = 12", "evaluation = 12: must be a section", '"evaluations"?'),
     ("island = 3", "island = 3: must be a table for each island", "[[island]]"),

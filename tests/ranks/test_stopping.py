@@ -383,7 +383,7 @@ def test_launch_after_launch_keeps_no_more_checkpoints_than_one(terminal: Termin
     for _ in range(2):
         before = len(terminal.side())
         command = terminal.start("run", "c.toml", "--ranks", 3)
-        wait_until(lambda: len(terminal.side()) >= before + 12, "a few evaluations")  # noqa: B023
+        wait_until(lambda: len(terminal.side()) >= before + 8, "a few evaluations")  # noqa: B023
         assert terminal.hpo("stop", "run").returncode == 0
         assert command.wait().returncode == 75
         directories.append(

@@ -92,7 +92,7 @@ def test_warm_workers_of_two_ranks(mpirun, tmp_path):
 
 def test_a_campaign_goes_on_with_other_numbers_of_ranks_and_islands(mpirun, tmp_path):
     directory = tmp_path / "run"
-    for total, ranks, islands, per_worker in ((20, 4, 2, 1), (40, 2, 1, 2), (60, 6, 3, 2)):
+    for total, ranks, islands, per_worker in ((20, 4, 2, 1), (40, 2, 1, 2)):
         layout = {"islands": islands, "ranks_per_worker": per_worker}
         record, printed = run(
             mpirun, ranks, directory, evaluations=total, isolation="inline", migration=0.5, **layout
@@ -102,6 +102,7 @@ def test_a_campaign_goes_on_with_other_numbers_of_ranks_and_islands(mpirun, tmp_
 
 
 def test_known_points_reach_every_island(mpirun, tmp_path):
+    """A second launch has them on record, without the table."""
     rows = ["x,rate,size,kind,value"] + [
         f"{n / 100},{10 ** -(2 + n / 50)},{32},a,{(n / 100) ** 2 + 3}" for n in range(1, 61)
     ]
@@ -118,23 +119,18 @@ def test_known_points_reach_every_island(mpirun, tmp_path):
     (tmp_path / "points.csv").unlink()
     record, printed = run(mpirun, 2, tmp_path / "run", evaluations=50, **given, **known)
     check(record, 50)
-    assert (
-        printed["rows"] == 110
-        and len({json.dumps(one.params) for one in (*record.known, *record.individuals)}) == 110
-    )
+    configurations = {json.dumps(one.params) for one in (*record.known, *record.individuals)}
+    assert printed["rows"] == len(configurations) == 110
 
 
 def test_several_objectives(mpirun, tmp_path):
     record, printed = run(mpirun, 2, tmp_path / "run", task="two_goals", evaluations=60, isolation="inline")
     check(record, 60)
-    front = [one for one in record.individuals if one.id in printed["best"]]
-    assert front
-    for one in front:
-        assert not any(
-            other.objectives["error"] < one.objectives["error"]
-            and other.objectives["gain"] > one.objectives["gain"]
-            for other in record.individuals
-        )
+    values = {one.id: (one.objectives["error"], -one.objectives["gain"]) for one in record.individuals}
+    better = {
+        name for name, one in values.items() if any(a < one[0] and b < one[1] for a, b in values.values())
+    }
+    assert printed["best"] and not better & {*printed["best"]}
     assert all(one.metrics["note"] == "kept" for one in record.individuals)
 
 
