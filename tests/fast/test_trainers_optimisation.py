@@ -91,23 +91,6 @@ def test_a_run_in_pieces_has_the_same_average(tmp_path: Path, stopping: Any) -> 
         assert_identical(dict(read_alone(tmp_path)["model"]), state_of(whole))  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("method", [trainers.OIALR(), trainers.AB(groups=False)], ids=["OIALR", "AB"])
-def test_weights_that_change_their_form_have_no_average(method: trainers.Method) -> None:
-    net = nn.Sequential(*(nn.Linear(20, 20) for _ in range(4)))
-    samples = TensorDataset(torch.zeros(16, 20), torch.zeros(16, 20))
-    with pytest.raises(ValueError, match=r"^ema_decay = 0.9: (OIALR|AB) changes the form .* Use another"):
-        trainers.train(
-            net,
-            samples,
-            loss=mse_loss,
-            optimizer=sgd,
-            epochs=10,
-            batch_size=2,
-            method=method,
-            ema_decay=0.9,
-        )
-
-
 # Clipping
 
 

@@ -18,9 +18,10 @@ from cases import cases
 from gloo import groups_in_use, run_ranks
 from models import adamw, communicator, network, setup_of
 from resuming import After, assert_identical, state_of
+from test_trainers_contract import Everything, tokens
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import trainers
@@ -38,48 +39,14 @@ def model() -> nn.Module:
     return network(6, 16, 24, 16, 1)
 
 
+def everything() -> nn.Module:
+    return Everything().double()
+
+
 def data(samples: int = SAMPLES) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(samples, 6, dtype=torch.float64, generator=generator)
     return TensorDataset(x, torch.sin(x[:, :3].sum(1, keepdim=True)))
-
-
-def with_statistics() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 16),
-        nn.BatchNorm1d(16),
-        nn.Linear(16, 24),
-        nn.BatchNorm1d(24),
-        nn.ReLU(),
-        nn.Linear(24, 1),
-    ).double()
-
-
-class Mixed(nn.Module):
-    """Convolutions, attention, a frozen layer and a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into = nn.Linear(6, 32)
-        self.conv = nn.Conv2d(2, 16, 3, padding=1)
-        self.wide = nn.Conv2d(16, 16, 3, padding=1)
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.norm = nn.LayerNorm(16)
-        self.frozen = nn.Linear(16, 16).requires_grad_(False)
-        self.out = nn.Linear(16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        image = self.into(x).view(-1, 2, 4, 4)
-        tokens = self.wide(torch.tanh(self.conv(image))).flatten(2).transpose(1, 2)
-        attended = self.attention(tokens, tokens, tokens, need_weights=False)[0]
-        result: Tensor = self.out(self.frozen(self.norm(tokens + attended)).mean(1))
-        return result
-
-
-def mixed() -> nn.Module:
-    torch.manual_seed(0)
-    return Mixed().double()
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -318,9 +285,12 @@ class Driven:
             group["lr"] = self.strategy.learning_rate(step, 0.01 if rate is None else rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.strategy.before_pass(step, last=True)
-        x, y = data().tensors
+        of_tokens = isinstance(self.net, Everything)
+        x, y = (tokens(SAMPLES) if of_tokens else data()).tensors
         first = (7 * step + 4 * rank) % 40
-        loss = mse_loss(self.net(x[first : first + 4]), y[first : first + 4])
+        loss = (cross_entropy if of_tokens else mse_loss)(
+            self.net(x[first : first + 4]), y[first : first + 4]
+        )
         torch.autograd.backward(loss)
         self.strategy.reduce_gradients(step)
         self.optimizer.step()
@@ -343,16 +313,17 @@ class Driven:
 
 
 def test_factors_make_the_weight_and_share_its_singular_values() -> None:
-    net = mixed()
+    net = everything()
     before = {w.name: w.matrix().detach().clone() for w in matrix_weights(net)}
     driven = Driven(net, method(warmup_steps=0, groups=False, sigma_cutoff=1e-9))
     driven.step(0.0)
     weights = [weight for weight in matrix_weights(net) if weight.factors]
-    assert [w.name for w in weights] == [
-        "conv.weight",
-        "wide.weight",
-        "attention.in_proj_weight",
-        "attention.out_proj.weight",
+    assert [w.layer for w in weights] == [
+        "encoder.self_attn.in_proj",
+        "encoder.self_attn.out_proj",
+        "encoder.linear1",
+        "encoder.linear2",
+        "conv",
     ]
     for weight in weights:
         a, b = weight.factors.values()
@@ -362,7 +333,7 @@ def test_factors_make_the_weight_and_share_its_singular_values() -> None:
         torch.testing.assert_close(b @ b.T, torch.diag(values))
     driven.close()
     # What is closed in the middle of a phase is an ordinary model.
-    assert net.state_dict().keys() == mixed().state_dict().keys()
+    assert net.state_dict().keys() == everything().state_dict().keys()
 
 
 def test_the_cutoff_says_which_singular_values_stay() -> None:
@@ -471,7 +442,7 @@ def in_phases(rank: int, kind: Any, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "optimizer"), cases([(mixed, adamw), (with_statistics, sgd)], nightly=[(model, sgd)])
+    ("kind", "optimizer"), cases([(everything, adamw), (model, sgd)], nightly=[(everything, sgd)])
 )
 def test_groups_train_one_factor_each_and_send_nothing_until_they_merge(kind: Any, optimizer: Any) -> None:
     run_ranks(4, in_phases, kind, optimizer)
@@ -584,14 +555,14 @@ def test_the_rate_rises_anew_after_each_change_of_shape() -> None:
 
 
 def at_an_evaluation(rank: int) -> None:
-    net = with_statistics()
+    net = everything()
     driven = Driven(net, method(warmup_steps=0), per_node=2).run(2)
     strategy, communicator = driven.strategy, driven.communicator
     before, held = state_of(net), [id(p) for p in net.parameters()]
     sent = driven.sent("bytes_between"), driven.sent("bytes_inside"), driven.sent("operations")
     with strategy.evaluating():
         merged = state_of(net)
-        assert merged.keys() == with_statistics().state_dict().keys()
+        assert merged.keys() == everything().state_dict().keys()
         assert strategy.state()["factored"] is False
     assert [id(p) for p in net.parameters()] == held
     assert_identical(state_of(net), before)

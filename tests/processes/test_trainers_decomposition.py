@@ -43,7 +43,7 @@ def orthogonality_error(basis: Tensor) -> float:
 # The decomposition
 
 
-@pytest.mark.parametrize("shape", [(96, 64), (64, 96), (80, 80)])
+@pytest.mark.parametrize("shape", [(96, 64), (80, 80)])
 def test_by_the_gram_matrix_in_double_precision_nothing_of_single_is_lost(shape: tuple[int, int]) -> None:
     """What a GPU does, on the CPU; also of a matrix whose ranks are of a quarter, and of one with dead neurons."""
     of_factors = matrix(shape[0], 20, dtype=torch.float32) @ matrix(20, shape[1], dtype=torch.float32)

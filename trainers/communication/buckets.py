@@ -23,15 +23,12 @@ class Bucket:
     """Tensors of the same type that are sent as a flat buffer."""
 
     tensors: list[Tensor]
-    """Tensors whose shapes and memory formats the buffer's parts have."""
     wire_dtype: torch.dtype
-    """Type of the buffer."""
     with_flags: bool = False
     """Whether a number for each tensor follows the tensors in the buffer, to be set before sending."""
     multiple_of: int = 1
     """Divisor of the buffer's length, which is filled up with zeros."""
     flat: Tensor = field(init=False)
-    """The buffer, of one dimension."""
     views: list[Tensor] = field(init=False)
     """Parts of ``flat`` in the shapes of ``tensors``, and in their memory formats, which are the same on all ranks."""
     flags: Tensor = field(init=False)

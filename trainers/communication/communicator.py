@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,12 +66,19 @@ class Communicator:
         caller = among or (dist.group.WORLD if joined else None)
         try:
             if caller is not None and self.size > 1:
-                backends = _backends(caller)
-                self.backend = _backend_for(device, backends)
+                backends = dict(pair.split(":") for pair in dist.get_backend_config(caller).split(","))
+                if device.type not in backends:
+                    raise ValueError(
+                        f"The process group has a backend for {' and '.join(backends)}, and the model is on "
+                        f"{device.type}. Move the model there, or name a backend for each: "
+                        'init_process_group("cpu:gloo,cuda:nccl"), say.'
+                    )
+                self.backend = backends[device.type]
                 control.host_group = self._control(caller, members, backends, apart=among is not None)
                 self._groups = RunGroups(members, rank=self.rank, timeout=timeout, backend=self.backend)
                 self._groups.agree(control)
-            self.nodes = (topology or Topology()).nodes(_hosts(control))
+            host = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
+            self.nodes = (topology or Topology()).nodes(control.number_of_each(int.from_bytes(host, "big")))
             self._node_of = {rank: index for index, ranks in enumerate(self.nodes) for rank in ranks}
             self.world = self.group("world", [everyone])
             self.service = self._register("service", everyone, self.world.group, control.host_group)
@@ -200,9 +207,8 @@ class Communicator:
                 made = group_apart(members, number, timeout=self._timeout, backend=backend)
             else:
                 # All ranks of the world make this group, in the same order among the groups that they make.
-                made = cast(
-                    dist.ProcessGroup, dist.new_group(members, timeout=self._timeout, backend=backend)
-                )
+                new_group: Any = dist.new_group
+                made = new_group(members, timeout=self._timeout, backend=backend)
         self._own_groups.append(made)
         return made
 
@@ -245,24 +251,3 @@ class Communicator:
             timeout=self._timeout,
             next_is_near=near,
         )
-
-
-def _backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """Name of the backend by type of device."""
-    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-
-
-def _backend_for(device: torch.device, backends: dict[str, str]) -> str:
-    """Name of the backend that sends tensors of ``device``; ValueError if there is none."""
-    if device.type not in backends:
-        raise ValueError(
-            f"The process group has a backend for {' and '.join(backends)}, and the model is on {device.type}. Move "
-            'the model there, or name a backend for each: init_process_group("cpu:gloo,cuda:nccl"), say.'
-        )
-    return backends[device.type]
-
-
-def _hosts(channel: Channel) -> list[int]:
-    """Hash of each rank's host name, in order of rank."""
-    digest = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
-    return channel.number_of_each(int.from_bytes(digest, "big"))

@@ -40,26 +40,25 @@ def svd(matrix: Tensor, *, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
     if not bool(torch.isfinite(largest)):
         return (matrix[:, :1] * torch.nan, matrix[0, :1] * torch.nan, matrix[:1] * torch.nan)
     # Any basis fits a matrix of zeros, but the Gram matrix would not give orthogonal vectors on both sides.
-    zeros = not bool(largest)
+    zeros, wide = not bool(largest), matrix.shape[0] < matrix.shape[1]
     found: tuple[Tensor, Tensor, Tensor] | None = None
     if not zeros:
         # Scaled, because squares of very large or small entries would leave the range of the type.
-        scaled = work / largest
+        tall = (work / largest).T if wide else work / largest
         if work.is_cuda and work.dtype is torch.float32:
-            found = _by_double_gram(scaled, cutoff)
+            found = _by_double_gram(tall, cutoff)
         elif cutoff >= GRAM_CUTOFF:
-            found = _by_gram(scaled)
+            found = _by_gram(tall)
     u, values, vt = found or torch.linalg.svd(work, full_matrices=False)
     if found is not None:
         values = values * largest
     k = len(values) if zeros else _kept(values, cutoff)
     u, vt = u[:, :k], vt[:k]
     if found is not None:
-        # Vectors of small singular values are orthogonal only to 1e-4.
-        if matrix.shape[0] < matrix.shape[1]:
-            vt = _straightened(vt.T).T
-        else:
-            u = _straightened(u)
+        # Vectors of the longer side that belong to small singular values are orthogonal only to 1e-4.
+        u = _straightened(u)
+        if wide:
+            u, vt = vt.T, u.T
     return u.to(matrix.dtype), values[:k].to(matrix.dtype), vt.to(matrix.dtype)
 
 
@@ -74,13 +73,9 @@ def _straightened(basis: Tensor) -> Tensor:
 
 
 def _by_double_gram(matrix: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Same as ``torch.linalg.svd``, from the Gram matrix in double precision; None where that decomposition fails.
-
-    It works for rank-deficient matrices too, such as products of low-rank factors.
+    """Same as ``_by_gram`` in double precision, also for rank-deficient matrices, such as products of low-rank factors;
+    None where the decomposition fails.
     """
-    if matrix.shape[0] < matrix.shape[1]:
-        found = _by_double_gram(matrix.T, cutoff)
-        return None if found is None else (found[2].T, found[1], found[0].T)
     try:
         u, values, vt = _by_gram(matrix.double())
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -96,13 +91,10 @@ def _by_double_gram(matrix: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tens
 
 
 def _by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Same as ``torch.linalg.svd``, for singular values that are not small compared to the largest.
+    """Same as ``torch.linalg.svd`` of a tall matrix, for singular values that are not small compared to the largest.
 
     Vectors of the longer side are images of the others, and the less orthogonal the smaller their singular values.
     """
-    if matrix.shape[0] < matrix.shape[1]:
-        v, values, ut = _by_gram(matrix.T)
-        return ut.T, values, v.T
     _, vectors = torch.linalg.eigh(matrix.T @ matrix)
     v = vectors.flip(1)
     images = matrix @ v

@@ -109,7 +109,7 @@ class NodeExchange:
         torch._foreach_copy_(bucket.tensors, precise)
 
     def base(self) -> list[Tensor]:
-        """Base, flat, in any number of parts, without a copy: the next merge changes it."""
+        """Base, flat, in any number of parts, which the next merge changes."""
         return [base.flat for base in self._base]
 
     def load_base(self, parts: Sequence[Tensor]) -> bool:
@@ -120,9 +120,8 @@ class NodeExchange:
         for dtype in types:
             own = [base.flat for base in self._base if base.wire_dtype is dtype]
             # Parameters of a type are in the same order, whatever the size of messages was.
-            saved = torch.cat(
-                [torch.empty(0, dtype=dtype, device="cpu"), *(p for p in parts if p.dtype is dtype)]
-            )
+            empty = torch.empty(0, dtype=dtype, device="cpu")
+            saved = torch.cat([empty, *(part for part in parts if part.dtype is dtype)])
             if sum(map(len, own)) != len(saved):
                 return False
             for flat, values in zip(own, torch.split(saved, [len(flat) for flat in own]), strict=True):

@@ -154,8 +154,8 @@ class _LocalSGDStrategy(AveragingStrategy):
                 f"{setup.total_steps}. Leave steps for the local training, or use DDP."
             )
         communicator = setup.communicator
-        households = _parts(communicator, method.households, "households") or communicator.nodes
-        neighbourhoods = _parts(communicator, method.neighbourhoods, "neighbourhoods")
+        households = _parts(communicator, method, "households") or communicator.nodes
+        neighbourhoods = _parts(communicator, method, "neighbourhoods")
         if neighbourhoods is not None and not _refines(households, neighbourhoods):
             raise ValueError(
                 f"LocalSGD(neighbourhoods={method.neighbourhoods}): the nodes' ranks, {households}, are the "
@@ -167,9 +167,8 @@ class _LocalSGDStrategy(AveragingStrategy):
         self._top = len(self._levels) - 1
         if self._gradients_over(self._start) < self._top:
             refuse_synchronised_norms("LocalSGD", setup.model)
+        self._households = households
         self._household_channel = _channel(communicator, "households", households)
-        self._household_count = len(households)
-        self._even_households = len({len(ranks) for ranks in households}) == 1
         self._period = method.world_every
         """Current L_W."""
         self._used = 1
@@ -270,11 +269,12 @@ class _LocalSGDStrategy(AveragingStrategy):
         found = {"world_every": float(self._used), "synchronisations": float(self._synchronisations)}
         method = self._method
         # The equation holds for households of equal size that synchronise at each step.
-        if method.household_every == 1 and method.neighbourhood_every is None and self._even_households:
+        even = len({len(ranks) for ranks in self._households}) == 1
+        if method.household_every == 1 and method.neighbourhood_every is None and even:
             found["effective_batch_size"] = effective_batch_size(
                 batch_size=self._setup.batch_size,
                 ranks=self._setup.communicator.size,
-                households=self._household_count,
+                households=len(self._households),
                 world_every=self._used,
             )
         return found
@@ -333,16 +333,13 @@ class _LocalSGDStrategy(AveragingStrategy):
         self._synchronisations += target == self._top
 
 
-def _parts(communicator: Communicator, ranks: int | None, name: str) -> Partition | None:
-    """Parts of ``ranks`` consecutive ranks each; ValueError if the number of ranks is no multiple."""
+def _parts(communicator: Communicator, method: LocalSGD, name: str) -> Partition | None:
+    """Parts of as many consecutive ranks as the setting ``name`` says, which must divide the number of ranks."""
+    ranks, count = getattr(method, name), communicator.size
     if ranks is None:
         return None
-    if communicator.size % ranks:
-        raise ValueError(
-            f"LocalSGD({name}={ranks}): {communicator.size} ranks are no multiple of it. Name a divisor of "
-            f"{communicator.size}."
-        )
-    return tuple(tuple(range(first, first + ranks)) for first in range(0, communicator.size, ranks))
+    check_rules(method, (name, count % ranks == 0, f"a divisor of {count}, the number of ranks"))
+    return tuple(tuple(range(first, first + ranks)) for first in range(0, count, ranks))
 
 
 def _refines(inner: Partition, outer: Partition) -> bool:
