@@ -36,7 +36,7 @@ from trainers.optim.schedules import (
     Schedule,
 )
 from trainers.own_loop import Wrapped, wrap
-from trainers.run.result import Interrupted, Result
+from trainers.run.position import Interrupted, Result
 
 __all__ = [
     "AB",

@@ -1,7 +1,4 @@
-"""Checks the types of a user's values, which would else fail later with an error about something else.
-
-Nothing here is about which values of the right kind are allowed: that is said where these are.
-"""
+"""Checks of the types of a user's values, which would otherwise fail later with an error about something else."""
 
 from __future__ import annotations
 
@@ -17,24 +14,30 @@ if TYPE_CHECKING:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, numpy's included, and no truth value."""
+    """Whether ``value`` is a real number, numpy's included, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, numpy's included, and no truth value."""
+    """Whether ``value`` is a whole number, numpy's included, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether it is a whole number of at least ``least``, numpy's included, and no truth value."""
+    """Whether ``value`` is a whole number of at least ``least``, numpy's included, and no truth value."""
     return is_integer(value) and value >= least
 
 
+# Keys are annotations of fields, which are not evaluated.
+_KINDS = {
+    "float": (is_number, "a number"),
+    "int": (is_integer, "a whole number"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+}
+
+
 def make_plain(settings: DataclassInstance) -> None:
-    """Numbers and truth values of numpy in the fields of ``settings``, such as a table of results has, become Python's:
-    checkpoints say of both the same.
-    """
+    """Replace numbers and truth values of numpy in the fields of ``settings`` by Python's, as checkpoints name both."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, np.generic):
@@ -42,27 +45,17 @@ def make_plain(settings: DataclassInstance) -> None:
 
 
 def check_kinds(settings: DataclassInstance) -> None:
-    """ValueError unless the fields of ``settings`` that are annotated so hold a float, an int or a bool, which become
-    plain ones.
-    """
+    """Make numbers plain; ValueError unless fields annotated as float, int or bool hold such a value."""
     make_plain(settings)
     for field in fields(settings):
-        value = getattr(settings, field.name)
-        # Annotations are not evaluated: they are the words that stand there.
-        if field.type == "float":
-            allowed, rule = is_number(value), "a number"
-        elif field.type == "int":
-            allowed, rule = is_integer(value), "a whole number"
-        elif field.type == "bool":
-            allowed, rule = isinstance(value, bool), "True or False"
-        else:
-            continue
-        check_rules(settings, (field.name, allowed, rule))
+        allowed, rule = _KINDS.get(str(field.type), (None, ""))
+        if allowed is not None:
+            check_rules(settings, (field.name, allowed(getattr(settings, field.name)), rule))
 
 
 def check_whole(settings: DataclassInstance, **least: int) -> None:
-    """ValueError unless each named field of ``settings`` is a whole number of at least the given one, or None where
-    that is its default. Numbers of numpy become plain ones.
+    """Make numbers plain; ValueError unless the named fields are whole numbers of at least ``least``, or None where
+    that is their default.
     """
     make_plain(settings)
     for name, smallest in least.items():
@@ -72,12 +65,10 @@ def check_whole(settings: DataclassInstance, **least: int) -> None:
 
 
 def check_rules(settings: object, *rules: tuple[str, bool, str]) -> None:
-    """Raise ValueError for the first of the ``rules`` for fields of ``settings`` that is broken.
+    """ValueError for the first of the ``rules`` for fields of ``settings`` that is broken.
 
-    Args:
-        settings (object): object of a class that the user knows.
-        rules (tuples): name of the field, to which further names may be added that are shown; whether the rule is kept;
-            the rule, as it goes on after "must be".
+    A rule has the name of the field, to which further names may be added that are shown; whether it is kept; and its
+    words, as they go on after "must be".
     """
     for names, kept, rule in rules:
         if not kept:
@@ -98,8 +89,8 @@ _BOUNDS: dict[str, Callable[[float], bool]] = {
 
 
 def check_bounds(settings: object, **bounds: str) -> None:
-    """Raise ValueError for the first number among the fields of ``settings`` that is out of its bounds, which are given
-    in words, such as "at least 0".
+    """ValueError for the first number among the fields of ``settings`` that is out of its bounds, which are given in
+    words, such as "at least 0".
     """
     for name, rule in bounds.items():
         check_rules(settings, (name, _BOUNDS[rule](getattr(settings, name)), rule))

@@ -1,4 +1,4 @@
-"""Modes of a model's modules, in training or in evaluation: what the user has put in ``eval()`` stays there."""
+"""Training and evaluation modes of a model's modules: a module that the user has put in ``eval()`` stays there."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ def modes_of(model: nn.Module) -> Modes:
 
 
 def restore_modes(model: nn.Module, modes: Modes) -> None:
-    """Bring the modules of ``model`` back to ``modes``, by their own ``train``, as some do more there."""
+    """Bring the modules of ``model`` back to ``modes``, by their own ``train``, which may do more than set the mode."""
     model.train(modes[model])
-    _bring(modes)
+    _set_modes(modes)
 
 
 def put_in_training(model: nn.Module) -> None:
-    """Call ``model.train``, whose override may keep norms in evaluation, say, and leave modules in evaluation that are
-    there already, also the whole model.
+    """Call ``model.train``, whose override may keep norms in evaluation, and leave modules that are in evaluation, or
+    the whole model, there.
     """
     before = modes_of(model)
     model.train(model.training)
-    _bring({module: module.training and before.get(module, True) for module in model.modules()})
+    _set_modes({module: module.training and before.get(module, True) for module in model.modules()})
 
 
 @contextmanager
 def whole_mode_kept(model: nn.Module) -> Iterator[None]:
-    """Undo afterwards what the user's function inside has done by ``eval()`` or ``train()`` to the whole of a ``model``
-    in training, as functions do that sample from it. Modules that it has set by themselves stay so.
+    """Undo afterwards an ``eval()`` or ``train()`` of the whole ``model`` by the user's function, as for sampling.
+
+    Modes that the function sets of single modules stay.
     """
     before = modes_of(model)
     yield
@@ -56,10 +57,10 @@ def warn_of_evaluation_mode(model: nn.Module) -> None:
         )
 
 
-def _bring(modes: Modes) -> None:
+def _set_modes(modes: Modes) -> None:
     for module, mode in modes.items():
         if module.training != mode:
-            module.train(mode)  # and what is in it, which comes later and gets its own mode then
+            module.train(mode)  # sets the modules in it too, which come later and get their own mode then
     for module, mode in modes.items():
-        # Where its own ``train``, or that of another module that holds it, does otherwise.
+        # Again, as an own ``train``, of this module or of one that holds it, may have decided otherwise.
         module.training = mode

@@ -1,4 +1,4 @@
-"""``trainers.wrap``: the training methods for those who keep their own loop."""
+"""``trainers.wrap``: the training methods for a loop of the user's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,40 +16,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainers.arguments import check_argument, is_integer, is_whole
-from trainers.checkpoints.contents import (
-    FROZEN,
-    fill_buffers,
-    fill_model,
-    fill_optimizer,
-    form_of,
-)
-from trainers.communication.buckets import averaged_over_ranks, broadcast_tensors, reconcile_buffers
+from trainers.checkpoints.contents import FROZEN, form_of
+from trainers.communication.buckets import averaged_over_ranks, reconcile_buffers
 from trainers.communication.communicator import Communicator
-from trainers.communication.rank_consistency import (
-    refuse_alone_among_many,
-    refuse_other_models,
-    refuse_other_optimizers,
-    refuse_other_settings,
-)
+from trainers.communication.rank_consistency import refuse_alone_among_many, refuse_other_optimizers
 from trainers.communication.topology import Topology
 from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
-from trainers.methods.strategy import Method, Setup, State, is_method
+from trainers.methods.strategy import Method, Setup
 from trainers.names import plain, plain_name, renamed
 from trainers.precision import autocast_as_now, without_autocast
 from trainers.run.model_checks import (
     EXCHANGE,
+    agree_on_start,
+    check_kinds_of,
     check_optimizer,
-    check_ranks,
-    check_tensors,
+    parameters_in,
     refuse_foreign_tensors,
     refuse_held,
     refuse_wrapped,
 )
+from trainers.run.recording import summed, summed_by_name
 from trainers.run.thawing import Thawing
+from trainers.run.training_step import set_rate
 
-_WHERE = "the given state"
-_at_work: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_wrapped_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def wrap(
@@ -64,21 +55,20 @@ def wrap(
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Wrapped:
-    """Have a loop of one's own train ``model`` by ``method``, with the ranks of the initialised group, or alone.
+    """Have a loop of your own train ``model`` by ``method``, with the ranks of the initialised group, or alone.
 
-    Where the loop says ``loss.backward()`` it says ``run.backward(loss)`` instead, with ``run`` from
-    ``with trainers.wrap(…) as run``. The rest stays: ``model(…)``, ``optimizer.zero_grad()``, clipping,
-    ``optimizer.step()``, schedulers. Every rank deals itself its own share of the data, and takes the same steps.
-
-    Several models with an optimizer each, as of a GAN, are each wrapped; only the one whose ``run.backward`` is called
-    exchanges gradients.
+    The loop says ``run.backward(loss)`` in place of ``loss.backward()``, with ``run`` from
+    ``with trainers.wrap(…) as run``. The rest stays: clipping, ``optimizer.step()``, schedulers. Every rank deals
+    itself its own share of the data, and takes the same steps. Several models with an optimizer each are each wrapped;
+    only the model whose ``run.backward`` is called exchanges gradients.
 
     Args:
-        model (Module): on the device where it is to be trained. Rank 0's parameters and buffers count.
-        optimizer (Optimizer): of all parameters of ``model`` that require a gradient; it may have frozen ones, too.
-            What is thawed, or added as a group, between two steps is trained by ``method`` from then on.
-        epochs (int, from 1): of the run. Methods have phases that are fractions of it; all steps must be taken, or the
-            ``with`` block be left on all ranks after the same step.
+        model (Module): model on the device where it is to be trained. Rank 0's parameters and buffers count.
+        optimizer (Optimizer): optimizer of all parameters of ``model`` that require a gradient; it may have frozen
+            parameters, too. What is thawed, or added as a group, between two steps is trained by ``method`` from then
+            on.
+        epochs (int, from 1): length of the run. Methods have phases that are fractions of it; all steps must be taken,
+            or the ``with`` block be left on all ranks after the same step.
         steps_per_epoch (int, from 1): optimizer steps in each epoch, the same on all ranks. After the last of them
             parameters and buffers are the same on all ranks, but for AB's groups and
             ``LocalSGD(average_at_epoch_end=False)``: evaluate inside ``evaluating``.
@@ -86,7 +76,7 @@ def wrap(
         topology (Topology; default None): which ranks share a node; None: those with the same host name.
         timeout (timedelta; default timedelta(minutes=10)): how long ranks wait for one another.
         group (ProcessGroup; default None): ranks that train together; this rank must be in it. None: all ranks.
-        seed (int; default 0): of what a method draws.
+        seed (int; default 0): seed of what a method draws.
 
     Raises:
         ValueError: settings are not allowed or differ between ranks, or the method cannot work with this model or
@@ -94,21 +84,14 @@ def wrap(
         CommunicationError: a rank is lost or hangs.
     """
     method = DDP() if method is None else method
-    check_argument("method", method, is_method(method), "a method's settings, DDP() say")
+    check_kinds_of(model=model, method=method, topology=topology, timeout=timeout)
     for name, value, allowed, rule in (
-        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
-        (
-            "optimizer",
-            optimizer,
-            isinstance(optimizer, Optimizer),
-            "one torch.optim.Optimizer, of the model's parameters",
-        ),
+        ("optimizer", optimizer, isinstance(optimizer, Optimizer), "one torch.optim.Optimizer, of the model"),
         ("epochs", epochs, is_whole(epochs, 1), "a whole number of at least 1"),
         ("steps_per_epoch", steps_per_epoch, is_whole(steps_per_epoch, 1), "a whole number of at least 1"),
         ("seed", seed, is_integer(seed), "a whole number, the same on all ranks"),
     ):
         check_argument(name, value, allowed, rule)
-    check_ranks(topology, timeout)
     epochs, steps_per_epoch, seed = int(epochs), int(steps_per_epoch), int(seed)
     check_optimizer(optimizer)
     _refuse_other_parameters(model, optimizer)
@@ -117,19 +100,9 @@ def wrap(
     with _own_precision(device):
         communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
         try:
-            channel = communicator.service
-            check_tensors(model, exchanged=communicator.size > 1, saved=False)
-            refuse_other_models(channel, model)
-            refuse_other_optimizers(channel, optimizer)
-            agreed = {
-                "method": method,
-                "ranks of each node": communicator.nodes,
-                "epochs": epochs,
-                "steps_per_epoch": steps_per_epoch,
-                "seed": seed,
-            }
-            refuse_other_settings(channel, agreed)
-            broadcast_tensors(channel, [*model.parameters(), *model.buffers()])
+            agreed = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "seed": seed}
+            agree_on_start(communicator, model, method, agreed, saved=False)
+            refuse_other_optimizers(communicator.service, optimizer)
             setup = Setup(
                 model=model,
                 optimizer=optimizer,
@@ -168,12 +141,8 @@ class Wrapped:
         }
         self._strategy = method.strategy(setup)
         if self._strategy.reparametrises:
-            refuse_held(
-                self._optimizer,
-                EXCHANGE,
-                remedy="Wrap an ordinary optimizer, with groups for different settings, or take another method, DDP "
-                "say.",
-            )
+            remedy = "Wrap an ordinary optimizer, with groups for different settings, or take another method, such as "
+            refuse_held(self._optimizer, EXCHANGE, remedy=f"{remedy}DDP.")
         self._thawing = Thawing(setup, self._strategy)
         self._communicator.release()
         self._identity |= {f"parameter {name}": form for name, form in form_of(self._model).items()}
@@ -185,13 +154,15 @@ class Wrapped:
         self._reduced = False
         """Whether gradients are those that the optimizer shall use."""
         self._loss = self._no_loss()
-        """Of this step, and below of this epoch so far, on this rank."""
+        """This rank's loss of the step."""
         self._loss_sum = self._no_loss()
+        """This rank's losses of the epoch so far."""
         self._rates: list[float | Tensor] = []
         self._closed = False
-        _at_work.add(self._optimizer)
+        # Hooks of two runs on one optimizer would exchange its gradients twice.
+        _wrapped_optimizers.add(self._optimizer)
         self._hooks = [
-            # Of a model that is compiled in place the hook would be compiled with it, and what ranks exchange there.
+            # Not compiled with a model that is compiled in place, as ranks exchange numbers in it.
             self._model.register_forward_pre_hook(
                 torch.compiler.disable(self._on_forward)  # type: ignore[no-untyped-call]
             ),
@@ -200,8 +171,10 @@ class Wrapped:
         ]
 
     def begin_step(self) -> None:
-        """A forward pass follows. The model's own call says so; only where parts of it are called by themselves, as in
-        ``model.encoder(inputs)``, call this first in every step.
+        """Begin a step before its forward pass, as the model's own call does.
+
+        Only where parts of the model are called by themselves, as in ``model.encoder(inputs)``, call this first in
+        every step.
         """
         if self._begun or self._step == self._setup.total_steps:
             return
@@ -218,7 +191,7 @@ class Wrapped:
             loss (Tensor, without dimensions): a mean over this rank's samples, not scaled: some methods decide by it.
                 Where a step has several passes, divided by their number.
             last (bool; default True): False: another backward pass of the same step follows, and nothing is sent yet.
-            **arguments: of ``torch.autograd.backward``: ``retain_graph``, say.
+            **arguments: arguments of ``torch.autograd.backward``, such as ``retain_graph``.
 
         Raises:
             RuntimeError: the model has not been called in this step, all steps are taken, or the optimizer has left a
@@ -234,16 +207,14 @@ class Wrapped:
             if not self._strategy.replicated:
                 raise RuntimeError(
                     "run.backward(loss): the optimizer has taken no step with the gradients of the last one. Where a "
-                    "step takes several passes, all but the last need last=False. What leaves steps out, as torch's "
-                    "GradScaler does, would leave them out on some ranks only, whose gradients are not the others': "
-                    "train in bfloat16, which needs no scaler, or in single precision."
+                    "step takes several passes, all but the last need last=False. Where steps are left out, as by "
+                    "torch's GradScaler, ranks would leave out others: train in bfloat16, which needs no scaler."
                 )
             self._loss = self._no_loss()  # all ranks have left the same step out
         if not self._begun:
             raise RuntimeError(
-                "run.backward(loss): the model has not been called in training since the last step. Call it itself, "
-                "and not parts of it, or run.begin_step() before these, or before it where the model as a whole is in "
-                "eval(); after optimizer.step(), compute the loss anew."
+                "run.backward(loss): the model has not been called in training since the last step. Call it, or "
+                "run.begin_step() before its parts, or before it where it is in eval(), and compute the loss again."
             )
         with _own_precision(self._device):
             self._strategy.before_pass(self._step, last=last)
@@ -257,36 +228,33 @@ class Wrapped:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, after an epoch's last step, the model is what is to be evaluated, the same on all ranks. Every rank
-        enters. Between other steps the ranks of DASO, LocalSGD and AB have models of their own.
+        """Context, after an epoch's last step, in which all ranks have the same model, to be evaluated.
+
+        Every rank enters. Between other steps the ranks of DASO, LocalSGD and AB have models of their own.
         """
-        service = self._communicator.service
-        # A loop that leaves steps out, as torch's GradScaler does, evaluates before the last step of its epoch.
-        buffers = averaged_over_ranks(service, self._model, parameters=())
         strategy = self._strategy
+        # A loop that leaves steps out, as torch's GradScaler does, evaluates before the last step of its epoch.
+        buffers = averaged_over_ranks(self._communicator.service, self._model, parameters=())
         agreed = buffers if strategy.replicated and not strategy.evaluates_alike else nullcontext()
         as_caller_has_it = autocast_as_now(self._device)
         with _own_precision(self._device), strategy.evaluating(), agreed, as_caller_has_it:
             yield
 
     def metrics(self) -> dict[str, float]:
-        """What the method records now: bytes sent by all ranks between and inside nodes, the mean seconds that ranks
+        """Present metrics of the method: bytes sent by all ranks between and inside nodes, the mean seconds that ranks
         waited, and what ``trainers.train`` would add to its metrics. Every rank calls it.
         """
-        mine = self._communicator.traffic()
         with _own_precision(self._device):
-            summed = self._summed(
-                torch.tensor(list(mine.values()), dtype=torch.float64, device="cpu")
-            ).tolist()
+            totals = summed_by_name(self._communicator, self._communicator.traffic())
             of_method = self._strategy.metrics()
         of_method.pop("effective_batch_size", None)  # the batch size is the loop's
-        return {**dict(zip(mine, summed, strict=True)), **of_method}
+        return {**totals, **of_method}
 
     def state_dict(self) -> dict[str, object]:
-        """All by which this rank goes on after this step, bit for bit: of the model, the optimizer and the method.
-        Tensors, numbers, strings, lists and dictionaries of them; not copied. Save each rank's own: replicas differ.
+        """State of the model, the optimizer and the method, from which this rank goes on bit for bit after this step:
+        tensors, numbers, strings, lists and dictionaries of them; not copied. Save each rank's own: replicas differ.
 
-        A step that the optimizer has left out is not counted: the next one has its number.
+        A step that the optimizer has left out is not counted: the next step has its number.
 
         Raises:
             RuntimeError: in the midst of a step. It is over with ``optimizer.step()`` or, where gradients are the same
@@ -322,47 +290,31 @@ class Wrapped:
         Raises:
             ValueError: it is of another run.
         """
-        changed = state.get("changed", {})
-        # The loop may have thawed them by now. A method that factors weights has chosen among those of the begin.
-        fixed = self._strategy.reparametrises
-        thawed = set() if fixed else {f"parameter {name}" for name in changed.get("trained", {})}
-        differing = [
-            f"{name} was {was}, is {self._identity.get(name, 'not there')}"
-            for name, was in state["identity"].items()
-            if was != self._identity.get(name)
-            and not (
-                name in thawed
-                and was.removesuffix(FROZEN) == self._identity.get(name, "").removesuffix(FROZEN)
-            )
-        ]
+        # The loop may have thawed these by now. A method that factors weights has chosen among those of the begin.
+        thawed = () if self._strategy.reparametrises else state.get("changed", {}).get("trained", ())
+        differing = []
+        for name, was in state["identity"].items():
+            now = self._identity.get(name, "not there")
+            if name.removeprefix("parameter ") in thawed:
+                was, now = was.removesuffix(FROZEN), now.removesuffix(FROZEN)
+            if was != now:
+                differing.append(f"{name} was {was}, is {now}")
         if differing:
             raise ValueError(
                 f"run.load_state_dict: the state is of another run: {'; '.join(differing)}. Give wrap the same "
-                "settings, model and ranks, or start anew."
+                "settings, model and ranks, or start from the beginning."
             )
-        names = {plain_name(name): name for name, _ in self._model.named_parameters()}
         with _own_precision(self._device):
-            self._thawing.load(changed)
-            # First the strategy: it may have to give model and optimizer other shapes.
-            self._strategy.load(cast(State, renamed(state["strategy"], lambda name: names.get(name, name))))
-            fill_model(self._model, state["model"], where=_WHERE)
-            fill_optimizer(
-                self._optimizer,
-                state["optimizer"],
-                model=plain(self._model.state_dict()),
-                saved_model=state["model"],
-                where=_WHERE,
-            )
-            fill_buffers(self._model, state["buffers"], where=_WHERE)
-            self._communicator.set_counters(state["counters"])
+            self._thawing.fill(state, where="the given state")
             self._step = state["step"]
             self._loss_sum.copy_(state["loss_sum"])
 
     def close(self) -> None:
-        """Leave the model in its final state, and take off what was put there; what the end of the ``with`` block
-        does. Every rank calls it, after the same step.
+        """Leave the model in its final state, and remove the hooks, as the end of the ``with`` block does.
+
+        Every rank calls it, after the same step.
         """
-        # With an error under way, as in a ``finally``, the other ranks may be anywhere.
+        # After an error, as in a ``finally``, the other ranks may be anywhere.
         self._close(finalise=sys.exc_info()[0] is None)
 
     def _close(self, *, finalise: bool, keep: bool = False) -> None:
@@ -376,7 +328,7 @@ class Wrapped:
             keep = keep or finalise
         finally:
             self._closed = True
-            _at_work.discard(self._optimizer)
+            _wrapped_optimizers.discard(self._optimizer)
             for hook in self._hooks:
                 hook.remove()
             with _own_precision(self._device):
@@ -405,14 +357,11 @@ class Wrapped:
                 "loss.backward() before it, the last time in a step without last=False."
             )
         self._thawing.check_step()
-        if not self._strategy.changes_rate:
-            return
-        groups = optimizer.param_groups
-        # Schedulers go on from the rates that they have set.
-        self._rates = [
-            group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"] for group in groups
-        ]
-        self._set_rates([self._strategy.learning_rate(self._step, float(rate)) for rate in self._rates])
+        if self._strategy.changes_rate:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            # Kept for after the step, as schedulers go on from the rates that they have set.
+            self._rates = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+            self._set_rates([self._strategy.learning_rate(self._step, float(rate)) for rate in self._rates])
 
     def _after_step(self, optimizer: Optimizer, arguments: object, named: object) -> None:
         if self._strategy.changes_rate:
@@ -425,54 +374,44 @@ class Wrapped:
             self._step += 1
             self._begun = self._passed = self._reduced = False
             if self._step % setup.steps_per_epoch == 0:
-                total = self._summed(self._loss_sum).item()
-                self._strategy.end_epoch(
-                    self._step // setup.steps_per_epoch - 1,
-                    total / self._communicator.size / setup.steps_per_epoch,
-                )
+                mean = summed(self._communicator, self._loss_sum).item() / self._communicator.size
+                epoch = self._step // setup.steps_per_epoch - 1
+                self._strategy.end_epoch(epoch, mean / setup.steps_per_epoch)
                 self._loss_sum.zero_()
             if self._step == setup.total_steps:
                 self._strategy.finalise()
 
     def _set_rates(self, rates: list[float | Tensor] | list[float]) -> None:
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                # Neither has the host wait for a GPU.
-                group["lr"].copy_(rate) if isinstance(rate, Tensor) else group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            set_rate(group, rate)
 
     def _no_loss(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self._device)
 
-    def _summed(self, values: Tensor) -> Tensor:
-        return self._communicator.service.all_reduce(values.to("cpu", copy=True)).wait()
-
 
 @contextmanager
 def _own_precision(device: torch.device) -> Iterator[None]:
-    """For what a method does: ``device`` is the current one, and of the caller's autocast there is nothing."""
+    """Context of a method's own work: ``device`` is the current device, and the caller's autocast does nothing."""
     with current(device), without_autocast(device):
         yield
 
 
 def _refuse_other_parameters(model: nn.Module, optimizer: Optimizer) -> None:
     """ValueError unless ``optimizer`` has just the parameters of ``model`` that are trained, and they are whole."""
-    refuse_wrapped(model, instead=", or leave trainers.wrap out")
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    refuse_wrapped(model)
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(
             "model: no parameter requires a gradient, and there is nothing to train. Wrap another."
         )
-    if optimizer in _at_work:
+    if optimizer in _wrapped_optimizers:
         raise ValueError("optimizer: it is wrapped already. Wrap it once, or close the first run before.")
     refuse_foreign_tensors(
         model.parameters(),
         optimizer,
         remedy="Make it from model.parameters(), one optimizer a model.",
     )
-    if missing := [name for identity, name in trained.items() if identity not in held]:
+    if missing := [name for identity, name in trained.items() if identity not in parameters_in(optimizer)]:
         raise ValueError(
             f"optimizer: it lacks {missing[0]} of the model, and a step is that of one optimizer. Give it all "
             "parameters, with groups for different settings, or freeze this one: requires_grad_(False)."

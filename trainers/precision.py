@@ -1,4 +1,4 @@
-"""In which precision products are computed: autocast, TF32 on GPUs, and single precision where it is asked for."""
+"""Precision of products: autocast, TF32 on GPUs, and full single precision where a method needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 BY_BACKEND = hasattr(torch.backends.mkldnn, "matmul")
-"""Whether torch has a setting for each backend; before 2.9 one is for all."""
+"""Whether torch has a setting for each backend; before 2.9 a single setting is for all."""
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -20,18 +20,16 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, an autocast that the caller is in does nothing on ``device``: what a method computes becomes weights and
-    bases, which keep their type.
-    """
+    """Context in which the caller's autocast does nothing, as weights that a method computes keep their type."""
     if not _in_autocast():
         return nullcontext()
-    # torch forgets the weights that it has cast when the outermost autocast ends. One inside this, of each step, shall
-    # not find those of the step before.
+    # torch forgets the weights that it has cast when the outermost autocast ends. An autocast inside this, of each
+    # step, must not find those of the step before.
     return torch.autocast(device.type, enabled=False, cache_enabled=False)
 
 
 def autocast_as_now(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, autocast does on ``device`` what it does where this is called; the weights may be others there."""
+    """Context in which autocast is as where this is called; the weights may be others there."""
     if not _in_autocast():
         return nullcontext()
     kind = device.type
@@ -40,7 +38,7 @@ def autocast_as_now(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _in_autocast() -> bool:
-    """Whether the caller is inside a ``torch.autocast``, be it one that is not enabled."""
+    """Whether the caller is inside a ``torch.autocast``, enabled or not."""
     depth = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     return depth > 1
@@ -48,8 +46,8 @@ def _in_autocast() -> bool:
 
 @contextmanager
 def matrix_products(device: torch.device, precision: str) -> Iterator[None]:
-    """Inside, products of float32 matrices on a GPU use TF32 where ``precision`` is "tf32": 10 bits of the mantissa,
-    at several times the speed. Convolutions use it anyway, unless ``torch.backends.cudnn.allow_tf32`` is off.
+    """Context in which products of float32 matrices on a GPU use TF32 where ``precision`` is "tf32": 10 bits of the
+    mantissa, at several times the speed. Convolutions use it anyway, unless ``torch.backends.cudnn.allow_tf32`` is off.
     """
     if precision != "tf32" or device.type != "cuda":
         yield
@@ -61,44 +59,41 @@ def matrix_products(device: torch.device, precision: str) -> Iterator[None]:
         with _backends_set_to("tf32", torch.backends.cuda.matmul):
             yield
         return
-    # The older setting, also from torch 2.9 on: compilers of torch ask for it, which after the newer one is an error.
-    with _backends_kept():
-        _set_for_all(allowed="high")
-        try:
-            yield
-        finally:
-            _set_for_all(allowed=allowed)
+    # The older setting, also from torch 2.9 on: compilers of torch ask for it, which after the newer is an error.
+    with _backends_kept(), _older_setting("high", after=allowed):
+        yield
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Inside, products of float32 matrices are float32's, whatever ``torch.set_float32_matmul_precision`` and its
-    like allow: what becomes weights and bases for good shall not lose bits that a gradient can spare.
+    """Context in which products of float32 matrices are float32's, whatever ``torch.set_float32_matmul_precision``
+    allows: permanent weights and bases must not lose bits that a gradient can spare.
     """
     if BY_BACKEND:
         with _backends_set_to("ieee", *_backends()):
             yield
-        return
-    allowed = torch.get_float32_matmul_precision()
-    _set_for_all(allowed="highest")
+    else:
+        with _older_setting("highest", after=torch.get_float32_matmul_precision()):
+            yield
+
+
+@contextmanager
+def _older_setting(allowed: str, *, after: str) -> Iterator[None]:
+    with warnings.catch_warnings():
+        # torch 2.9 advises the newer setting, with which it could not compile.
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision(allowed)
     try:
         yield
     finally:
-        _set_for_all(allowed=allowed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.set_float32_matmul_precision(after)
 
 
 def _backends() -> tuple[Any, ...]:
-    """Where a precision of products can be set, by the newer setting."""
     of_cpu: Any = torch.backends.mkldnn
     return (torch.backends.cuda.matmul, of_cpu.matmul) if BY_BACKEND else ()
-
-
-def _set_for_all(*, allowed: str) -> None:
-    """By the older setting."""
-    with warnings.catch_warnings():
-        # torch 2.9 advises the newer one, with which it could not compile.
-        warnings.simplefilter("ignore")
-        torch.set_float32_matmul_precision(allowed)
 
 
 @contextmanager
@@ -111,7 +106,6 @@ def _backends_set_to(precision: str, *backends: Any) -> Iterator[None]:
 
 @contextmanager
 def _backends_kept() -> Iterator[None]:
-    """Afterwards each backend's precision is what it was."""
     before = [(backend, backend.fp32_precision) for backend in _backends()]
     try:
         yield

@@ -1,8 +1,6 @@
-"""Derived randomness: every draw's seed comes from the run's seed and from what the draw is for; none is
-stored.
+"""Derived randomness: the seed of every draw comes from the run's seed and the draw's purpose, and none is stored.
 
-So a resumed run needs no saved generators, and a method that draws more numbers than another changes nothing
-for the data.
+So a resumed run needs no saved generators, and a method that draws more numbers changes nothing for the data.
 """
 
 from __future__ import annotations
@@ -44,17 +42,13 @@ class Generators(NamedTuple):
 
 
 def generators() -> Generators:
-    """Their states now."""
-    return Generators(
-        random.getstate(),
-        np.random.get_state(),
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
-    )
+    """Present states of the global generators."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return Generators(random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpus)
 
 
 def set_generators(states: Generators) -> None:
-    """Put them back into ``states``, which were theirs."""
+    """Put the global generators back into ``states``."""
     random.setstate(states.of_python)
     np.random.set_state(states.of_numpy)
     torch.set_rng_state(states.of_torch)
@@ -64,7 +58,7 @@ def set_generators(states: Generators) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Give the global generators back as they were found."""
+    """Restore the global generators afterwards."""
     saved = generators()
     try:
         yield

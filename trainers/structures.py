@@ -1,7 +1,7 @@
 """Structures of tensors: what data sets, models and losses may give each other in place of one tensor.
 
 A structure is a tensor, or a dictionary, a list, a tuple (with names or without) or a dataclass of structures; outputs
-of Hugging Face's models are both first and last. Anything else in it, text say, stays as it is.
+of Hugging Face's models are both first and last. Anything else in it, such as text, stays as it is.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def parts_of(value: object) -> list[tuple[object, object]] | None:
 
 
 def like(value: object, parts: Sequence[object]) -> object:
-    """A container as ``value``, with ``parts`` in place of its own."""
+    """A container of the kind of ``value``, with ``parts`` in place of its own."""
     if isinstance(value, MutableMapping) and type(value) is not dict:
-        # Keeps what it knows beside its parts: a defaultdict's factory, the fields of a model's output.
+        # A copy keeps what else the mapping has: a defaultdict's factory, the fields of a model's output.
         made = copy.copy(value)
         for name, part in zip(value, parts, strict=True):
             made[name] = part
@@ -42,7 +42,7 @@ def like(value: object, parts: Sequence[object]) -> object:
         named: Callable[[Sequence[object]], object] | None = getattr(value, "_make", None)
         if named is not None:
             return named(parts)
-        # As torch.max gives it: a tuple with names of its own kind.
+        # torch.max and its like give a tuple class of their own, which takes a sequence.
         return tuple(parts) if type(value) is tuple else type(value)(parts)
     names = [str(name) for name, _ in parts_of(value) or ()]
     return dataclasses.replace(value, **dict(zip(names, parts, strict=True)))  # type: ignore[type-var]
@@ -53,9 +53,7 @@ def mapped(value: object, function: Callable[[Tensor], Tensor]) -> object:
     if isinstance(value, Tensor):
         return function(value)
     parts = parts_of(value)
-    if parts is None:
-        return value
-    return like(value, [mapped(part, function) for _, part in parts])
+    return value if parts is None else like(value, [mapped(part, function) for _, part in parts])
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
@@ -73,8 +71,9 @@ def moved(value: object, device: torch.device) -> object:
 
 
 def in_kind(value: object, item: object) -> object:
-    """``value``, which torch has stacked of items such as ``item``, with tuples where the item has them, for which
-    torch gives lists, and lists of text, for which it gives either.
+    """``value``, a batch that torch stacked of items like ``item``, with tuples where ``item`` has them.
+
+    torch makes lists of tuples, and either of text, which becomes a list.
     """
     if isinstance(item, (str, bytes)) and isinstance(value, (list, tuple)):
         return list(value)
@@ -87,49 +86,34 @@ def in_kind(value: object, item: object) -> object:
 
 
 def joined(batches: Sequence[object], samples: Sequence[int], name: str) -> object:
-    """The structures of several batches as one: tensors along their first axis, lists, which have an entry for each
-    sample, end to end, and other containers part by part.
+    """Batches of one structure as one batch: tensors and lists end to end, other containers part by part.
 
-    Args:
-        batches (list): of one structure, at least one.
-        samples (list of int): of each batch.
-        name (str): what the batches are, for errors.
-
-    Raises:
-        TypeError: there is something in them that cannot be joined.
+    Lists have an entry for each of a batch's ``samples``. TypeError with ``name`` if a part cannot be joined.
     """
     first = batches[0]
-    if isinstance(first, Tensor) and all(isinstance(batch, Tensor) for batch in batches):
-        return _joined_tensors([batch for batch in batches if isinstance(batch, Tensor)], name)
-    if isinstance(first, list) and all(isinstance(batch, list) for batch in batches):
-        lists = [batch for batch in batches if isinstance(batch, list)]
+    tensors = [batch for batch in batches if isinstance(batch, Tensor)]
+    if len(tensors) == len(batches):
+        return _joined_tensors(tensors, name)
+    lists = [batch for batch in batches if isinstance(batch, list)]
+    if len(lists) == len(batches):
         for entries, count in zip(lists, samples, strict=True):
             if len(entries) != count:
-                raise TypeError(
-                    f"{name}: a list of {len(entries)} for a batch of {count} samples, and where batches are joined "
-                    "for the metrics a list has an entry for each sample. Make it a tuple or a dictionary."
-                )
+                raise _cannot_be_joined(name, f"a list of {len(entries)} for a batch of {count} samples")
         return list(chain.from_iterable(lists))
-    parts = parts_of(first)
-    if parts is None or isinstance(first, list):
-        if all(batch is None for batch in batches):
-            return None
-        other = next((batch for batch in batches if type(batch) is not type(first)), first)
-        raise TypeError(
-            f"{name}: {type(other).__name__} cannot be joined for the metrics, as tensors, and lists with an entry for "
-            "each sample, can. Leave it out of what step= returns, or use metrics with update() and compute()."
-        )
-    keys = [key for key, _ in parts]
-    of_batches = [parts_of(batch) for batch in batches]
-    for found in of_batches:
-        if found is None or [key for key, _ in found] != keys:
-            raise TypeError(
-                f"{name}: other parts in one batch than in another, first {keys}. Return the same for each."
-            )
+    if all(batch is None for batch in batches):
+        return None
+    parts = [None if isinstance(batch, list) else parts_of(batch) for batch in batches]
+    keys = [key for key, _ in parts[0] or ()]
+    for found in parts:
+        if found is None:
+            other = next((batch for batch in batches if type(batch) is not type(first)), first)
+            raise _cannot_be_joined(name, type(other).__name__)
+        if (others := [key for key, _ in found]) != keys:
+            raise _cannot_be_joined(name, f"parts {others} in one batch and {keys} in another")
     return like(
         first,
         [
-            joined([found[index][1] for found in of_batches if found], samples, f"{name}[{key!r}]")
+            joined([found[index][1] for found in parts if found], samples, f"{name}[{key!r}]")
             for index, key in enumerate(keys)
         ],
     )
@@ -137,16 +121,16 @@ def joined(batches: Sequence[object], samples: Sequence[int], name: str) -> obje
 
 def _joined_tensors(tensors: Sequence[Tensor], name: str) -> Tensor:
     if not all(tensor.dim() for tensor in tensors):
-        raise TypeError(
-            f"{name}: a tensor without dimensions for a batch, and those of all batches are to be joined for the "
-            "metrics. Return outputs for each sample, and let the loss make one number of them."
-        )
-    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
-    if len(shapes) > 1:
-        one, other, *_ = sorted(shapes)
-        raise TypeError(
-            f"{name}: of shape (N, {', '.join(map(str, one))}) in one batch and (N, {', '.join(map(str, other))}) in "
-            "another cannot be joined for the metrics. Return lists with an entry for each sample, fill them up to one "
-            "shape, or use metrics with update() and compute()."
-        )
+        raise _cannot_be_joined(name, "a tensor without dimensions for a batch")
+    if len(shapes := {tuple(tensor.shape[1:]) for tensor in tensors}) > 1:
+        one, other, *_ = (f"(N, {', '.join(map(str, shape))})" for shape in sorted(shapes))
+        raise _cannot_be_joined(name, f"a tensor of shape {one} in one batch and {other} in another")
     return torch.cat(list(tensors))
+
+
+def _cannot_be_joined(name: str, found: str) -> TypeError:
+    return TypeError(
+        f"{name}: {found} cannot be joined for the metrics, which get all batches at once. Return the same parts for "
+        "each batch: tensors with an entry for each sample, of one shape, or lists of such entries; make other lists "
+        "tuples or dictionaries, leave the rest out of what step= returns, or use metrics with update() and compute()."
+    )

@@ -1,7 +1,7 @@
-"""Names of functions and objects that are equal in all processes and on all machines.
+"""Names of functions and objects, such as a run's loss, that are equal in all processes and on all machines.
 
-A checkpoint keeps the names of a run's loss, step and metrics. Names leave out everything that may differ between
-ranks, or when the same run is started again: modules, paths, devices, ranks, and the state of an object.
+Names leave out what may differ between ranks, or when the same run is started again: modules, paths, devices, ranks,
+and the state of an object.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ def named(value: object, depth: int = 0) -> str:
     if value is None:
         return "None"
     if isinstance(value, functools.partial):
-        given = [_setting(one, depth) for one in value.args]
+        given = [_setting(argument, depth) for argument in value.args]
         keywords = sorted(item for item in value.keywords.items() if item[0] not in _OF_RANKS)
-        given += [f"{name}={_setting(one, depth)}" for name, one in keywords]
+        given += [f"{name}={_setting(argument, depth)}" for name, argument in keywords]
         return f"{named(value.func, depth)}({', '.join(given)})"
     if inspect.ismethod(value):
         return f"{named(value.__self__, depth)}.{value.__name__}"
     name = getattr(value, "__qualname__", None)
     if isinstance(name, str):
-        return _without_scope(name)
+        return name.rpartition("<locals>.")[2]
     kept = _kept(value)
     counted = [name for name in _arguments(type(value)) if name in kept and name not in _OF_RANKS]
     settings = [f"{name}={_setting(kept[name], depth)}" for name in counted]
     if isinstance(value, nn.Module) and depth < _DEPTH:
         parts = [(name, part) for name, part in value.named_children() if not [*part.parameters()]]
         settings += [f"{name}={named(part, depth + 1)}" for name, part in parts]
-    return f"{_without_scope(type(value).__qualname__)}({', '.join(settings)})"
+    return f"{named(type(value))}({', '.join(settings)})"
 
 
 def same_but_numbers(was: str, now: str) -> bool:
@@ -104,11 +104,7 @@ def same_code(was: str | None, now: str | None, *, captured: bool = True) -> boo
     if was is None or now is None or was.split()[0] != now.split()[0]:
         return True
     last = None if captured else 2
-    return all(one == other for one, other in zip(was.split()[:last], now.split()[:last]))
-
-
-def _without_scope(name: str) -> str:
-    return name.rpartition("<locals>.")[2]
+    return all(a == b for a, b in zip(was.split()[:last], now.split()[:last]))
 
 
 def _captured_numbers(function: object) -> Iterable[str]:
@@ -138,7 +134,7 @@ def _kept(value: object) -> dict[str, object]:
     if isinstance(value, nn.Module):
         found.update(value._buffers)
         found.pop("_modules", None)  # ``named`` adds submodules itself
-    return {**{name.lstrip("_"): one for name, one in found.items()}, **found}
+    return {**{name.lstrip("_"): kept for name, kept in found.items()}, **found}
 
 
 def _setting(value: object, depth: int) -> str:
@@ -154,9 +150,10 @@ def _setting(value: object, depth: int) -> str:
         return _numbers(value)
     if depth < _DEPTH:
         if isinstance(value, Mapping) and len(value) <= _ENTRIES:
-            return f"{{{', '.join(sorted(f'{key!s}: {_setting(one, depth + 1)}' for key, one in value.items()))}}}"
+            parts = sorted(f"{key!s}: {_setting(part, depth + 1)}" for key, part in value.items())
+            return f"{{{', '.join(parts)}}}"
         if isinstance(value, (list, tuple)) and len(value) <= _ENTRIES:
-            return f"({', '.join(_setting(one, depth + 1) for one in value)})"
+            return f"({', '.join(_setting(part, depth + 1) for part in value)})"
         if callable(value):
             return named(value, depth + 1)
     return type(value).__name__
@@ -169,7 +166,7 @@ def _numbers(value: Tensor | np.ndarray[Any, Any]) -> str:
     shape = tuple(value.shape)
     if tensor is None or tensor.is_meta or tensor.is_complex() or tensor.numel() > _ENTRIES:
         return f"tensor {shape}"
-    return f"tensor {shape} {' '.join(f'{one:.3g}' for one in tensor.detach().double().flatten().tolist())}"
+    return f"tensor {shape} {' '.join(f'{number:.3g}' for number in tensor.detach().double().flatten().tolist())}"
 
 
 def _parts(code: CodeType, documentation: str | None) -> Iterable[str]:

@@ -9,76 +9,67 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from trainers.checkpoints.background import Writing
-from trainers.checkpoints.files import Content, Files, latest_text, refused
+from trainers.checkpoints.files import (
+    NOT_KNOWN,
+    CheckpointFiles,
+    Content,
+    latest_text,
+    step_directory,
+    write,
+    write_tensors,
+)
 from trainers.checkpoints.host_copy import HostCopy
 from trainers.communication.communicator import Communicator
 
 _log = logging.getLogger("trainers.checkpoints")
-
-
-@dataclass(frozen=True)
-class Found:
-    """The last whole checkpoint."""
-
-    files: Files
-    shared: Content
-    """Content that all ranks share."""
-    ranks: int
-    """Number of ranks that saved it."""
-
-    def own(self, rank: int) -> Content:
-        """Content of one of these ranks without the shared content; ValueError if it is damaged or missing."""
-        return self.files.of_rank(rank)
+_POLL_S = 0.2
+"""Seconds between two looks of rank 0 for the files of other ranks."""
 
 
 class Checkpoint:
-    """Checkpoint directory of a run, which all ranks must see. All methods are collective."""
+    """Checkpoint directory of a run, which all ranks must see. All methods are collective but ``close``."""
 
     def __init__(self, directory: str | Path, communicator: Communicator) -> None:
         self._directory = Path(directory)
         self._communicator = communicator
+        self._rank = communicator.rank
         self._saved_step: int | None = None
         self._number = -1
         """Number in the name of the last directory, see ``trainers.checkpoints.files``."""
-        self._writing: Writing | None = None
+        self._writing: _Writing | None = None
         self._memory = HostCopy()
         self._token = ""
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process in the run."""
-        return self._communicator.rank
 
     def try_writing(self) -> None:
         """Raise ValueError if a rank cannot write to the directory, before there are results that could be lost."""
         with self.by_all("write to"):
-            trial = self._directory / f"rank-{self._communicator.rank}.trial"
+            trial = self._directory / f"rank-{self._rank}.trial"
             try:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 trial.write_bytes(b"\n")
                 trial.unlink()
             except OSError as error:
                 raise ValueError(
-                    f"checkpoint = {str(self._directory)!r}: rank {self._communicator.rank} on "
-                    f"{socket.gethostname()} cannot write there ({error.strerror}). Name a directory that all ranks "
-                    "see and may write to."
+                    f"checkpoint = {str(self._directory)!r}: rank {self._rank} on {socket.gethostname()} cannot write "
+                    f"there ({error.strerror}). Name a directory that all ranks see and may write to."
                 ) from error
 
     def save(
         self, step: int, *, shared: Content, own: Content, replica: Content | None = None, wait: bool
     ) -> None:
-        """Save the state after a step, and remove earlier checkpoints once it is whole.
+        """Save a copy of the state after a step, and remove earlier checkpoints once it is whole.
 
-        The state is copied, so that it may be changed afterwards.
+        OSError if this rank, ValueError if another cannot write its part of this checkpoint, or of that before.
 
         Args:
             step (int): number of steps so far.
@@ -86,30 +77,26 @@ class Checkpoint:
             own (dict): content of each rank. Ranks of a replica have the rank that saves it under "replica".
             replica (dict; default None): content that several ranks share, on the rank that saves it.
             wait (bool): whether to return only when all files are on the disk, as always at the first call.
-
-        Raises:
-            OSError: this checkpoint, or the checkpoint before, cannot be written by this rank.
-            ValueError: another rank cannot write its part.
         """
         if step != self._saved_step:
+            # One checkpoint at a time is written, as the memory of the copy is used again.
             self.finish()
-            communicator = self._communicator
             content: dict[str, object] = {"own": dict(own)}
-            if communicator.rank == 0:
-                content["shared"] = {"ranks": communicator.size, **shared}
+            if self._rank == 0:
+                content["shared"] = {"ranks": self._communicator.size, **shared}
             if replica is not None:
                 content["replica"] = dict(replica)
             first = self._token == ""
             if first:
-                self._token = self._agreed_token()
+                self._token = self.text_of_first(secrets.token_hex(8))
             # Never the directory of the last whole checkpoint, whose files count until these do.
             self._number = step if step > self._number else self._number + 1
-            self._writing = Writing(
+            self._writing = _Writing(
                 self._directory,
                 self._number,
                 self._memory.of(content),
-                rank=communicator.rank,
-                ranks=communicator.size,
+                rank=self._rank,
+                ranks=self._communicator.size,
                 token=self._token,
             )
             self._saved_step = step
@@ -130,17 +117,35 @@ class Checkpoint:
             # All ranks wait for this: a rank that runs ahead could otherwise write the next step while rank 0 removes
             # the directories of other steps.
             with self.by_all("name the last step of"):
-                if self._communicator.rank == 0:
+                if self._rank == 0:
                     writing.name(of_all)
             _log.debug("checkpoint of step %d is whole in %s", self._saved_step, self._directory)
         finally:
             writing.close()
 
     def close(self) -> None:
-        """Wait until this rank has written its files, at the end of a run or after an error. Not collective."""
+        """Wait until this rank has written its files, at the end of a run or after an error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
+
+    def load(self) -> CheckpointFiles | None:
+        """Last whole checkpoint, None without any; ValueError if a rank cannot read it."""
+        with self.by_all("read its latest of"):
+            # Rank 0 decides: another rank may see the directory a moment earlier or later.
+            latest = latest_text(self._directory) if self._rank == 0 else ""
+        latest = self.text_of_first(latest)
+        if not latest:
+            return None
+        files = CheckpointFiles(self._directory, latest)
+        self._number = files.number
+        with self.by_all("read its shared.pt of"):
+            _ = files.ranks  # reads the file
+        return files
+
+    def is_saved(self, step: int) -> None:
+        """Remember that the loaded checkpoint has the state after ``step``, so that it is not written again."""
+        self._saved_step = step
 
     def text_of_first(self, text: str) -> str:
         """``text`` of rank 0, on all ranks."""
@@ -150,40 +155,9 @@ class Checkpoint:
         if not length:
             return ""
         mine = torch.zeros(length, dtype=torch.uint8, device="cpu")
-        if self._communicator.rank == 0:
+        if self._rank == 0:
             mine = torch.frombuffer(content, dtype=torch.uint8)
         return bytes(channel.broadcast(mine).wait().tolist()).decode()
-
-    def _agreed_token(self) -> str:
-        """Random token of rank 0, which distinguishes the files of this run from those that another run left."""
-        mine = torch.tensor([secrets.randbits(62)], device="cpu")
-        return f"{int(self._communicator.service.broadcast(mine).wait().item()):016x}"
-
-    def load(self) -> Found | None:
-        """Last whole checkpoint; None without any.
-
-        Raises:
-            ValueError: a file is damaged or missing, or another rank could not read it.
-        """
-        with self.by_all("read its latest of"):
-            # Rank 0 decides: another rank may see the directory a moment earlier or later.
-            latest = latest_text(self._directory) if self._communicator.rank == 0 else ""
-        latest = self.text_of_first(latest)
-        if not latest:
-            return None
-        files = Files(self._directory, latest)
-        self._number = files.number
-        with self.by_all("read its shared.pt of"):
-            shared = files.read("shared.pt")
-            ranks = shared.get("ranks")
-            if not isinstance(ranks, int):
-                raise refused(files.place / "shared.pt", "is of something else than a run")
-        self._number = files.number
-        return Found(files, shared, ranks)
-
-    def is_saved(self, step: int) -> None:
-        """Remember that the loaded checkpoint has the state after ``step``, so that it is not written again."""
-        self._saved_step = step
 
     @contextmanager
     def by_all(self, what: str) -> Iterator[None]:
@@ -210,3 +184,113 @@ class Checkpoint:
 
     def __str__(self) -> str:
         return str(self._directory)
+
+
+class _Writing:
+    """Writes a rank's part of the checkpoint after a step by a thread, while training continues.
+
+    Each rank writes the checksums of its files to ``rank-N.sum`` beside them. When rank 0 finds the checksums of all
+    ranks, it names the step in ``latest``, without communication; if a shared file system shows them late, ``name``
+    does so. ``token`` distinguishes the run's files from those of another run.
+    """
+
+    def __init__(
+        self, directory: Path, step: int, content: dict[str, Any], *, rank: int, ranks: int, token: str
+    ) -> None:
+        self._directory = directory
+        self._place = step_directory(directory, step)
+        self._step = step
+        self._content = content
+        self._rank, self._ranks = rank, ranks
+        self._token = token
+        self._sums = dict.fromkeys(_names(rank), NOT_KNOWN)
+        self._error: Exception | None = None
+        self._written, self._given_up = threading.Event(), threading.Event()
+        self._named = False
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def parts(self) -> list[int]:
+        """Wait until this rank's files are on the disk; returns their checksums in the order of ``_names``.
+
+        The checksum of a file that this rank does not write is NOT_KNOWN.
+        """
+        # Without a time-out, as the ranks that wait for this rank have theirs.
+        self._written.wait()
+        if self._error is not None:
+            raise self._error
+        return list(self._sums.values())
+
+    def name(self, parts: list[list[int]]) -> None:
+        """Name the step in ``latest`` unless it is there, on rank 0, with the ``parts`` of all ranks."""
+        self.close()
+        if self._error is not None:
+            raise self._error
+        if not self._named:
+            self._name(parts)
+
+    def close(self) -> None:
+        """Wait until this rank's files are written, and stop looking for those of others."""
+        self._given_up.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._place.mkdir(parents=True, exist_ok=True)
+            for part, name in _names(self._rank).items():
+                if part in self._content:
+                    self._sums[part] = write_tensors(self._place / name, self._content[part])
+            text = f"{self._token} {' '.join(map(str, self._sums.values()))}\n"
+            write(self._sum_file(self._rank), lambda file: file.write(text.encode()))
+        except Exception as error:  # raised in the run's thread by its next call
+            self._error = error
+        finally:
+            self._content = {}
+            self._written.set()
+        if self._rank == 0 and self._error is None:
+            try:
+                while (found := self._parts_of_all()) is None:
+                    if self._given_up.wait(_POLL_S):
+                        return
+                self._name(found)
+            except Exception as error:
+                self._error = error
+
+    def _parts_of_all(self) -> list[list[int]] | None:
+        """``parts`` of all ranks; None before all ranks have written theirs."""
+        parts = []
+        for rank in range(self._ranks):
+            try:
+                token, *sums = self._sum_file(rank).read_text("ascii").split()
+                parts.append([int(checksum) for checksum in sums])
+            except (OSError, ValueError):
+                return None
+            if token != self._token or len(sums) != len(self._sums):
+                return None
+        return parts
+
+    def _name(self, parts: list[list[int]]) -> None:
+        sums = [
+            f"{name} {checksum:08x}\n"
+            for rank, of_rank in enumerate(parts)
+            for name, checksum in zip(_names(rank).values(), of_rank, strict=True)
+            if checksum != NOT_KNOWN
+        ]
+        text = f"{self._step}\n{''.join(sums)}"
+        write(self._directory / "latest", lambda file: file.write(text.encode()))
+        self._named = True
+        # Removed only now, so that there is a whole checkpoint at any time.
+        for other in self._directory.glob("step-*"):
+            if other != self._place:
+                shutil.rmtree(other, ignore_errors=True)
+        for rank in range(self._ranks):
+            self._sum_file(rank).unlink(missing_ok=True)
+
+    def _sum_file(self, rank: int) -> Path:
+        return self._place / f"rank-{rank}.sum"
+
+
+def _names(rank: int) -> dict[str, str]:
+    """Names of the files that a rank writes, or may write, by part."""
+    # The file that each rank has is last: if the common parts cannot be saved, it is not written either.
+    return {"shared": "shared.pt", "replica": f"replica-{rank}.pt", "own": f"rank-{rank}.pt"}

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and whether it is of the run that finds it."""
+"""Content of a checkpoint, and whether it is of the run that finds it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,109 +15,70 @@ from torch.optim import Optimizer
 from trainers.checkpoints.callables import same_but_numbers, same_code
 from trainers.communication.rank_consistency import shown
 from trainers.data.probing import Samples, other_samples
-from trainers.methods.strategy import State
 from trainers.names import plain, plain_name
 from trainers.optim.composite import kind_of
 
-_OF_THE_DEVICE = ("fused", "foreach", "capturable")
-"""Entries of an optimizer's parameter groups that say how it computes, and not what: another device may need others."""
-_NO_SETTINGS = ("params", "param_names", "initial_lr")
-_GROUP = " of group "
+REMEDY = "Name another directory, or remove it to start from the beginning."
 FROZEN = " and frozen"
 """End of the form of a parameter that is frozen as the run begins."""
-_MESSAGES = re.compile(r", bucket_bytes=\w+")
-_ADDED_SINCE = re.compile(r", average_at_epoch_end=True(?=\))")
-REMEDY = "Name another directory, or remove it to start anew."
+_OF_THE_DEVICE = ("fused", "foreach", "capturable")
+"""Settings of parameter groups that say how an optimizer computes, and not what: another device may need others."""
+_NO_SETTINGS = ("params", "param_names", "initial_lr")
+_GROUP = " of group "
+_NOT_COMPARED = re.compile(r", bucket_bytes=\w+|, average_at_epoch_end=True(?=\))")
+"""Sizes of messages, whose default depends on the backend, and a default that earlier versions did not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The user's functions as rank 0 sees them, alike on all ranks.
-
-    Attributes:
-        functions (dict): names and settings of the functions, part of a checkpoint's identity; see ``callables``.
-        code (dict): digests of their code.
-        warns (bool): whether this rank warns.
-    """
+class FunctionFacts:
+    """The user's functions as rank 0 sees them, alike on all ranks."""
 
     functions: dict[str, str]
+    """Names and settings, part of a checkpoint's identity; see ``callables``."""
     code: dict[str, str]
     warns: bool = True
+    """Whether this rank warns."""
 
 
-class Best(TypedDict):
-    """The model as it was at some epoch, and the strategy's state that gives it the shapes it had then."""
-
-    model: dict[str, Tensor]
-    strategy: State
-
-
-class _Always(TypedDict):
-    identity: dict[str, str]
-    model: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    strategy: State
-    buffers: dict[str, Tensor]
-    best: Best | None
-    epoch: int
-    step: int
-    history: list[dict[str, float]]
-    reason: str
-    loss_sum: Tensor
-    train_s: float
-    evaluation_s: float
-    counters: dict[str, dict[str, float]]
+Saved = Mapping[str, Any]
+"""Content of a checkpoint, shared and own together: the entries below, and some that earlier versions lack."""
+REQUIRED = (
+    "best", "buffers", "counters", "epoch", "evaluation_s", "history", "identity", "loss_sum", "model", "optimizer",
+    "reason", "step", "strategy", "train_s",
+)  # fmt: skip
 
 
-class Saved(_Always, total=False):
-    """Content of a checkpoint, shared and own together."""
-
-    ema: dict[str, Tensor]
-    """The moving average of the parameters, where there is one, and that of this rank's buffers."""
-    ema_buffers: dict[str, Tensor]
-    changed: dict[str, Any]
-    """The user's changes of the model and the optimizer's groups in mid-run: see ``trainers.run.thawing``."""
-    form: dict[str, str]
-    """Forms of the model's parameters as the run began. Checkpoints of earlier versions have none."""
-    code: dict[str, str]
-    """Digests of the user's functions by name; see ``callables``. Earlier versions have none of them."""
-    samples: dict[str, Samples]
-    """Summaries of a few samples of the data sets by name; see ``probing``. Earlier versions have none of them."""
-
-
-def checked(
-    found: Mapping[str, object],
+def check_saved(
+    saved: Saved,
     *,
     identity: Mapping[str, str],
     form: Mapping[str, str],
     where: str,
     but: Collection[str] = (),
     but_numbers: Collection[str] = (),
-) -> Saved:
-    """``found`` in ``where``; ValueError unless it is of a run with this ``identity`` on a model of this ``form``.
+) -> None:
+    """ValueError unless ``saved`` in ``where`` is of a run with this ``identity`` on a model of this ``form``.
+
     The settings named in ``but`` may differ, those in ``but_numbers`` in their numbers.
     """
-    missing = sorted(Saved.__required_keys__ - found.keys())
-    if missing:
+    if missing := [name for name in REQUIRED if name not in saved]:
         raise ValueError(
             f"The checkpoint in {where} is of something else than a run: no {missing[0]}. {REMEDY}"
         )
-    saved = cast(Saved, found)
     differing = [
         f"{name} was {was}, is {identity.get(name)}"
         for name, was in saved["identity"].items()
         if name not in but
         and name.partition(_GROUP)[0] not in _OF_THE_DEVICE
-        and _compared(was) != _compared(identity.get(name))
+        and _NOT_COMPARED.sub("", was) != _NOT_COMPARED.sub("", str(identity.get(name)))
         and not (name in but_numbers and same_but_numbers(was, identity.get(name, "")))
     ]
     if differing:
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {REMEDY}")
     _refuse_other_model(saved.get("form", form), form, where)
-    return saved
 
 
-def compare_code(saved: Saved, now: Facts, *, where: str, over: bool) -> None:
+def compare_code(saved: Saved, now: FunctionFacts, *, where: str, over: bool) -> None:
     """ValueError where ``saved``, from ``where``, is of another lambda than ``now``; a warning where a function has
     other code, which may compute the same, or other numbers. ``over``: nothing is left to be trained.
     """
@@ -134,12 +95,10 @@ def compare_code(saved: Saved, now: Facts, *, where: str, over: bool) -> None:
         or saved["identity"].get(name, function) != function
     ]
     if changed and now.warns:
-        kept = (
-            "its result is that of the functions before" if over else "the run goes on with the new functions"
-        )
+        kept = "its result is that of the functions before" if over else "it goes on with the new functions"
         warnings.warn(
             f"The code, or a number in it, of {', '.join(changed)} is not what it was when the checkpoint in {where} "
-            f"was written: {kept}. If it computes something else: {REMEDY[0].lower()}{REMEDY[1:]}",
+            f"was written: {kept}. Does it compute something else? {REMEDY}",
             stacklevel=2,
         )
 
@@ -149,24 +108,16 @@ def refuse_other_data(saved: Saved, now: Mapping[str, Samples], *, where: str) -
     was = saved.get("samples", {})
     for name, samples in now.items():
         if other_samples(was.get(name), samples):
-            numbers = ", ".join(str(one[0]) for one in samples)
+            numbers = ", ".join(str(number) for number, _ in samples)
             raise ValueError(
                 f"The checkpoint in {where} is of other data: samples {numbers} of {name} are not what they were. "
-                f"If {name} is split, listed or made at random, seed or sort that. Else: "
-                f"{REMEDY[0].lower()}{REMEDY[1:]}"
+                f"Is {name} split, listed or made at random? Seed or sort that. Otherwise: {REMEDY}"
             )
-
-
-def _compared(setting: object) -> str:
-    """``setting`` without what results do not depend on: sizes of messages, whose default depends on the backend, and
-    settings that earlier versions had not, where they leave all as it was.
-    """
-    return _ADDED_SINCE.sub("", _MESSAGES.sub("", str(setting)))
 
 
 def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
     """Load ``state``, by plain names, from ``where``; ValueError if it is of another model."""
-    # The model's own, as it also says which versions its modules' states are of.
+    # The model's own dictionary, as it also has the versions of its modules' states.
     filled = model.state_dict()
     own, names = _shapes(plain(filled)), {plain_name(name): name for name in filled}
     filled.clear()
@@ -180,7 +131,7 @@ def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> 
 
 @torch.no_grad()
 def fill_buffers(model: nn.Module, buffers: Mapping[str, Tensor], *, where: str) -> None:
-    """Load ``buffers``, by plain names, also those that the model's state leaves out; ValueError if one is not
+    """Load ``buffers``, by plain names, also those that the model's state leaves out; ValueError if a buffer is not
     there, or of another shape.
     """
     own = plain(dict(model.named_buffers()))
@@ -194,16 +145,14 @@ def fill_optimizer(
     optimizer: Optimizer,
     state: dict[str, Any],
     *,
-    model: Mapping[str, object],
+    model: nn.Module,
     saved_model: Mapping[str, object],
     where: str,
 ) -> None:
-    """Load ``state``, saved beside ``saved_model``, now ``model``; ValueError if it is of parameters grouped
-    otherwise.
-    """
+    """Load ``state``, saved beside ``saved_model``; ValueError if it is of parameters grouped otherwise."""
     own = [group["lr"] for group in optimizer.param_groups]
     try:
-        optimizer.load_state_dict(_computed_as_by(optimizer, state))
+        optimizer.load_state_dict(_for_device_of(optimizer, state))
     except ValueError as error:
         raise ValueError(f"The checkpoint in {where} is of another optimizer: {error}. {REMEDY}") from error
     for group, rate in zip(optimizer.param_groups, own, strict=True):
@@ -211,17 +160,20 @@ def fill_optimizer(
             # A captured step reads this very tensor; that of the file is on the CPU.
             group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
     # An optimizer around another may have a state of its own form.
-    if _types(model) != _types(saved_model) or not {"state", "param_groups"} <= state.keys():
+    if (
+        _types(plain(model.state_dict())) != _types(saved_model)
+        or not {"state", "param_groups"} <= state.keys()
+    ):
         return
-    # torch has given all of a parameter's state its type, also what was more precise: NAdam's product, say.
+    # torch has given all of a parameter's state its type, also what was more precise, such as NAdam's product.
     for group, was in zip(optimizer.param_groups, state["param_groups"], strict=True):
         for parameter, number in zip(group["params"], was["params"], strict=True):
             if parameter in optimizer.state:
                 optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state["state"].get(number))
 
 
-def _computed_as_by(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """``state`` with those settings that are of the device as ``optimizer`` has them."""
+def _for_device_of(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` with those settings that depend on the device as ``optimizer`` has them."""
     groups = [
         {**was, **{name: group[name] for name in _OF_THE_DEVICE if name in group and name in was}}
         for was, group in zip(state.get("param_groups", ()), optimizer.param_groups)
@@ -241,8 +193,11 @@ def _as_saved(loaded: Any, saved: Any) -> Any:
 
 
 def _types(state: Mapping[str, object]) -> dict[str, torch.dtype]:
-    """Of each tensor in ``state``, by name."""
     return {name: value.dtype for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _shapes(state: Mapping[str, object]) -> dict[str, object]:
+    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], where: str) -> None:
@@ -257,21 +212,17 @@ def _refuse_other_model(saved: Mapping[str, object], own: Mapping[str, object], 
 
 
 def form_of(model: nn.Module) -> dict[str, str]:
-    """Of each parameter its shape, and whether it is trained."""
+    """Shape of each parameter, and whether it is trained, by plain name."""
     return {
         plain_name(name): f"{tuple(parameter.shape)}{'' if parameter.requires_grad else FROZEN}"
         for name, parameter in model.named_parameters()
     }
 
 
-def _shapes(state: Mapping[str, object]) -> dict[str, object]:
-    """Of each tensor in ``state``, by name."""
-    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
-
-
 def described(optimizer: Optimizer) -> dict[str, str]:
-    """The optimizer's kind, and the settings of its parameter groups by name; parameters' own names are not of them:
-    those of factors, or of a compiled model, are others.
+    """The optimizer's kind, and the settings of its parameter groups by name.
+
+    Names of parameters are left out, as those of factors, or of a compiled model, are others.
     """
     found = {"optimizer": kind_of(optimizer)}
     for index, group in enumerate(optimizer.param_groups):

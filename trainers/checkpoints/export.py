@@ -47,30 +47,22 @@ def load_trained(model: nn.Module, checkpoint: str | Path, *, merge: bool = Fals
 def load_state(
     model: nn.Module, state: Mapping[str, Tensor], *, merge: bool = False, source: str = "The state"
 ) -> nn.Module:
-    """Load tensors by name, with or without low-rank factors, into ``model``; returns the model.
+    """Load tensors by name, with or without low-rank factors, into ``model``, as ``load_trained`` does.
 
     Args:
         model (Module): model, made in the same way as for the run.
         state (dict of tensors): a state dictionary.
-        merge (bool; default False): whether to multiply out low-rank weights, so that the model has ordinary layers.
+        merge (bool; default False): whether to multiply out low-rank weights.
         source (str; default "The state"): name of the state in errors.
-
-    Raises:
-        ValueError: the state is of another model.
     """
-    filled = plain(state)
-    with torch.no_grad():
-        if merge:
-            filled = multiplied_out(model, filled)
-        else:
-            for weight, factors in _factors(model, filled):
-                factorise(
-                    weight,
-                    {
-                        name: nn.Parameter(torch.empty_like(factor), requires_grad=name not in _FROZEN)
-                        for name, factor in factors.items()
-                    },
-                )
+    filled = multiplied_out(model, state) if merge else plain(state)
+    if not merge:
+        for weight, factors in _factors(model, filled):
+            made = {
+                name: nn.Parameter(torch.empty_like(f), name not in _FROZEN) for name, f in factors.items()
+            }
+            with torch.no_grad():
+                factorise(weight, made)
     own = model.state_dict()
     needed, found = _forms(plain(own)), _forms(filled)
     differing = [
@@ -79,10 +71,10 @@ def load_state(
         if found.get(name) != needed.get(name)
     ]
     if differing:
+        more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise ValueError(
-            f"{source} is of another model: {differing[0]}"
-            f"{f', and {len(differing) - 1} more' if len(differing) > 1 else ''}. "
-            "Make the model with the configuration and options of the run."
+            f"{source} is of another model: {differing[0]}{more}. Make the model with the configuration and options of "
+            "the run."
         )
     own.update({name: filled[plain_name(name)] for name in own})
     model.load_state_dict(own)
@@ -95,13 +87,16 @@ def multiplied_out(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, T
 
     Weights of another size than the model's stay in factors, so that the later comparison reports them.
     """
-    filled, places = plain(state), _places(model)
+    filled = plain(state)
+    # A module that the model uses in several places has tensors in the state for each of them.
+    places: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(plain_name(f"{name}." if name else ""))
     for weight, factors in _factors(model, filled):
         first, *_, last = factors.values()
         if (first.shape[0], last.shape[1]) != (weight.rows, weight.columns):
             continue
         whole = product(tuple(factors.values()), weight.rows, weight.columns).view(weight.shape)
-        # The state has the tensors of a layer once for each place where the model uses it.
         for place in places[weight.module]:
             for name in factors:
                 filled.pop(f"{place}{weight.attribute}_{name}", None)
@@ -128,24 +123,10 @@ def _forms(state: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Prefixes of the plain names of each module's tensors, of which a module used in several places has several."""
-    places: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        places.setdefault(module, []).append(plain_name(f"{name}." if name else ""))
-    return places
-
-
 def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a model's tensors to a safetensors file, atomically.
+    """Write the model's tensors and ``metadata`` to the safetensors file ``path``, atomically; its directory is made.
 
-    Args:
-        model (Module): model on any device.
-        path (path): path of the file; its directory is made.
-        metadata (dict of str; default None): metadata to keep in the file.
-
-    Raises:
-        ValueError: the model's state has more than tensors.
+    ValueError if the model's state has more than tensors.
     """
     from safetensors.torch import save_file
 
@@ -155,26 +136,18 @@ def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] |
             f"{others[0]}, which a module adds to the model's state, is no tensor, and the file holds nothing else. "
             "Save model.state_dict() by other means, or have the module keep it in buffers."
         )
-    state = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+    # Copies, as tensors in the file must not share memory.
+    state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in named.items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Written under another name first, so that no other process finds half of the file.
     partial = path.with_name(path.name + ".partial")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, dict(metadata or {}))
+    save_file(state, partial, dict(metadata or {}))
     partial.replace(path)
 
 
 def load_model(model: nn.Module, path: str | Path, *, merge: bool = False) -> nn.Module:
-    """Load a file that ``save_model`` wrote into ``model``; returns the model.
-
-    Args:
-        model (Module): model, made in the same way as for the run.
-        path (path): path of the safetensors file.
-        merge (bool; default False): whether to multiply out low-rank weights, so that the model has ordinary layers.
-
-    Raises:
-        ValueError: the file is of another model.
-    """
+    """Load the safetensors file ``path``, which ``save_model`` wrote, into ``model``, as ``load_trained`` does."""
     from safetensors.torch import load_file
 
     return load_state(model, load_file(path), merge=merge, source=str(path))

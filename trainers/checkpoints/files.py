@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import IO, cast
 
@@ -29,25 +30,18 @@ NOT_KNOWN = -1
 def read_alone(directory: str | Path) -> Content:
     """Shared content and rank 0's content of the last checkpoint, read by a process that belongs to no run.
 
-    Raises:
-        FileNotFoundError: there is no checkpoint in ``directory``.
-        ValueError: the checkpoint is damaged.
+    FileNotFoundError if there is none in ``directory``, ValueError if it is damaged.
     """
     directory = Path(directory)
     latest = latest_text(directory)
     if not latest:
         raise FileNotFoundError(f"{directory} holds no checkpoint. Name the directory that the run saved in.")
-    files = Files(directory, latest)
-    return {**files.read("shared.pt"), **files.of_rank(0)}
+    files = CheckpointFiles(directory, latest)
+    return {**files.shared, **files.of_rank(0)}
 
 
 def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:09d}"
-
-
-def named(step: int, sums: Mapping[str, int]) -> str:
-    """Text of ``latest`` for a step, with the checksums of its files by name."""
-    return "".join([f"{step}\n", *(f"{name} {checksum:08x}\n" for name, checksum in sums.items())])
 
 
 def latest_text(directory: Path) -> str:
@@ -73,22 +67,37 @@ def _parsed(text: str) -> tuple[int, dict[str, int]]:
     return int(first), {name: int(checksum, 16) for name, checksum in (line.split() for line in lines)}
 
 
-class Files:
-    """Files in ``directory`` of the step in ``latest``, the text of the file of that name."""
+class CheckpointFiles:
+    """Files in ``directory`` of a whole checkpoint, that of the step in ``latest``, the text of the file of that name.
+
+    Its properties raise ValueError if a file is damaged or missing.
+    """
 
     def __init__(self, directory: Path, latest: str) -> None:
         self.number, self._sums = _parsed(latest)
-        self.place = step_directory(directory, self.number)
+        self._place = step_directory(directory, self.number)
 
-    def read(self, name: str) -> Content:
-        """Content of the file ``name``; ValueError if it is damaged or missing."""
-        return read(self.place / name, self._sums.get(name, NOT_KNOWN))
+    @cached_property
+    def shared(self) -> Content:
+        """Content that all ranks share."""
+        return self._read("shared.pt")
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that saved it."""
+        ranks = self.shared.get("ranks")
+        if not isinstance(ranks, int):
+            raise refused(self._place / "shared.pt", "is of something else than a run")
+        return ranks
 
     def of_rank(self, rank: int) -> Content:
         """Content of a rank and of its replica; ValueError if a file is damaged or missing."""
-        own = self.read(f"rank-{rank}.pt")
+        own = self._read(f"rank-{rank}.pt")
         first = own.get("replica")
-        return own if first is None else _joined(self.read(f"replica-{first}.pt"), own)
+        return own if first is None else _joined(self._read(f"replica-{first}.pt"), own)
+
+    def _read(self, name: str) -> Content:
+        return _read(self._place / name, self._sums.get(name, NOT_KNOWN))
 
 
 def _joined(content: Content, other: Content) -> Content:
@@ -135,7 +144,7 @@ def write(path: Path, fill: Callable[[IO[bytes]], object]) -> int:
 
 
 def write_tensors(path: Path, content: object) -> int:
-    """Same as ``write`` for a structure of tensors; ValueError for objects that ``read`` would refuse."""
+    """Same as ``write`` for a structure of tensors; ValueError for objects that could not be read again."""
     checksum = write(path, lambda file: torch.save(content, file))
     if refused := torch.serialization.get_unsafe_globals_in_checkpoint(path):
         path.unlink()
@@ -147,8 +156,7 @@ def write_tensors(path: Path, content: object) -> int:
     return checksum
 
 
-def read(path: Path, checksum: int) -> Content:
-    """Content of the file ``path``; ValueError unless it has this ``checksum``, which NOT_KNOWN leaves unchecked."""
+def _read(path: Path, checksum: int) -> Content:
     try:
         damaged = checksum != NOT_KNOWN and _checksum(path) != checksum
         content = None if damaged else torch.load(path, map_location="cpu", weights_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _Place = tuple[object, ...]
+"""Keys and indices that lead to a tensor in a state."""
 
 
 class HostCopy:
@@ -18,8 +19,10 @@ class HostCopy:
     # The memory is kept because a process gets new memory page by page, which takes longer than the copy, and memory
     # that a GPU copies to is page-locked, which takes longer still.
     def __init__(self) -> None:
+        self._before: dict[_Place, Tensor] = {}
         self._buffers: dict[_Place, Tensor] = {}
-        """Tensors of the last copy by their places in the state."""
+        self._seen: dict[object, Tensor] = {}
+        """Copies by the memory of the tensors, which layers may share."""
         self._locks = True
         """Whether page-locked memory is used, until the host refuses it."""
 
@@ -29,29 +32,45 @@ class HostCopy:
 
         Tensors are copied to the CPU's memory, over those of the copy before, and NumPy's numbers become Python's.
         """
-        # NumPy's numbers, such as settings of an optimizer, could not be read from a checkpoint without running code.
-        before, self._buffers = self._buffers, {}
-        seen: dict[object, Tensor] = {}
-        copied = self._copied(value, (), before, seen)
+        self._before, self._buffers, self._seen = self._buffers, {}, {}
+        copied = self._copied(value, ())
+        self._before, self._seen = {}, {}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.current_stream().synchronize()
         return copied
 
-    def _copied(
-        self, value: Any, place: _Place, before: dict[_Place, Tensor], seen: dict[object, Tensor]
-    ) -> Any:
+    def _copied(self, value: Any, place: _Place) -> Any:
         if isinstance(value, Tensor):
-            return self._copy_of(value.detach(), place, before, seen)
+            return self._copy_of(value.detach(), place)
+        # NumPy's numbers, such as settings of an optimizer, could not be read from a checkpoint without running code.
         if isinstance(value, np.generic):
             return value.item()
         # Subclasses are not handled here, as they may have another constructor or further attributes.
         if type(value) is dict:
-            return {name: self._copied(part, (*place, name), before, seen) for name, part in value.items()}
+            return {name: self._copied(part, (*place, name)) for name, part in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(
-                self._copied(part, (*place, index), before, seen) for index, part in enumerate(value)
-            )
+            return type(value)(self._copied(part, (*place, index)) for index, part in enumerate(value))
         return deepcopy(value)
+
+    def _copy_of(self, tensor: Tensor, place: _Place) -> Tensor:
+        if tensor.layout is not torch.strided or type(tensor) is not Tensor:
+            return tensor.cpu().clone()
+        # Weights that layers share are copied a single time.
+        memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else place
+        if memory in self._seen:
+            return self._seen[memory]
+        buffer = self._before.get(place)
+        fits = (
+            buffer is not None
+            and buffer.shape == tensor.shape
+            and buffer.dtype is tensor.dtype
+            and buffer.is_pinned() == (tensor.is_cuda and self._locks)
+        )
+        if buffer is None or not fits:
+            buffer = self._memory_like(tensor)
+        buffer.copy_(tensor, non_blocking=True)
+        self._buffers[place] = self._seen[memory] = buffer
+        return buffer
 
     def _memory_like(self, tensor: Tensor) -> Tensor:
         if tensor.is_cuda and self._locks:
@@ -62,25 +81,3 @@ class HostCopy:
                 # ranks wait.
                 self._locks = False
         return torch.empty_like(tensor, device="cpu")
-
-    def _copy_of(
-        self, tensor: Tensor, place: _Place, before: dict[_Place, Tensor], seen: dict[object, Tensor]
-    ) -> Tensor:
-        if tensor.layout is not torch.strided or type(tensor) is not Tensor:
-            return tensor.cpu().clone()
-        # Weights that layers share are copied once.
-        memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else place
-        if memory in seen:
-            return seen[memory]
-        buffer = before.get(place)
-        fits = (
-            buffer is not None
-            and buffer.shape == tensor.shape
-            and buffer.dtype is tensor.dtype
-            and buffer.is_pinned() == (tensor.is_cuda and self._locks)
-        )
-        if buffer is None or not fits:
-            buffer = self._memory_like(tensor)
-        buffer.copy_(tensor, non_blocking=True)
-        self._buffers[place] = seen[memory] = buffer
-        return buffer

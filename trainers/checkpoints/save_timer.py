@@ -20,13 +20,7 @@ clock: Callable[[], float] = time.monotonic
 
 
 class SaveTimer:
-    """Timer of a run on a rank.
-
-    Args:
-        every (timedelta): interval between checkpoints.
-        communicator (Communicator): ranks of the run.
-        steps (int): steps before the timer starts.
-    """
+    """Timer of a run on a rank, with an interval ``every`` between checkpoints, started after ``steps`` steps."""
 
     def __init__(self, every: timedelta, communicator: Communicator, steps: int) -> None:
         self._every_s = every.total_seconds()

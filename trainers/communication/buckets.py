@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from trainers.communication.channel import COMPLEX_TYPES, REAL_TYPES, Channel
 from trainers.communication.communicator import Communicator
-from trainers.names import format_of
-from trainers.running_statistics import running_statistics
+from trainers.names import format_of, running_statistics
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large compared to latencies, small enough to overlap with the backward pass."""

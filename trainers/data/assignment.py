@@ -1,9 +1,9 @@
 """Assignments in which ranks share samples (thesis 004, section 4.1), beside ``Disjoint``.
 
-After one shuffle each sample is given to C ranks for the whole run; C is the number of copies. A rank goes
-through its own samples in an order of its own, anew for each *overlap epoch*, which takes as long as C epochs
-of the loop: in an epoch of the loop the ranks together take as many samples as the set has, whatever the
-assignment, so that runs are validated and compared after equal work.
+After one shuffle each sample is given to C ranks for the whole run; C is the number of copies. A rank goes through its
+own samples in an order of its own, shuffled for each *overlap epoch*, which takes as long as C epochs of the loop: in
+an epoch of the loop the ranks together take as many samples as the set has, whatever the assignment, so that runs are
+validated and compared after equal work.
 """
 
 from __future__ import annotations
@@ -17,49 +17,47 @@ import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.data.batches import Batch
+from trainers.data.batches import Batch, refuse_too_few, share
 from trainers.randomness import derive
+
+_CANDIDATES = 16
+_ROUNDS = 512
 
 
 def effective_epochs(epochs: int, copies: int) -> int:
     """``epochs``, rounded up so that each sample is seen equally often: ⌈E / C⌉ · C.
 
     Args:
-        epochs (int): E, of the training loop.
-        copies (int): C, how many ranks have each sample.
+        epochs (int): E, number of epochs of the training loop.
+        copies (int): C, number of ranks that have each sample.
     """
     return math.ceil(epochs / copies) * copies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlapping(ABC):
-    """What the assignments below have in common."""
+    """Base of the assignments below."""
 
     def __post_init__(self) -> None:
         check_kinds(self)
 
     @abstractmethod
     def copies_of(self, ranks: int) -> int:
-        """To how many of ``ranks`` each sample is given. ValueError if the settings do not fit them."""
+        """Number of ``ranks`` that each sample is given to; ValueError if the settings do not fit them."""
 
     @abstractmethod
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
-        """The samples (indices, in no order that matters) of each rank, the same in all epochs."""
+        """Indices of the samples of each rank, in no order that matters, the same in all epochs."""
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
-        """As ``Disjoint.epoch``."""
+        """Same as ``Disjoint.epoch``."""
         copies = self.copies_of(ranks)
         held = _held(self, samples, ranks, seed)
-        parts = [_part(len(own), epoch % copies, copies) for own in held]
-        smallest = min(len(part) for part in parts)
-        if smallest < accumulate:
-            raise ValueError(
-                f"{self}: {samples} samples for {ranks} ranks with {accumulate} accumulated batches each: every "
-                "batch needs a sample. Use fewer ranks, accumulate less or bring more data."
-            )
-        # Of all epochs, not of this one: the loop counts on as many steps in each.
+        parts = [share(len(own), rank=epoch % copies, ranks=copies) for own in held]
+        refuse_too_few(min(map(len, parts)), samples, parts=accumulate, ranks=ranks, accumulate=accumulate)
+        # Counted over all epochs, as the loop expects as many steps in each.
         largest = max(-(-len(own) // copies) for own in held)
         fewest = min(len(own) // copies for own in held)
         steps = min(-(-largest // (accumulate * batch_size)), max(1, fewest // accumulate))
@@ -72,21 +70,16 @@ class Overlapping(ABC):
         borders = torch.arange(pieces + 1) * torch.tensor([len(part) for part in parts])[:, None] // pieces
         of_step = borders.diff().sum(0).view(steps, accumulate).sum(1).tolist()
         own = borders[rank].tolist()
-        planned = []
-        for step in range(steps):
-            passes = []
-            for turn in range(accumulate):
-                piece = step * accumulate + turn
-                first, last = own[piece], own[piece + 1]
-                passes.append(
-                    Batch(
-                        indices=mine[first:last],
-                        weight=(last - first) * ranks * accumulate / of_step[step],
-                        seed=derive(seed, "augmentation", epoch, step, turn * ranks + rank),
-                    )
-                )
-            planned.append(passes)
-        return planned
+
+        def batch(step: int, turn: int) -> Batch:
+            first, last = own[step * accumulate + turn], own[step * accumulate + turn + 1]
+            return Batch(
+                indices=mine[first:last],
+                weight=(last - first) * ranks * accumulate / of_step[step],
+                seed=derive(seed, "augmentation", epoch, step, turn * ranks + rank),
+            )
+
+        return [[batch(step, turn) for turn in range(accumulate)] for step in range(steps)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +121,6 @@ class FullOverlap(Overlapping):
 
 @dataclass(frozen=True, kw_only=True)
 class _Copied(Overlapping):
-    """``copies``: how many ranks have each sample, from 1 to all."""
-
     copies: int
 
     def copies_of(self, ranks: int) -> int:
@@ -145,7 +136,7 @@ class MediumCoarse(_Copied):
     """As many parts as ranks; rank i has ``copies`` parts from the i-th on, so that no two have equal samples.
 
     Args:
-        copies (int): how many ranks have each sample, from 1 to all.
+        copies (int): number of ranks that have each sample, from 1 to all.
     """
 
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
@@ -161,15 +152,15 @@ class FineGrained(_Copied):
     """Each sample on ``copies`` ranks, chosen such that all pairs of ranks share about as many samples.
 
     Args:
-        copies (int): how many ranks have each sample, from 1 to all.
+        copies (int): number of ranks that have each sample, from 1 to all.
     """
 
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(derive(seed, "holders"))
         order = torch.randperm(samples, generator=generator)
         window = (torch.arange(ranks)[:, None] + torch.arange(self.copies)) % ranks
-        # A round gives each of as many samples as ranks to a window of a permuted ring: every rank gets
-        # equally many. How often two places of the ring lie in one window:
+        # A round gives each of as many samples as ranks to a window of a permuted ring: every rank gets equally many.
+        # How often two places of the ring lie in one window:
         together = torch.zeros(ranks, ranks, dtype=torch.float64)
         for places in window:
             together[places[:, None], places] += 1
@@ -178,25 +169,21 @@ class FineGrained(_Copied):
         return [order[(ranks_of_sample == rank).any(1)] for rank in range(ranks)]
 
 
-_CANDIDATES = 16
-_ROUNDS = 512
-
-
 def _rings(together: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
     """A permutation of the ranks for each of ``rounds``, such that all pairs share about as much.
 
-    ``together``: what the ranks at two places share in a round. After ``_ROUNDS`` the rounds so far repeat as
-    one, with other ranks in their places, chosen in the same way: choosing each would take seconds.
+    ``together``: what the ranks at two places share in a round. After ``_ROUNDS`` the rounds so far repeat as a block,
+    with other ranks in their places, chosen in the same way: choosing each would take seconds.
     """
     ranks = len(together)
-    one, other = together.triu(1).nonzero().T
-    weights = together[one, other]
+    first, second = together.triu(1).nonzero().T
+    weights = together[first, second]
     shared = torch.zeros(ranks * ranks, dtype=torch.float64)
     chosen = []
     for _ in range(min(rounds, _ROUNDS)):
         rings = torch.rand(_CANDIDATES, ranks, generator=generator).argsort(1)
-        pairs = rings[:, one] * ranks + rings[:, other]
-        # Of some random rings the one whose places join those ranks that share the least so far.
+        pairs = rings[:, first] * ranks + rings[:, second]
+        # The random ring whose places join those ranks that share the least so far.
         best = (shared[pairs] @ weights).argmin()
         ring, pair = rings[best], pairs[best]
         shared[pair] += weights
@@ -205,9 +192,8 @@ def _rings(together: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
     block = torch.stack(chosen)
     if rounds <= _ROUNDS:
         return block
-    return _rings(shared.view(ranks, ranks), -(-rounds // _ROUNDS), generator)[:, block].flatten(0, 1)[
-        :rounds
-    ]
+    blocks = _rings(shared.view(ranks, ranks), -(-rounds // _ROUNDS), generator)
+    return blocks[:, block].flatten(0, 1)[:rounds]
 
 
 @lru_cache(maxsize=8)
@@ -219,8 +205,3 @@ def _shards(samples: int, shards: int, seed: int) -> list[Tensor]:
     """The shuffled samples cut into parts that differ by one at most."""
     generator = torch.Generator().manual_seed(derive(seed, "shards"))
     return list(torch.tensor_split(torch.randperm(samples, generator=generator), shards))
-
-
-def _part(length: int, index: int, parts: int) -> range:
-    """The ``index``-th of as many near-equal ``parts``."""
-    return range(index * length // parts, (index + 1) * length // parts)

@@ -19,7 +19,6 @@ class Batch:
     """Samples of a rank in a forward and backward pass."""
 
     indices: Tensor
-    """Indices of the samples."""
     weight: float
     """Factor of the mean loss of these samples, so that its mean over ranks and passes is that over all samples."""
     seed: int
@@ -66,25 +65,23 @@ class Disjoint:
         Raises:
             ValueError: there are too few samples for the ranks.
         """
-        steps = _even_steps(samples, ranks, batch_size, accumulate)
         # A generator of its own gives the same permutation on all ranks, whatever they have drawn before.
         generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
         order = torch.randperm(samples, generator=generator)
-        planned = []
-        for step, of_step in enumerate(steps):
-            passes = []
-            for part in range(accumulate):
-                position = part * ranks + rank
-                mine = of_step.part(position)
-                passes.append(
-                    Batch(
-                        indices=order[mine.start : mine.stop],
-                        weight=of_step.weight(position),
-                        seed=derive(seed, "augmentation", epoch, step, position),
-                    )
-                )
-            planned.append(passes)
-        return planned
+        parts = ranks * accumulate
+
+        def batch(step: int, of_step: range, position: int) -> Batch:
+            mine = share(len(of_step), rank=position, ranks=parts)
+            return Batch(
+                indices=order[of_step.start + mine.start : of_step.start + mine.stop],
+                weight=len(mine) * parts / len(of_step),
+                seed=derive(seed, "augmentation", epoch, step, position),
+            )
+
+        return [
+            [batch(step, of_step, part * ranks + rank) for part in range(accumulate)]
+            for step, of_step in enumerate(_even_steps(samples, ranks, batch_size, accumulate))
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,52 +100,39 @@ class InTurn:
         for step, of_step in enumerate(_even_steps(samples, ranks, batch_size, accumulate)):
             # Exactly the samples of this step that the rank gets in turn, so that at the end of an epoch no sample is
             # left over or needed twice.
-            first = of_step.samples.start
-            own = len(range(first + (rank - first) % ranks, of_step.samples.stop, ranks))
+            own = len(range(of_step.start + (rank - of_step.start) % ranks, of_step.stop, ranks))
             passes = []
             for part in range(accumulate):
-                count = len(share(own, rank=part, ranks=accumulate))
+                mine = share(own, rank=part, ranks=accumulate)
                 passes.append(
                     Batch(
-                        indices=torch.arange(taken, taken + count),
-                        weight=count * of_step.parts / len(of_step.samples),
+                        indices=torch.arange(taken + mine.start, taken + mine.stop),
+                        weight=len(mine) * ranks * accumulate / len(of_step),
                         seed=derive(seed, "augmentation", epoch, step, part * ranks + rank),
                     )
                 )
-                taken += count
+            taken += own
             planned.append(passes)
         return planned
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Samples of a step, in ``parts`` that differ by at most one sample."""
-
-    samples: range
-    parts: int
-
-    def part(self, position: int) -> range:
-        size = len(self.samples)
-        return self.samples[position * size // self.parts : (position + 1) * size // self.parts]
-
-    def weight(self, position: int) -> float:
-        return len(self.part(position)) * self.parts / len(self.samples)
-
-
-def _even_steps(samples: int, ranks: int, batch_size: int, accumulate: int) -> list[_Step]:
-    """Steps of an epoch, which differ by at most one sample; ValueError for fewer samples than batches in a step."""
+def _even_steps(samples: int, ranks: int, batch_size: int, accumulate: int) -> list[range]:
+    """Samples of each step of an epoch; steps differ by at most one sample."""
     parts = ranks * accumulate
-    if samples < parts:
+    refuse_too_few(samples, samples, parts=parts, ranks=ranks, accumulate=accumulate)
+    # The second number is smaller only for batches of a single sample that are not even: some batches then have two
+    # samples, as none may be empty.
+    steps = min(-(-samples // (parts * batch_size)), samples // parts)
+    return [share(samples, rank=step, ranks=steps) for step in range(steps)]
+
+
+def refuse_too_few(fewest: int, samples: int, *, parts: int, ranks: int, accumulate: int) -> None:
+    """ValueError if ``fewest`` of ``samples`` samples are shared by more ``parts``."""
+    if fewest < parts:
         raise ValueError(
             f"{samples} samples for {ranks} ranks with {accumulate} accumulated batches each: every "
             "batch needs a sample. Use fewer ranks, accumulate less or bring more data."
         )
-    # The second number is smaller only for batches of a single sample that are not even: some batches then have two
-    # samples, as none may be empty.
-    steps = min(-(-samples // (parts * batch_size)), samples // parts)
-    return [
-        _Step(range(step * samples // steps, (step + 1) * samples // steps), parts) for step in range(steps)
-    ]
 
 
 def share(samples: int, *, rank: int, ranks: int) -> range:
@@ -164,48 +148,41 @@ def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
     ]
 
 
-def _of_pairs(samples: object) -> bool:
-    """Whether ``samples`` may be pairs: a list or tuple that is empty or begins with a pair, or any other object."""
+def length_of(samples: object, which: str = "") -> int:
+    """Number of samples of a data set, or of an epoch of a stream, that errors name ``which``.
+
+    TypeError if ``samples`` is no data set, or has no length; ValueError if it is empty.
+    """
+    named = f"{which}: {type(samples).__name__}" if which else type(samples).__name__
+    if isinstance(samples, DataLoader):
+        raise TypeError(f"{named} deals samples itself, and here ranks are dealt theirs. Pass its data set.")
+    if isinstance(samples, Tensor) or not _may_hold_pairs(samples):
+        raise TypeError(
+            f"{named} holds no pairs of inputs and target. Make a data set of two tensors, as by "
+            "torch.utils.data.TensorDataset(inputs, targets)."
+        )
+    if (stream := stream_of(samples)) is not None:
+        length = stream.known_length
+        if length is None:
+            raise TypeError(
+                f"{named} streams its samples and does not say how many an epoch has. Say it: "
+                "trainers.Stream(samples, length=…), of all ranks together."
+            )
+    elif not isinstance(samples, Sized):
+        raise TypeError(f"{named} has no length: samples cannot be dealt to ranks. Give it a __len__.")
+    elif not gives_by_number(samples):
+        raise TypeError(f"{named} gives no sample by its number. Give it a __getitem__.")
+    else:
+        length = len(samples)
+    if not length:
+        raise ValueError(f"{named} is empty. Bring data.")
+    return length
+
+
+def _may_hold_pairs(samples: object) -> bool:
+    """Whether ``samples`` is no list or tuple, or one that is empty or begins with a pair."""
     # Subclasses of list and tuple are not examined, as they may return other items than they contain.
     if type(samples) is not list and type(samples) is not tuple:
         return True
     first = samples[0] if samples else ((), ())
     return isinstance(first, (tuple, list)) and len(first) == 2
-
-
-def length_of(samples: object, which: str = "") -> int:
-    """Number of samples of a data set, or of an epoch of a stream.
-
-    Args:
-        samples (object): the data set.
-        which (str; default ""): name of the data set in errors.
-
-    Raises:
-        TypeError: ``samples`` is no data set, or has no length.
-        ValueError: the data set is empty.
-    """
-    named = f"{which}: {type(samples).__name__}" if which else type(samples).__name__
-    if isinstance(samples, DataLoader):
-        raise TypeError(f"{named} deals samples itself, and here ranks are dealt theirs. Pass its data set.")
-    if isinstance(samples, Tensor) or not _of_pairs(samples):
-        raise TypeError(
-            f"{named} holds no pairs of inputs and target. Of two tensors make a data set: "
-            "torch.utils.data.TensorDataset(inputs, targets)."
-        )
-    stream = stream_of(samples)
-    if stream is not None:
-        if stream.known_length is None:
-            raise TypeError(
-                f"{named} streams its samples and does not say how many an epoch has. Say it: "
-                "trainers.Stream(samples, length=…), of all ranks together."
-            )
-        if not stream.known_length:
-            raise ValueError(f"{named} is empty. Bring data.")
-        return stream.known_length
-    if not isinstance(samples, Sized):
-        raise TypeError(f"{named} has no length: samples cannot be dealt to ranks. Give it a __len__.")
-    if not gives_by_number(samples):
-        raise TypeError(f"{named} gives no sample by its number. Give it a __getitem__.")
-    if not len(samples):
-        raise ValueError(f"{named} is empty. Bring data.")
-    return len(samples)

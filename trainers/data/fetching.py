@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -44,50 +44,36 @@ class FinishesOnDevice(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
-    """Order to fetch a batch."""
+class BatchOrder:
+    """Order to fetch a batch, of a stream that ends at its end with ``once``, instead of beginning again."""
 
     epoch: int | None
-    """Number of the epoch for the data set's ``set_epoch``; None: it is not called."""
     batch: Batch
     once: bool = False
-    """Whether a stream ends at its end, instead of beginning again."""
 
 
 class Fetched(Dataset[object]):
-    """Data set whose items are whole batches, each fetched with the batch's own seed.
-
-    Args:
-        samples (Dataset): data set of pairs.
-        collate (callable): function from items to a batch; None: torch's default.
-        rank (int): this rank, of the ranks that share a stream.
-        ranks (int): number of these ranks.
-        seed (int): seed of the run, for reading a stream.
-    """
+    """Data set whose items are whole batches of ``samples``, each fetched with the batch's own seed."""
 
     def __init__(
         self, samples: Dataset[object], *, collate: Collate | None, rank: int, ranks: int, seed: int
     ) -> None:
         stream = stream_of(samples)
         given = samples if stream is None else stream.samples
-        whole = _undivided(given)
+        whole, chosen = _undivided(given)
         self.on_device = whole.on_device if isinstance(whole, FinishesOnDevice) else None
         """The data set's work on the device; None without any."""
+        self.name = type(given).__name__
         self._samples: object = given
         self._epoch_setters = [*epoch_setters(given)]
         self._chosen: Tensor | None = None
         # Subclasses of TensorDataset may have other items than the tensors'.
         self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
         if collate is None and (self._tensors is not None or isinstance(whole, ReadsBatches)):
-            self._samples, self._chosen = whole, _chosen(samples)
+            self._samples, self._chosen = whole, chosen
         self._stream = None if stream is None else StreamReader(stream, rank=rank, ranks=ranks, seed=seed)
         self._collate = _stacked if collate is None else collate
         self._epoch: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Class name of the data set."""
-        return type(self._samples).__name__
 
     def set_epoch(self, epoch: int) -> None:
         """Call ``set_epoch`` of the data set, or of the data sets in it, once for an epoch in each process."""
@@ -96,8 +82,8 @@ class Fetched(Dataset[object]):
             for set_epoch in self._epoch_setters:
                 set_epoch(epoch)
 
-    def __getitems__(self, order: Order) -> tuple[object, int, int]:
-        """Batch of an order, its number of samples, and its seed."""
+    def __getitems__(self, order: BatchOrder) -> Collated:
+        """Batch of an order."""
         batch = order.batch
         if order.epoch is not None:
             self.set_epoch(order.epoch)
@@ -105,23 +91,23 @@ class Fetched(Dataset[object]):
         if self._tensors is not None:
             # Indices are moved to the tensors' GPU, because the host would wait for the GPU otherwise.
             chosen = [tensor[indices.to(tensor.device, non_blocking=True)] for tensor in self._tensors]
-            return tuple(chosen), len(indices), batch.seed
+            return Collated(tuple(chosen), len(indices), batch.seed)
         items = None
         if self._stream is not None:
             first, count = int(batch.indices[0]), len(batch.indices)
             items = self._stream.read(first, count, epoch=order.epoch, again=not order.once)
             if not items:
-                return None, 0, batch.seed
+                return Collated(None, 0, batch.seed)
         # Random augmentation depends on the batch's seed alone, whichever process reads the batch.
         with generators_kept():
             seed_generators(batch.seed)
             if items is None:
                 if isinstance(self._samples, ReadsBatches):
-                    return self._samples.read_batch(indices), len(indices), batch.seed
+                    return Collated(self._samples.read_batch(indices), len(indices), batch.seed)
                 items = self._items(indices.tolist())
             # On the CPU even if the user's default device is a GPU, which processes that read ahead do not have.
             with torch.device("cpu"):
-                return self._collate(items), len(items), batch.seed
+                return Collated(self._collate(items), len(items), batch.seed)
 
     def _items(self, indices: list[int]) -> list[object]:
         samples = self._samples
@@ -131,22 +117,17 @@ class Fetched(Dataset[object]):
         return [samples[index] for index in indices]  # type: ignore[index]
 
 
+@dataclass(frozen=True)
 class Collated:
     """Batch of ``samples`` samples that was fetched with ``seed``, with the method by which DataLoader pins memory."""
 
-    def __init__(self, parts: object, samples: int, seed: int) -> None:
-        self.parts = parts
-        self.samples = samples
-        self.seed = seed
-
-    @classmethod
-    def of(cls, fetched: tuple[object, int, int]) -> Collated:
-        """Batch from an item of ``Fetched``."""
-        return cls(*fetched)
+    parts: object
+    samples: int
+    seed: int
 
     def pin_memory(self, device: object = None) -> Collated:
         """Same batch with tensors in page-locked memory."""
-        return Collated(mapped(self.parts, _pinned), self.samples, self.seed)
+        return replace(self, parts=mapped(self.parts, _pinned))
 
 
 def check_reading(name: str, samples: object, *, loader_processes: int, collate: object) -> None:
@@ -164,11 +145,14 @@ def check_reading(name: str, samples: object, *, loader_processes: int, collate:
         )
 
 
-def _undivided(samples: object) -> Any:
-    """Data set that ``samples`` is a part of, if it is a torch Subset; otherwise ``samples`` itself."""
+def _undivided(samples: object) -> tuple[Any, Tensor | None]:
+    """Data set that ``samples`` is a part of, if it is a torch Subset, and the indices of its items, None for all."""
+    chosen: Tensor | None = None
     while type(samples) is Subset:
+        of_whole = torch.as_tensor(samples.indices, device="cpu")
+        chosen = of_whole if chosen is None else of_whole[chosen]
         samples = samples.dataset
-    return samples
+    return samples, chosen
 
 
 def epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:
@@ -181,16 +165,6 @@ def epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:
     elif isinstance(samples, ConcatDataset):
         for part in samples.datasets:
             yield from epoch_setters(part)
-
-
-def _chosen(samples: object) -> Tensor | None:
-    """Indices of a Subset's items in ``_undivided(samples)``; None for all items."""
-    chosen: Tensor | None = None
-    while type(samples) is Subset:
-        of_whole = torch.as_tensor(samples.indices, device="cpu")
-        chosen = of_whole if chosen is None else of_whole[chosen]
-        samples = samples.dataset
-    return chosen
 
 
 def _stacked(items: Sequence[object]) -> object:

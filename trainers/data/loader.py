@@ -13,46 +13,40 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch
-from trainers.data.fetching import Collate, Collated, Fetched, Order
+from trainers.data.fetching import BatchOrder, Collate, Collated, Fetched
 from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.structures import moved, tensors_in
 
 
-class _Plan:
+class _BatchPlan:
     """Batches to read next, over which DataLoader iterates again in each epoch."""
 
     def __init__(self) -> None:
-        self.orders: Iterable[Order] = ()
+        self.orders: Iterable[BatchOrder] = ()
 
-    def __iter__(self) -> Iterator[Order]:
+    def __iter__(self) -> Iterator[BatchOrder]:
         return iter(self.orders)
 
 
 class _Copy(NamedTuple):
-    """Batch that is copied to the device."""
+    """Batch of ``samples`` samples that is on the device after the event ``copied``, or already where that is None."""
 
     inputs: object
     targets: object
     samples: int
-    """Number of samples."""
     copied: torch.cuda.Event | None
-    """Event at the end of the copy; None for a finished copy."""
+
+
+def _unchanged(collated: Collated) -> Collated:
+    return collated
 
 
 class Loader:
     """Loads batches of a data set, epoch after epoch, with processes of each rank that read ahead.
 
     The processes start at the first batch, with copies of the data set as it is then, and stay. Without processes, this
-    process reads. Batches are copied to a GPU in a stream of their own while it computes.
-
-    Args:
-        samples (Dataset): data set, or stream, of pairs.
-        device (device): device of the batches.
-        processes (int, from 0): number of processes that read ahead.
-        collate (callable; default None): function from items to a batch; None: torch's default.
-        rank (int; default 0): this rank, of the ranks that share a stream.
-        ranks (int; default 1): number of these ranks.
-        seed (int; default 0): seed of random numbers in reading a stream.
+    process reads. Batches are copied to a GPU in a stream of their own while it computes. ``rank``, ``ranks`` and
+    ``seed`` are for reading a stream.
     """
 
     def __init__(
@@ -70,47 +64,35 @@ class Loader:
         self._device = device
         self._processes = processes
         self._seed = seed
-        self._plan = _Plan()
+        self._plan = _BatchPlan()
         self._loader: DataLoader[object] | None = None
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def batches(
         self, batches: Sequence[Batch], *, epoch: int | None = None
     ) -> Generator[tuple[object, object]]:
-        """Inputs and targets of each batch, on the device.
+        """Inputs and targets of each batch, on the device; TypeError if the data set's items are not pairs.
 
-        Args:
-            batches (sequence of Batch): batches to load, in order.
-            epoch (int; default None): number of the epoch for the data set's ``set_epoch``; None: it is not called.
-
-        Raises:
-            TypeError: the data set's items are not pairs.
+        ``epoch`` is the number for the data set's ``set_epoch``, which is not called with None.
         """
         if epoch is not None:
             self._fetched.set_epoch(epoch)
-        self._plan.orders = [Order(epoch, batch) for batch in batches]
-        return self._pairs(self._arrived(self._copies(self._read())))
+        self._plan.orders = [BatchOrder(epoch, batch) for batch in batches]
+        with closing(self._arrived(self._read())) as copies:
+            for copy in copies:
+                yield copy.inputs, copy.targets
 
     def to_the_end(self, batch_size: int) -> Generator[tuple[object, object, int]]:
-        """Inputs, targets and number of samples of all batches of this rank's samples of a stream, on the device.
+        """Inputs, targets and number of samples of all batches of this rank's samples of a stream, on the device."""
 
-        Raises:
-            TypeError: the data set's items are not pairs.
-        """
-        # A generator, because the number of batches is not known before the end of the stream.
-        self._plan.orders = (
-            Order(
-                None,
-                Batch(
-                    indices=torch.arange(first, first + batch_size, device="cpu"),
-                    weight=1.0,
-                    seed=derive(self._seed, "evaluation", first),
-                ),
-                once=True,
-            )
-            for first in count(0, batch_size)
-        )
-        with closing(self._arrived(self._copies(self._read_until_short(batch_size)))) as copies:
+        def order(first: int) -> BatchOrder:
+            indices = torch.arange(first, first + batch_size, device="cpu")
+            seed = derive(self._seed, "evaluation", first)
+            return BatchOrder(None, Batch(indices=indices, weight=1.0, seed=seed), once=True)
+
+        # Not a list, because the number of batches is not known before the end of the stream.
+        self._plan.orders = map(order, count(0, batch_size))
+        with closing(self._arrived(self._read_until_short(batch_size))) as copies:
             for copy in copies:
                 yield copy.inputs, copy.targets, copy.samples
 
@@ -129,7 +111,7 @@ class Loader:
             yield from self._read_ahead()
             return
         for order in self._plan.orders:
-            collated = Collated.of(self._fetched.__getitems__(order))
+            collated = self._fetched.__getitems__(order)
             yield collated.pin_memory() if self._device.type == "cuda" else collated
 
     def _read_ahead(self) -> Generator[Collated]:
@@ -138,7 +120,7 @@ class Loader:
                 self._fetched,
                 # DataLoader hands each element of a batch sampler to __getitems__ as it is.
                 batch_sampler=self._plan,  # type: ignore[arg-type]
-                collate_fn=Collated.of,  # type: ignore[arg-type]
+                collate_fn=_unchanged,  # type: ignore[arg-type]
                 num_workers=self._processes,
                 persistent_workers=True,
                 pin_memory=self._device.type == "cuda",
@@ -203,11 +185,11 @@ class Loader:
             seed_generators(derive(seed, "device"))
             return finish(inputs, targets)
 
-    def _arrived(self, copies: Generator[_Copy]) -> Generator[_Copy]:
+    def _arrived(self, batches: Generator[Collated]) -> Generator[_Copy]:
         # Batches of other processes are read already, so the copy of a batch begins while the batch before is computed.
         waiting = 1 if self._processes and self._copying is not None else 0
         under_way: deque[_Copy] = deque()
-        with closing(copies):
+        with closing(self._copies(batches)) as copies:
             for copy in copies:
                 under_way.append(copy)
                 if len(under_way) > waiting:
@@ -224,8 +206,3 @@ class Loader:
                 if tensor.is_cuda:
                     tensor.record_stream(computing)
         return copy
-
-    def _pairs(self, copies: Generator[_Copy]) -> Generator[tuple[object, object]]:
-        with closing(copies):
-            for copy in copies:
-                yield copy.inputs, copy.targets

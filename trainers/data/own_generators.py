@@ -7,6 +7,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -29,32 +30,24 @@ class OwnGenerators:
     """
 
     def __init__(self, samples: object) -> None:
-        of_everybody = {
-            id(torch.default_generator),
-            id(np.random.mtrand._rand),
-            id(getattr(random, "_inst", None)),
-        }
+        shared = {id(torch.default_generator), id(np.random.mtrand._rand), id(getattr(random, "_inst", None))}
         self.generators: list[Any] = [
-            value
-            for value in _held(samples)
-            if issubclass(type(value), _KINDS) and id(value) not in of_everybody
+            value for value in _held(samples) if issubclass(type(value), _KINDS) and id(value) not in shared
         ]
 
     def states(self) -> list[Any]:
         """States of the generators, for ``restore``."""
-        return [_state(one) for one in self.generators]
+        return list(map(_state, self.generators))
 
     def restore(self, states: list[Any]) -> None:
         """Restore the generators' ``states``."""
         for generator, state in zip(self.generators, states, strict=True):
-            if isinstance(generator, torch.Generator):
-                generator.set_state(state)
-            elif isinstance(generator, np.random.Generator):
+            if isinstance(generator, np.random.Generator):
                 generator.bit_generator.state = state
-            elif isinstance(generator, np.random.RandomState):
-                generator.set_state(state)
-            else:
+            elif isinstance(generator, random.Random):
                 generator.setstate(state)
+            else:
+                generator.set_state(state)
 
 
 def comparable(state: object) -> str:
@@ -62,30 +55,28 @@ def comparable(state: object) -> str:
     if isinstance(state, (Tensor, np.ndarray)):
         return np.asarray(state).tobytes().hex()
     if isinstance(state, Mapping):
-        return ", ".join(f"{name}: {comparable(one)}" for name, one in state.items())
+        return ", ".join(f"{name}: {comparable(part)}" for name, part in state.items())
     if isinstance(state, (list, tuple)):
         return ", ".join(map(comparable, state))
     return repr(state)
 
 
 def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def _held(value: object) -> Iterator[object]:
     """``value`` and the objects in it, breadth first."""
     waiting, seen = deque([(value, 0)]), {id(value)}
     while waiting and len(seen) < _OBJECTS:
-        one, depth = waiting.popleft()
-        yield one
-        if depth == _DEPTH or issubclass(type(one), (*_KINDS, *_LEAVES)):
+        held, depth = waiting.popleft()
+        yield held
+        if depth == _DEPTH or issubclass(type(held), (*_KINDS, *_LEAVES)):
             continue
         try:
-            parts = _parts(one)
+            parts = _parts(held)
         except Exception:  # raised by the user's object, such as a lazy proxy
             continue
         for part in parts:
@@ -98,16 +89,18 @@ def _parts(value: Any) -> list[object]:
     # Not isinstance, which may run code of the object in its ``__class__``.
     kind = type(value)
     if issubclass(kind, Mapping):
-        return [one for one, _ in zip(value.values(), range(_ENTRIES))] if kind is dict else []
+        return [*islice(value.values(), _ENTRIES)] if kind is dict else []
     if issubclass(kind, (list, tuple, set, frozenset)):
-        return [one for one, _ in zip(value, range(_ENTRIES))]
+        return [*islice(value, _ENTRIES)]
     if issubclass(kind, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if kind is MethodType:
         return [value.__self__, value.__func__]
     if kind is FunctionType:
         cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
-        return [*cells, *_globals_in(value)]
+        if _is_of_library(value.__module__):
+            return cells
+        return [*cells, *(value.__globals__.get(name) for name in value.__code__.co_names)]
     found = [*getattr(value, "__dict__", {}).values()]
     for base in kind.__mro__:
         if _is_of_library(base.__module__):
@@ -118,12 +111,6 @@ def _parts(value: Any) -> list[object]:
             else:
                 found.append(member)
     return found
-
-
-def _globals_in(function: FunctionType) -> list[object]:
-    if _is_of_library(function.__module__):
-        return []
-    return [function.__globals__.get(name) for name in function.__code__.co_names]
 
 
 def _is_of_library(module: object) -> bool:

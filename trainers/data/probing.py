@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch, length_of
-from trainers.data.fetching import Collate, Fetched, Order
+from trainers.data.fetching import BatchOrder, Collate, Fetched
 from trainers.data.own_generators import OwnGenerators, comparable
 from trainers.data.streams import stream_of
 from trainers.randomness import generators_kept
@@ -61,30 +61,22 @@ class Probed:
 def probed(samples: Dataset[object], *, processes: int, collate: Collate | None, epoch: int | None) -> Probed:
     """Read a few samples of a data set that is read by number; errors in reading are left to the training.
 
-    Args:
-        samples (Dataset): data set of pairs.
-        processes (int, from 0): number of processes that are to read ahead.
-        collate (callable): function that makes batches, the same as for ``train``.
-        epoch (int): number of the epoch for the data set's ``set_epoch``; None: it is not called.
+    ``epoch`` is the number for the data set's ``set_epoch``, which is not called with None.
     """
     if stream_of(samples) is not None:
         return Probed([])
-    probe = _Probe(samples, collate, epoch)
+    probe = _SampleProbe(samples, collate, epoch)
     try:
         if not processes:
             return probe.taken()
         # DataLoader draws a number on the default device with a generator of the CPU, so both must be the same.
         with torch.device("cpu"):
-            taken: list[Probed] = [
-                *DataLoader(
-                    probe,
-                    batch_size=None,
-                    num_workers=1,
-                    timeout=_TIMEOUT_S,
-                    generator=torch.Generator(),
-                )
-            ]
-        return taken[0]
+            generator = torch.Generator()
+            read: DataLoader[Probed] = DataLoader(
+                probe, batch_size=None, num_workers=1, timeout=_TIMEOUT_S, generator=generator
+            )
+            taken: list[Probed] = [*read]
+            return taken[0]
     except Exception:  # raised by the user's data set; the training will raise it again
         return Probed([])
 
@@ -94,12 +86,12 @@ def other_samples(was: object, now: Samples) -> bool:
 
     That is so if all samples in both differ in parts that are not random.
     """
-    before = {one[0]: one[1] for one in was if len(one) == 2} if isinstance(was, list) else {}
+    before = {sample[0]: sample[1] for sample in was if len(sample) == 2} if isinstance(was, list) else {}
     common = [(before[number], parts) for number, parts in now if number in before]
-    return bool(common) and all(_differ(one, other, _SAME) for one, other in common)
+    return bool(common) and all(_differ(parts, others, _SAME) for parts, others in common)
 
 
-class _Probe(Dataset[Probed]):
+class _SampleProbe(Dataset[Probed]):
     """Data set with a single item, the result of reading a few samples of another data set."""
 
     def __init__(self, samples: Dataset[object], collate: Collate | None, epoch: int | None) -> None:
@@ -117,7 +109,7 @@ class _Probe(Dataset[Probed]):
         try:
             with generators_kept():
                 summaries = self._read_twice()
-            drawn = [comparable(one) for one in own.states()] != [comparable(one) for one in states]
+            drawn = [*map(comparable, own.states())] != [*map(comparable, states)]
         finally:
             own.restore(states)
         # A generator that was made at the first sample is used for it, too.
@@ -140,16 +132,16 @@ class _Probe(Dataset[Probed]):
                 if time.monotonic() - begin > _LIMIT_S:
                     break
                 batch = Batch(indices=torch.tensor([number], device="cpu"), weight=1.0, seed=seed)
-                readings.append([*_summaries(fetched.__getitems__(Order(self._epoch, batch))[0])])
+                readings.append([*_summaries(fetched.__getitems__(BatchOrder(self._epoch, batch)).parts)])
             if len(readings) < 2:
                 break
-            once, again = readings
-            if len(once) != len(again):
+            first, second = readings
+            if len(first) != len(second):
                 return []
             random |= {
-                index for index in range(len(once)) if _differ([once[index]], [again[index]], _REPEATED)
+                index for index in range(len(first)) if _differ([first[index]], [second[index]], _REPEATED)
             }
-            found.append([number, once])
+            found.append([number, first])
         return [
             [number, [_RANDOM if index in random else part for index, part in enumerate(parts)]]
             for number, parts in found
@@ -174,11 +166,11 @@ def _summaries(value: object) -> Iterator[Part]:
             yield from _summaries(part)
 
 
-def _differ(one: Sequence[Part], other: Sequence[Part], share: float) -> bool:
+def _differ(sample: Sequence[Part], other: Sequence[Part], share: float) -> bool:
     """Whether two samples differ in a part that is random in neither sample."""
-    if len(one) != len(other):
+    if len(sample) != len(other):
         return True
-    for part, of_other in zip(one, other, strict=True):
+    for part, of_other in zip(sample, other, strict=True):
         if _RANDOM in (part, of_other):
             continue
         (form, means, size), (other_form, other_means, other_size) = part, of_other

@@ -93,12 +93,7 @@ def stream_of(samples: object) -> Stream | None:
 class StreamReader:
     """Reads this rank's samples of a stream, epoch by epoch, in a single process.
 
-    Args:
-        stream (Stream): the data set.
-        rank (int): this rank.
-        ranks (int): number of ranks.
-        seed (int): seed of the run, from which the global random generators are seeded for reading, equally on all
-            ranks unless the stream is sharded.
+    The global random generators are seeded for it from the run's ``seed``, equally on all ranks unless it is sharded.
     """
 
     def __init__(self, stream: Stream, *, rank: int, ranks: int, seed: int) -> None:
@@ -114,19 +109,13 @@ class StreamReader:
         self._generators = generators()
 
     def read(self, first: int, count: int, *, epoch: int | None, again: bool) -> list[object]:
-        """Read ``count`` of this rank's samples, fewer at the end of the stream.
+        """Read ``count`` of this rank's samples from the ``first`` on, fewer at the end of the stream, which begins
+        again with ``again``; ValueError if there is none at all. ``epoch`` is None for an evaluation.
 
-        Args:
-            first (int): number of the first sample to return. Samples before it are read and dropped, unless they were
-                read by the call before.
-            count (int): number of samples.
-            epoch (int): number of the epoch; None for an evaluation.
-            again (bool): whether to begin again at the end of the stream.
-
-        Raises:
-            ValueError: there is no sample for this rank.
+        Samples before the first are read and dropped, unless they were read by the call before.
         """
         with generators_kept():
+            # A run that goes on within an epoch has to draw what the samples before drew.
             if first == 0 or epoch != self._epoch or (first != self._next and not self._ended):
                 self._begin(epoch)
                 self._read(first, again)

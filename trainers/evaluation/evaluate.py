@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainers.arguments import is_whole
+from trainers.arguments import check_argument, is_whole
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import in_order, length_of, share
@@ -39,44 +39,29 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of ``model`` on ``samples`` by name, equal on all ranks of the initialised group, or on a single process.
 
-    The ranks' models must be equal. Modules stay in the mode, training or evaluation, that they are in.
+    The ranks' models must be equal. Modules stay in the mode, training or evaluation, that they are in. What is not
+    listed here, and the errors, are the same as for ``train``.
 
     Args:
         model (Module): model, on the device that evaluates it.
-        samples (Dataset): pairs of inputs and targets, the same as for ``train``.
-        metrics (dict): metrics by name, the same as for ``train``.
+        samples (Dataset): pairs of inputs and targets.
         batch_size (int, from 1): samples per rank and forward pass.
-        precision (str; default "fp32"): "fp32", "tf32" or "bf16", the same as for ``train``.
-        loader_processes (int, from 0; default 0): processes per rank that read ahead.
-        timeout (timedelta; default timedelta(minutes=10)): longest time that ranks wait for each other.
         group (ProcessGroup; default None): ranks that evaluate; None: all.
-        step (callable; default None): the user's own step, the same as for ``train``; None: the model's return values
-            are the outputs.
-        collate (callable; default None): function that makes batches, the same as for ``train``.
-
-    Raises:
-        ValueError: a setting is not allowed.
-        TypeError: the same as for ``train``.
-        CommunicationError: a rank is lost or hangs.
+        step (callable; default None): the user's own step; None: outputs are what the model returns.
     """
-    if not is_whole(batch_size, 1):
-        raise ValueError(f"batch_size = {batch_size!r}: must be a whole number of at least 1. Correct it.")
-    if precision not in PRECISIONS:
-        raise ValueError(f'precision = {precision!r}: must be "fp32", "tf32" or "bf16". Correct it.')
+    check_argument("batch_size", batch_size, is_whole(batch_size, 1), "a whole number of at least 1")
+    check_argument("precision", precision, precision in PRECISIONS, '"fp32", "tf32" or "bf16"')
     check_metrics(metrics)
     check_reading("samples", samples, loader_processes=loader_processes, collate=collate)
     device = device_of(model)
     with current(device), matrix_products(device, precision):
         communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
         try:
-            with Loader(
-                samples,
-                device=device,
-                processes=loader_processes,
-                collate=collate,
-                rank=communicator.rank,
-                ranks=communicator.size,
-            ) as loader:
+            rank, ranks = communicator.rank, communicator.size
+            made = Loader(
+                samples, device=device, processes=loader_processes, collate=collate, rank=rank, ranks=ranks
+            )
+            with made as loader:
                 found = scores(
                     model,
                     samples,
@@ -130,8 +115,7 @@ def scores(
                     computing = None
                 with autocast(device, precision):
                     loss, outputs = forward.evaluated(model, inputs, targets, outputs=needed)
-                # The user's step may have left it in training.
-                if model.training:
+                if model.training:  # where the user's step has left it so
                     model.eval()
                 if not shared and channel.rank:
                     continue

@@ -17,26 +17,24 @@ Step = Callable[[nn.Module, tuple[object, object]], Mapping[str, object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Forward:
-    """Computation of a batch's loss and outputs."""
+    """Computation of a batch's loss and outputs, by a loss or by a step of the user."""
 
     loss: Loss | None = None
-    """Loss of the model's outputs; None with a step."""
     step: Step | None = None
-    """The user's own forward pass and loss; None with a loss."""
     label_smoothing: float = 0.0
     """Probability that is spread evenly over all classes of the targets, with a loss."""
 
     def training_loss(self, model: nn.Module, inputs: object, targets: object) -> Tensor:
         """Mean loss of the batch, with gradients; TypeError for any other value of the user's function."""
         if self.step is not None:
-            return _one_loss(self._stepped(model, inputs, targets)["loss"], "step")
+            return _one_number(self._stepped(model, inputs, targets)["loss"], "step", trained=True)
         assert self.loss is not None
         outputs = outputs_of(model, inputs)
         if self.label_smoothing:
             if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+                kinds = _kinds(outputs, targets)
                 raise TypeError(
-                    f"label_smoothing needs one tensor of outputs and one of targets, and these are "
-                    f"{type(outputs).__name__} and {type(targets).__name__}. Set it to 0, and smooth in the loss."
+                    f"label_smoothing needs tensors, and got {kinds}. Set it to 0, and smooth in the loss."
                 )
             targets = smoothed(targets, outputs, self.label_smoothing)
         try:
@@ -46,11 +44,10 @@ class Forward:
             if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
                 raise
             raise TypeError(
-                f"loss: {error}. It got a {type(outputs).__name__}, as the model returned, and a "
-                f"{type(targets).__name__}, as the data set gives targets. Have it take their parts: "
-                "lambda outputs, targets: cross_entropy(outputs[0], targets), say."
+                f"loss: {error}. It got {_kinds(outputs, targets)}. Have it take their parts, such as "
+                "lambda outputs, targets: cross_entropy(outputs[0], targets)."
             ) from error
-        return _one_loss(value, "loss")
+        return _one_number(value, "loss", trained=True)
 
     def evaluated(
         self, model: nn.Module, inputs: object, targets: object, *, outputs: bool
@@ -61,10 +58,9 @@ class Forward:
         found = self._stepped(model, inputs, targets)
         if outputs and "outputs" not in found:
             raise TypeError(
-                "step: returned no outputs, and loss and metrics are functions of them. Return "
-                '{"loss": …, "outputs": …}.'
+                'step: returned no outputs, which loss and metrics need. Return {"loss": …, "outputs": …}.'
             )
-        return _one_number(found["loss"], "step"), found.get("outputs")
+        return _one_number(found["loss"], "step", trained=False), found.get("outputs")
 
     def _stepped(self, model: nn.Module, inputs: object, targets: object) -> Mapping[str, object]:
         assert self.step is not None
@@ -87,25 +83,22 @@ def outputs_of(model: nn.Module, inputs: object) -> object:
     return model(inputs)
 
 
-def _one_loss(value: object, whose: str) -> Tensor:
-    """``value``, returned by ``loss`` or ``step``; TypeError unless it is a single number with a gradient."""
-    loss = _one_number(value, whose)
-    if not loss.requires_grad:
-        raise _no_loss("a tensor that depends on no trained parameter, so that there is no gradient", whose)
-    return loss
+def _kinds(outputs: object, targets: object) -> str:
+    return f"a {type(outputs).__name__} of outputs and a {type(targets).__name__} of targets"
 
 
-def _one_number(value: object, whose: str) -> Tensor:
-    if isinstance(value, Tensor):
-        if not value.dim():
-            return value
-        raise _no_loss(f"a tensor of shape {tuple(value.shape)}", whose)
-    raise _no_loss(type(value).__name__, whose)
-
-
-def _no_loss(found: str, whose: str) -> TypeError:
+def _one_number(value: object, whose: str, *, trained: bool) -> Tensor:
+    """``value``, returned by ``loss`` or ``step``; TypeError unless it is one number, in training with a gradient."""
+    if not isinstance(value, Tensor):
+        found = type(value).__name__
+    elif value.dim():
+        found = f"a tensor of shape {tuple(value.shape)}"
+    elif trained and not value.requires_grad:
+        found = "a tensor that depends on no trained parameter, so that there is no gradient"
+    else:
+        return value
     what = "and must return a tensor" if whose == "loss" else 'as "loss", and must return a tensor'
-    return TypeError(
+    raise TypeError(
         f"{whose}: returned {found}, {what} without dimensions, the mean over its samples, from the "
-        "model's outputs. Correct it: cross_entropy(outputs, targets, reduction='mean'), say."
+        "model's outputs. Correct it, such as by cross_entropy(outputs, targets, reduction='mean')."
     )

@@ -48,26 +48,22 @@ Metric = Callable[..., "Tensor | float"] | StreamingMetric
 """Function from (outputs, targets) of all samples, in the order of the set, to a number; or a StreamingMetric."""
 
 
-def is_streaming(metric: object) -> bool:
-    """Whether ``metric`` is a StreamingMetric."""
-    return isinstance(metric, StreamingMetric) and not isinstance(metric, type)
-
-
 def check_metrics(metrics: Mapping[str, object]) -> None:
     """Raise ValueError if a metric is neither a function nor an object whose state ranks can combine."""
     for name, metric in metrics.items():
         if isinstance(metric, type) and hasattr(metric, "update"):
             raise ValueError(
                 f"metrics: {name!r} is a class, and must be a function of (outputs, targets), or an object with "
-                f"update() and compute(). Pass {metric.__name__}(), say."
+                f"update() and compute(), such as {metric.__name__}(). Correct it."
             )
-        if is_streaming(metric) and not (hasattr(metric, "sums") or hasattr(metric, "sync_on_compute")):
+        streams = isinstance(metric, StreamingMetric)
+        if streams and not (hasattr(metric, "sums") or hasattr(metric, "sync_on_compute")):
             raise ValueError(
                 f"metrics: {name!r} has update() and compute(), and no sums(), without which each rank would compute "
                 "that of its own samples. Have it return a list of the tensors that the ranks are to sum before "
                 "compute()."
             )
-        if not callable(metric) and not is_streaming(metric):
+        if not callable(metric) and not streams:
             raise ValueError(
                 f"metrics = {dict(metrics)!r}: must be functions of (outputs, targets) by name, or objects with "
                 "reset(), update(), sums() and compute(). Correct it."
@@ -75,13 +71,7 @@ def check_metrics(metrics: Mapping[str, object]) -> None:
 
 
 class Scores:
-    """Metrics of an evaluation on a rank: ``update`` adds batches, ``values`` then computes all metrics.
-
-    Args:
-        metrics (dict): functions and StreamingMetrics by name.
-        channel (Channel): ranks of the evaluation.
-        device (device): device of the model.
-    """
+    """Metrics of an evaluation by the ranks of ``channel``: ``update`` adds batches, ``values`` then computes them."""
 
     def __init__(self, metrics: Mapping[str, Metric], *, channel: Channel, device: torch.device) -> None:
         self._names = list(metrics)
@@ -111,15 +101,8 @@ class Scores:
     def values(self, *, shared: bool) -> dict[str, float]:
         """Values of rank 0 by name, equal on all ranks to the last bit, because ranks make decisions by them.
 
-        Collective: a broadcast; before that, if ``shared``, two gathers for functions, an all-reduce for each tensor of
-        an object's state, two gathers for each state of torchmetrics.
-
-        Args:
-            shared (bool): whether each rank had samples of its own; otherwise rank 0 had all.
-
-        Raises:
-            TypeError: a metric returned something else than a single number, or batches cannot be joined.
-            RuntimeError: on other ranks, after an error on rank 0.
+        Collective. ``shared``: each rank had samples of its own; otherwise rank 0 had all. TypeError if a metric
+        returned something else than a single number, or batches cannot be joined; on other ranks RuntimeError.
         """
         together = self._gathered(shared)
         found: dict[str, float] = {}
@@ -158,9 +141,7 @@ class Scores:
         of_ranks = gathered(mine, self._channel, self._device) if shared else [mine]
         return [batch for batches in of_ranks or () for batch in cast(list[_Batch], batches)]
 
-    def _call(
-        self, function: Callable[..., Tensor | float], outputs: object, targets: object
-    ) -> Tensor | float:
+    def _call(self, function: Callable[..., Any], outputs: object, targets: object) -> object:
         try:
             return function(outputs, targets)
         except RuntimeError as error:
@@ -189,19 +170,19 @@ class Scores:
         if self._channel.rank == 0:
             try:
                 values = compute()
-            except (
-                Exception
-            ) as error:  # any exception of the user's function; the other ranks wait for its outcome
+            except Exception as error:  # of the user's function, whose outcome the other ranks wait for
                 if self._channel.size == 1:
                     raise
                 failed = error
+        # Sent in double precision with the flag of an error, so that ranks wait for a single message.
         state = torch.tensor([*values, float(failed is not None)], dtype=torch.float64, device="cpu")
         *agreed, wrong = self._channel.broadcast(state).wait().tolist()
         if wrong:
             text = f"{type(failed).__name__}: {failed}".encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
-            said = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
-            heard = bytes(self._channel.broadcast(said).wait().tolist()).decode(errors="replace").rstrip()
-            raise failed or RuntimeError(f"Rank 0, which computes the metrics, ended with {heard}")
+            sent = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
+            text = bytes(self._channel.broadcast(sent).wait().tolist())
+            ended = text.decode(errors="replace").rstrip()
+            raise failed or RuntimeError(f"Rank 0, which computes the metrics, ended with {ended}")
         return [float(value) for value in agreed]
 
 
@@ -212,7 +193,6 @@ class MeanLoss:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
 
     def reset(self) -> None:
-        """Clear the sums."""
         self._sums.zero_()
 
     def add(self, loss: Tensor, samples: int) -> None:
@@ -224,11 +204,9 @@ class MeanLoss:
         """Do nothing, as ``add`` gets the losses."""
 
     def sums(self) -> list[Tensor]:
-        """Sum of losses and number of samples, in a tensor."""
         return [self._sums]
 
     def compute(self) -> Tensor:
-        """Mean loss; ValueError if no rank had a sample."""
         if not self._sums[1]:
             raise ValueError("validation_set: it gave no rank a sample. Bring data.")
         return self._sums[0] / self._sums[1]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from trainers.names import plain_name
-from trainers.running_statistics import running_statistics
+from trainers.names import plain_name, running_statistics
 
 _MOST_CAST_BYTES = 1 << 26
 """Most bytes of weights that are converted to the average's precision at the same time."""

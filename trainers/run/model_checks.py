@@ -12,47 +12,81 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from trainers.arguments import check_argument, is_number
+from trainers.communication.buckets import broadcast_tensors
+from trainers.communication.communicator import Communicator
+from trainers.communication.rank_consistency import refuse_other_models, refuse_other_settings
 from trainers.communication.topology import Topology
 from trainers.evaluation.evaluate import device_of
+from trainers.methods.strategy import Method, is_method
 from trainers.optim.composite import Composite
 
 EXCHANGE = "the method's exchange of parameters"
 """For ``refuse_held``, where a method replaces parameters."""
 _PASSING_ON = ("ZeroRedundancyOptimizer",)
-"""Optimizers that bring the settings of their groups to those of what they hold, in each step."""
+"""Optimizers that copy their groups' settings, in each step, to those of the optimizers that they hold."""
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
-def refuse_wrapped(model: nn.Module, *, instead: str) -> None:
-    """ValueError where ``model``, or a module of it, is in a wrapper that exchanges gradients itself; ``instead``: what
-    the user may do other than to pass the module inside.
+def check_kinds_of(*, model: object, method: object, topology: object, timeout: object) -> None:
+    """ValueError where an argument of both ``train`` and ``wrap`` is of another kind than it must be."""
+    for name, value, allowed, rule in (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
+        ("method", method, is_method(method), "a method's settings, such as DDP()"),
+        (
+            "topology",
+            topology,
+            topology is None or isinstance(topology, Topology),
+            "None or such as trainers.Topology(ranks_per_node=2)",
+        ),
+        (
+            "timeout",
+            timeout,
+            isinstance(timeout, timedelta) and timeout > timedelta(0),
+            "a datetime.timedelta above 0, such as datetime.timedelta(minutes=10)",
+        ),
+    ):
+        check_argument(name, value, allowed, rule)
+
+
+def agree_on_start(
+    communicator: Communicator, model: nn.Module, method: Method, agreed: Mapping[str, object], *, saved: bool
+) -> None:
+    """Give all ranks the model of rank 0, whatever weights each rank's caller has drawn.
+
+    ValueError unless their models have one form, which can be exchanged and ``saved``, and ``agreed`` is the same.
     """
+    channel = communicator.service
+    _check_tensors(model, exchanged=communicator.size > 1, saved=saved)
+    refuse_other_models(channel, model)
+    refuse_other_settings(channel, {**agreed, "method": method, "ranks of each node": communicator.nodes})
+    broadcast_tensors(channel, [*model.parameters(), *model.buffers()])
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """ValueError where ``model``, or a module of it, is in a wrapper that exchanges gradients itself, or sharded."""
     for name, module in model.named_modules():
         if type(module).__name__ in _WRAPPERS:
             raise ValueError(
                 f"model: {name or 'it'} is in {type(module).__name__}, which exchanges gradients itself. Pass the "
-                f"module inside (.module){instead}."
+                "module inside (.module)."
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if _is_sharded(tensor):
+        # The class by its name, as an import of torch.distributed.tensor takes a second.
+        if "DTensor" in (type(tensor).__name__, type(tensor.data).__name__):
             raise ValueError(
                 f"model: {name} is a DTensor, as fully_shard and tensor parallelism make it, and methods exchange "
                 "whole tensors. Pass the model before it is sharded."
             )
 
 
-def _is_sharded(tensor: Tensor) -> bool:
-    # Without an import of torch.distributed.tensor, which takes a second.
-    return type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor"
+def parameters_in(optimizer: Optimizer) -> set[int]:
+    """Identities of the parameters of ``optimizer``."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def refuse_foreign_tensors(parameters: Iterable[nn.Parameter], optimizer: Optimizer, *, remedy: str) -> None:
-    """ValueError where ``optimizer`` has tensors beside ``parameters``, the model's: nothing would average or save
-    them.
-    """
-    own = {id(parameter) for parameter in parameters}
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if others := len(held - own):
+    """ValueError where ``optimizer`` has tensors beside the model's ``parameters``, which nothing averages or saves."""
+    if others := len(parameters_in(optimizer) - set(map(id, parameters))):
         raise ValueError(
             f"optimizer: {others} of its tensors {'is' if others == 1 else 'are'} not of the model, and would be "
             f"neither averaged over ranks nor saved. {remedy}"
@@ -64,12 +98,8 @@ def refuse_held(
 ) -> None:
     """ValueError where ``optimizer`` holds another, as SAM or Lookahead do, that ``use`` does not reach.
 
-    Args:
-        optimizer (Optimizer): of the run.
-        use (str): of the parameter groups and the state of ``optimizer``.
-        remedy (str): a sentence.
-        only_groups (bool; default False): ``use`` leaves the state alone.
-        loaded (bool; default False): ``use`` is by state_dict and load_state_dict, which ``optimizer`` may do itself.
+    With ``only_groups`` the use leaves the state alone; with ``loaded`` it is by state_dict and load_state_dict, which
+    ``optimizer`` may do itself.
     """
     for whole in optimizer.parts if isinstance(optimizer, Composite) else [optimizer]:
         kind = type(whole)
@@ -79,9 +109,9 @@ def refuse_held(
         )
         if (loaded and saves_itself) or (only_groups and kind.__name__ in _PASSING_ON):
             continue
-        groups = {id(group) for group in whole.param_groups}
-        for name, held in _held(whole):
-            copied = any(id(group) not in groups for group in held.param_groups)
+        groups = set(map(id, whole.param_groups))
+        for name, held in _optimizers_held_by(whole):
+            copied = not groups.issuperset(map(id, held.param_groups))
             # torch's load_state_dict gives ``whole`` another state, and not ``held``, where it is an attribute of both.
             apart = held.state is not whole.state or (loaded and "state" in vars(whole))
             if copied or (apart and not only_groups):
@@ -91,7 +121,7 @@ def refuse_held(
                 )
 
 
-def _held(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+def _optimizers_held_by(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
     """Optimizers in the attributes of ``optimizer``, with the attributes' names."""
     for name, value in vars(optimizer).items():
         found = value.values() if isinstance(value, Mapping) else value
@@ -100,25 +130,7 @@ def _held(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
                 yield name, part
 
 
-def check_call(*, model: object, metrics: object, optimizer: object) -> None:
-    """ValueError where one of these, as ``train`` was given it, is of another kind than it says."""
-    for name, value, allowed, rule in (
-        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module: an instance, not its class"),
-        ("metrics", metrics, metrics is None or isinstance(metrics, Mapping), "functions by name"),
-        (
-            "optimizer",
-            optimizer,
-            callable(optimizer),
-            "a function that makes it: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), say",
-        ),
-    ):
-        check_argument(name, value, allowed, rule)
-
-
-def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
-    """ValueError if tensors of ``model`` have no shape yet, or could not be ``exchanged`` with other ranks and be the
-    same there, or be filled from where they are ``saved``.
-    """
+def _check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
     for name, module in model.named_modules():
         limited = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
         if exchanged and limited:
@@ -128,30 +140,29 @@ def check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
             )
     device = device_of(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if exchanged and tensor.device.type != device.type:
-            raise ValueError(
-                f"model: {name} is on {tensor.device}, and the first parameter on {device}. Move all to one device: "
-                "model.to(device), once all layers and buffers are there."
-            )
-        if is_lazy(tensor):
-            raise ValueError(
-                f"model: {name} has no shape yet, as its layer is lazy. Put a batch through the model first: "
-                "model(inputs)."
-            )
-        if exchanged and tensor.layout is not torch.strided:
-            raise ValueError(
-                f"model: {name} is sparse ({tensor.layout}), and ranks exchange dense tensors. Make it dense, or keep "
-                "what does not change outside of the buffers."
-            )
-        # What is expanded has several numbers in one place.
-        expanded = tensor.layout is torch.strided and any(
-            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        if expanded and (exchanged or saved):
-            raise ValueError(
-                f"model: {name} is an expanded tensor, which cannot be filled from other ranks or a checkpoint. Give "
-                "it memory of its own: .expand(…).clone()."
-            )
+        strided = tensor.layout is torch.strided
+        for wrong, what in (
+            (is_lazy(tensor), "has no shape yet, as its layer is lazy. Put a batch through the model first"),
+            (
+                exchanged and tensor.device.type != device.type,
+                f"is on {tensor.device}, and the first parameter on {device}. Move all to one: model.to(device)",
+            ),
+            (
+                exchanged and not strided,
+                f"is sparse ({tensor.layout}), and ranks exchange dense tensors. Make it dense, or no buffer",
+            ),
+            (
+                # Several numbers of an expanded tensor share one place in memory.
+                (exchanged or saved) and strided and not is_lazy(tensor) and _is_expanded(tensor),
+                "is an expanded tensor, which ranks and checkpoints cannot fill. Give it memory: .expand(…).clone()",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"model: {name} {what}.")
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def check_optimizer(made: object) -> None:
@@ -164,31 +175,12 @@ def check_optimizer(made: object) -> None:
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
             f"optimizer: {type(made).__name__} computes gradients several times a step, and ranks average them once. "
-            "Use another, torch.optim.AdamW say."
+            "Use another, such as torch.optim.AdamW."
         )
     for index, group in enumerate(made.param_groups):
         rate = group.get("lr")
         if not (isinstance(rate, Tensor) or is_number(rate)):
             raise ValueError(
                 f"optimizer: lr of its group {index} = {rate!r}: must be a number, which the schedule starts from. "
-                f"Give {type(made).__name__} one, or, where it has none, use another, torch.optim.AdamW say."
+                f"Give {type(made).__name__} a number; where it has no rate, use another, such as torch.optim.AdamW."
             )
-
-
-def check_ranks(topology: object, timeout: object) -> None:
-    """ValueError unless they say which ranks share a node, and how long ranks wait for one another."""
-    for name, value, allowed, rule in (
-        (
-            "topology",
-            topology,
-            topology is None or isinstance(topology, Topology),
-            "None or a trainers.Topology(ranks_per_node=2), say",
-        ),
-        (
-            "timeout",
-            timeout,
-            isinstance(timeout, timedelta) and timeout > timedelta(0),
-            "a datetime.timedelta above 0: datetime.timedelta(minutes=10), say",
-        ),
-    ):
-        check_argument(name, value, allowed, rule)

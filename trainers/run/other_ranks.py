@@ -1,42 +1,40 @@
-"""A run goes on on other ranks than those that saved it: another number of them, or placed on other nodes.
+"""Resuming of a run on other ranks than those that saved it: another number of ranks, or ranks on other nodes.
 
-What all of them had alike, model and optimizer, each new rank takes up. What each had for itself becomes a mean, as
-running statistics do at an epoch's end. Random numbers are drawn for each step and rank anew: nothing of them is kept.
-The place in the run is one in its samples.
+Each new rank takes up what all of the ranks that saved had alike, model and optimizer. What each of them had for itself
+becomes a mean, as running statistics do at an epoch's end. No random numbers are kept, as they are drawn for each step
+and rank. The run goes on at the same place in its samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from trainers.checkpoints.checkpoint import Found
 from trainers.checkpoints.contents import Saved
+from trainers.checkpoints.files import CheckpointFiles
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint, length_of
 from trainers.methods.strategy import Strategy
-from trainers.run.position import Length, same_place
-from trainers.run.settings import Settings
-from trainers.running_statistics import running_statistics
-
-_OF_OTHERS = ("nodes", "batch_size", "accumulate")
+from trainers.names import running_statistics
+from trainers.run.position import Length
+from trainers.run.settings import TrainSettings
 
 
 class OtherRanksError(ValueError):
-    """These ranks cannot go on from what others saved. Raised on all of them alike, before anything is filled."""
+    """These ranks cannot resume what others saved; raised on all of them alike, before anything is filled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRanks:
     """The ranks that saved the checkpoint ``found``, compared with those that load it from ``where``."""
 
-    found: Found
+    found: CheckpointFiles
     where: str
-    settings: Settings
+    settings: TrainSettings
     communicator: Communicator
     length: Length
 
@@ -45,34 +43,27 @@ class OtherRanks:
         """Whether as many ranks, on the same nodes, saved it."""
         return not self._other_number and self._saved_settings.get("nodes", self._nodes) == self._nodes
 
-    @property
-    def may_differ(self) -> tuple[str, ...]:
-        """The settings that do not have to be theirs."""
-        return _OF_OTHERS if self._other_number else _OF_OTHERS[:1]
-
     def refuse_unless_alike(self, strategy: Strategy) -> None:
-        """OtherRanksError unless all of them had the same model and optimizer, and all of these ranks can."""
+        """OtherRanksError unless all ranks that saved had the same model and optimizer, and these have, too."""
         if "model" not in self.found.shared or not strategy.replicated:
             self._refuse("with its method each rank, or node, has a model or an optimizer state of its own")
 
     def go_on(self, saved: Saved, strategy: Strategy, owns: Sequence[Mapping[str, Any]]) -> Saved:
-        """``saved`` of one of them, with what all of them kept for themselves, ``owns``, in order of rank, as this rank
-        goes on with it at the same sample. OtherRanksError if ``strategy`` cannot, or there is no such place.
+        """``saved``, as this rank continues with it and the ``owns`` of all saving ranks at the same sample.
+
+        OtherRanksError where it cannot.
         """
         was, now = self._steps_per_epoch(), self.length.steps_per_epoch
-        samples = length_of(self.settings.train_set)
         if was != now and self.settings.steps is not None:
-            self._refuse(
-                f"steps = {self.settings.steps} counts steps, which had another number of samples",
-                self._equal_steps(),
-            )
-        step, deals_anew = saved["step"], self._other_number
-        if step and deals_anew and not isinstance(self.settings.dealing, Disjoint):
+            steps_given = f"steps = {self.settings.steps} counts steps"
+            self._refuse(f"{steps_given}, which had another number of samples", self._equal_steps())
+        step = saved["step"]
+        if step and self._other_number and not isinstance(self.settings.dealing, Disjoint):
             self._refuse(
                 "within an epoch other ranks would be dealt other samples than those that are left, unless the "
                 "assignment is trainers.Disjoint() and the data set does not stream"
             )
-        place = same_place(step, samples=samples, was=was, now=now)
+        place = same_place(step, samples=length_of(self.settings.train_set), was=was, now=now)
         steps, before = saved["epoch"] * now + place, saved["epoch"] * was + step
         states = [own["strategy"] for own in owns]
         state = strategy.state_on_other_ranks(states, step=steps, same_steps=was == now)
@@ -86,11 +77,10 @@ class OtherRanks:
             entry["steps"] = float(int(entry["epoch"] * now + 1e-9))
         evaluated_at_now = int(history[-1]["steps"]) if history else 0
         merged = self._merged(owns)
-        sums = merged["loss_sum"]
-        # Of as many steps as they will be divided by.
-        sums[0] *= place / step if step else 1.0
-        sums[1] *= (steps - evaluated_at_now) / max(1, before - evaluated_at)
-        return cast(Saved, {**saved, **merged, "step": place, "history": history, "strategy": state})
+        # Sums of as many steps as they will be divided by.
+        merged["loss_sum"][0] *= place / step if step else 1.0
+        merged["loss_sum"][1] *= (steps - evaluated_at_now) / max(1, before - evaluated_at)
+        return {**saved, **merged, "step": place, "history": history, "strategy": state}
 
     @property
     def _nodes(self) -> str:
@@ -117,13 +107,12 @@ class OtherRanks:
         )
 
     def _steps_per_epoch(self) -> int:
-        """Of the run that was saved."""
-        settings = self.settings
+        """Steps of an epoch of the run that was saved."""
         with torch.device("cpu"):
-            planned = settings.dealing.epoch(
-                samples=length_of(settings.train_set),
+            planned = self.settings.dealing.epoch(
+                samples=length_of(self.settings.train_set),
                 epoch=0,
-                seed=settings.seed,
+                seed=self.settings.seed,
                 rank=0,
                 ranks=self.found.ranks,
                 batch_size=self._saved_count("batch_size"),
@@ -132,7 +121,7 @@ class OtherRanks:
         return len(planned)
 
     def _merged(self, owns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What this rank goes on with, of what each of them kept for itself."""
+        """This rank's part of what each saving rank kept for itself."""
         statistics = running_statistics(self.settings.model).keys()
         return {
             "buffers": _means([own["buffers"] for own in owns], of=statistics),
@@ -144,8 +133,7 @@ class OtherRanks:
         }
 
     def _counters(self, of_ranks: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-        """Totals of bytes stay what they are, the first rank's; so do means of seconds."""
-        first = self.communicator.rank == 0
+        """Counters with the same totals of bytes, all on the first rank, and the same means of seconds."""
         found = {}
         for channel in ("world", "service"):
             counted = [
@@ -154,27 +142,35 @@ class OtherRanks:
                 for name, values in counters.items()
                 if (name == "service") == (channel == "service")
             ]
-            if not counted:
-                continue
-            totals = {key: sum(values[key] for values in counted) for key in counted[0]}
-            found[channel] = {
-                key: total / len(of_ranks) if key == "wait_s" else total if first else 0.0
-                for key, total in totals.items()
-            }
+            if counted:
+                totals = {key: sum(values[key] for values in counted) for key in counted[0]}
+                share = 1.0 if self.communicator.rank == 0 else 0.0
+                found[channel] = {key: total * share for key, total in totals.items()}
+                found[channel]["wait_s"] = totals["wait_s"] / len(of_ranks)
         return found
 
     def _refuse(self, why: str, remedy: str = "") -> NoReturn:
         if self._other_number:
             ranks = self.found.ranks
-            said = f"was written by {ranks} ranks and is read by {self.communicator.size}"
+            found = f"was written by {ranks} ranks and is read by {self.communicator.size}"
             use = f"Use {ranks} ranks"
         else:
-            said = f"was saved with other settings: nodes was {self._saved_settings.get('nodes')}, is {self._nodes}"
+            saved_nodes = self._saved_settings.get("nodes")
+            found = f"was saved with other settings: nodes was {saved_nodes}, is {self._nodes}"
             use = "Place the ranks on nodes as they were"
         raise OtherRanksError(
-            f"The checkpoint in {self.where} {said}, and {why}. {', '.join(filter(None, (use, remedy)))}, or start "
-            'anew: by on_other_ranks="restart", or in another checkpoint directory.'
+            f"The checkpoint in {self.where} {found}, and {why}. {', '.join(filter(None, (use, remedy)))}, or start "
+            'from the beginning: by on_other_ranks="restart", or in another checkpoint directory.'
         )
+
+
+def same_place(done: int, *, samples: int, was: int, now: int) -> int:
+    """The step, in an epoch of ``now`` steps, with the sample that came next after ``done`` of ``was`` steps.
+
+    Both deal the same order of ``samples`` evenly: fewer than a step's samples come twice, none is left out.
+    """
+    taken = done * samples // was
+    return ((taken + 1) * now - 1) // samples
 
 
 def _means(of_ranks: Sequence[Mapping[str, Tensor]], *, of: Collection[str]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""How long a run is, and where in it it is."""
+"""The length of a run, the place of a run in it, and what it returns."""
 
 from __future__ import annotations
 
@@ -6,28 +6,50 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from trainers.run.result import Metrics
+Metrics = dict[str, float]
+StepMetrics = dict[str, Tensor | float]
+
+
+class Interrupted(Exception):
+    """``interrupt`` asked the run to stop. With a ``checkpoint`` the state is saved (``saved`` is true), and the same
+    call continues from there; without, nothing is saved.
+    """
+
+    saved = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Outcome of a run, the same on every rank.
+
+    Attributes:
+        metrics (dict): metrics of the last evaluation, or of the best where that was restored: your metrics by name,
+            "epoch", "steps", "lr", "train_loss" (the mean since the evaluation before), "validation_loss", seconds,
+            bytes and what the method records.
+        history (tuple of dict): the same of each evaluation, of each epoch by default.
+        reason (str): "finished", "stopped early", or "diverged": a loss was not finite, or all metrics, or early
+            stopping's, were NaN at each evaluation of the run's first tenth, and the run ended there.
+    """
+
+    metrics: Metrics
+    history: tuple[Metrics, ...]
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """Of a run, in optimizer steps."""
+    """Length of a run in optimizer steps; its last epoch may be cut short."""
 
     steps_per_epoch: int
     steps: int
-    """Of the run; its last epoch may be cut short."""
     evaluate_every: int
 
     @property
     def epochs(self) -> float:
         return self.steps / self.steps_per_epoch
 
-    @property
-    def evaluations(self) -> int:
-        return -(-self.steps // self.evaluate_every)
-
     def ends_epoch(self, steps: int) -> bool:
-        """Whether an epoch is over after ``steps`` steps; the last one is where the run is."""
+        """Whether an epoch, or the run, is over after ``steps`` steps."""
         return steps % self.steps_per_epoch == 0 or steps == self.steps
 
     def evaluates(self, steps: int) -> bool:
@@ -37,7 +59,7 @@ class Length:
 
 @dataclass(kw_only=True)
 class Position:
-    """Where the run is, apart from what model, optimizer and strategy hold."""
+    """The state of a run apart from what model, optimizer and strategy hold."""
 
     steps: int = 0
     """Optimizer steps taken."""
@@ -50,19 +72,6 @@ class Position:
     train_s: float = 0.0
     evaluation_s: float = 0.0
     recent_samples: int = 0
-    """Trained with by this rank since the last evaluation, or since a resumed run went on; not in checkpoints."""
+    """Samples of this rank's steps since the last evaluation, or since the run was resumed; not in checkpoints."""
     recent_s: float = 0.0
     """Seconds of these training steps."""
-
-    @property
-    def evaluated_at(self) -> int:
-        """Steps that had been taken at the last evaluation."""
-        return int(self.history[-1]["steps"]) if self.history else 0
-
-
-def same_place(done: int, *, samples: int, was: int, now: int) -> int:
-    """In an epoch of ``now`` steps, the one that holds the sample which came next after ``done`` of ``was`` steps,
-    where both deal the same order of ``samples`` evenly: fewer than a step's samples come twice, none is left out.
-    """
-    taken = done * samples // was
-    return ((taken + 1) * now - 1) // samples

@@ -12,10 +12,9 @@ TRACED = (3, 5)
 
 
 class Profiler:
-    """Writes ``trace.json`` into ``directory``: steps ``TRACED`` in Chrome's trace format, on this process.
+    """Writes steps ``TRACED`` of this process to ``trace.json`` in ``directory``, in Chrome's trace format.
 
-    Raises:
-        ValueError: the directory cannot be made.
+    ValueError if the directory cannot be made.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -29,7 +28,6 @@ class Profiler:
             ) from error
         first, last = TRACED
         self._steps = 0
-        self._open = True
         # The step before the first is profiled and thrown away: starting the profiler takes time.
         self._profile = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=first - 2, warmup=1, active=last - first + 1, repeat=1),
@@ -38,27 +36,25 @@ class Profiler:
         self._profile.start()
 
     def step(self) -> None:
-        """An optimizer step is over."""
-        if self._open:
+        """Count an optimizer step, and end the trace after the last of ``TRACED``."""
+        if self._steps < TRACED[1]:
             self._steps += 1
             self._profile.step()
             if self._steps == TRACED[1]:
-                self._open = False
                 self._profile.stop()
+
+    def close(self) -> None:
+        """Write what has been traced of a shorter run; RuntimeWarning where that is nothing."""
+        if self._steps < TRACED[1]:
+            self._profile.stop()
+        if self._steps < TRACED[0]:
+            warnings.warn(
+                f"profile = {str(self._path.parent)!r}: nothing was traced. Steps {TRACED[0]} to {TRACED[1]} are, "
+                f"and this run took {self._steps}: train for more steps",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _write(self, profile: torch.profiler.profile) -> None:
         if self._steps >= TRACED[0]:  # it is also called where the run ends while the profiler warms up
             profile.export_chrome_trace(str(self._path))
-
-    def close(self) -> None:
-        """The run is over: what has been traced so far is written. RuntimeWarning where it was too short for any."""
-        if self._open:
-            self._open = False
-            self._profile.stop()
-            if self._steps < TRACED[0]:
-                warnings.warn(
-                    f"profile = {str(self._path.parent)!r}: nothing was traced. Steps {TRACED[0]} to {TRACED[1]} are, "
-                    f"and this run took {self._steps}: train for more steps",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )

@@ -1,4 +1,4 @@
-"""One line on a terminal that shows how far a run is."""
+"""A line on a terminal that shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -6,48 +6,33 @@ import sys
 import time
 from collections.abc import Mapping
 
+from trainers.run.position import Length
+
 _REFRESH_S = 0.2
 
 
 class ProgressLine:
-    """Written over and over by rank 0; ``shown`` None: if stderr is a terminal; ``epochs`` None: it counts steps."""
+    """Progress line of rank 0, which is overwritten as the run goes on."""
 
-    def __init__(
-        self, *, shown: bool | None, rank: int, epochs: int | None, steps: int, steps_per_epoch: int
-    ) -> None:
-        self._shown = rank == 0 and (sys.stderr.isatty() if shown is None else shown)
-        self._epochs = epochs
-        self._steps = steps
-        self._steps_per_epoch = steps_per_epoch
-        self._last = ""
+    def __init__(self, length: Length, *, shown: bool) -> None:
+        self._length = length
+        self._shown = shown
+        self._metrics = ""
         self._written_at = 0.0
         self._width = 0
 
     def step(self, steps: int) -> None:
-        """``steps`` steps of the run have been taken."""
+        """Show that ``steps`` steps of the run have been taken, unless the line is fresh."""
         if self._shown and time.monotonic() - self._written_at >= _REFRESH_S:
-            if self._epochs is None:
-                self._write(f"step {steps}/{self._steps}{self._last}")
-            else:
-                epoch, step = divmod(steps - 1, self._steps_per_epoch)
-                self._write(
-                    f"epoch {epoch + 1}/{self._epochs}  step {step + 1}/{self._steps_per_epoch}{self._last}"
-                )
+            self._write(steps)
 
     def evaluated(self, entry: Mapping[str, float]) -> None:
-        """An evaluation brought ``entry``."""
-        if not self._shown:
-            return
-        numbers = [
-            f"{name} {value:.4g}"
-            for name, value in entry.items()
-            if name not in ("epoch", "steps") and not name.endswith(("_s", "_nodes", "_fraction", "_ratio"))
-        ]
-        self._last = "  " + "  ".join(numbers)
-        if self._epochs is None:
-            self._write(f"step {entry['steps']:.0f}/{self._steps}{self._last}")
-        else:
-            self._write(f"epoch {entry['epoch']:.4g}/{self._epochs}{self._last}")
+        """Show the metrics in ``entry`` of an evaluation, now and at later steps."""
+        if self._shown:
+            hidden = ("_s", "_nodes", "_fraction", "_ratio")
+            names = [name for name in entry if name not in ("epoch", "steps") and not name.endswith(hidden)]
+            self._metrics = "".join(f"  {name} {entry[name]:.4g}" for name in names)
+            self._write(int(entry["steps"]))
 
     def close(self) -> None:
         """Leave the last line standing."""
@@ -56,7 +41,10 @@ class ProgressLine:
             sys.stderr.flush()
             self._width = 0
 
-    def _write(self, text: str) -> None:
+    def _write(self, steps: int) -> None:
+        length = self._length
+        epochs = f"epoch {steps / length.steps_per_epoch:.4g}/{length.epochs:.4g}"
+        text = f"{epochs}  step {steps}/{length.steps}{self._metrics}"
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
         self._width = len(text)

@@ -1,4 +1,4 @@
-"""What a run records of itself beside losses and metrics: bytes, seconds, and what of the model is trained."""
+"""Numbers that a run records beside losses and metrics: bytes, seconds, throughput, the trained part of the model."""
 
 from __future__ import annotations
 
@@ -11,43 +11,49 @@ from trainers.communication.communicator import Communicator
 from trainers.methods.strategy import Strategy
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.schedules import ReduceOnPlateau
-from trainers.run.position import Position
-from trainers.run.result import Metrics
-from trainers.run.settings import OF_LAYERS, TOTALS, Settings
+from trainers.run.position import Metrics, Position
+from trainers.run.settings import OF_LAYERS, TOTALS, TrainSettings
+
+
+def summed(communicator: Communicator, values: Tensor) -> Tensor:
+    """``values`` summed over the ranks, in the host's memory. Collective: an all-reduce."""
+    return communicator.service.all_reduce(values.to("cpu", copy=True)).wait()
+
+
+def summed_by_name(communicator: Communicator, values: Metrics) -> Metrics:
+    """``values`` summed over the ranks. Collective: an all-reduce."""
+    mine = torch.tensor(list(values.values()), dtype=torch.float64, device="cpu")
+    return dict(zip(values, summed(communicator, mine).tolist(), strict=True))
 
 
 class Recorder:
-    """Of one run on one rank. It is made before the method changes the model.
+    """Records one run on one rank; made before the method changes the model.
 
-    Raises:
-        ValueError, by its methods: a metric of the user has the name of one of the method.
+    Its methods raise ValueError where a metric of the user has the name of a metric of the method.
     """
 
-    def __init__(self, settings: Settings, communicator: Communicator) -> None:
+    def __init__(self, settings: TrainSettings, communicator: Communicator) -> None:
         self._settings = settings
         self._communicator = communicator
-        parameters = list(settings.model.parameters())
-        self._full_parameters = sum(p.numel() for p in parameters)
-        self._full_trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        self._full_trainable, self._full_parameters = self._counts()
         if settings.device.type == "cuda":
             # The process may have trained something else before.
             torch.cuda.reset_peak_memory_stats(settings.device)
 
     def check_names(self, strategy: Strategy) -> None:
-        """ValueError if a metric's name is taken, or one is asked for that will not be recorded."""
+        """ValueError if a metric's name is taken, or a metric is asked for that will not be recorded."""
         settings = self._settings
         of_strategy = strategy.metrics().keys()
         self._refuse_taken(of_strategy)
         names = ["epoch", "steps", "lr", "train_loss"]
         if settings.validation_set is not None:
             names += ["validation_loss", *settings.metrics]
-        names += [*TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s"]
-        names += ["samples_per_s"]
+        names += [*TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s", "samples_per_s"]
         names += ["peak_memory_bytes"] if settings.device.type == "cuda" else []
         names += ["mfu"] if settings.peak_flops is not None else []
         known = dict.fromkeys([*names, *of_strategy], 0.0)
         for asking in (settings.early_stopping, settings.schedule):
-            # A layer's are recorded from the step on at which a method changes it.
+            # Metrics of a layer are recorded from the step on at which a method changes it.
             if isinstance(asking, (EarlyStopping, ReduceOnPlateau)) and not asking.metric.startswith(
                 OF_LAYERS
             ):
@@ -56,32 +62,29 @@ class Recorder:
             check(tuple(known))
 
     def totals(self, position: Position, strategy: Strategy) -> Metrics:
-        """Over the run so far: bytes of all ranks together, seconds as their mean; what is trained now. Collective: one
-        all-reduce.
+        """Bytes of all ranks together and mean seconds, of the run so far; the trained part of the model now.
+
+        Collective: an all-reduce.
         """
         size = self._communicator.size
-        mine = {
-            **self._communicator.traffic(),
-            "train_s": position.train_s / size,
-            "evaluation_s": position.evaluation_s / size,
-        }
-        summed = self.summed(torch.tensor(list(mine.values()), dtype=torch.float64, device="cpu"))
-        parameters = list(self._settings.model.parameters())
+        seconds = {"train_s": position.train_s / size, "evaluation_s": position.evaluation_s / size}
+        totals = summed_by_name(self._communicator, {**self._communicator.traffic(), **seconds})
+        trainable, parameters = self._counts()
         of_strategy = strategy.metrics()
         self._refuse_taken(of_strategy)
         return {
-            **dict(zip(mine, summed.tolist(), strict=True)),
-            "trainable_fraction": sum(p.numel() for p in parameters if p.requires_grad)
-            / self._full_trainable,
-            "compression_ratio": self._full_parameters / sum(p.numel() for p in parameters),
+            **totals,
+            "trainable_fraction": trainable / self._full_trainable,
+            "compression_ratio": self._full_parameters / parameters,
             "decomposition_s": 0.0,
             **of_strategy,
         }
 
     def throughput(self, position: Position) -> Metrics:
-        """Of the training steps since the last evaluation: samples of all ranks per second; the largest GPU memory
-        of a rank so far; and, where the costs are known, the model FLOPs utilisation (Chowdhery et al.
-        2022, appendix B). Collective: one all-gather.
+        """Samples of all ranks per second of the training steps since the last evaluation; the largest GPU memory of a
+        rank so far; and, where the costs are known, the model FLOPs utilisation (Chowdhery et al. 2022, appendix B).
+
+        Collective: an all-gather.
         """
         settings, device = self._settings, self._settings.device
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
@@ -98,9 +101,10 @@ class Recorder:
             found["mfu"] = flops_per_s / (self._communicator.size * settings.peak_flops)
         return found
 
-    def summed(self, values: Tensor) -> Tensor:
-        """Over the ranks, in the host's memory. Collective: one all-reduce."""
-        return self._communicator.service.all_reduce(values.to("cpu", copy=True)).wait()
+    def _counts(self) -> tuple[int, int]:
+        """Numbers of trained parameters and of all."""
+        parameters = list(self._settings.model.parameters())
+        return sum(p.numel() for p in parameters if p.requires_grad), sum(p.numel() for p in parameters)
 
     def _refuse_taken(self, of_strategy: Iterable[str]) -> None:
         taken = sorted(self._settings.metrics.keys() & set(of_strategy))

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
+from trainers.checkpoints.contents import fill_buffers, fill_model, fill_optimizer
 from trainers.communication.channel import CommunicationError
 from trainers.communication.rank_consistency import refuse_other_settings
-from trainers.methods.strategy import Setup, Strategy
+from trainers.methods.strategy import Setup, State, Strategy
 from trainers.modes import Modes
-from trainers.names import plain_name
+from trainers.names import plain_name, renamed
 from trainers.optim.composite import Composite
 from trainers.optim.moving_average import MovingAverage
-from trainers.run.model_checks import refuse_foreign_tensors
+from trainers.run.model_checks import parameters_in, refuse_foreign_tensors
 
 
 class Thawing:
     """Keeps what ranks exchange to what the optimizer trains, and a checkpoint to what the user has changed.
 
-    Without it each rank would train a thawed layer, or the parameters of an added group, for itself.
-
-    Args:
-        setup (Setup): of the run, whose ``strategy`` is made.
-        strategy (Strategy): at work.
-        average (MovingAverage; default None): of the weights.
-        modes (dict; default None): modes of the model's modules as the run began; None: the caller sets them.
+    Without it each rank would train a thawed layer, or the parameters of an added group, for itself. ``modes`` are
+    those of the model's modules as the run began; None: the caller sets them.
     """
 
     def __init__(
@@ -46,6 +42,8 @@ class Thawing:
         if not setup.trained.asked:
             setup.trained.exchanged()
         self._began = {name: parameter.requires_grad for name, parameter in self._named().items()}
+        self._own_names = {plain_name(name): name for name, _ in setup.model.named_parameters()}
+        """The model's names, by which strategies know weights, of the plain names in checkpoints."""
         self._groups = len(setup.optimizer.param_groups)
         self._beside: list[nn.Parameter] = []
         """Parameters of the optimizer that were not exchanged as the step began."""
@@ -56,30 +54,22 @@ class Thawing:
     def begin_step(self, step: int, *, agree: bool) -> None:
         """Have the strategy exchange what is trained from ``step`` on; before its forward pass, on every rank.
 
-        Args:
-            step (int): counted from the run's begin.
-            agree (bool): ranks compare what is thawed and frozen, as after an epoch or an evaluation; else they do so
-                where one finds that something is trained in addition.
-
-        Raises:
-            ValueError: not all ranks have changed the same, or the optimizer has tensors that are not the model's.
-            CommunicationError: the other ranks have not changed it after the same step.
+        Ranks compare what is thawed and frozen with ``agree``, as after an epoch or an evaluation, or where a rank
+        finds that something is trained in addition. ValueError if not all have changed the same, or the optimizer has
+        tensors that are not the model's; CommunicationError if other ranks have changed it after another step.
         """
         if not self._active:
             return
         setup = self._setup
-        added = self._look()
+        added = self._find_added()
         if not (added or agree):
             return
+        changes = f"thawed or added: {self._names(added)}; frozen: {self._names(setup.trained.frozen())}"
         try:
-            # One number, as ranks compare at an epoch's end: a rank that has changed nothing may be there already, and
-            # then both end with what differs.
+            # A single setting, as ranks compare at an epoch's end: a rank that has changed nothing may be there
+            # already, and then both end with what differs.
             refuse_other_settings(
-                setup.communicator.service,
-                {
-                    f"parameters thawed or frozen before step {step + 1}": f"thawed or added: {self._names(added)}; "
-                    f"frozen: {self._names(setup.trained.frozen())}"
-                },
+                setup.communicator.service, {f"parameters thawed or frozen before step {step + 1}": changes}
             )
         except CommunicationError as error:
             if not added:
@@ -93,7 +83,7 @@ class Thawing:
                 setup.model.parameters(), setup.optimizer, remedy="Add what is trained to the model, too."
             )
             self._exchange()
-            self._look()
+            self._find_added()
 
     def check_step(self) -> None:
         """ValueError where the optimizer is about to train what ranks have not exchanged."""
@@ -112,35 +102,19 @@ class Thawing:
                 "in a loop of your own before the forward pass."
             )
 
-    def _look(self) -> list[nn.Parameter]:
-        """Note what the optimizer has beside exchanged parameters; the trained ones among them."""
-        groups = self._all_groups()
-        self._beside, self._groups_then = self._setup.trained.beside(groups), len(groups)
-        self._stale = {id(p) for p in self._beside if not p.requires_grad and p.grad is not None}
-        return [parameter for parameter in self._beside if parameter.requires_grad]
-
-    def _all_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups, also those that the user has added to one of several optimizers."""
-        optimizer = self._setup.optimizer
-        if isinstance(optimizer, Composite):
-            optimizer.adopt()
-        return optimizer.param_groups
-
     def state(self) -> dict[str, Any]:
         """Changes by the user since the run began, by name; empty where nothing has changed."""
-        names = {id(parameter): name for name, parameter in self._named().items()}
+        named, optimizer = self._named(), self._setup.optimizer
+        names = {id(parameter): name for name, parameter in named.items()}
         trained = {
-            name: parameter.requires_grad
-            for name, parameter in self._named().items()
-            if name in self._began
-            and (self._began[name] != parameter.requires_grad or parameter in self._setup.trained)
-            and not (self._began[name] and parameter.requires_grad)
+            name: named[name].requires_grad
+            for name, began in self._began.items()
+            if name in named
+            and (began != named[name].requires_grad or named[name] in self._setup.trained)
+            and not (began and named[name].requires_grad)
         }
-        groups = [
-            [names.get(id(parameter), "") for parameter in group["params"]]
-            for group in self._all_groups()[self._groups :]
-        ]
-        optimizer = self._setup.optimizer
+        added = self._all_groups()[self._groups :]
+        groups = [[names.get(id(parameter), "") for parameter in group["params"]] for group in added]
         parts = []
         if isinstance(optimizer, Composite):
             parts = [optimizer.part_of_group(self._groups + index) for index in range(len(groups))]
@@ -152,28 +126,56 @@ class Thawing:
         found = {"trained": trained, "groups": groups, "parts": parts, "modes": modes}
         return {name: value for name, value in found.items() if value}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Change the model and the optimizer as ``state`` says, before these and the strategy are filled."""
+    def fill(self, saved: Mapping[str, Any], *, where: str) -> None:
+        """Restore model, optimizer and strategy from ``saved`` in ``where``; ValueError where it does not fit them."""
+        model, optimizer = self._setup.model, self._setup.optimizer
+        self._repeat_changes(saved.get("changed", {}))
+        # The strategy first, as it may have to give model and optimizer other shapes.
+        self._strategy.load(self.own_names(saved["strategy"]))
+        fill_model(model, saved["model"], where=where)
+        fill_optimizer(optimizer, saved["optimizer"], model=model, saved_model=saved["model"], where=where)
+        fill_buffers(model, saved["buffers"], where=where)
+        self._setup.communicator.set_counters(saved["counters"])
+
+    def own_names(self, state: State) -> State:
+        """``state`` of the strategy by the model's names, in place of plain names."""
+        return cast(State, renamed(state, lambda name: self._own_names.get(name, name)))
+
+    def _repeat_changes(self, state: Mapping[str, Any]) -> None:
         if not state:
             return
         named, optimizer = self._named(), self._setup.optimizer
         changed = {named[n]: is_now for n, is_now in state.get("trained", {}).items() if n in named}
         for parameter in changed:
             parameter.requires_grad_(True)
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        held = parameters_in(optimizer)
         groups = state.get("groups", ())
         for names, number in zip(groups, state.get("parts", [-1] * len(groups)), strict=True):
             parameters = {name: named[name] for name in names if name in named}
             if not held.issuperset(map(id, parameters.values())):
                 part = optimizer.parts[number] if isinstance(optimizer, Composite) else optimizer
-                part.add_param_group(_like(part.param_groups[0], parameters))
+                part.add_param_group(_group_like(part.param_groups[0], parameters))
         self._all_groups()
         modes = state.get("modes", {})
         for name, module in self._setup.model.named_modules():
             module.training = modes.get(plain_name(f"{name}."), module.training)
         self._exchange()
         for parameter, trained in changed.items():
-            parameter.requires_grad_(trained)  # what is frozen since has been exchanged, too
+            parameter.requires_grad_(trained)  # only now, as what was frozen later has been exchanged, too
+
+    def _find_added(self) -> list[nn.Parameter]:
+        """Trained parameters of the optimizer that are not exchanged."""
+        groups = self._all_groups()
+        self._beside, self._groups_then = self._setup.trained.beside(groups), len(groups)
+        self._stale = {id(p) for p in self._beside if not p.requires_grad and p.grad is not None}
+        return [parameter for parameter in self._beside if parameter.requires_grad]
+
+    def _all_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups, also those that the user has added to a part of a composite optimizer."""
+        optimizer = self._setup.optimizer
+        if isinstance(optimizer, Composite):
+            optimizer.adopt()
+        return optimizer.param_groups
 
     def _exchange(self) -> None:
         self._strategy.parameters_thawed()
@@ -191,7 +193,7 @@ class Thawing:
         )
 
 
-def _like(group: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+def _group_like(group: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
     """A parameter group with the settings of ``group``, until a checkpoint's are loaded."""
     settings = {
         name: value.clone() if isinstance(value, Tensor) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -31,50 +32,43 @@ from trainers.optim.moving_average import MovingAverage
 from trainers.optim.schedules import Constant
 from trainers.randomness import derive, seed_generators
 from trainers.run.model_checks import EXCHANGE, refuse_held
-from trainers.run.position import Position
+from trainers.run.position import Interrupted, Metrics, Position, Result
 from trainers.run.profiling import Profiler
 from trainers.run.progress import ProgressLine
-from trainers.run.recording import Recorder
-from trainers.run.result import Interrupted, Metrics, Result
+from trainers.run.recording import Recorder, summed
 from trainers.run.saving import SavedState, identity_of
-from trainers.run.settings import TOTALS, Settings
+from trainers.run.settings import TOTALS, TrainSettings
 from trainers.run.thawing import Thawing
-from trainers.run.training_step import TrainingStep
+from trainers.run.training_step import TrainingStep, set_rate
 from trainers.run.traps import warn_of_shared_series, warn_of_traps
 
 _log = logging.getLogger("trainers.run")
 
 
-class Run:
-    """One run of the loop on one rank, from the checkpoint that there is to its last step."""
+class TrainingRun:
+    """A run of the loop on one rank, from its checkpoint, if there is one, to its last step."""
 
     def __init__(
-        self, settings: Settings, communicator: Communicator, optimizer: Optimizer, method: Method
+        self, settings: TrainSettings, communicator: Communicator, optimizer: Optimizer, method: Method
     ) -> None:
         self.settings = settings
         self.communicator = communicator
         self.model = settings.model
-        self.modes = modes_of(self.model)
-        """Modes that the user has set, for the end of the run."""
         self.optimizer = optimizer
+        modes = modes_of(self.model)
         planned = self._plan(epoch=0)
         self.length = settings.length(len(planned))
-        steps = {"steps an epoch": self.length.steps_per_epoch}
-        refuse_other_settings(communicator.service, steps)
+        refuse_other_settings(communicator.service, {"steps an epoch": self.length.steps_per_epoch})
         self.recorder = Recorder(settings, communicator)
         self.position = Position(loss_sums=torch.zeros(2, dtype=torch.float64, device=settings.device))
         self.train_loader = self._loader(settings.train_set)
-        self.validation_loader: Loader | None = None
+        validation = settings.validation_set
+        self.validation_loader = None if validation is None else self._loader(validation)
         identity = identity_of(settings, communicator, optimizer, method)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
-        self.progress = ProgressLine(
-            shown=settings.progress,
-            rank=communicator.rank,
-            epochs=settings.epochs,
-            steps=self.length.steps,
-            steps_per_epoch=self.length.steps_per_epoch,
-        )
+        shown = sys.stderr.isatty() if settings.progress is None else settings.progress
+        self.progress = ProgressLine(self.length, shown=shown and communicator.rank == 0)
         self.setup = Setup(
             model=self.model,
             optimizer=optimizer,
@@ -89,24 +83,27 @@ class Run:
         communicator.release()
         decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
-        self.thawing = Thawing(self.setup, self.strategy, average=self.average, modes=self.modes)
+        self.thawing = Thawing(self.setup, self.strategy, average=self.average, modes=modes)
         self.saved = SavedState(
-            settings,
-            communicator,
-            optimizer,
-            self.strategy,
-            self.position,
-            self.length,
-            self.average,
-            identity,
-            self.thawing,
+            settings=settings,
+            setup=self.setup,
+            strategy=self.strategy,
+            position=self.position,
+            length=self.length,
+            average=self.average,
+            identity=identity,
+            thawing=self.thawing,
         )
         self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average, self.thawing)
-        self.recomputed: ActivationCheckpointing | None = None
         self.profiler: Profiler | None = None
-        self.undefined: list[str] = []
-        """Metrics that are NaN at all evaluations, of which the user is warned."""
+        self.warned_of_nan = False
         self.save_timer: SaveTimer | None = None
+        # Let go in reverse order.
+        self.held = ExitStack()
+        self.held.callback(restore_modes, self.model, modes)
+        for part in (self.progress, self.strategy, self.saved, self.train_loader, self.validation_loader):
+            if part is not None:
+                self.held.callback(part.close)
         try:
             self.recorder.check_names(self.strategy)
             self._refuse_held_optimizers()
@@ -119,30 +116,21 @@ class Run:
                     f"ema_decay = {decay}: {type(method).__name__} changes the form of the weights in the midst of the "
                     "run, and weights of different forms have no average. Use another method, or ema_decay=None."
                 )
-            self.recomputed = ActivationCheckpointing(self.model, settings.activation_checkpointing)
+            recomputed = ActivationCheckpointing(self.model, settings.activation_checkpointing)
+            self.held.callback(recomputed.close)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Let go what the run holds beside the model: processes, hooks, the progress line."""
-        self.train_loader.close()
-        if self.validation_loader is not None:
-            self.validation_loader.close()
-        if self.recomputed is not None:
-            self.recomputed.close()
-        self.saved.close()
-        self.strategy.close()
-        self.progress.close()
-        if self.profiler is not None:
-            self.profiler.close()
-        restore_modes(self.model, self.modes)
+        self.held.close()
 
     def _refuse_held_optimizers(self) -> None:
         """ValueError where the optimizer holds another that the run's method, schedule or checkpoint does not reach."""
         others = "Have optimizer= return a list of the optimizers that it is made of, or one of them alone, or take "
         if self.strategy.reparametrises:
-            refuse_held(self.optimizer, EXCHANGE, remedy=f"{others}another method, DDP say.")
+            refuse_held(self.optimizer, EXCHANGE, remedy=f"{others}another method, such as DDP.")
         if self.settings.schedule != Constant():
             used = f"schedule = {self.settings.schedule!r}"
             refuse_held(self.optimizer, used, remedy=f"{others}Constant().", only_groups=True)
@@ -160,23 +148,20 @@ class Run:
             seed=self.settings.seed,
         )
 
-    def _validation_loader(self, samples: Dataset[object]) -> Loader:
-        if self.validation_loader is None:
-            self.validation_loader = self._loader(samples)
-        return self.validation_loader
-
     def to_the_end(self) -> Result:
-        self.saved.take_up()
-        self._refuse_held_optimizers()  # which an optimizer's own load_state_dict may have parted from it
-        self._announce_last_report(self.length.evaluations)
-        if self.saved.checkpoint is not None and not self.position.reason:
-            self.saved.checkpoint.try_writing()
-        every = self.settings.checkpoint_every
-        if self.saved.checkpoint is not None and isinstance(every, timedelta):
-            self.save_timer = SaveTimer(every, self.communicator, self.position.steps)
-        profile = self.settings.profile
-        if profile is not None and self.communicator.rank == 0 and not self.position.reason:
-            self.profiler = Profiler(profile)
+        checkpoint, settings = self.saved.checkpoint, self.settings
+        every, profile = settings.checkpoint_every, settings.profile
+        self.saved.resume()
+        self._refuse_held_optimizers()  # again, as the optimizer's own load_state_dict may have parted them
+        self._announce_last_report(-(-self.length.steps // self.length.evaluate_every))
+        if not self.position.reason:
+            if checkpoint is not None:
+                checkpoint.try_writing()
+            if checkpoint is not None and isinstance(every, timedelta):
+                self.save_timer = SaveTimer(every, self.communicator, self.position.steps)
+            if profile is not None and self.communicator.rank == 0:
+                self.profiler = Profiler(profile)
+                self.held.callback(self.profiler.close)
         while not self.position.reason:
             self._train_epoch()
         return self._result()
@@ -194,8 +179,8 @@ class Run:
             )
         planned = planned[done : done + length.steps - position.steps]
         batches = self.train_loader.batches([batch for passes in planned for batch in passes], epoch=epoch)
-        # The same numbers for dropout whether the run was interrupted before or not. All at once takes a tenth of the
-        # time that one between two steps does.
+        # Seeded by step, so that dropout is the same whether the run was interrupted or not. Deriving all at once takes
+        # a tenth of the time that deriving each between two steps does.
         seeds = [
             derive(self.settings.seed, "step", step, self.communicator.rank)
             for step in range(position.steps, position.steps + len(planned))
@@ -206,20 +191,21 @@ class Run:
                 self._stop_if_asked()
                 self._take_step(passes, batches, seed)
                 if not length.ends_epoch(position.steps):
-                    self._between_steps()
+                    self._end_step(evaluates=length.evaluates(position.steps))
                     if position.reason:
                         return
-        self._end_epoch(epoch)
+        self._end_step(evaluates=length.evaluates(position.steps), ends_epoch=True)
 
     def _take_step(self, passes: list[Batch], batches: Iterator[tuple[object, object]], seed: int) -> None:
         position, step = self.position, self.position.steps
         begin = time.perf_counter()
-        # After these the user's ``report`` was called.
+        # The user's ``report``, which may have thawed layers, was called after these.
         agree = self.length.ends_epoch(step) or self.length.evaluates(step)
         self.thawing.begin_step(step, agree=agree)
-        rates = self._set_learning_rate(step)
+        rate = self._set_learning_rate(step)
         seed_generators(seed)
-        taken = self.training_step.take(step, passes, batches, rate=rates[0])
+        taken = self.training_step.take(step, passes, batches)
+        taken["lr"] = rate
         position.loss_sums += taken["loss"]
         position.steps += 1
         taken_s = time.perf_counter() - begin
@@ -233,34 +219,25 @@ class Run:
             with whole_mode_kept(self.model):
                 self.settings.on_step(position.steps, taken)
 
-    def _between_steps(self) -> None:
-        """After a step that does not end an epoch."""
+    def _end_step(self, *, evaluates: bool, ends_epoch: bool = False) -> None:
+        """End the epoch, evaluate and save where it is time for it."""
         position = self.position
-        evaluates = self.length.evaluates(position.steps)
-        if evaluates:
+        if evaluates or ends_epoch:
             self._refuse_other_buffers()
-            _, train_loss = self._mean_losses()
-            self._evaluate(train_loss, ends_epoch=False)
-        elif self._save_is_due():
-            self.saved.save()
-
-    def _end_epoch(self, epoch: int) -> None:
-        position = self.position
-        self._refuse_other_buffers()
-        epoch_loss, train_loss = self._mean_losses()
-        _log.debug("epoch %d ends at step %d with loss %g", epoch, position.steps, epoch_loss)
-        self.strategy.end_epoch(epoch, epoch_loss)
-        position.loss_sums[0] = 0.0
-        if self.length.evaluates(position.steps) or not math.isfinite(epoch_loss):
-            self._evaluate(train_loss, ends_epoch=True)
-        elif self._save_is_due():
+            epoch_loss, train_loss = self._mean_losses()
+            if ends_epoch:
+                epoch = (position.steps - 1) // self.length.steps_per_epoch
+                _log.debug("epoch %d ends at step %d with loss %g", epoch, position.steps, epoch_loss)
+                self.strategy.end_epoch(epoch, epoch_loss)
+                position.loss_sums[0] = 0.0
+            if evaluates or not math.isfinite(epoch_loss):
+                self._evaluate(train_loss, ends_epoch=ends_epoch)
+                return
+        if self._save_is_due():
             self.saved.save()
 
     def _evaluate(self, train_loss: float, *, ends_epoch: bool) -> None:
-        """Add to the history what ``_scores`` finds, report it, see whether the run is over, and save it.
-
-        Where the epoch goes on, replicas that differ are made one for the evaluation only.
-        """
+        """Add to the history what ``_scores`` finds, report it, see whether the run is over, and save it."""
         position, settings = self.position, self.settings
         entry: Metrics = {
             "epoch": position.steps / self.length.steps_per_epoch,
@@ -272,10 +249,10 @@ class Run:
         keeps_best = stopping is not None and stopping.restore_best
         is_last = position.steps == self.length.steps
         if is_last:
-            # What is evaluated is what stays, and nothing is averaged twice.
+            # Before the evaluation, so that the final model is evaluated, and nothing is averaged twice.
             self.strategy.finalise()
         with ExitStack() as evaluated:
-            # Replicas that differ are made one for it, which costs communication.
+            # Only where it is needed, as averaging replicas that differ costs communication.
             if settings.validation_set is not None or keeps_best:
                 evaluated.enter_context(self._made_alike(ends_epoch=ends_epoch))
             if settings.validation_set is not None:
@@ -300,14 +277,13 @@ class Run:
             position.reason = "stopped early"
         if position.reason:
             if not ends_epoch:
-                epoch = position.steps // self.length.steps_per_epoch
-                self.strategy.end_epoch(epoch, train_loss)
+                self.strategy.end_epoch(position.steps // self.length.steps_per_epoch, train_loss)
             if not is_last:
                 self.strategy.finalise()
             if self.average is not None:
                 self.average.fill()
                 reconcile_buffers(self.communicator.service, self.model, parameters=self._differing())
-            # It may have merged, and sent, what an early stop left apart.
+            # Once more, as ``finalise`` may have merged weights, and sent bytes.
             entry.update(self.recorder.totals(position, self.strategy))
             self._announce_last_report(len(position.history))
         if settings.report is not None:
@@ -318,23 +294,15 @@ class Run:
 
     @contextmanager
     def _made_alike(self, *, ends_epoch: bool) -> Iterator[None]:
-        """Context in which all ranks have the model that is to be evaluated; each parameter is averaged once."""
-        service = self.communicator.service
-        if self.average is not None:
+        """Context in which all ranks have the model to evaluate; each parameter is averaged a single time."""
+        with ExitStack() as stack:
             # Each rank's moving average is its own, whatever its weights are.
-            with (
-                self.average.in_use(),
-                averaged_over_ranks(service, self.model, parameters=self._differing()),
-            ):
-                yield
-            return
-        with self.strategy.evaluating():
-            # At an epoch's end the weights are the same.
-            if ends_epoch or self.strategy.evaluates_alike:
-                yield
-                return
-            with averaged_over_ranks(service, self.model, parameters=self._differing()):
-                yield
+            stack.enter_context(self.strategy.evaluating() if self.average is None else self.average.in_use())
+            # At an epoch's end the weights are the same already.
+            if self.average is not None or not (ends_epoch or self.strategy.evaluates_alike):
+                service, differing = self.communicator.service, self._differing()
+                stack.enter_context(averaged_over_ranks(service, self.model, parameters=differing))
+            yield
 
     def _differing(self) -> list[nn.Parameter]:
         """Parameters of which ranks may have values of their own."""
@@ -342,36 +310,35 @@ class Run:
 
     def _is_undefined(self) -> bool:
         """Whether early stopping's metric, or each metric, was NaN at each of at least two evaluations in the run's
-        first tenth or later: it will stay so. Early evaluations alone may have too little to compute it of. Other
-        metrics, of a class that validation has no sample of say, are a warning.
+        first tenth or later, and so will stay. Other metrics, as of a class without validation samples, are a warning.
         """
         history, metrics = self.position.history, self.settings.metrics
+        # Early evaluations alone may have too little to compute a metric of.
         if len(history) < 2 or 10 * self.position.steps < self.length.steps:
             return False
         names = [name for name in metrics if all(math.isnan(entry[name]) for entry in history)]
         stopping = self.settings.early_stopping
-        ends = bool(names) and (
-            len(names) == len(metrics) or (stopping is not None and stopping.metric in names)
-        )
-        if names and self.communicator.rank == 0 and not self.undefined:
+        stops = stopping is not None and stopping.metric in names
+        ends = bool(names) and (len(names) == len(metrics) or stops)
+        if names and self.communicator.rank == 0 and not self.warned_of_nan:
+            self.warned_of_nan = True
             then = ", and the run ends as diverged" if ends else ""
             warnings.warn(
                 f"metrics: {', '.join(names)} {'was' if len(names) == 1 else 'were'} NaN at each of {len(history)} "
-                f"evaluations{then}. Where a metric may be undefined for a while, return another number, 0.0 say.",
+                f"evaluations{then}. Where a metric may be undefined for a while, return another number, such as 0.0.",
                 stacklevel=2,
             )
-        self.undefined = names
         return ends
 
     def _save_is_due(self) -> bool:
-        """Whether ``checkpoint_every`` asks for a checkpoint; asked once after each step, on every rank."""
+        """Whether ``checkpoint_every`` asks for a checkpoint; called a single time after each step, on every rank."""
         every, steps = self.settings.checkpoint_every, self.position.steps
         if self.save_timer is not None:
             return self.save_timer.due(steps)
         return isinstance(every, int) and steps % every == 0
 
     def _announce_last_report(self, number: int) -> None:
-        """Whoever stops runs by their reports must not stop one that is at its end."""
+        """Announce the last report, so that a campaign does not stop a run that is at its end."""
         announce = getattr(self.settings.report, "set_last_epoch", None)
         if announce is not None:
             announce(number)
@@ -391,7 +358,7 @@ class Run:
 
     def _plan(self, *, epoch: int) -> list[list[Batch]]:
         settings = self.settings
-        # Whatever the user's default device is: generators there are of other numbers.
+        # On the CPU whatever the user's default device is, whose generators give other numbers.
         with torch.device("cpu"):
             return settings.dealing.epoch(
                 samples=length_of(settings.train_set),
@@ -403,8 +370,10 @@ class Run:
                 accumulate=settings.accumulate,
             )
 
-    def _set_learning_rate(self, step: int) -> list[float]:
-        """Of each group; the new ones. To read them from tensors would have the host wait for a GPU."""
+    def _set_learning_rate(self, step: int) -> float:
+        """Set the rate of each group; returns the first, as reading it from a tensor would have the host wait for a
+        GPU.
+        """
         rates = []
         for group in self.optimizer.param_groups:
             if "initial_lr" not in group:  # added in mid-run
@@ -415,18 +384,14 @@ class Run:
                 epochs=self.length.epochs,
                 history=self.position.history,
             )
-            rate = self.strategy.learning_rate(step, scheduled)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-            rates.append(float(rate))
-        return rates
+            rates.append(float(self.strategy.learning_rate(step, scheduled)))
+            set_rate(group, rates[-1])
+        return rates[0]
 
     # Parts of an evaluation
 
     def _mean_losses(self) -> tuple[float, float]:
-        """Over all ranks' samples since the epoch began, and since the last evaluation."""
+        """Mean losses of all ranks' samples since the epoch began, and since the last evaluation."""
         position = self.position
         if self.settings.device.type == "cuda":
             begin = time.perf_counter()
@@ -434,23 +399,25 @@ class Run:
             waited_s = time.perf_counter() - begin
             position.train_s += waited_s
             position.recent_s += waited_s
-        of_epoch, of_evaluation = self.recorder.summed(position.loss_sums).tolist()
+        of_epoch, of_evaluation = summed(self.communicator, position.loss_sums).tolist()
         of_epoch /= self.communicator.size * ((position.steps - 1) % self.length.steps_per_epoch + 1)
-        of_evaluation /= self.communicator.size * (position.steps - position.evaluated_at)
+        evaluated_at = int(position.history[-1]["steps"]) if position.history else 0
+        of_evaluation /= self.communicator.size * (position.steps - evaluated_at)
         return of_epoch, of_evaluation
 
     def _refuse_other_buffers(self) -> None:
-        """ValueError if a pass has made a buffer anew, in the shape of this rank's batch, as others have not."""
+        """ValueError if a pass has replaced a buffer, in the shape of this rank's batch, as others have not."""
         buffers = ", ".join(f"{plain_name(n)} {tuple(b.shape)}" for n, b in self.model.named_buffers())
         agreed = {"shapes of the model's buffers at the epoch's end": buffers}
         refuse_other_settings(self.communicator.service, agreed)
 
     def _scores(self, samples: Dataset[object]) -> Metrics:
-        settings = self.settings
+        settings, loader = self.settings, self.validation_loader
+        assert loader is not None
         return scores(
             self.model,
             samples,
-            self._validation_loader(samples),
+            loader,
             forward=settings.forward,
             metrics={"validation_loss": settings.loss or MeanLoss(settings.device), **settings.metrics},
             batch_size=settings.evaluation_batch_size,
@@ -459,17 +426,14 @@ class Run:
         )
 
     def _stop_if_asked(self) -> None:
-        interrupt = self.settings.interrupt
+        interrupt, checkpoint = self.settings.interrupt, self.saved.checkpoint
         if interrupt is not None and interrupt():
             self.saved.save(wait=True)
             epoch, step = divmod(self.position.steps, self.length.steps_per_epoch)
-            checkpoint = self.saved.checkpoint
-            kept = (
-                f"saved in {checkpoint}"
-                if checkpoint is not None
-                else "nothing is saved, as no checkpoint was named"
-            )
-            # In no variable here: the frame and the error would hold on to each other, and to the model.
+            kept = "nothing is saved, as no checkpoint was named"
+            if checkpoint is not None:
+                kept = f"saved in {checkpoint}"
+            # Made outside: a variable here and the error would hold on to each other, and to the model.
             raise _interrupted(
                 f"stopped in epoch {epoch + 1} after {step} steps of it; {kept}", saved=checkpoint is not None
             )

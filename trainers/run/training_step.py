@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,37 +17,28 @@ from trainers.methods.strategy import Strategy
 from trainers.modes import whole_mode_kept
 from trainers.optim.moving_average import MovingAverage
 from trainers.precision import autocast
-from trainers.run.result import StepMetrics
-from trainers.run.settings import Settings
+from trainers.run.position import StepMetrics
+from trainers.run.settings import TrainSettings
 from trainers.run.thawing import Thawing
 
 
+@dataclass(frozen=True)
 class TrainingStep:
-    """Takes the optimizer steps of one run on one rank; the model is in training."""
+    """Takes the optimizer steps of a run on one rank; the model is in training."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        optimizer: Optimizer,
-        strategy: Strategy,
-        average: MovingAverage | None,
-        thawing: Thawing,
-    ) -> None:
-        self._settings = settings
-        self._forward = settings.forward
-        self._optimizer = optimizer
-        self._strategy = strategy
-        self._average = average
-        self._thawing = thawing
+    settings: TrainSettings
+    optimizer: Optimizer
+    strategy: Strategy
+    average: MovingAverage | None
+    thawing: Thawing
 
     def take(
-        self, step: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]], *, rate: float
+        self, step: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]]
     ) -> StepMetrics:
-        """Take ``step``, counted from the run's begin, with as many of ``batches`` as there are ``passes``. ``rate``:
-        the optimizer's, of its first group.
-        """
-        settings, strategy = self._settings, self._strategy
-        self._optimizer.zero_grad(set_to_none=True)
+        """Take ``step``, counted from the run's begin, with as many of ``batches`` as there are ``passes``."""
+        settings, strategy = self.settings, self.strategy
+        forward = settings.forward
+        self.optimizer.zero_grad(set_to_none=True)
         local_loss: Tensor | None = None
         for index, batch in enumerate(passes):
             inputs, targets = next(batches)
@@ -53,7 +46,7 @@ class TrainingStep:
             # Or an eval() of the user's step, to measure something, would hold for all later steps.
             modes = nullcontext() if settings.step is None else whole_mode_kept(settings.model)
             with autocast(settings.device, settings.precision), modes:
-                value = self._forward.training_loss(settings.model, inputs, targets)
+                value = forward.training_loss(settings.model, inputs, targets)
             weight = batch.weight / len(passes)
             if weight != 1:  # each operation on a tensor takes as long as some of a small model's own
                 value = value * weight
@@ -63,22 +56,32 @@ class TrainingStep:
             local_loss = part if local_loss is None else local_loss + part
         assert local_loss is not None
         strategy.reduce_gradients(step)
-        taken: StepMetrics = {"loss": local_loss, "lr": rate}
-        trained = []
-        if settings.clip_norm is not None or settings.clip_value is not None:
-            trained = self._trained()
-            for parameter in trained:
-                refuse_sparse(parameter.grad)
-        if settings.clip_value is not None:
-            nn.utils.clip_grad_value_(trained, settings.clip_value)
-        elif settings.clip_norm is not None:
-            taken["gradient_norm"] = nn.utils.clip_grad_norm_(trained, settings.clip_norm).detach()
-        self._thawing.check_step()
-        self._optimizer.step()
+        taken: StepMetrics = {"loss": local_loss, **self._clip()}
+        self.thawing.check_step()
+        self.optimizer.step()
         strategy.after_step(step, local_loss)
-        if self._average is not None:
-            self._average.update()
+        if self.average is not None:
+            self.average.update()
         return taken
 
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+    def _clip(self) -> StepMetrics:
+        settings = self.settings
+        if settings.clip_norm is None and settings.clip_value is None:
+            return {}
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for parameter in trained:
+            refuse_sparse(parameter.grad)
+        if settings.clip_norm is not None:
+            return {"gradient_norm": nn.utils.clip_grad_norm_(trained, settings.clip_norm).detach()}
+        assert settings.clip_value is not None
+        nn.utils.clip_grad_value_(trained, settings.clip_value)
+        return {}
+
+
+def set_rate(group: dict[str, Any], rate: float | Tensor) -> None:
+    """Set the learning rate of a parameter group, without waiting for a GPU where it is a tensor."""
+    kept = group["lr"]
+    if isinstance(kept, Tensor):
+        kept.copy_(rate) if isinstance(rate, Tensor) else kept.fill_(rate)
+    else:
+        group["lr"] = rate

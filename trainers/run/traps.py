@@ -1,4 +1,4 @@
-"""Warnings of what a run would do otherwise than its settings read, without an error."""
+"""Warnings of settings with which a run would, without an error, do otherwise than they read."""
 
 from __future__ import annotations
 
@@ -15,27 +15,20 @@ from trainers.data.own_generators import OwnGenerators
 from trainers.data.probing import probed
 from trainers.data.streams import stream_of
 from trainers.names import plain_name
-from trainers.run.settings import Settings
+from trainers.run.model_checks import parameters_in
+from trainers.run.settings import TrainSettings
 
 
-def warn_of_traps(settings: Settings, optimizer: Optimizer, planned: Sequence[Sequence[Batch]]) -> None:
-    """Warn, on the rank that calls it, of what trains otherwise than it reads.
-
-    Args:
-        settings (Settings): of the run.
-        optimizer (Optimizer): of the run.
-        planned (sequence): this rank's batches of each step of the first epoch.
-    """
-    trained = {name: p for name, p in settings.model.named_parameters() if p.requires_grad}
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    left = [plain_name(name) for name, parameter in trained.items() if id(parameter) not in held]
-    if left:
+def warn_of_traps(settings: TrainSettings, optimizer: Optimizer, planned: Sequence[Sequence[Batch]]) -> None:
+    """Warn of traps on the rank that calls it, whose batches of the first epoch's steps are ``planned``."""
+    trained = {plain_name(name): p for name, p in settings.model.named_parameters() if p.requires_grad}
+    held = parameters_in(optimizer)
+    if left := [name for name, parameter in trained.items() if id(parameter) not in held]:
         _warn(
             f"optimizer: it leaves out {_some(left)} of the model's trained parameters, which stay as they are. Give "
             "them to a second optimizer, as optimizer= may return a list, or set their requires_grad to False."
         )
-    half = [plain_name(name) for name, parameter in trained.items() if parameter.dtype is torch.float16]
-    if half:
+    if half := [name for name, parameter in trained.items() if parameter.dtype is torch.float16]:
         _warn(
             f"model: {_some(half)} of its parameters are float16, in which small gradients and updates become 0. Keep "
             'them in float32, and use precision="bf16".'
@@ -54,19 +47,17 @@ def warn_of_traps(settings: Settings, optimizer: Optimizer, planned: Sequence[Se
         )
 
 
-def warn_of_shared_series(settings: Settings, channel: Channel) -> None:
+def warn_of_shared_series(settings: TrainSettings, channel: Channel) -> None:
     """Warn on rank 0 where the training set draws from a generator of its own that is in the same state on several
     ranks, or in several loader processes. Collective where there are several ranks.
     """
     samples, processes = settings.train_set, settings.loader_processes
-    several = channel.size > 1 or processes > 1
-    if not several or stream_of(samples) is not None:
+    if not (channel.size > 1 or processes > 1) or stream_of(samples) is not None:
         return
-    number = 0
+    state = 0
     if not any(True for _ in epoch_setters(samples)) and OwnGenerators(samples).generators:
-        number = probed(samples, processes=processes, collate=settings.collate, epoch=None).drawn_from
-    of_ranks = [int(one.item()) for one in channel.all_gather(torch.tensor([number], device="cpu"))]
-    drawing = [one for one in of_ranks if one]
+        state = probed(samples, processes=processes, collate=settings.collate, epoch=None).drawn_from
+    drawing = [number for number in channel.number_of_each(state) if number]
     if channel.rank == 0 and drawing and (processes > 1 or len(set(drawing)) < len(drawing)):
         _warn(
             "train_set: it draws from a random generator that it holds, which gives each rank and each loader process "
