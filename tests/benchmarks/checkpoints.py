@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from trainers.checkpoints.checkpoint import Checkpoint
-from trainers.checkpoints.files import Files, latest_text
+from trainers.checkpoints.files import CheckpointFiles, latest_text, step_directory
 from trainers.communication.communicator import Communicator
 
 
@@ -65,13 +65,15 @@ def main() -> None:
             checkpoint.save(number, shared={"model": layers}, own={}, wait=wait)
             timed("waited for" if wait else "background", begun)
             checkpoint.finish()
-        files = Files(Path(home), latest_text(Path(home)))
         for _ in range(options.saves):
+            files = CheckpointFiles(Path(home), latest_text(Path(home)))
             begun = time.perf_counter()
-            files.read("shared.pt")
+            _ = files.shared
             timed("read", begun)
             begun = time.perf_counter()
-            mapped = torch.load(files.place / "shared.pt", weights_only=True, mmap=True)
+            mapped = torch.load(
+                step_directory(Path(home), files.number) / "shared.pt", weights_only=True, mmap=True
+            )
             for name, layer in mapped["model"].items():
                 memory[name] = layer.clone()
             timed("mapped and copied", begun)

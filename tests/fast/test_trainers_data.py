@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import trainers
-from trainers.data.batches import Batch, Disjoint, in_order, share
+from trainers.data.batches import Batch, Disjoint, in_order
 from trainers.data.fetching import Collated
 from trainers.data.loader import Loader
 from trainers.randomness import derive, generators_kept, seed_generators
@@ -22,17 +22,15 @@ from trainers.randomness import derive, generators_kept, seed_generators
 CPU = torch.device("cpu")
 
 
-def load(
-    samples: Dataset[Any], batches: list[Batch], *, device: torch.device, processes: int
-) -> Iterator[tuple[Any, Tensor]]:
-    with Loader(samples, device=device, processes=processes) as loader:
+def load(samples: Any, batches: list[Batch], *, processes: int = 0) -> Iterator[tuple[Any, Any]]:
+    with Loader(samples, device=CPU, processes=processes) as loader:
         yield from loader.batches(batches)
 
 
 def plans(
     samples: int, ranks: int, *, epoch: int = 0, seed: int = 0, **keywords: int
 ) -> list[list[list[Batch]]]:
-    """Of each rank the steps, of each step the batches."""
+    """Batches by rank and step."""
     given_or_one = {"batch_size": 1, "accumulate": 1, **keywords}
     return [
         Disjoint().epoch(samples=samples, epoch=epoch, seed=seed, rank=rank, ranks=ranks, **given_or_one)
@@ -88,18 +86,11 @@ def test_weights_make_the_average_of_means_the_mean_of_all(
         assert torch.stack(parts).mean().item() == pytest.approx(values[list(indices)].mean().item())
 
 
-def test_epochs_and_seeds_shuffle_anew_and_the_same_ones_alike() -> None:
+def test_epochs_and_seeds_decide_the_order() -> None:
     first = step_samples(plans(64, 2, batch_size=8))
     assert first == step_samples(plans(64, 2, batch_size=8))
     assert first != step_samples(plans(64, 2, batch_size=8, epoch=1))
     assert first != step_samples(plans(64, 2, batch_size=8, seed=1))
-
-
-@given(st.integers(0, 50), st.integers(1, 7))
-def test_share_is_a_partition_in_order(samples: int, ranks: int) -> None:
-    parts = [list(share(samples, rank=rank, ranks=ranks)) for rank in range(ranks)]
-    assert [index for part in parts for index in part] == list(range(samples))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 class Noisy(Dataset[Any]):
@@ -115,50 +106,44 @@ class Noisy(Dataset[Any]):
 
 def noisy_batches(processes: int) -> list[tuple[Tensor, Tensor]]:
     batches = [batch for passes in plans(20, 1, batch_size=6)[0] for batch in passes]
-    return [
-        (inputs["x"], targets)  # type: ignore[index]
-        for inputs, targets in load(Noisy(), batches, device=CPU, processes=processes)
-    ]
+    return [(inputs["x"], targets) for inputs, targets in load(Noisy(), batches, processes=processes)]
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), np.random.rand(), torch.rand(()).item()
 
 
 def test_augmentation_hangs_on_the_batch_and_leaves_the_generators_alone() -> None:
     seed_generators(7)
-    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    expected = draw()
     seed_generators(7)
     first = noisy_batches(0)
-    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
-    second = noisy_batches(0)
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    assert draw() == expected
+    for processes in (0, 1):
+        for (x, y), (other_x, other_y) in zip(first, noisy_batches(processes), strict=True):
+            assert torch.equal(x, other_x) and torch.equal(y, other_y)
     # Different from sample to sample and from batch to batch.
     noise = torch.cat([inputs[:, 1:] for inputs, _ in first])
     assert len(noise.unique()) == noise.numel()
 
 
-def test_reading_processes_change_nothing() -> None:
-    for (x, y), (other_x, other_y) in zip(noisy_batches(0), noisy_batches(1), strict=True):
-        assert torch.equal(x, other_x)
-        assert torch.equal(y, other_y)
+class Doubled(TensorDataset):
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(index)
+        return 2 * x, y
 
 
 def test_a_tensor_data_set_is_read_as_item_by_item() -> None:
     x, y = torch.arange(40.0).view(10, 4), torch.arange(10)
-
-    class Slow(Dataset[Any]):
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            return x[index], y[index]
-
     batches = in_order(range(3, 10), batch_size=3)
-    fast = list(load(TensorDataset(x, y), batches, device=CPU, processes=0))
-    slow = list(load(Slow(), batches, device=CPU, processes=0))
+    fast = list(load(TensorDataset(x, y), batches))
+    # A subclass is asked for its items.
+    slow = list(load(Doubled(x / 2, y), batches))
     assert [len(targets) for _, targets in fast] == [3, 3, 1]
     for (a, b), (c, d) in zip(fast, slow, strict=True):
-        assert isinstance(a, Tensor)
-        assert isinstance(c, Tensor)
-        assert torch.equal(a, c)
-        assert torch.equal(b, d)
+        assert torch.equal(a, c) and torch.equal(b, d)
+    part = list(load(Subset(TensorDataset(x, y), [5, 3, 1]), in_order(range(3), batch_size=2)))
+    assert [targets.tolist() for _, targets in part] == [[5, 3], [1]]
 
 
 class Together(Dataset[Any]):
@@ -184,21 +169,20 @@ class Stacked(Together):
 @pytest.mark.parametrize("kind", [Together, Stacked])
 def test_a_set_that_reads_batches_is_asked_for_them(kind: type[Together]) -> None:
     samples = kind()
-    read = list(load(samples, in_order(range(5), batch_size=3), device=CPU, processes=0))
+    read = list(load(samples, in_order(range(5), batch_size=3)))
     assert samples.asked == [3, 2]
     for (inputs, targets), expected in zip(read, ([0, 1, 2], [3, 4]), strict=True):
-        assert isinstance(inputs, Tensor)
         assert inputs.dtype == (torch.float64 if kind is Stacked else torch.float32)
         assert inputs.flatten().tolist() == targets.tolist() == expected
-    # A part of one, too.
-    part = Subset(kind(), [4, 2])
-    ((inputs, _),) = load(part, in_order(range(2), batch_size=2), device=CPU, processes=0)
-    assert isinstance(inputs, Tensor)
+    ((inputs, _),) = load(Subset(kind(), [4, 2]), in_order(range(2), batch_size=2))
     assert inputs.tolist() == [[4.0], [2.0]]
 
 
 class Bytes:
-    """Items are bytes, of which the device makes fractions."""
+    """Items are bytes, of which the device makes fractions, or draws numbers."""
+
+    def __init__(self, *, draws: bool = False) -> None:
+        self.draws = draws
 
     def __len__(self) -> int:
         return 8
@@ -207,37 +191,31 @@ class Bytes:
         return indices.to(torch.uint8)[:, None], indices
 
     def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return inputs / 8, targets + 1
-
-
-@pytest.mark.parametrize("chosen", [None, [5, 6, 1, 2]])
-@pytest.mark.parametrize("processes", cases([0], nightly=[1]))
-def test_a_set_finishes_its_batches_on_the_device(chosen: list[int] | None, processes: int) -> None:
-    samples: Any = Bytes()
-    if chosen:
-        samples = Subset(Subset(samples, [7, *range(7)]), [index + 1 for index in chosen])
-    batches = in_order(range(len(samples)), batch_size=3)
-    read: list[Any] = list(load(samples, batches, device=CPU, processes=processes))
-    expected = torch.tensor(chosen or list(range(8)))
-    assert torch.equal(torch.cat([inputs for inputs, _ in read]), expected[:, None] / 8)
-    assert torch.equal(torch.cat([targets for _, targets in read]), expected + 1)
+        return torch.rand(len(inputs)) if self.draws else inputs / 8, targets + 1
 
 
 class BytesInTurn(IterableDataset[Any]):
+    draws, on_device = False, Bytes.on_device
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return ((torch.tensor([index], dtype=torch.uint8), torch.tensor(index)) for index in range(8))
 
-    def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return inputs / 8, targets + 1
 
-
+@pytest.mark.parametrize("processes", cases([0], nightly=[1]))
 @pytest.mark.parametrize(
-    "samples", [BytesInTurn(), trainers.Stream(BytesInTurn(), length=8)], ids=["itself", "Stream"]
+    ("samples", "expected"),
+    [
+        (Bytes(), range(8)),
+        (Subset(Subset(Bytes(), [7, *range(7)]), [6, 7, 2, 3]), [5, 6, 1, 2]),
+        (trainers.Stream(BytesInTurn(), length=8), range(8)),
+    ],
+    ids=["whole", "parts", "stream"],
 )
-def test_a_stream_finishes_its_batches_on_the_device(samples: Any) -> None:
-    [(inputs, targets)] = load(samples, in_order(range(8), batch_size=8), device=CPU, processes=0)
-    assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)
-    assert torch.equal(inputs, torch.arange(8)[:, None] / 8) and torch.equal(targets, torch.arange(1, 9))
+def test_a_set_finishes_its_batches_on_the_device(samples: Any, expected: Any, processes: int) -> None:
+    read = list(load(samples, in_order(range(len(expected)), batch_size=3), processes=processes))
+    wanted = torch.tensor([*expected])
+    assert torch.equal(torch.cat([inputs for inputs, _ in read]), wanted[:, None] / 8)
+    assert torch.equal(torch.cat([targets for _, targets in read]), wanted + 1)
 
 
 class Epochs(TensorDataset):
@@ -267,47 +245,18 @@ def test_a_set_knows_the_epoch_whatever_it_is_a_part_of(wrapped: Callable[[Any],
     assert samples.epochs == [0, 1, 5]
 
 
-class NoisyOnDevice(Bytes):
-    """The device draws numbers."""
-
-    def on_device(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.rand(len(inputs)), targets
-
-
 @pytest.mark.parametrize("processes", cases([0], nightly=[1]))
 def test_what_is_drawn_on_the_device_depends_on_the_batch_alone(processes: int) -> None:
-    samples: Any = NoisyOnDevice()
     drawn = []
     for start in (0, 1):
         torch.manual_seed(start)
         expected = torch.rand(2)
         torch.manual_seed(start)
-        batches = in_order(range(8), batch_size=4)
-        read: list[Any] = list(load(samples, batches[start:], device=CPU, processes=processes))
+        read = list(load(Bytes(draws=True), in_order(range(8), batch_size=4)[start:], processes=processes))
         assert torch.equal(torch.rand(2), expected), "the loop's own numbers are as they were"
         drawn.append(read[-1][0])
     assert torch.equal(*drawn)
     assert len(set(drawn[0].tolist())) == 4
-
-
-def test_a_part_of_a_tensor_data_set_is_read_at_once() -> None:
-    whole = TensorDataset(torch.arange(6.0), torch.arange(6))
-    read: list[Any] = list(
-        load(Subset(whole, [5, 3, 1]), in_order(range(3), batch_size=2), device=CPU, processes=0)
-    )
-    assert [(x.tolist(), y.tolist()) for x, y in read] == [([5.0, 3.0], [5, 3]), ([1.0], [1])]
-
-
-def test_a_subclass_of_a_tensor_data_set_is_asked_for_its_items() -> None:
-    class Doubled(TensorDataset):
-        def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
-            x, y = super().__getitem__(index)
-            return 2 * x, y
-
-    samples = Doubled(torch.ones(3, 2), torch.arange(3))
-    ((inputs, _),) = load(samples, in_order(range(3), batch_size=3), device=CPU, processes=0)
-    assert isinstance(inputs, Tensor)
-    assert torch.equal(inputs, torch.full((3, 2), 2.0))
 
 
 def test_only_what_is_on_the_cpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,24 +276,21 @@ def test_only_what_is_on_the_cpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_items_must_be_pairs() -> None:
-    with pytest.raises(TypeError, match="no pair of inputs and target"):
-        list(
-            load(TensorDataset(torch.zeros(3, 2)), in_order(range(3), batch_size=3), device=CPU, processes=0)
-        )
+    with pytest.raises(TypeError, match="TensorDataset"):
+        list(load(TensorDataset(torch.zeros(3, 2)), in_order(range(3), batch_size=3)))
 
 
 def test_derived_seeds_differ_by_every_part() -> None:
     seeds = {derive(s, name, number) for s in range(5) for name in ("a", "b") for number in range(5)}
-    assert len(seeds) == 50
+    assert len(seeds) == 50 and all(0 <= seed < 2**63 for seed in seeds)
     assert derive(1, "ab", 1) != derive(1, "a", "b1")
-    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_generators_are_given_back_after_an_error() -> None:
     seed_generators(3)
-    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    expected = draw()
     seed_generators(3)
     with pytest.raises(RuntimeError), generators_kept():
         seed_generators(99)
         raise RuntimeError
-    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+    assert draw() == expected

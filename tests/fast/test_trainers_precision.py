@@ -1,4 +1,4 @@
-"""Which products may use TF32: what is set while a training runs, and that it is afterwards as it was."""
+"""Settings of products while a training with TF32 runs, and that they are afterwards as they were."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ GPU = torch.device("cuda")  # settings can be made without one
 
 
 def by_backend() -> list[str]:
-    """Of the GPU and of the CPU."""
     if not BY_BACKEND:
         return []
     return [torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision]

@@ -17,7 +17,6 @@ from torch.nn.functional import huber_loss, l1_loss, mse_loss
 from torch.utils.data import Dataset, TensorDataset
 
 import trainers
-from trainers.checkpoints.callables import code_of, named
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
@@ -98,68 +97,68 @@ def begun(directory: Path, finished: bool, **settings: Any) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "loss": ({}, {"loss": l1_loss}, "loss was mse_loss, is l1_loss"),
+    "loss": ({}, {"loss": l1_loss}, "loss mse_loss l1_loss"),
     "lambda": (
         {"loss": lambda o, t: (o - t).square().mean()},
         {"loss": lambda o, t: (o - t).abs().mean()},
-        "loss was another lambda",
+        "loss lambda",
     ),
     "default": (
         {"loss": lambda o, t, w=1.0: w * mse_loss(o, t)},
         {"loss": lambda o, t, w=5.0: w * mse_loss(o, t)},
-        "loss was another lambda",
+        "loss lambda",
     ),
-    "child": ({"loss": Over(nn.MSELoss())}, {"loss": Over(nn.L1Loss())}, "loss was Over(part=MSELoss"),
+    "child": ({"loss": Over(nn.MSELoss())}, {"loss": Over(nn.L1Loss())}, "loss Over(part=MSELoss"),
     "children": (
         {"loss": Over(nn.ModuleList([Over(nn.MSELoss())]))},
         {"loss": Over(nn.ModuleList([Over(nn.L1Loss())]))},
-        "loss was Over(part=ModuleList",
+        "loss Over(part=ModuleList",
     ),
-    "step": ({"loss": None, "step": step}, {"loss": None, "step": other_step}, "step was"),
-    "metrics": ({}, {"metrics": {"mean": mean}}, "metrics was none, is mean"),
-    "metric": ({"metrics": {"mean": mean}}, {"metrics": {"mean": l1_loss}}, "metric mean was"),
-    "method": ({}, {"method": trainers.DDP(compression="bf16")}, "method was"),
-    "train_set": ({}, {"train_set": OTHER}, "samples 0, 10, 20, 31 of train_set"),
-    "validation_set": ({}, {"validation_set": OTHER}, "of validation_set are not what they were"),
-    "length": ({}, {"validation_set": TensorDataset(X[:8], X[:8, :1])}, "samples of validation_set was 32, is 8"),
-}  # fmt: skip
+    "step": ({"loss": None, "step": step}, {"loss": None, "step": other_step}, "step"),
+    "metrics": ({}, {"metrics": {"mean": mean}}, "metrics none mean"),
+    "metric": ({"metrics": {"mean": mean}}, {"metrics": {"mean": l1_loss}}, "metric mean"),
+    "method": ({}, {"method": trainers.DDP(compression="bf16")}, "method bf16"),
+    "train_set": ({}, {"train_set": OTHER}, "0, 10, 20, 31 train_set"),
+    "validation_set": ({}, {"validation_set": OTHER}, "0, 10, 20, 31 validation_set"),
+    "length": ({}, {"validation_set": TensorDataset(X[:8], X[:8, :1])}, "samples validation_set 32 8"),
+    "sizes": ({}, {"batch_size": 4, "seed": 1}, "batch_size 8 4 seed 0 1"),
+    "rate": ({}, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9)}, "lr group 0 0.05 0.02"),
+    "often": ({"evaluate_every": 3}, {"evaluate_every": 2}, "evaluate_every 3 2"),
+}
 
 
 @pytest.mark.parametrize(("case", "finished"), combinations(REFUSED, [True, False]))
 def test_another_run_is_refused_by_name(tmp_path: Path, case: str, finished: bool) -> None:
-    first, then, message = REFUSED[case]
+    first, then, words = REFUSED[case]
     begun(tmp_path, finished, **first)
     with pytest.raises(ValueError) as caught:
         trained(tmp_path, interrupt=After(0), **then)
-    assert message in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
+    assert all(word in str(caught.value) for word in (*words.split(), str(tmp_path)))
     assert trained(tmp_path, **first).reason == "finished"
 
 
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize(
-    ("first", "then", "message"),
+    ("first", "then", "word"),
     [
         (partial(huber_loss, delta=1.0), partial(huber_loss, delta=2.0), "delta="),
-        (nn.HuberLoss(), nn.HuberLoss(delta=2.0), "loss was HuberLoss"),
-        (Scaled(1.0), Scaled(2.0), r"Scaled\(factor=1.0\), is"),
-        (Scaled(1.0).loss, Scaled(2.0).loss, "Scaled.*loss, is"),
+        (nn.HuberLoss(), nn.HuberLoss(delta=2.0), "HuberLoss"),
+        (Scaled(1.0), Scaled(2.0), "factor=1.0"),
+        (Scaled(1.0).loss, Scaled(2.0).loss, "factor=1.0"),
         (capturing(1.0), capturing(5.0), ""),
     ],
 )
 def test_other_numbers_warn_or_are_refused_at_the_end(
-    tmp_path: Path, first: Any, then: Any, message: str, finished: bool
+    tmp_path: Path, first: Any, then: Any, word: str, finished: bool
 ) -> None:
     begun(tmp_path, finished, loss=first)
-    if finished and message:
-        with pytest.raises(ValueError, match=message):
-            trained(tmp_path, loss=then)
-        # A weight that was annealed in the run.
-        with pytest.warns(UserWarning, match="number in it, of loss .* goes on with the new"):
-            assert trained(tmp_path, loss=then, epochs=3).reason == "finished"
-    else:
-        with pytest.warns(UserWarning, match="number in it, of loss"):
-            trained(tmp_path, loss=then)
+    more: dict[str, Any] = {"loss": then}
+    if finished and word:
+        with pytest.raises(ValueError, match=word):
+            trained(tmp_path, **more)
+        more["epochs"] = 3  # as a weight that was annealed in the run
+    with pytest.warns(UserWarning, match="of loss is not"):
+        assert trained(tmp_path, **more).reason == "finished"
 
 
 class Gathering(Scaled):
@@ -170,11 +169,8 @@ class Gathering(Scaled):
         self.rank, self.world_size = rank, world_size
 
 
-def with_path(directory: str, kind: type) -> Any:
-    return [
-        (X[index], kind(f"{directory}/{index}.png", "utf-8") if kind is bytes else f"{directory}/{index}.png")
-        for index in range(32)
-    ]
+def with_path(directory: str) -> Any:
+    return [(X[index], f"{directory}/{index}.png") for index in range(32)]
 
 
 STOPPING = trainers.EarlyStopping(patience=3)
@@ -187,13 +183,7 @@ STOPPING = trainers.EarlyStopping(patience=3)
         ({"metrics": {"a": mean, "b": l1_loss}}, {"metrics": {"b": l1_loss, "a": mean}}),
         ({}, {"early_stopping": STOPPING}),
         ({"early_stopping": STOPPING}, {"early_stopping": trainers.EarlyStopping(patience=5)}),
-        *(
-            (
-                {"train_set": with_path("/tmp/1", kind)} | PATHS,
-                {"train_set": with_path("/tmp/2", kind)} | PATHS,
-            )
-            for kind in (str, bytes)
-        ),
+        ({"train_set": with_path("/tmp/1")} | PATHS, {"train_set": with_path("/tmp/2")} | PATHS),
     ],
 )
 def test_what_may_differ_goes_on(tmp_path: Path, first: dict[str, Any], then: dict[str, Any]) -> None:
@@ -267,7 +257,7 @@ class Augmented(Drawing):
 def test_random_parts_of_samples_do_not_count_and_others_do(tmp_path: Path) -> None:
     begun(tmp_path, False, train_set=Augmented(0.1))
     for other in (Augmented(0.1, first=1), Augmented(0.5, 1, first=1)):
-        with pytest.raises(ValueError, match=r"other data: .* of train_set .* at random, seed or sort"):
+        with pytest.raises(ValueError, match="train_set"):
             trained(tmp_path, train_set=other)
     assert trained(tmp_path, train_set=Augmented(0.5, 1)).reason == "finished"
 
@@ -278,7 +268,7 @@ def test_slow_samples_are_read_once_and_those_of_another_run_not_at_all(
     monkeypatch.setattr("trainers.data.probing._LIMIT_S", 0.0)
     begun(tmp_path, True, train_set=Drawing("global", 0))
     again = Drawing("global", 0)
-    with pytest.raises(ValueError, match="loss was"):
+    with pytest.raises(ValueError, match="loss"):
         trained(tmp_path, train_set=again, loss=l1_loss)
     assert again.reads == 0
     trained(tmp_path, train_set=again)
@@ -315,7 +305,7 @@ def test_changed_code_of_a_named_function_warns(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained(tmp_path, loss=made("(o - t).square().mean()", "of.mine"))
-    with pytest.warns(UserWarning, match="code.* of loss is not what it was .* result is that of"):
+    with pytest.warns(UserWarning, match="code.* of loss is not"):
         trained(tmp_path, loss=made("(o - t).abs().mean()", "mine"))
 
 
@@ -332,28 +322,19 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert trained(tmp_path, loss=l1_loss).reason == "finished"
 
 
-def test_names_are_those_of_every_process() -> None:
-    device = partial(step, device="cuda:1", path="/scratch/17", rate=0.5)
-    assert named(device).endswith("step(device=…, path=…, rate=0.5)")
-    assert " at 0x" not in named(Scaled(1.0)) + named(nn.CrossEntropyLoss(weight=torch.ones(3)))
-    assert "1 1 1" in named(nn.CrossEntropyLoss(weight=torch.ones(3)))
-    assert named(Scaled(1.0).__call__) == "Scaled(factor=1.0).__call__"
-    assert code_of(mse_loss) != code_of(Scaled(1.0))
-    one, same = (lambda o: o in {"a", "b", "c"}), (lambda o: o in {"a", "b", "c"})
-    assert code_of(one) == code_of(same) is not None
-
-
 # A longer run
 
 
-@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"schedule": trainers.Exponential(rate_factor=0.5, warmup_epochs=1.0)},
-        {"steps": 6, "epochs": None},
-    ],
+    ("settings", "finished"),
+    combinations(
+        [
+            {},
+            {"schedule": trainers.Exponential(rate_factor=0.5, warmup_epochs=1.0)},
+            {"steps": 6, "epochs": None},
+        ],
+        [True, False],
+    ),
 )
 def test_more_epochs_go_on_as_if_they_had_been_asked_for(
     tmp_path: Path, settings: dict[str, Any], finished: bool
@@ -372,15 +353,15 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for(
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"schedule": trainers.Cosine()}, "Cosine, follows the run's length"),
-        ({"ema_decay": 0.9}, "moving average"),
-        ({"evaluate_every": 0.5}, "evaluate_every = 0.5 is a fraction"),
-        ({"method": trainers.LocalSGD(start=0.5)}, "its method plans"),
+        ({"schedule": trainers.Cosine()}, "Cosine"),
+        ({"ema_decay": 0.9}, "ema_decay"),
+        ({"evaluate_every": 0.5}, "evaluate_every = 0.5"),
+        ({"method": trainers.LocalSGD(start=0.5)}, "method"),
     ],
 )
 def test_a_run_that_cannot_be_longer_says_why(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
     trained(tmp_path, **settings)
-    with pytest.raises(ValueError, match=f"is of a run of 2 epochs, which cannot go on to 3: .*{why}"):
+    with pytest.raises(ValueError, match=f"2 epochs, .* 3: .*{why}"):
         trained(tmp_path, **{**settings, "epochs": 3})
-    with pytest.raises(ValueError, match="epochs was 2, is 1"):
+    with pytest.raises(ValueError, match=r"epochs .*2.*1"):
         trained(tmp_path, **{**settings, "epochs": 1})

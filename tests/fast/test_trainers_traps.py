@@ -1,4 +1,4 @@
-"""Settings that train otherwise than they read warn once, and right ones do not; errors of torch become sentences."""
+"""Settings that train otherwise than they read warn once, and right settings do not; optimizers in optimizers."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ def matrices(parameters: Any) -> Optimizer:
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Draws from its own generator, or from numpy's."""
+
     def __init__(self, *, draws: bool) -> None:
-        self.draws, self.generator = draws, np.random.default_rng(0)
+        self.generator: Any = np.random.default_rng(0) if draws else np.random
 
     def __len__(self) -> int:
         return 32
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        noise = self.generator.normal() if self.draws else np.random.normal()
-        return X[index] + noise, X[index, :1]
+        return X[index] + self.generator.normal(), X[index, :1]
 
 
 class Seeded(Noisy):
@@ -96,25 +97,23 @@ HALF = TensorDataset(X.half(), X.half().sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "words"),
     [
-        ({"checkpoint_every": 2}, "checkpoint_every = 2: nothing is saved"),
-        ({"batch_size": 1000}, "batch_size = 1000: .* at most 32"),
-        ({"batch_size": 1000, "accumulate": 4}, "batch_size = 1000: .* at most 32"),
-        ({"train_set": OfClass(draws=True), "loader_processes": 2}, "draws from a random generator"),
-        ({"train_set": OfModule(draws=True), "loader_processes": 2}, "draws from a random generator"),
-        ({"net": model().half(), "train_set": HALF}, "6 .* are float16"),
-        ({"optimizer": matrices}, r"leaves out 3 \(0.bias, 2.bias, 4.bias\)"),
-        (
-            {"train_set": Noisy(draws=True), "loader_processes": 2},
-            "draws from a random generator that it holds",
+        ({"checkpoint_every": 2}, "checkpoint_every 2"),
+        ({"batch_size": 1000}, "batch_size 1000 32"),
+        ({"batch_size": 1000, "accumulate": 4}, "batch_size 1000 32"),
+        *(
+            ({"train_set": kind(draws=True), "loader_processes": 2}, "train_set generator")
+            for kind in (Noisy, OfClass, OfModule)
         ),
+        ({"net": model().half(), "train_set": HALF}, "6 float16"),
+        ({"optimizer": matrices}, "optimizer 3 0.bias 2.bias 4.bias"),
     ],
 )
-def test_a_trap_warns_once(settings: dict[str, Any], message: str) -> None:
-    with pytest.warns(UserWarning, match=message) as caught:
+def test_a_trap_warns_once(settings: dict[str, Any], words: str) -> None:
+    with pytest.warns(UserWarning) as caught:
         train(**settings)
-    assert len(caught) == 1
+    assert len(caught) == 1 and all(word in str(caught[0].message) for word in words.split())
 
 
 @pytest.mark.parametrize(
@@ -176,51 +175,27 @@ def test_several_optimizers_train_all_by_every_method_and_resume(
 
 
 def test_several_optimizers_equal_the_same_optimizer_of_all() -> None:
-    one, several = model(), model()
-    train(one, optimizer=lambda parameters: AdamW(parameters, lr=0.01), schedule=trainers.Cosine())
-    train(
-        several,
-        optimizer=lambda parameters: [AdamW(half, lr=0.01) for half in (parameters[:2], parameters[2:])],
-        schedule=trainers.Cosine(),
-    )
-    assert_identical(state_of(one), state_of(several))
+    ended = []
+    for make in (
+        lambda parameters: AdamW(parameters, lr=0.01),
+        lambda parameters: [AdamW(half, lr=0.01) for half in (parameters[:2], parameters[2:])],
+    ):
+        net = model()
+        train(net, optimizer=make, schedule=trainers.Cosine())
+        ended.append(state_of(net))
+    assert_identical(*ended)
 
 
-class Both(Optimizer):
-    """Two in one, made by hand."""
+class Holding(Optimizer):
+    """Two in one, made by hand, with lists of its own."""
 
     def __init__(self, parameters: Any) -> None:
         self.parts = muon_and_adamw(parameters)
-        self.defaults = {}
-
-    @property
-    def param_groups(self) -> Any:  # type: ignore[override]
-        return [group for part in self.parts for group in part.param_groups]
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return {key: value for part in self.parts for key, value in part.state.items()}
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none)
-
-    def state_dict(self) -> Any:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
-
-class Holding(Both):
-    """The same, with lists of its own."""
-
-    param_groups = state = None  # type: ignore[assignment]
-
-    def __init__(self, parameters: Any) -> None:
-        self.parts = muon_and_adamw(parameters)
-        Optimizer.__init__(self, [group for part in self.parts for group in part.param_groups], {})
 
 
 class Copying(Holding):
@@ -255,8 +230,8 @@ COSINE, FACTORS = trainers.Cosine(), trainers.OIALR(delay=2, update_every=2)
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        *((kind, {"method": FACTORS}) for kind in (Both, Holding, Copying, Delegating)),
-        *((kind, {"checkpoint": True}) for kind in (Both, Holding, Copying)),
+        *((kind, {"method": FACTORS}) for kind in (Holding, Copying, Delegating)),
+        *((kind, {"checkpoint": True}) for kind in (Holding, Copying)),
         (Copying, {"schedule": COSINE}),
     ],
 )
@@ -265,7 +240,7 @@ def test_what_does_not_reach_an_optimizer_in_another_is_refused(
 ) -> None:
     if "checkpoint" in settings:
         settings = {"checkpoint": tmp_path}
-    with pytest.raises(ValueError, match=f"^optimizer: {kind.__name__} holds .* return a list of"):
+    with pytest.raises(ValueError, match=f"^optimizer: {kind.__name__} holds"):
         train(optimizer=kind, **settings)
 
 
@@ -313,9 +288,9 @@ def test_a_parameter_of_two_optimizers_is_refused() -> None:
         parts[:] = sgd(parameters[:2]), sgd(parameters[2:])
         return parts
 
-    with pytest.raises(ValueError, match=r"shape \(32, 8\) is in two of the optimizers"):
+    with pytest.raises(ValueError, match=r"shape \(32, 8\)"):
         train(optimizer=lambda parameters: [sgd(parameters), sgd(parameters)])
-    with pytest.raises(ValueError, match=r"shape \(1,\) is in two of the optimizers"):
+    with pytest.raises(ValueError, match=r"shape \(1,\)"):
         train(
             optimizer=two,
             report=lambda *_: parts[0].add_param_group({"params": parts[1].param_groups[0]["params"][-1:]}),
@@ -349,4 +324,4 @@ def test_metrics_that_are_never_numbers_end_the_run_if_they_count(
         warnings.simplefilter("always")
         result = train(validation_set=DATA, metrics=metrics, early_stopping=stopping, epochs=30)
     assert (result.reason, len(result.history)) == (reason, 3 if reason == "diverged" else 30)
-    assert ["mine was NaN" in str(one.message) for one in caught] == [True] * warns
+    assert ["mine was NaN" in str(warning.message) for warning in caught] == [True] * warns

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases, combinations
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -47,11 +48,10 @@ def trained(
         IMAGES,
         IMAGES,
         loss=nn.functional.cross_entropy,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         method=METHODS[method],
         batch_size=8,
         checkpoint=checkpoint,
-        **{"epochs": 3, **changed},
+        **{"epochs": 3, "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), **changed},
     )
     return model.eval()
 
@@ -61,9 +61,7 @@ def outputs(model: nn.Module) -> Tensor:
         return model.eval()(IMAGES.tensors[0])
 
 
-@pytest.mark.parametrize("kind", ["vit", "vgg"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize(("method", "merge", "kind"), combinations(METHODS, [False, True], ["vit", "vgg"]))
 def test_the_plain_model_answers_as_the_trained_one(
     tmp_path: Path, method: str, merge: bool, kind: str
 ) -> None:
@@ -88,23 +86,17 @@ def test_the_plain_model_answers_as_the_trained_one(
 
 
 def test_the_best_epoch_is_taken_where_it_is_restored(tmp_path: Path) -> None:
-    stopping = trainers.EarlyStopping(
-        metric="validation_loss", patience=50, restore_best=True, direction="minimize"
-    )
     # At this rate the run goes astray: its best epoch is not its last.
-    model = network(seed=0)
-    result = trainers.train(
-        model,
-        IMAGES,
-        IMAGES,
-        loss=nn.functional.cross_entropy,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=5.0),
-        batch_size=8,
-        epochs=4,
-        checkpoint=tmp_path,
-        early_stopping=stopping,
+    astray = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=5.0), "epochs": 4}
+    epochs: list[dict[str, float]] = []
+    model = trained(
+        tmp_path,
+        "ddp",
+        early_stopping=trainers.EarlyStopping(patience=50, restore_best=True),
+        report=lambda number, metrics: epochs.append(metrics),
+        **astray,
     )
-    assert result.metrics["epoch"] < len(result.history)
+    assert min(epochs, key=lambda entry: entry["validation_loss"]) is not epochs[-1]
     assert torch.equal(outputs(trainers.load_trained(network(), tmp_path)), outputs(model))
 
 
@@ -137,34 +129,32 @@ def test_layers_in_several_places_and_state_of_any_kind_are_loaded(tmp_path: Pat
     loaded = trainers.load_trained(Twice(), tmp_path, merge=merge)
     assert any(weight.factors for weight in matrix_weights(loaded)) != merge
     assert torch.allclose(outputs(loaded), outputs(model), atol=1e-5)
-    with pytest.raises(ValueError, match=r"_extra_state, which a module adds .* is no tensor"):
+    with pytest.raises(ValueError, match="_extra_state"):
         trainers.save_model(loaded, tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("merge", cases([True], nightly=[False]))
 def test_a_compiled_model_and_the_plain_one_take_what_the_other_left(tmp_path: Path, merge: bool) -> None:
-    model = trained(tmp_path / "checkpoint", "oialr")
-    expected = outputs(model)
-    compiled = torch.compile(network(), backend="eager")
-    assert isinstance(compiled, nn.Module)
+    expected = outputs(trained(tmp_path / "checkpoint", "oialr"))
+    compiled: Any = torch.compile(network(), backend="eager")
     trainers.load_trained(compiled, tmp_path / "checkpoint", merge=merge)
-    assert torch.allclose(outputs(compiled), expected, atol=1e-4)
     trainers.save_model(compiled, tmp_path / "model.safetensors")
     again = trainers.load_model(network(), tmp_path / "model.safetensors", merge=merge)
-    assert torch.allclose(outputs(again), expected, atol=1e-4)
+    for loaded in (compiled, again):
+        assert torch.allclose(outputs(loaded), expected, atol=1e-4)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         trainers.load_trained(network(), tmp_path)
     calls = iter(range(100))
     with pytest.raises(trainers.Interrupted):
         trained(tmp_path / "cut", "ddp", interrupt=lambda: next(calls) == 3)
-    with pytest.raises(ValueError, match="is not over"):
+    with pytest.raises(ValueError, match="not over"):
         trainers.load_trained(network(), tmp_path / "cut")
     trained(tmp_path / "whole", "oialr")
     before = {name: tensor.clone() for name, tensor in network("vgg").state_dict().items()}
     other = network("vgg")
-    with pytest.raises(ValueError, match=r"is of another model: .* and \d+ more"):
+    with pytest.raises(ValueError, match=str(tmp_path / "whole")):
         trainers.load_trained(other, tmp_path / "whole")
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())

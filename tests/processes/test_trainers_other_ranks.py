@@ -1,4 +1,4 @@
-"""A run that was saved by some ranks goes on on others, as it would have gone on, or is refused in one sentence."""
+"""A run that was saved by some ranks goes on on others, as it would have gone on, or is refused by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.checkpoints.files import read_alone
-from trainers.run.position import same_place
 
 SAMPLES, JOINT, EPOCHS, STOP = 120, 12, 3, 14
 """Ten steps an epoch, of twelve samples on all ranks together; the run is stopped within the second epoch."""
@@ -122,7 +121,7 @@ def test_with_the_same_samples_per_step_a_run_goes_on_on_other_ranks_as_it_would
     run_ranks(2, begun, 2, names, str(tmp_path / "two"))
     begun(0, 1, ALONE, str(tmp_path / "one"))
     for name in names:  # of which one is gone on from twice
-        copied(tmp_path / "two" / name, tmp_path / "again" / name)
+        shutil.copytree(tmp_path / "two" / name, tmp_path / "again" / name)
     assert_alike(gone_on(0, 1, ALONE, str(tmp_path / "two")), expected)
     first, *others = run_ranks(3, gone_on, 3, names, str(tmp_path / "again"))
     assert_alike(first, expected)
@@ -130,10 +129,6 @@ def test_with_the_same_samples_per_step_a_run_goes_on_on_other_ranks_as_it_would
         for name in names:
             assert_identical(first[name][0], other[name][0])
     assert_alike(run_ranks(2, gone_on, 2, ALONE, str(tmp_path / "one"))[0], expected)
-
-
-def copied(source: Path, to: Path) -> None:
-    shutil.copytree(source, to)
 
 
 # As many samples per rank as before, and so others per step
@@ -229,76 +224,47 @@ def test_the_running_statistics_of_the_moving_average_are_averaged_too(tmp_path:
         torch.testing.assert_close(mean[name], (kept[0][name] + kept[1][name]) / 2)
 
 
-@pytest.mark.parametrize("now", range(1, 12))
-def test_the_same_place_is_that_of_the_next_sample(now: int) -> None:
-    for total, was in ((11, 11), (37, 10), (100, 7)):
-        for done in range(was):
-            place = same_place(done, samples=total, was=was, now=now)
-            taken = done * total // was
-            assert place * total // now <= taken < (place + 1) * total // now
-            assert was != now or place == done
-
-
 # Where it cannot
 
 
+STEPS: dict[str, Any] = {"epochs": None, "steps": 30}
+APART: dict[str, tuple[dict[str, Any], int, list[str]]] = {
+    "steps": (STEPS, 6, ["steps = 30", "12 samples"]),
+    "assignment": ({"assignment": trainers.FullOverlap()}, 12, ["within an epoch"]),
+    "phases": ({"method": METHODS["AB without groups"]}, 6, ["12 samples"]),
+    "apart": ({"method": trainers.DASO(warmup_epochs=0)}, 12, ["state of its own"]),
+}
+"""Options, the batch size with which one rank cannot go on, and what it is told."""
+
+
 def saved_apart(rank: int, directory: str) -> None:
-    by_steps: dict[str, Any] = {"epochs": None, "steps": 30}
-    others = {
-        "steps": by_steps,
-        "assignment": {"assignment": trainers.FullOverlap()},
-        "phases": {"method": METHODS["AB without groups"]},
-        "apart": {
-            "method": trainers.DASO(warmup_epochs=0),
-            "topology": trainers.Topology(ranks_per_node=1),
-        },
-    }
-    for name, options in others.items():
+    for name, (options, _, _) in APART.items():
+        options = {"topology": trainers.Topology(ranks_per_node=1), **options}
         with pytest.raises(trainers.Interrupted):
             train(network(), "DDP", 2, checkpoint=f"{directory}/{name}", interrupt=After(STOP), **options)
 
 
-def test_what_cannot_go_on_on_other_ranks_says_why_and_what_to_do(tmp_path: Path) -> None:
-    run_ranks(2, saved_apart, str(tmp_path))
-    joint = "choose batch_size and accumulate such that a step has 12 samples on all ranks together, or start anew"
-    by_steps: dict[str, Any] = {"epochs": None, "steps": 30}
-    for name, batch_size, options, sentences in (
-        ("steps", 6, by_steps, ["steps = 30 counts steps", joint]),
-        ("assignment", 12, {"assignment": trainers.FullOverlap()}, ["within an epoch", "Use 2 ranks, or"]),
-        ("phases", 6, {"method": METHODS["AB without groups"]}, ["its method counts steps", joint]),
-        ("apart", 12, {"method": trainers.DASO(warmup_epochs=0)}, ["state of its own. Use 2 ranks, or"]),
-    ):
-        with pytest.raises(ValueError) as caught:
-            train(network(), "DDP", 1, checkpoint=tmp_path / name, batch_size=batch_size, **options)
-        message = str(caught.value)
-        assert f"{tmp_path / name} was written by 2 ranks and is read by 1, and " in message
-        for sentence in sentences:
-            assert sentence in message, message
-        new, restarted = network(), network()
-        train(new, "DDP", 1, batch_size=batch_size, **options)
-        with pytest.warns(UserWarning, match=r"written by 2 ranks .* It starts anew now\."):
-            found = train(
-                restarted, "DDP", 1, checkpoint=tmp_path / name, batch_size=batch_size,
-                on_other_ranks="restart", **options,
-            )  # fmt: skip
-        assert_identical(state_of(restarted), state_of(new))
-        again = train(
-            network(),
-            "DDP",
-            1,
-            checkpoint=tmp_path / name,
-            batch_size=batch_size,
-            on_other_ranks="restart",
-            **options,
-        )
-        assert again.history == found.history  # what it has saved since is its own
-
-
-def test_where_a_method_can_go_on_on_other_ranks_it_is_not_restarted(tmp_path: Path) -> None:
+def test_what_cannot_go_on_on_other_ranks_says_why_and_begins_again_where_it_may(tmp_path: Path) -> None:
     run_ranks(2, saved_apart, str(tmp_path))
     seen: list[int] = []
-    train(
-        network(), "DDP", 1, checkpoint=tmp_path / "steps", batch_size=12, epochs=None, steps=30,
-        on_other_ranks="restart", on_step=lambda steps, values: seen.append(steps),
-    )  # fmt: skip
-    assert seen == [*range(STOP + 1, 31)]
+    shutil.copytree(tmp_path / "steps", tmp_path / "can")
+    keywords: dict[str, Any] = {
+        "on_other_ranks": "restart",
+        "on_step": lambda steps, values: seen.append(steps),
+    }
+    train(network(), "DDP", 1, checkpoint=tmp_path / "can", batch_size=12, **STEPS, **keywords)
+    assert seen == [*range(STOP + 1, 31)], "where it can go on it does"
+    for name, (options, batch_size, words) in APART.items():
+        options = {**options, "batch_size": batch_size}
+        place = tmp_path / name
+        with pytest.raises(ValueError) as caught:
+            train(network(), "DDP", 1, checkpoint=place, **options)
+        assert all(word in str(caught.value) for word in (str(place), "2 ranks", *words)), str(caught.value)
+        new, restarted = network(), network()
+        train(new, "DDP", 1, **options)
+        options = {**options, "checkpoint": place, "on_other_ranks": "restart"}
+        with pytest.warns(UserWarning, match="2 ranks"):
+            found = train(restarted, "DDP", 1, **options)
+        assert_identical(state_of(restarted), state_of(new))
+        again = train(network(), "DDP", 1, **options)
+        assert again.history == found.history  # what it has saved since is its own
