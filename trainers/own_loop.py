@@ -65,10 +65,9 @@ def wrap(
     Args:
         model (Module): model on the device where it is to be trained. Rank 0's parameters and buffers count.
         optimizer (Optimizer): optimizer of all parameters of ``model`` that require a gradient; it may have frozen
-            parameters, too. What is thawed, or added as a group, between two steps is trained by ``method`` from then
-            on.
-        epochs (int, from 1): length of the run. Methods have phases that are fractions of it; all steps must be taken,
-            or the ``with`` block be left on all ranks after the same step.
+            parameters, too, which are trained by ``method`` once they are thawed.
+        epochs (int, from 1): length of the run, of which methods have phases; all steps must be taken, or the ``with``
+            block be left on all ranks after the same step.
         steps_per_epoch (int, from 1): optimizer steps in each epoch, the same on all ranks. After the last of them
             parameters and buffers are the same on all ranks, but for AB's groups and
             ``LocalSGD(average_at_epoch_end=False)``: evaluate inside ``evaluating``.

@@ -73,9 +73,8 @@ def settings_of(value: object) -> str:
 
 
 def code_of(value: object) -> str | None:
-    """Version of Python, digest of the code that a call of ``value`` runs, and digest of captured floats and booleans.
-
-    The code includes default arguments. None if there is no such code, as for built-in functions.
+    """Version of Python, digest of the code that a call of ``value`` runs, with default arguments, and digest of
+    captured floats and booleans; None if there is no such code, as for built-in functions.
     """
     while isinstance(value, functools.partial):
         value = value.func

@@ -50,20 +50,8 @@ class Disjoint:
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
     ) -> list[list[Batch]]:
-        """Batches of this rank in an epoch: a list of ``accumulate`` batches for each optimizer step, each with the
-        indices of its samples, its weight in the mean over ranks, and a seed.
-
-        Args:
-            samples (int): number of samples of the training set.
-            epoch (int): number of the epoch, from 0.
-            seed (int): seed of the run.
-            rank (int): this rank.
-            ranks (int): number of ranks.
-            batch_size (int): samples per rank and backward pass.
-            accumulate (int): backward passes per step.
-
-        Raises:
-            ValueError: there are too few samples for the ranks.
+        """Batches of ``rank`` in an epoch of ``samples`` samples: a list of ``accumulate`` batches for each optimizer
+        step; ValueError if there are too few samples for the ranks.
         """
         # A generator of its own gives the same permutation on all ranks, whatever they have drawn before.
         generator = torch.Generator().manual_seed(derive(seed, "order", epoch))

@@ -32,10 +32,9 @@ class _Absent(Tensor):
 
 @contextmanager
 def joined_over(metric: object, channel: Channel) -> Iterator[None]:
-    """Context in which ``metric.compute()`` combines the states of the ranks of ``channel``. Collective.
+    """Context in which ``metric.compute()``, also of metrics in it, combines the states of the ranks of ``channel``.
 
-    That holds for metrics inside of ``metric`` too. Metrics to which the user gave a ``process_group`` or a
-    ``dist_sync_fn``, and objects that are not of torchmetrics, are left unchanged.
+    Metrics with a ``process_group`` or a ``dist_sync_fn`` of the user's, and others than torchmetrics', are left alone.
     """
     parts = [
         part
@@ -57,10 +56,7 @@ def joined_over(metric: object, channel: Channel) -> Iterator[None]:
 
 @contextmanager
 def alone(metric: object) -> Iterator[None]:
-    """Context in which ``metric.compute()`` uses the state of this rank only, whatever the user has set.
-
-    That holds for metrics inside of ``metric`` too. Objects that are not of torchmetrics are left unchanged.
-    """
+    """Context in which ``metric.compute()``, also of metrics in it, uses the state of this rank only."""
     parts = _parts(metric)
     before = [(part, part.distributed_available_fn) for part in parts]
     for part in parts:

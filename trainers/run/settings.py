@@ -39,6 +39,7 @@ _COMPARED = (
     "ema_decay", "seed",
 )  # fmt: skip
 """Settings that ranks, and the runs of a checkpoint, must have in common."""
+_FLOATS = ("clip_norm", "clip_value", "label_smoothing", "ema_decay")
 
 
 def _is_fraction(value: object) -> bool:
@@ -228,6 +229,8 @@ class TrainSettings:
         ours = self.deals_all_alike
         return {
             **{name: getattr(self, name) for name in _COMPARED},
+            # Ranks may give 1 or 1.0.
+            **{name: None if (value := getattr(self, name)) is None else float(value) for name in _FLOATS},
             # A user's own assignment may have settings of its rank.
             "assignment": self.assignment if ours else type(self.assignment).__name__,
             "batch_size": self.batch_size if ours else "any",
