@@ -226,7 +226,7 @@ class TrainSettings:
 
     def agreed(self) -> dict[str, object]:
         """Settings that must be the same on all ranks, which would otherwise wait in vain or train apart."""
-        ours = self.deals_all_alike
+        ours, validation = self.deals_all_alike, self.validation_set
         return {
             **{name: getattr(self, name) for name in _COMPARED},
             # Ranks may give 1 or 1.0.
@@ -237,7 +237,7 @@ class TrainSettings:
             "samples of train_set": _samples_of(self.train_set)
             if ours or stream_of(self.train_set)
             else "any",
-            "samples of validation_set": _samples_of(self.validation_set),
+            "samples of validation_set": None if validation is None else _samples_of(validation),
             # Functions of ranks are different objects, and may hold a rank's device.
             "loss": "None" if self.loss is None else "a function",
             "step": "None" if self.step is None else "a function",
