@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 from hpo.individual import RUNNING, Attempt, Configuration, Individual, Outcome
 from hpo.islands.messages import Assignment
 from hpo.journal.records import Finished, Started
+from hpo.results.record import CampaignRecord
 from hpo.search.protocols import Candidate
 from hpo.task.trial import Job
 
@@ -47,6 +50,17 @@ def make_finished(**facts: Any) -> Finished:
 def make_individual(**facts: Any) -> Individual:
     facts = {"status": RUNNING, "operator": "random", **facts}
     return Individual(**nested(_timed(facts), "configuration", "attempt", "outcome"))
+
+
+def make_record(
+    individuals: Iterable[Individual], objectives: dict[str, str] | None = None, **more: Any
+) -> CampaignRecord:
+    """The record of a campaign with these individuals; ``more``: other fields, or ``space``."""
+    identity = {"objectives": objectives or {"value": "minimize"}}
+    if (space := more.pop("space", None)) is not None:
+        identity["space"] = space.describe()
+    fields = {"directory": Path(), "launches": [], "torn": [], "seconds": 0.0, "alive": False, **more}
+    return CampaignRecord(identity=identity, individuals=list(individuals), **fields)
 
 
 def make_assignment(**facts: Any) -> Assignment:

@@ -14,6 +14,9 @@ import msgspec
 from hpo.journal.files import journal_path
 from hpo.journal.records import Record, decode, flat
 
+T = 1.7e9
+"""Unix seconds at which made-up launches begin."""
+
 
 def line(table: Mapping[str, object]) -> bytes:
     """A line with a fitting checksum, by the format's description alone."""
@@ -45,6 +48,24 @@ def fields(record: Record) -> dict[str, Any]:
 def header(launch: int = 1, worker: int = 0, time: float = 1.0) -> dict[str, object]:
     place = {"leg": launch, "island": 0, "worker": worker}
     return {"type": "header", "version": 1, **place, "host": "node", "pid": 1, "time": time}
+
+
+def finished(
+    identity: str, objectives: Mapping[str, float] | float | None = None, **fields: object
+) -> dict[str, Any]:
+    """The table of an end of ``identity``, which started as many seconds after ``T`` as its sequence number."""
+    island, worker, sequence = map(int, identity.split("-"))
+    values = objectives if isinstance(objectives, Mapping) or objectives is None else {"value": objectives}
+    place = {"id": identity, "island": island, "worker": worker, "sequence": sequence}
+    origin = {"params": {"lr": 0.1}, "operator": "random", "parents": [], "retries": 0}
+    status = "failed" if objectives is None else "completed"
+    end = {"started": T + sequence, "finished": T + sequence + 0.5, "status": status, "objectives": values}
+    return {"type": "finished", **place, **origin, **end, "metrics": {}, "error": None, **fields}
+
+
+def launched(**fields: object) -> dict[str, Any]:
+    asked = {"evaluations": 8, "deadline_s": None, "islands": 1, "workers": 1, "ranks_per_worker": 1}
+    return {"type": "launched", **asked, "time": T, **fields}
 
 
 def write(

@@ -43,48 +43,31 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egpj\n"
 
 
+IDENTITY = {"task": "t", "objectives": {"value": "minimize"}, "space": {}}
+FAILED = "12 failed, 0-1-3 the latest: ValueError: it diverged"
+
+
 def campaign(workers: int = 6, **changes: object) -> Overview:
     """As it might stand."""
     now = 10_000.0
+    hostile = {f"na{HOSTILE}me": HOSTILE}
+    counts = {**dict.fromkeys(STATUSES, 0), "completed": 380, "pruned": 20, "failed": 12}
+    best = Best(value=0.97312, params={"lr": 0.0123, **hostile, "width": 64}, id="0-2-17")
+    islands = {0: Island(completed=200, best=0.97312)}
     one = Overview(
-        evaluations={**dict.fromkeys(STATUSES, 0), "completed": 380, "pruned": 20, "failed": 12},
-        running=workers - 2,
-        budget=1000,
-        deadline_s=7200.0,
-        best=Best(value=0.97312, params={"lr": 0.0123, f"na{HOSTILE}me": HOSTILE, "width": 64}, id="0-2-17"),
-        islands=2,
-        workers=workers,
-        started=now - 3600,
-        updated=now,
-        seconds=3600.0,
-        taken=now,
-        left=[("0-3", f"a rank died{HOSTILE}")],
-        alive=True,
-        stopping=None,
-        paused=False,
-        storage=None,
-        ended=None,
-        known=0,
-        codes={},
-        errors=["12 failed, 0-1-3 the latest: ValueError: it diverged"],
-        torn=[],
-        pace=Pace(
-            recent=256, since=now - 600, ends_at=now + 3600, islands={0: Island(completed=200, best=0.97312)}
-        ),
+        evaluations=counts, running=workers - 2, budget=1000, deadline_s=7200.0, best=best, islands=2,
+        workers=workers, started=now - 3600, updated=now, seconds=3600.0, taken=now,
+        left=[("0-3", f"a rank died{HOSTILE}")], alive=True, stopping=None, paused=False, storage=None, ended=None,
+        known=0, codes={}, errors=[FAILED], torn=[],
+        pace=Pace(recent=256, since=now - 600, ends_at=now + 3600, islands=islands),
         individuals=[
             Running(
-                id=f"0-{worker}-9",
-                worker=f"0-{worker}",
-                host=f"n{worker}{HOSTILE}",
-                started=now - 60 * worker,
-                params={"lr": 0.5, f"na{HOSTILE}me": HOSTILE},
-                step=worker,
-                value=float("nan"),
-                reported=now - 3,
+                id=f"0-{n}-9", worker=f"0-{n}", host=f"n{n}{HOSTILE}", started=now - 60 * n,
+                params={"lr": 0.5, **hostile}, step=n, value=float("nan"), reported=now - 3,
             )
-            for worker in range(workers - 2)
+            for n in range(workers - 2)
         ],
-    )
+    )  # fmt: skip
     return msgspec.structs.replace(one, **changes)
 
 
@@ -99,8 +82,8 @@ def drawn(stands: Overview | None, columns: int, rows: int, name: str = f"runs/{
     return [lines[0].removeprefix("\x1b[?7l"), *lines[1:]]
 
 
-@pytest.mark.parametrize("columns", [20, 40, 79, 199])
-@pytest.mark.parametrize("rows", [3, 12, 22, 60])
+@pytest.mark.parametrize("columns", [20, 79, 199])
+@pytest.mark.parametrize("rows", [3, 22, 60])
 def test_it_fits_any_terminal_and_obeys_nothing(columns: int, rows: int) -> None:
     for stands in (
         None,
@@ -110,11 +93,9 @@ def test_it_fits_any_terminal_and_obeys_nothing(columns: int, rows: int) -> None
         campaign(alive=False, ended=("done", 0), individuals=[]),
         campaign(stopping="stopped", storage=("disk: full", 9_990.0)),
     ):
-        lines = drawn(stands, columns, rows)
-        plain = [COLOURS.sub("", line) for line in lines]
+        lines = [COLOURS.sub("", line) for line in drawn(stands, columns, rows)]
         assert 0 < len(lines) <= rows
-        assert not any(OBEYED.search(line) for line in plain), plain
-        assert all(len(line) <= columns for line in plain), plain
+        assert not any(OBEYED.search(line) or len(line) > columns for line in lines), lines
 
 
 def test_it_says_what_matters() -> None:
@@ -129,7 +110,7 @@ def test_it_says_what_matters() -> None:
         "0: 0.9731 of 200   1: none yet",
         "1536 an hour",
         "380 completed, 20 pruned, 12 failed",
-        "12 failed, 0-1-3 the latest: ValueError: it diverged",
+        FAILED,
         "step 2: nan, 3 s ago",
     ):
         assert words in shown, (words, shown)
@@ -140,32 +121,11 @@ def test_it_says_what_matters() -> None:
     assert len(many) == 30 and "and 9" in many[-1]
 
 
-def test_parameters_are_in_the_order_of_the_space() -> None:
-    params = {"zeta": 1.0, "alpha": 2, "mid": "a"}
-    found = campaign()
-    one = msgspec.structs.replace(found.individuals[0], params=params)
-    found = msgspec.structs.replace(
-        found, best=Best(value=1.0, params={**params, "alpha": 3}, id="0-0-1"), individuals=[one]
-    )
-    plain = COLOURS.sub("", "\n".join(drawn(found, 160, 40)))
-    assert "zeta=1, alpha=3, mid=a" in plain and "zeta=1, alpha=2, mid=a" in plain
-
-
-@pytest.mark.parametrize(
-    "ended",
-    [
-        None,
-        ("done", 0),
-        ("deadline", 0),
-        ("stopped", 75),
-        ("storage", 75),
-        ("futile", 1),
-        ("nothing completed", 1),
-    ],
-)
-def test_how_to_go_on_is_said_of_scripts_as_of_commands(ended: tuple[str, int] | None) -> None:
-    said = text.state(msgspec.structs.replace(campaign(), alive=False, ended=ended))
-    assert "hpo run" not in said and "start" in said.lower()
+def test_how_to_go_on_is_said_of_scripts_as_of_commands() -> None:
+    reasons = ["done", "deadline", "stopped", "storage", "futile", "nothing completed"]
+    for ended in (None, *((reason, 0 if reason in ("done", "deadline") else 1) for reason in reasons)):
+        said = text.state(msgspec.structs.replace(campaign(), alive=False, ended=ended))
+        assert "hpo run" not in said and "start" in said.lower()
 
 
 def test_without_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,14 +239,7 @@ TOLD = (
     "plain\n\x1b[31mred\x1b[0m\nbar 1%\rbar 50%\rbar 99%\r\ncleared\x1b[2J\x1b[Hhome\x1b]0;title\x07 \x9b2J\n"
     "\u20ac\u202e\ttab\nlast without end \x1b[1A"
 ).encode()
-SEEN = [
-    "plain",
-    "red",
-    "bar 99%",
-    "clearedhome \\x9b2J",
-    "\u20ac\\u202e\ttab",
-    "last without end ",
-]
+SEEN = ["plain", "red", "bar 99%", "clearedhome \\x9b2J", "\u20ac\\u202e\ttab", "last without end "]
 
 
 @given(st.lists(st.integers(0, len(TOLD)), max_size=6))
@@ -314,22 +267,15 @@ def test_a_line_that_never_ends_fills_no_memory() -> None:
     assert printed.tail is None and len(printed.take() or "") > 90_000
 
 
-# --- what runs now ----------------------------------------------------------------------------------------------------
+def started(identity: str, **more: object) -> dict[str, object]:
+    sequence = int(identity.rpartition("-")[2])
+    origin = {"operator": "random", "parents": (), "retries": 0}
+    return {"id": identity, "params": {"x": sequence}, **origin, **more}
 
 
-def started(identity: tuple[int, int, int], at: float, **more: object) -> dict[str, object]:
-    island, worker, sequence = identity
-    return {
-        "id": f"{island}-{worker}-{sequence}",
-        "island": island,
-        "worker": worker,
-        "sequence": sequence,
-        "params": {"x": sequence},
-        "operator": "random",
-        "parents": (),
-        "retries": 0,
-        **more,
-    }
+def worker_journal(home: Path, worker: int, launch: int = 1) -> JournalWriter:
+    path = journal_path(home, launch=launch, island=0, worker=worker)
+    return JournalWriter(path, Header.of_this_process(launch=launch, island=0, worker=worker))
 
 
 @given(
@@ -340,11 +286,8 @@ def started(identity: tuple[int, int, int], at: float, **more: object) -> dict[s
 )
 def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, steps: list) -> None:
     home = tmp_path_factory.mktemp("home")
-    directory.write_identity(home, {"task": "t", "objectives": {"value": "minimize"}, "space": {}})
-    writers = []
-    for worker in range(3):
-        path = journal_path(home, launch=1, island=0, worker=worker)
-        writers.append(JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=worker)))
+    directory.write_identity(home, IDENTITY)
+    writers = [worker_journal(home, worker) for worker in range(3)]
     writers[0].append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=1.0))
     at_work: dict[int, dict[str, object]] = {}
     tails, clock, number = Tails(home), 10.0, 0
@@ -353,7 +296,7 @@ def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, st
             clock += 1
             if what == "begin" and worker not in at_work:
                 number += 1
-                at_work[worker] = started((0, worker, number), clock)
+                at_work[worker] = started(f"0-{worker}-{number}")
                 writers[worker].append(make_started(**at_work[worker], time=clock))
             elif what in ("end", "crash") and worker in at_work:
                 record = at_work.pop(worker)
@@ -380,16 +323,12 @@ def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, st
 
 def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own(tmp_path: Path) -> None:
     home = tmp_path / "run"
-    directory.write_identity(home, {"task": "t", "objectives": {"value": "minimize"}, "space": {}})
+    directory.write_identity(home, IDENTITY)
     for worker, retries in (0, 1), (1, 0):
-        path = journal_path(home, launch=3, island=0, worker=worker)
-        with JournalWriter(path, Header.of_this_process(launch=3, island=0, worker=worker)) as writer:
-            writer.append(
-                make_started(**{**started((0, 1, 4), 0.0), "retries": retries}, time=100.0 + retries)
-            )
-    old = journal_path(home, launch=2, island=0, worker=7)
-    with JournalWriter(old, Header.of_this_process(launch=2, island=0, worker=7)) as writer:
-        writer.append(make_started(**started((0, 7, 0), 0.0), time=50.0))
+        with worker_journal(home, worker, launch=3) as writer:
+            writer.append(make_started(**started("0-1-4", retries=retries), time=100.0 + retries))
+    with worker_journal(home, 7, launch=2) as writer:
+        writer.append(make_started(**started("0-7-0"), time=50.0))
     curve = curve_path(home, launch=3, island=0, worker=0)
     curve.parent.mkdir()
     points = [("0-1-4", 9, 90.0), ("0-1-4", 1, 102.0), ("0-1-4", 2, 103.0), ("0-1-3", 7, 104.0)]
@@ -412,9 +351,7 @@ def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own
 def test_watching_a_campaign_that_is_not_at_work_says_how_it_stands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory.write_identity(
-        tmp_path / "run", {"task": "t", "objectives": {"value": "minimize"}, "space": {}}
-    )
+    directory.write_identity(tmp_path / "run", IDENTITY)
     assert cli.main(["status", str(tmp_path / "run"), "--watch"]) == 0
     assert "cut off" in capsys.readouterr().out
     assert cli.main(["status", str(tmp_path), "--watch"]) == 1
@@ -427,8 +364,7 @@ def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "run"
-    directory.write_identity(home, {"task": "t", "objectives": {"value": "minimize"}, "space": {}})
-    path = journal_path(home, launch=1, island=0, worker=0)
+    directory.write_identity(home, IDENTITY)
     slept = []
 
     def sleep(seconds: float) -> None:
@@ -436,7 +372,7 @@ def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(
         if len(slept) == 3:
             raise KeyboardInterrupt
 
-    with acquire(home), JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0)) as writer:
+    with acquire(home), worker_journal(home, 0) as writer:
         writer.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=time.time()))
         writer.commit()
         monkeypatch.setattr("hpo.views.terminal.live.time.sleep", sleep)

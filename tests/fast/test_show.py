@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -121,14 +118,6 @@ def test_the_table_has_the_same(home: Path, capsys: pytest.CaptureFixture[str]) 
         {"id": "0-9-9", "objectives": None},
     ]
     assert table["output"] == [f"{home}/evaluations/0-0-2/output-0.txt"]
-
-
-def test_what_a_terminal_cannot_show_is_spelt(home: Path) -> None:
-    command = [sys.executable, "-m", "hpo", "show", str(home), "0-0-2"]
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
-    assert done.returncode == 0 and not done.stderr
-    assert b"\\u2588" in done.stdout  # a bar of the curve
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_what_the_journal_gets_arrives_and_a_signal_ends_it_at_once(terminal: Te
         views = _views(connection, cookie)
         first = next(view for view in views if "history" in view["parts"])
         with open(journal_files(home)[-1], "ab") as file:
-            file.write(journals.line(_finished("9-9-9")))
+            file.write(journals.line(journals.finished("9-9-9", {"accuracy": 0.5})))
         next(view for view in views if view["parts"]["history"] != first["parts"]["history"])
         asked = time.monotonic()
         command.process.send_signal(signal.SIGTERM)
@@ -84,27 +84,6 @@ def test_what_the_journal_gets_arrives_and_a_signal_ends_it_at_once(terminal: Te
         done = command.wait(_PATIENCE_S)
         assert time.monotonic() - asked < 10
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def _finished(identity: str) -> dict[str, object]:
-    island, worker, sequence = map(int, identity.split("-"))
-    return {
-        "type": "finished",
-        "id": identity,
-        "island": island,
-        "worker": worker,
-        "sequence": sequence,
-        "operator": "random",
-        "params": {"lr": 0.1},
-        "parents": [],
-        "retries": 0,
-        "started": 1.8e9,
-        "finished": 1.8e9 + 9,
-        "status": "completed",
-        "objectives": {"accuracy": 0.5},
-        "metrics": {},
-        "error": None,
-    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
