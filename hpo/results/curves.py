@@ -63,8 +63,7 @@ class _Attempt:
     launch: int
     began: float
     resumed: bool
-    first: int
-    """First step that was reported."""
+    first: int  # first step that was reported
 
 
 class Curves:

@@ -28,10 +28,8 @@ _BYTES_A_POLL = 1 << 23  # about 20 000 records, half a second of work
 class Poll(NamedTuple):
     """Result of one look at the files."""
 
-    new: bool
-    """Whether something was found."""
-    more: bool
-    """Whether the bound on bytes was met, so that the next poll finds more at once."""
+    new: bool  # whether something was found
+    more: bool  # whether the bound on bytes was met, so that the next poll finds more at once
 
 
 class Follower:
@@ -157,11 +155,9 @@ class _Journal:
     path: Path
     place: PlaceInFile = field(default_factory=PlaceInFile)
     records: list[Record] = field(default_factory=list)
-    seen: tuple[int, ...] | None = None
-    """Signature of the file when all of it was read."""
+    seen: tuple[int, ...] | None = None  # signature of the file when all of it was read
     end: int = 0
-    tail: bytes = b""
-    """The checksum that ends at ``end``; it stays where records are only appended."""
+    tail: bytes = b""  # the checksum that ends at ``end``; it stays where records are only appended
 
     def begin_again(self) -> None:
         self.place, self.records, self.end, self.tail = PlaceInFile(), [], 0, b""

@@ -47,36 +47,29 @@ Value = int | float | dict[str, int | float]
 class Best(msgspec.Struct, frozen=True, kw_only=True):
     """The best individual."""
 
-    value: Value | None
-    """Value, or all values by name with several objectives."""
+    value: Value | None  # value, or all values by name with several objectives
     params: dict[str, Scalar]
     id: str
-    digits: list[int] = []
-    """Significant digits of each objective that distinguish it from the next best."""
-    mean: str = ""
-    """Mean of the configuration's evaluations, in words."""
+    digits: list[int] = []  # significant digits of each objective that distinguish it from the next best
+    mean: str = ""  # mean of the configuration's evaluations, in words
 
 
 class Island(msgspec.Struct, frozen=True, kw_only=True):
     """Results of the individuals that were bred on an island."""
 
     completed: int
-    best: int | float | None
-    """Best value in the first objective."""
+    best: int | float | None  # best value in the first objective
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a campaign at work. Times are Unix seconds."""
 
-    recent: int
-    """Number of evaluations that have ended after ``since``."""
+    recent: int  # number of evaluations that have ended after ``since``
     since: float
-    ends_at: float | None = None
-    """The deadline."""
+    ends_at: float | None = None  # the deadline
     grace_until: float | None = None
     """End of the time in which running evaluations may save themselves, as the launch is stopping."""
-    waiting: int = 0
-    """Number of workers that wait for their storage."""
+    waiting: int = 0  # number of workers that wait for their storage
     islands: dict[int, Island] = {}
 
     def per_hour(self, now: float) -> float | None:
@@ -87,45 +80,32 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """State of a campaign. Times are Unix seconds."""
 
-    evaluations: dict[str, int]
-    """Number of individuals by status, without those that are running."""
+    evaluations: dict[str, int]  # number of individuals by status, without those that are running
     running: int
     budget: int | None
-    deadline_s: float | None
-    """Seconds from the launch."""
+    deadline_s: float | None  # seconds from the launch
     best: Best | None
     islands: int
     workers: int
     started: float | None
     updated: float | None
-    seconds: float
-    """Time at work in all launches, up to ``taken`` if the campaign is alive."""
+    seconds: float  # time at work in all launches, up to ``taken`` if the campaign is alive
     taken: float
-    left: list[tuple[str, str]]
-    """Workers that the launch goes on without, with reasons."""
+    left: list[tuple[str, str]]  # workers that the launch goes on without, with reasons
     alive: bool
-    stopping: str | None
-    """Reason why nothing more begins."""
+    stopping: str | None  # reason why nothing more begins
     paused: bool
-    storage: tuple[str, float] | None
-    """Reason why a worker waits for its storage, and since when."""
-    ended: tuple[str, int] | None
-    """Reason and exit code of the last launch."""
-    known: int
-    """Number of known points."""
-    codes: dict[int, str]
-    """Hash of the task's code by launch."""
+    storage: tuple[str, float] | None  # reason why a worker waits for its storage, and since when
+    ended: tuple[str, int] | None  # reason and exit code of the last launch
+    known: int  # number of known points
+    codes: dict[int, str]  # hash of the task's code by launch
     errors: list[str]
-    torn: list[str]
-    """Journals whose last line is left out."""
+    torn: list[str]  # journals whose last line is left out
     stop_pending: bool = False
-    waiting: int = 0
-    """Number of commands that are not applied yet."""
-    pace: Pace | None = None
-    """Only while the campaign is at work."""
+    waiting: int = 0  # number of commands that are not applied yet
+    pace: Pace | None = None  # only while the campaign is at work
     individuals: list[Running] = []
-    remarks: list[str] = []
-    """Sentences on settings without effect."""
+    remarks: list[str] = []  # sentences on settings without effect
 
     @property
     def final(self) -> int:
@@ -152,11 +132,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "budget": {"evaluations": self.budget, "deadline": self.deadline_s},
             "running": self.running,
             "best": None if best is None else {"value": best.value, "params": best.params, "id": best.id},
-            "islands": self.islands,
-            "workers": self.workers,
-            "started": self.started,
-            "updated": self.updated,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in ("islands", "workers", "started", "updated", "seconds")},
             "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
             "state": self.state,
             "running_individuals": [storable(msgspec.to_builtins(one)) for one in self.individuals],
@@ -279,10 +255,8 @@ def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
 
 class _StatusFile(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
-    token: str
-    """Token of the lock of the launch that wrote the file."""
-    journals: str
-    """Digest of the journals when the launch was over, empty before."""
+    token: str  # token of the lock of the launch that wrote the file
+    journals: str  # digest of the journals when the launch was over, empty before
     overview: Overview
 
 
@@ -290,17 +264,8 @@ _decoder = msgspec.json.Decoder(_StatusFile)
 
 
 def write(directory: Path, overview: Overview, *, token: str, over: bool = False) -> None:
-    """Write ``status.json`` of ``directory``.
-
-    Args:
-        directory (Path): directory of the campaign.
-        overview (Overview): state of the campaign.
-        token (str): token of the lock, which this process holds.
-        over (bool; default False): whether this launch writes no more to journals.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write ``status.json`` as the holder of the lock with ``token``; OSError if that fails. ``over``: this launch
+    writes no more to journals."""
     digest = _digest(directory) if over else ""
     data = msgspec.json.encode(_StatusFile(token=token, journals=digest, overview=overview))
     if len(data) <= _MOST_BYTES:
@@ -358,7 +323,6 @@ def with_running(overview: Overview, tails: running.Tails) -> Overview:
 
 
 def _content(path: Path) -> tuple[bytes, float]:
-    """Content of the file, and the time of its last refresh."""
     # Open neither waits for the writer of a pipe nor follows a link out of the directory.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(handle, "rb") as file:
@@ -369,7 +333,6 @@ def _content(path: Path) -> tuple[bytes, float]:
 
 
 def _digest(directory: Path) -> str:
-    """Digest of the names and sizes of all journals."""
     digest = hashlib.blake2b(digest_size=16)
     for path in journal_files(directory):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())

@@ -18,11 +18,9 @@ class Part(NamedTuple):
     id: str
     place: Place
     started: float
-    finished: float | None
-    """None where the journal has no end, and ``status`` is "running" or "lost"."""
+    finished: float | None  # none where the journal has no end, and ``status`` is "running" or "lost"
     status: str
-    resumed: bool = False
-    """Whether it is not the individual's first part."""
+    resumed: bool = False  # whether it is not the individual's first part
 
 
 _Event = tuple[Place, str, "float | None", "float | None", str]

@@ -122,10 +122,7 @@ def dataframe(individuals: Sequence[Individual], objectives: Sequence[str] | Non
     """The exported columns with a row for each individual.
 
     Integers and truth values with gaps (parameters that not every individual has) have pandas' nullable types.
-
-    Args:
-        individuals (sequence of Individual): rows of the table.
-        objectives (sequence of str; default None): names of the objectives; None: those that individuals have.
+    ``objectives``: names of the objectives (default: those that individuals have).
     """
     if objectives is None:
         objectives = list(dict.fromkeys(name for one in individuals for name in one.objectives or {}))

@@ -27,13 +27,11 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """An individual that is being evaluated. Times are Unix seconds."""
 
     id: str
-    worker: str
-    """Island and number of the worker, such as "0-3"."""
+    worker: str  # island and number of the worker, such as "0-3"
     host: str
     started: float
     params: dict[str, Scalar]
-    step: int | float | None = None
-    """Step of the last report; None before the first."""
+    step: int | float | None = None  # step of the last report; None before the first
     value: float | None = None
     reported: float | None = None
 
@@ -41,8 +39,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 class _Seen(NamedTuple):
     size: int
     host: str
-    last: Started | Finished | None
-    """Last start or end of an evaluation."""
+    last: Started | Finished | None  # last start or end of an evaluation
 
 
 class Tails:
@@ -53,14 +50,8 @@ class Tails:
         self._seen: dict[Path, _Seen] = {}
 
     def poll(self, without: Collection[str] = ()) -> list[Running]:
-        """Evaluations of the last launch by worker, which run if the campaign is at work.
-
-        Args:
-            without (collection of str): workers that run nothing any more, such as "0-3".
-
-        Raises:
-            CampaignError: the journals cannot be listed.
-        """
+        """Evaluations of the last launch by worker, which run if the campaign is at work; CampaignError if the journals
+        cannot be listed. ``without``: workers that run nothing any more, such as "0-3"."""
         files = journal_files(self._directory)
         named = [(name, path) for path in files if (name := journal_name(path)) is not None]
         launch = named[-1][0].launch if named else 0

@@ -67,7 +67,6 @@ def status(directory: Path, overview: Overview) -> str:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Rows with a label in the first of them."""
     return [("" if number else label, line) for number, line in enumerate(lines)]
 
 
@@ -144,7 +143,6 @@ def _ended(overview: Overview) -> str:
 
 
 def _versions(directory: Path, codes: Mapping[int, str]) -> list[str]:
-    """A line if the task's code was not the same in all launches."""
     changes = [(launch, old, new) for (_, old), (launch, new) in pairwise(codes.items()) if old != new]
     if not changes:
         return []
@@ -251,14 +249,8 @@ def schedule(
     changed: Sequence[Mapping[str, object]],
     steps: Mapping[str, tuple[int, int]],
 ) -> str:
-    """Intervals of training that led to an individual, or nothing if it continued from no other.
-
-    Args:
-        line (sequence of Individual): the intervals, first interval first.
-        changed (sequence of dict): parameters of each interval that differ from the previous.
-        steps (dict): first and last reported step by id. If intervals count from their own begins, steps are shown from
-            the begin of the first.
-    """
+    """Intervals of training that led to an individual, if it continued from others. ``steps``: first and last reported
+    step by id; where intervals count from their own begins, steps are shown from the begin of the first."""
     if len(line) < 2:
         return ""
     ranges = _continued([one.id for one in line], steps)
@@ -273,7 +265,6 @@ def schedule(
 
 
 def _digits(individuals: Sequence[Individual]) -> dict[str, int]:
-    """Significant digits by objective at which the individuals' values differ."""
     names = {name for one in individuals for name in one.objectives or {}}
     return {name: digits((one.objectives or {}).get(name) for one in individuals) for name in names}
 
@@ -317,15 +308,8 @@ def front(
     whole: int,
     objectives: Mapping[str, str],
 ) -> str:
-    """Table of the front, the configurations of its first member and of the knee in full, and the hypervolume.
-
-    Args:
-        individuals (sequence of Individual): members of the front to be shown, best first.
-        knee (Individual): knee of the front.
-        volume (Hypervolume): hypervolume of the campaign.
-        whole (int): number of members of the front.
-        objectives (dict): direction by name.
-    """
+    """Table of members of the front, the configurations of the first and of the knee in full, and the hypervolume.
+    ``whole``: number of members of the whole front."""
     names, counts = list(objectives), _digits(individuals)
     rows = [["", "id", *map(one_line, names), "configuration"]]
     for one in individuals:

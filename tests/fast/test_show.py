@@ -123,8 +123,6 @@ def test_the_table_has_the_same(home: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("identity", "near"),
     [
-        ("0-0-99", "Worker 0-0 began 4, 0-0-0 to 0-0-3."),
-        ("5-0-1", "begun by the workers 0-0."),
         ("0-0-2x", 'Did you mean "0-0-2"?'),
         ("known-1", "Valid: 0-0-0"),
         ("\x1b[2J", r"no individual \x1b[2J"),

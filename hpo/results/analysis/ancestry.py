@@ -20,22 +20,17 @@ class Ancestor:
     """Member of a family."""
 
     individual: Individual
-    generation: int
-    """Generations before the individual whose family it is: 0 for itself, 1 for its parents."""
-    parents: tuple[str, ...]
-    """Ids of its parents in the family, nearest first."""
-    direct: bool
-    """Whether it is in the line of nearest parents."""
-    unseen: int
-    """Number of its recorded parents that are not in the family."""
+    generation: int  # generations before the individual whose family it is: 0 for itself, 1 for its parents
+    parents: tuple[str, ...]  # ids of its parents in the family, nearest first
+    direct: bool  # whether it is in the line of nearest parents
+    unseen: int  # number of its recorded parents that are not in the family
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Latest ancestors of an individual."""
 
-    members: tuple[Ancestor, ...]
-    """The individual and its ancestors, parents before children."""
+    members: tuple[Ancestor, ...]  # the individual and its ancestors, parents before children
     generations: int
     """Generations in the whole line of nearest parents, of which the family may have only the latest."""
 
@@ -49,11 +44,6 @@ def family(record: CampaignRecord, identity: str, *, generations: int = 10) -> F
 
     The nearest parent has the configuration that differs in the fewest parameters, and is the first recorded of several
     such parents. Parents without a record are left out, as are circles, which only an edited journal can have.
-
-    Args:
-        record (CampaignRecord): record of the campaign.
-        identity (str): id of the individual.
-        generations (int; default 10): most generations before the individual.
 
     Raises:
         KeyError: there is no such individual.

@@ -26,14 +26,11 @@ _QUANTILE_95 = 1.959964
 class Progress:
     """Losses of N individuals over S steps."""
 
-    ids: list[str]
-    """Ids of the individuals (N)."""
-    steps: list[int]
-    """Steps in ascending order (S)."""
+    ids: list[str]  # ids of the individuals (N)
+    steps: list[int]  # steps in ascending order (S)
     losses: Array
     """Last report at or before each step (N × S); NaN before an individual's first report and after its last."""
-    final: Array
-    """Final losses (N); NaN for individuals that did not complete."""
+    final: Array  # final losses (N); NaN for individuals that did not complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +38,10 @@ class Correlation:
     """Spearman's rank correlation between losses at a step and final losses."""
 
     step: int
-    value: float
-    """The correlation, from -1 to 1."""
-    low: float
-    """Lower end of the 95 % confidence interval."""
-    high: float
-    """Upper end of the 95 % confidence interval."""
-    count: int
-    """Number of individuals."""
+    value: float  # the correlation, from -1 to 1
+    low: float  # lower end of the 95 % confidence interval
+    high: float  # upper end of the 95 % confidence interval
+    count: int  # number of individuals
 
 
 def progress(record: CampaignRecord, curves: pandas.DataFrame) -> Progress:
@@ -143,15 +136,7 @@ def kept(
     Rungs are at ``min_steps · reduction^k`` steps. The best ⌊n / reduction⌋ of the n individuals at a rung pass, and an
     individual that fails at more than ``patience`` rungs in a row is stopped.
 
-    Args:
-        found (Progress): losses of the individuals.
-        min_steps (int, from 1): steps of the first rung.
-        reduction (int; default 3): reduction factor.
-        patience (int; default 0): failures in a row that do not stop an individual.
-        share (float; default 0.1): share of the completed individuals that count as best, at least five.
-
-    Returns:
-        The part, from 0 to 1; None if there is no rung before the last step.
+    The best ``share`` of the completed individuals count, at least five. None if there is no rung before the last step.
     """
     import numpy
 

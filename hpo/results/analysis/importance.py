@@ -91,11 +91,7 @@ class Importance:
             "evaluations": self.evaluations,
             "completed": self.completed,
             "explained": self.explained,
-            "parameters": {
-                name: {"total": one.total, "alone": one.alone, "spread": one.spread}
-                for name, one in self.shares.items()
-                if self.explains
-            },
+            "parameters": {name: vars(one) for name, one in self.shares.items() if self.explains},
         }
 
     def __str__(self) -> str:
@@ -127,11 +123,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     """Importance of each parameter for an objective.
 
     Results count by rank, so that their scale and outliers have no influence. Failed and pruned evaluations are left
-    out; known points count. The same journals give the same shares.
-
-    Args:
-        record (CampaignRecord): record of the campaign.
-        objective (str; default None): name of the objective; None: the first.
+    out; known points count. The same journals give the same shares. ``objective`` None: the first.
 
     Raises:
         UsageError: there is no such objective.
@@ -144,10 +136,21 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     from hpo.search.models.observations import normal_scores
 
     names = list(record.objectives)
-    objective = _objective(names, objective)
+    if objective is None:
+        objective = names[0]
+    if objective not in names:
+        raise UsageError(
+            f"{excerpt(objective)} is no objective of this campaign. {suggestion(objective, names)}"
+        )
     space = described_space(record.identity.get("space"))
     known = with_losses(record)
-    _refuse_too_few(len(known), len(space))
+    needed = max(FEWEST, 2 * len(space))
+    if len(known) < needed:
+        have = "1 evaluation has" if len(known) == 1 else f"{len(known)} evaluations have"
+        raise CampaignError(
+            f"importance of parameters: {have} completed, and at least {needed} are needed. Ask again when there are "
+            "more."
+        )
     chosen = [known[index * len(known) // min(MOST, len(known))] for index in range(min(MOST, len(known)))]
     losses = [losses[names.index(objective)] for losses, _ in chosen]
     if min(losses) == max(losses):
@@ -192,25 +195,6 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         explained=float(1 - errors.mean() / goals[heard].var()),
         shares=dict(sorted(shares.items(), key=lambda entry: -entry[1].total)),
     )
-
-
-def _objective(names: list[str], chosen: str | None) -> str:
-    """The chosen objective, None for the first; UsageError where there is no such."""
-    if chosen is None:
-        return names[0]
-    if not isinstance(chosen, str) or chosen not in names:
-        raise UsageError(f"{excerpt(chosen)} is no objective of this campaign. {suggestion(chosen, names)}")
-    return chosen
-
-
-def _refuse_too_few(completed: int, parameters: int) -> None:
-    needed = max(FEWEST, 2 * parameters)
-    if completed < needed:
-        have = "1 evaluation has" if completed == 1 else f"{completed} evaluations have"
-        raise CampaignError(
-            f"importance of parameters: {have} completed, and at least {needed} are needed. Ask again when there are "
-            "more."
-        )
 
 
 def _genomes(

@@ -20,18 +20,16 @@ SHARE = 0.1
 class Success:
     """Success of an operator on an island."""
 
-    ended: int
-    """Evaluations that have ended, including failures."""
-    good: int
-    """Good evaluations."""
+    ended: int  # evaluations that have ended, including failures
+    good: int  # good evaluations
 
     @property
     def rate(self) -> float:
         return self.good / self.ended if self.ended else 0.0
 
 
-def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
-    """Ids of the best ``share`` of the campaign's completed evaluations, at least a single id.
+def good(record: CampaignRecord) -> set[str]:
+    """Ids of the best ``SHARE`` of the campaign's completed evaluations, at least a single id.
 
     With several objectives, these are the first fronts that fit into the share as a whole; the first front always.
     """
@@ -44,7 +42,7 @@ def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
     if not pairs:
         return set()
     losses = numpy.array([loss for loss, _ in pairs], dtype=float)
-    most = max(1, math.ceil(share * len(pairs)))
+    most = max(1, math.ceil(SHARE * len(pairs)))
     if losses.shape[1] == 1:
         chosen = numpy.argsort(losses[:, 0], kind="stable")[:most]
     else:
@@ -56,9 +54,9 @@ def good(record: CampaignRecord, share: float = SHARE) -> set[str]:
     return {pairs[place][1].id for place in chosen}
 
 
-def success(record: CampaignRecord, share: float = SHARE) -> dict[tuple[str, int], Success]:
+def success(record: CampaignRecord) -> dict[tuple[str, int], Success]:
     """Success by operator and island, most used operators first."""
-    best = good(record, share)
+    best = good(record)
     ended: Counter[tuple[str, int]] = Counter()
     hits: Counter[tuple[str, int]] = Counter()
     for one in record.individuals:

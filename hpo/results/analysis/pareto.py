@@ -30,13 +30,8 @@ def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> l
 
     With several objectives, these are members of the :func:`front`, sorted by the first objective. If configurations
     were repeated on purpose, there is an individual for each configuration, sorted by the estimate of its mean
-    (``hpo.results.analysis.repeated``).
-
-    Args:
-        record (CampaignRecord): record of the campaign.
-        top (int; default 1): most individuals; None: the whole front, or the single best without a front.
-        own (bool; default False): whether to leave out known points.
-    """
+    (``hpo.results.analysis.repeated``). ``top`` None: the whole front, or the single best without a front; ``own``
+    leaves out known points."""
     # Equal individuals are in the order of hpo.islands.coordinator.tally.Best.order, as in a running campaign.
     if len(record.objectives) > 1:
         return front(record, own=own)[:top]
@@ -178,10 +173,8 @@ class Hypervolume:
 def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = None) -> Hypervolume:
     """Hypervolume over the evaluations of a campaign (moocore; Guerreiro et al. 2021, doi:10.1145/3453474).
 
-    Args:
-        record (CampaignRecord): record of the campaign.
-        reference (dict; default None): value by objective beyond which individuals do not count; None: the campaign's
-            own reference, or without any the worst value of each objective.
+    ``reference``: value by objective beyond which individuals do not count; None: the campaign's own reference, or
+    without any the worst value of each objective.
 
     Raises:
         UsageError: there is a single objective, or the reference does not have the campaign's objectives.

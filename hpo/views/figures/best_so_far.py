@@ -175,7 +175,6 @@ def improvements(source: Source, objective: str) -> list[Individual]:
 
 
 def _known(source: Source, objective: str) -> float | None:
-    """The best value of known points."""
     points = [one.objectives or {} for one in source.record.known if one.status == COMPLETED]
     sign = source.sign(objective)
     values = [values[objective] for values in points if objective in values]
@@ -183,7 +182,6 @@ def _known(source: Source, objective: str) -> float | None:
 
 
 def _add_individuals(row: _Row, source: Source) -> None:
-    """Add pruned and completed individuals of a single campaign, the best so far, and the best."""
     shown = [one for one in source.ended if source.value(one, row.objective) is not None]
     steps = {one.id for one in improvements(source, row.objective)}
     keep = [index for index, one in enumerate(shown) if one.id in steps]
@@ -227,7 +225,6 @@ def _add_overlaid(row: _Row, sources: Mapping[int, Source]) -> None:
 def _add_failed(
     panels: Panels, panel: str, source: Source, failed: Sequence[Individual], along: Along
 ) -> None:
-    """Add evaluations without a result to the strip below the rows."""
     kept = [failed[index] for index in thinned(len(failed), theme.MOST_POINTS // 4)]
     for status, count in Counter(one.status for one in failed).items():
         own = [one for one in kept if one.status == status]
@@ -245,7 +242,6 @@ def _add_failed(
 
 
 def _add_default(row: _Row, source: Source, extent: ValueRange) -> None:
-    """Add a line at the default's result, if that is in view."""
     value = source.default_value(row.objective)
     if value is not None and value == extent.inside(value):
         ends = {"x0": 0, "x1": 1, "xref": f"x{row.panel} domain", "y0": value, "y1": value}

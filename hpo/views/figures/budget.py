@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.individual import PRUNED
 from hpo.results.analysis.fidelity import FEWEST, Correlation, Progress, correlations, kept, progress
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.panels import Panels, Plot
@@ -32,18 +31,6 @@ def draw(sources: Sequence[Source]) -> Plot:
     upper, lower = panels.panel(0), panels.panel(1)
     _correlation(panels, upper, correlated)
     _kept(panels, lower, found)
-    stopped = [
-        step
-        for one in source.record.individuals
-        if one.status == PRUNED and isinstance(step := one.metrics.get("pruned_step"), int)
-    ]
-    first = min((one.step for one in source.record.reported), default=min(stopped, default=None))
-    if first is not None:
-        for panel in (upper, lower):
-            line = {**theme.vertical(first, theme.MUTED), "xref": f"x{panel}", "yref": f"y{panel} domain"}
-            panels.shapes.append(line)
-        place = {"x": first, "xref": "x", "y": 0.02, "yref": "y domain", "xshift": 4}
-        panels.note(f"first rung at {first}", **place, xanchor="left", yanchor="bottom")
     panels.head(upper, "Rank correlation with the final value")
     panels.head(lower, "Of the best tenth, kept by halving")
     steps = found.steps

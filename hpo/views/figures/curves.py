@@ -132,7 +132,6 @@ def _reported(source: Source, table: pandas.DataFrame, by_id: Mapping[str, slice
 
 
 def _rungs(source: Source) -> list[dict[str, Any]]:
-    """Lines at the steps at which a pruner has compared."""
     steps = sorted({one.step for one in source.record.reported})
     if not 0 < len(steps) <= _MOST_RUNGS:
         return []

@@ -159,7 +159,6 @@ class _FamilyDrawing:
         return f"{first}<br><span style='font-size:11px;fill-opacity:0.65'>{self._origin(one)}</span>"
 
     def _origin(self, one: Ancestor) -> str:
-        """Parameters that differ from the nearest parent."""
         if not one.parents:
             return "of earlier parents" if one.unseen else "not bred from others"
         found = changes(self.params[one.parents[0]], one.individual.params)

@@ -33,10 +33,8 @@ class _FrontOfCampaign:
     points: list[Individual]
     knee: Individual | None
     colour: str
-    title: str
-    """Empty for a single campaign."""
-    number: int
-    """The campaign's place among those of the page."""
+    title: str  # empty for a single campaign
+    number: int  # the campaign's place among those of the page
 
 
 def front(sources: Sequence[Source]) -> Plot:

@@ -86,7 +86,6 @@ def _add_operators(
     operators: Sequence[str],
     islands: Sequence[int],
 ) -> dict[str, dict[str, Any]]:
-    """Add the share of each operator's evaluations that are among the best tenth of the campaign."""
     panel = panels.panel(1)
     cells = [[_cell(found.get((operator, island))) for island in islands] for operator in operators]
     rates = [[rate for rate, _, _ in row] for row in cells]
@@ -108,7 +107,6 @@ def _add_operators(
 
 
 def _cell(success: Success | None) -> tuple[float | None, str, str]:
-    """Rate, text and box of an operator on an island."""
     if success is None:
         return None, "", "no evaluation"
     box = f"{success.good} of {success.ended} evaluations among the best {SHARE:.0%}"
@@ -120,7 +118,6 @@ def _cell(success: Success | None) -> tuple[float | None, str, str]:
 def _add_moves(
     panels: Panels, moves: Mapping[tuple[int, int], int], islands: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """Add the number of individuals that moved from each island to each other."""
     panel = panels.panel(1, 1)
     counts = [[moves.get((start, end)) for end in islands] for start in islands]
     panels.add(

@@ -47,8 +47,7 @@ class Coordinate(msgspec.Struct, kw_only=True):
     name: str
     note: str
     ticks: list[tuple[float, str]]
-    places: list[float | None]
-    """Place of each line; None if the parameter does not exist in it."""
+    places: list[float | None]  # place of each line; None if the parameter does not exist in it
 
 
 class Lines(msgspec.Struct, kw_only=True):
@@ -56,18 +55,13 @@ class Lines(msgspec.Struct, kw_only=True):
 
     objective: str
     axes: list[Coordinate]
-    bands: list[Band]
-    """Bands, the worst last."""
+    bands: list[Band]  # bands, the worst last
     ids: list[str]
     values: list[str]
-    band: list[int]
-    """Index of each line's band."""
-    shown: int
-    """Number of parameters that are shown at first."""
-    objectives: int
-    """Number of axes at the end that are no parameters."""
-    left_out: int
-    """Number of lines that are left out."""
+    band: list[int]  # index of each line's band
+    shown: int  # number of parameters that are shown at first
+    objectives: int  # number of axes at the end that are no parameters
+    left_out: int  # number of lines that are left out
 
 
 def content(sources: Sequence[Source]) -> Lines:

@@ -22,14 +22,10 @@ class Entry:
 
     name: str
     title: str
-    caption: str
-    """A sentence on how to read it."""
-    module: str | None = None
-    """Module with several figures, each drawn by the function with its name."""
-    overlaid: bool = False
-    """Whether several campaigns are drawn in one figure."""
-    size: int = 2
-    """Halves of a row of a wide page."""
+    caption: str  # A sentence on how to read it
+    module: str | None = None  # module with several figures, each drawn by the function with its name
+    overlaid: bool = False  # whether several campaigns are drawn in one figure
+    size: int = 2  # halves of a row of a wide page
 
     def plot(self, sources: Sequence[Source]) -> Plot:
         """Draw a campaign, or several if ``overlaid``; NotDrawn if they lack the data."""
@@ -134,8 +130,8 @@ FIGURES: tuple[Entry, ...] = (
     Entry(
         name="noise",
         title="Noise",
-        caption="Evaluations of the best configurations that were repeated. Where repeats differ as much as the better "
-        "configurations do, which of these is the best is not known yet.",
+        caption="Evaluations of the best configurations that were repeated, and their means. Where the errors of means "
+        "overlap, the best of these is not known yet.",
         size=1,
     ),
     Entry(

@@ -58,7 +58,7 @@ class _SlicePanel:
         found.append(self._trace(shown, values, title, {"color": colours, "size": 5}))
         top = [source.best] if source.best is not None and self.name in source.best.params else []
         values = [self.extent.inside(self._value(one)) for one in top]
-        found.append(self._trace(top, values, "best", theme.STAR, beside=False))
+        found.append(self._trace(top, values, "best", theme.STAR))
         return found
 
     def _has_value(self, one: Individual) -> bool:
@@ -73,11 +73,9 @@ class _SlicePanel:
         values: Sequence[float],
         title: str,
         marker: dict[str, Any],
-        *,
-        beside: bool = True,
     ) -> Plot:
         return {
-            "x": [self.axis.mark(one.params[self.name], one.id if beside else "") for one in individuals],
+            "x": [self.axis.mark(one.params[self.name], one.id) for one in individuals],
             "y": list(values),
             "mode": "markers",
             "name": title,

@@ -31,11 +31,9 @@ class NotDrawn(Exception):
 class Source:
     """A campaign to draw figures of."""
 
-    name: str
-    """Name that distinguishes the campaign from others beside it."""
+    name: str  # name that distinguishes the campaign from others beside it
     record: CampaignRecord
-    curves: pandas.DataFrame
-    """Table of ``hpo.results.curves.load``."""
+    curves: pandas.DataFrame  # table of ``hpo.results.curves.load``
 
     @cached_property
     def objectives(self) -> dict[str, str]:

@@ -92,7 +92,6 @@ def draw(sources: Sequence[Source]) -> Plot:
 
 
 def _rows(source: Source, parts: Sequence[Part]) -> tuple[dict[tuple[int, int], float], float]:
-    """Place of each worker's row, with gaps between islands, and the height of all rows."""
     workers = sorted({part.place[1:] for part in parts} | {place[1:] for place in source.record.hosts})
     islands = sorted({island for island, _ in workers})
     rows = {worker: place + _GAP * islands.index(worker[0]) for place, worker in enumerate(workers)}

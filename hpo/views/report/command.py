@@ -23,16 +23,9 @@ _SUFFIX = ".html"
 def report(
     arguments: Sequence[Path], output: Path | None = None, figures: Path | None = None, *, version: str = ""
 ) -> str:
-    """Write the report of campaigns.
+    """Write the report of campaigns; returns lines on what was written.
 
-    Args:
-        arguments (sequence of Path): directories of campaigns, and at most one output that ends in .html.
-        output (Path; default None): the output, if it is not among ``arguments``.
-        figures (Path; default None): folder for each figure as SVG and PDF.
-        version (str; default ""): version of hpo, which the page names.
-
-    Returns:
-        Lines on what was written.
+    An argument that ends in .html is the output. ``figures``: folder for each figure as SVG and PDF.
 
     Raises:
         UsageError: there is no directory or several outputs; or ``figures`` cannot be drawn, but the report is written.

@@ -32,20 +32,16 @@ class Drawn(msgspec.Struct, kw_only=True, omit_defaults=True):
     title: str
     caption: str
     size: int
-    campaign: int | None = None
-    """Place of the campaign among all; None if the figure is of all campaigns."""
-    plot: dict[str, Any] | None = None
-    """Data and layout of plotly."""
-    own: Any = None
-    """Data for the page's script of the figure's name."""
+    campaign: int | None = None  # place of the campaign among all; None if the figure is of all campaigns
+    plot: dict[str, Any] | None = None  # data and layout of plotly
+    own: Any = None  # data for the page's script of the figure's name
 
 
 class Details(msgspec.Struct, kw_only=True):
     """Columns on the individuals of a campaign, for the details of a mark. They are lists, or packed by ``_column``."""
 
     ids: list[str]
-    words: list[str]
-    """Different statuses and operators, whose places are in the next columns."""
+    words: list[str]  # different statuses and operators, whose places are in the next columns
     status: list[int]
     operator: list[int]
     seconds: Any
@@ -64,8 +60,7 @@ class Content(msgspec.Struct, kw_only=True):
     compared: PageTable | None
     figures: list[Drawn]
     details: list[Details]
-    dark: dict[str, str]
-    """Replacements of colours on a dark page."""
+    dark: dict[str, str]  # replacements of colours on a dark page
 
 
 def content(
@@ -196,7 +191,6 @@ def details(source: Source, identities: Collection[str]) -> Details:
 
 
 def _as_list(value: Any) -> Any:
-    """Array of numpy as a list."""
     return value.tolist()
 
 

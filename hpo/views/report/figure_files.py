@@ -16,10 +16,8 @@ _WIDTH = 720  # pixels
 
 
 def write(sources: Sequence[Source], folder: Path) -> list[str]:
-    """Write figures as ``NAME.svg`` and ``NAME.pdf``, of further campaigns as ``NAME-2.svg`` and so on, to ``folder``.
-
-    Returns:
-        Lines on what was written and left out.
+    """Write figures as ``NAME.svg`` and ``NAME.pdf``, of further campaigns as ``NAME-2.svg`` and so on, to ``folder``;
+    returns lines on what was written and left out.
 
     Raises:
         UsageError: no Chrome starts.

@@ -80,7 +80,6 @@ def _cut(line: str) -> str:
 
 
 def _failing_choices(source: Source) -> Iterator[Attention]:
-    """Choices with which far more evaluations fail than with others."""
     bad = {one.id for one in source.ended if one.status in _FAILED}
     if source.space is None or len(bad) < 5:
         return
@@ -144,7 +143,6 @@ def _distance(parameter: Parameter, value: Scalar, gene: float, end: Scalar) -> 
 
 
 def _stalled(source: Source) -> Iterator[Attention]:
-    """Numbers of evaluations in which the campaign and each island have found nothing better."""
     if len(source.objectives) > 1 or len(source.completed) < _FEWEST:
         return
     idle = _evaluations_without_better(source, source.ended)
@@ -184,16 +182,6 @@ def _default(source: Source) -> Iterator[Attention]:
             "warn",
             f"Nothing is better than the {source.default_name}: the ranges may leave out what is good, or noise hides "
             "it.",
-        )
-
-
-def _pruned(source: Source) -> Iterator[Attention]:
-    pruned = sum(one.status == PRUNED for one in source.ended)
-    if pruned and pruned > 0.85 * len(source.ended) >= 0.85 * _FEWEST:
-        yield Attention(
-            "note",
-            f"{text.percent(pruned / len(source.ended))} were pruned: models learn from the few that completed. A "
-            "larger min_steps or patience leaves more.",
         )
 
 
@@ -254,23 +242,15 @@ def _code(source: Source) -> Iterator[Attention]:
         yield Attention("note", f"{_sentence(line)}.")
 
 
-def _torn(source: Source) -> Iterator[Attention]:
-    if source.record.torn and not source.record.alive:
-        count = text.plural(len(source.record.torn), "journal")
-        yield Attention("note", f"The last line of {count} was cut off and is left out.")
-
-
 _CHECKS: tuple[Callable[[Source], Iterable[Attention]], ...] = (
     _default,
     _failures,
     _failing_choices,
     _borders,
     _stalled,
-    _pruned,
     _settings,
     _workers,
     _storage,
     _launches,
     _code,
-    _torn,
 )

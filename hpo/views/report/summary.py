@@ -41,8 +41,7 @@ class PageTable(msgspec.Struct, frozen=True):
 
     columns: list[str]
     rows: list[list[str]]
-    numeric: list[bool]
-    """Whether each column holds numbers."""
+    numeric: list[bool]  # whether each column holds numbers
 
 
 class ComparedValues(msgspec.Struct, frozen=True):
@@ -50,12 +49,10 @@ class ComparedValues(msgspec.Struct, frozen=True):
 
     name: str
     values: list[str]
-    places: list[float | None]
-    """Place of each value in the range, from 0 to 1; None without value or order."""
+    places: list[float | None]  # place of each value in the range, from 0 to 1; None without value or order
     low: str = ""
     high: str = ""
-    differs: bool = True
-    """Whether the values differ."""
+    differs: bool = True  # whether the values differ
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -139,7 +136,6 @@ def _span(started: float | None, updated: float | None) -> str:
 
 
 def _lead(source: Source) -> str:
-    """Sentences on the best result."""
     best = source.best
     if best is None:
         return "No evaluation has completed yet."
@@ -286,7 +282,6 @@ def _chosen(params: Mapping[str, Scalar], name: str) -> str:
 
 
 def _top(source: Source) -> PageTable | None:
-    """Table of the best individuals, or of the front."""
     found = pareto.best(source.record, _TOP)
     if len(found) < 2:
         return None

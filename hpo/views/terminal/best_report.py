@@ -26,20 +26,12 @@ def _top(record: CampaignRecord, top: int | None) -> list[Individual]:
 
 
 def _repeated(record: CampaignRecord) -> dict[str, Repeated]:
-    """Repeated configurations by the id of the evaluation that stands for each."""
     return {one.individual.id: one for one in pareto.repeated(record)}
 
 
 def best(directory: Path, top: int | None) -> str:
-    """Text of ``hpo best``.
-
-    Args:
-        directory (Path): directory of the campaign.
-        top (int or None): number of individuals; None: the best, or the whole front.
-
-    Raises:
-        HpoError: see ``hpo.results.record.load``.
-    """
+    """Text of ``hpo best``; ``top`` None: the best individual, or the whole front. Raises errors as
+    ``hpo.results.record.load``."""
     record = load(directory)
     found = _top(record, top)
     if not found:

@@ -17,13 +17,11 @@ class EvaluationRun:
     """An evaluation of the individual on one worker. Times are Unix seconds."""
 
     launch: int
-    worker: str
-    """Island and number of the worker, such as "0-3"."""
+    worker: str  # island and number of the worker, such as "0-3"
     host: str
     started: float | None
     finished: float | None = None
-    status: str | None = None
-    """None while it runs, or if its launch died."""
+    status: str | None = None  # none while it runs, or if its launch died
     retries: int = 0
     resumed_at_step: int = 0
     reopened: int = 0

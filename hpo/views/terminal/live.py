@@ -226,7 +226,6 @@ def _until_the_end(directory: Path, found: Overview) -> Overview:
 
 
 def _display(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], None]]:
-    """Functions that show an overview and that end the display."""
     if not sys.stdout.isatty() or process.terminal_columns(sys.stdout) is None:
         return _line_writer(), lambda: None
     live = LivePanel(sys.stdout.fileno())
@@ -240,7 +239,6 @@ def _display(directory: Path) -> tuple[Callable[[Overview], None], Callable[[], 
 
 
 def _line_writer() -> Callable[[Overview], None]:
-    """Function that writes a line each minute, and whenever the state changes."""
     due, state = 0.0, ""
 
     def show(found: Overview) -> None:

@@ -36,17 +36,8 @@ def panel(
     own: bool = False,
     starting: bool = False,
 ) -> Group:
-    """The panel, to be rendered without wrapping.
-
-    Args:
-        directory (Path): directory of the campaign.
-        overview (Overview or None): state of the campaign; None before anything is known.
-        now (float): Unix seconds.
-        columns (int): width of the terminal.
-        rows (int): height of the terminal.
-        own (bool; default False): whether Ctrl-C stops the campaign.
-        starting (bool; default False): whether ``overview`` is of an earlier launch.
-    """
+    """The panel, to be rendered without wrapping. ``own``: Ctrl-C stops the campaign; ``starting``: ``overview`` is of
+    an earlier launch."""
     parts: list[RenderableType] = [_title(columns, directory, overview, starting=starting)]
     if overview is not None:
         parts += _facts(columns, overview, now, own=own)
@@ -156,7 +147,6 @@ def _workers(overview: Overview) -> Text:
 
 
 def _islands(overview: Overview, pace: Pace) -> str:
-    """Best value and number of completed individuals of each island."""
     count = digits(island.best for island in pace.islands.values())
     parts = []
     for number in range(min(overview.islands, _MOST_ISLANDS)):
@@ -169,7 +159,6 @@ def _islands(overview: Overview, pace: Pace) -> str:
 
 
 def _counts(overview: Overview) -> str:
-    """Numbers of evaluations by status, unless all completed."""
     counts = {name: overview.evaluations.get(name, 0) for name in STATUSES if name in FINAL}
     parts = [f"{count} {name}" for name, count in counts.items() if count]
     return ", ".join(parts) if len(parts) > 1 or not counts["completed"] else ""
@@ -181,7 +170,6 @@ def _rate(overview: Overview, now: float) -> str:
 
 
 def _time_left(overview: Overview, now: float) -> str:
-    """Remaining time by the pace of the last evaluations and the deadline."""
     pace = overview.pace
     if pace is None or overview.state not in ("running", "paused"):
         return ""
@@ -193,7 +181,6 @@ def _time_left(overview: Overview, now: float) -> str:
 
 
 def _note(overview: Overview, now: float, *, own: bool) -> str:
-    """Sentence on a state that a person may want to act on."""
     if overview.state == "stopping":
         until = overview.pace.grace_until if overview.pace else None
         if not overview.running or until is None or until <= now:
@@ -210,7 +197,6 @@ def _note(overview: Overview, now: float, *, own: bool) -> str:
 
 
 def _running(overview: Overview, room: int, now: float) -> Table:
-    """Table of the evaluations that run; of those that run longest if there is no room for all."""
     everyone = overview.individuals
     shown = everyone if len(everyone) <= room else sorted(everyone, key=lambda one: one.started)[: room - 1]
     hosts = len({one.host for one in everyone}) > 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,6 @@ from hpo.views.terminal.history import EvaluationRun, history
 if TYPE_CHECKING:
     import pandas
 
-_ID = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,18})")
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60  # characters of a curve
 _LAST_ROWS = 5
@@ -50,15 +48,12 @@ class ShownIndividual:
     one: Individual
     best: Individual | None
     default: Individual | None
-    parents: Mapping[str, Individual | None]
-    """None for parents that are not on record."""
+    parents: Mapping[str, Individual | None]  # none for parents that are not on record
     children: Sequence[str]
-    schedule: Sequence[Individual]
-    """Intervals that led to the individual, with kind "pbt"."""
+    schedule: Sequence[Individual]  # intervals that led to the individual, with kind "pbt"
     steps: Mapping[str, tuple[int, int]]
     runs: Sequence[EvaluationRun]
-    events: Sequence[tuple[float, str]]
-    """Times and events between the runs."""
+    events: Sequence[tuple[float, str]]  # times and events between the runs
     curve: pandas.DataFrame
     directory: Path | None
     output: Sequence[Path]
@@ -117,22 +112,10 @@ def step_ranges(curves: pandas.DataFrame) -> dict[str, tuple[int, int]]:
 
 
 def _near(identity: str, record: CampaignRecord) -> str:
-    """Sentence on the ids that may be meant."""
     if is_known(identity) and record.known:
         return f"Known points are {record.known[0].id} to {record.known[-1].id}."
     if not record.individuals:
         return "None has started yet."
-    form = _ID.fullmatch(identity)
-    if form is not None:
-        island, worker = int(form[1]), int(form[2])
-        same = sorted(
-            one.sequence for one in record.individuals if (one.island, one.worker) == (island, worker)
-        )
-        if same:
-            start = f"{island}-{worker}-"
-            return f"Worker {island}-{worker} began {len(same)}, {start}{same[0]} to {start}{same[-1]}."
-        workers = sorted({(one.island, one.worker) for one in record.individuals})
-        return f"Individuals were begun by the workers {_listed([f'{island}-{worker}' for island, worker in workers])}."
     return suggestion(identity, [one.id for one in record.individuals[-_MOST_COMPARED:]])
 
 
@@ -205,7 +188,6 @@ def _parent(identity: str, parent: Individual | None) -> str:
 
 
 def _beside(shown: ShownIndividual, name: str) -> str:
-    """Values of the best and the default in that objective."""
     parts = []
     for what, other in ("best", shown.best), ("default", shown.default):
         if other is not None and other.id == shown.one.id:

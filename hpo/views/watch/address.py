@@ -29,10 +29,8 @@ class Address:
     """An open socket."""
 
     socket: socket.socket
-    token: str | None
-    """Token that opens the page; None if reaching the socket suffices."""
-    lines: tuple[str, ...]
-    """Instructions for a person."""
+    token: str | None  # token that opens the page; None if reaching the socket suffices
+    lines: tuple[str, ...]  # instructions for a person
 
 
 @contextmanager

@@ -26,10 +26,7 @@ _GRACE_S = 1  # for answers under way
 def watch(directory: Path, port: int | None, *, version: str = "") -> int:
     """Serve the live page of the campaign in ``directory`` until SIGINT or SIGTERM; returns the exit code.
 
-    Args:
-        directory (Path): directory of the campaign.
-        port (int or None): port of 127.0.0.1, 0 for any free port; None: a Unix socket.
-        version (str; default ""): version of hpo.
+    ``port``: port of 127.0.0.1, 0 for any free port; None: a Unix socket.
 
     Raises:
         UsageError: there is no such port.

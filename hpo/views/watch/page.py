@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpo.errors import CampaignError
@@ -30,20 +30,13 @@ class View:
     """The page at one moment."""
 
     parts: Mapping[str, Part] = field(default_factory=dict)
-    problem: str = ""
-    """Reason why the page may differ from the files."""
-    reading: bool = True
-    """Whether the campaign has not been read whole yet."""
+    problem: str = ""  # reason why the page may differ from the files
+    reading: bool = True  # whether the campaign has not been read whole yet
 
 
 class Page:
-    """The live page of the campaign in ``directory``, which is made only for viewers.
-
-    Args:
-        directory (Path): directory of the campaign.
-        notify (function): called from the page's thread when ``view`` has changed.
-        version (str; default ""): version of hpo.
-    """
+    """The live page of the campaign in ``directory``, which is made only for viewers. ``notify`` is called from the
+    page's thread when ``view`` has changed."""
 
     def __init__(self, directory: Path, notify: Callable[[], None], *, version: str = "") -> None:
         self.view = View()
@@ -146,19 +139,19 @@ class Page:
         return self._tails.poll({f"{one.island}-{one.worker}" for one in left})
 
     def _publish(self, parts: Mapping[str, Part]) -> None:
-        if parts is not self.view.parts:
-            self.view = View(parts=parts, problem=self.view.problem, reading=self.view.reading)
-            self._notify()
+        self._change(replace(self.view, parts=parts))
 
     def _show(self, *, problem: str, reading: bool = False) -> None:
         if problem and problem != self._said:
             self._said = problem
             write(f"hpo watch: {one_line(problem)}", sys.stderr, flush=True)
-        if (problem, reading) != (self.view.problem, self.view.reading):
-            self.view = View(parts=self.view.parts, problem=problem, reading=reading)
+        self._change(replace(self.view, problem=problem, reading=reading))
+
+    def _change(self, view: View) -> None:
+        if view != self.view:
+            self.view = view
             self._notify()
 
 
 def _signs(record: CampaignRecord) -> tuple[bool, int, bool]:
-    """Facts that are not in the journals."""
     return record.alive, record.waiting, record.stop_pending

@@ -56,8 +56,7 @@ class Part:
 
 class _Words(msgspec.Struct):
     content: Content
-    figures: list[str]
-    """Names of the figures that are drawn, in order."""
+    figures: list[str]  # names of the figures that are drawn, in order
 
 
 @dataclass(kw_only=True)
@@ -67,10 +66,8 @@ class _PartTask:
     rest: float = _REST
     least_s: float = 0.0
     stale: bool = True
-    due: float = 0.0
-    """Earliest time at which the part is made."""
-    cost_s: float | None = None
-    """Processor time of the last making."""
+    due: float = 0.0  # earliest time at which the part is made
+    cost_s: float | None = None  # processor time of the last making
 
 
 @dataclass(kw_only=True)
@@ -83,11 +80,9 @@ class Parts:
     parts: dict[str, Part] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     """Fault by part, which must not keep the other parts from being made."""
-    version: str = ""
-    """Version of hpo."""
+    version: str = ""  # version of hpo
     _missing: dict[str, str] = field(default_factory=dict)
-    _marked: dict[str, set[str]] = field(default_factory=dict)
-    """Individuals that marks stand for, by figure."""
+    _marked: dict[str, set[str]] = field(default_factory=dict)  # individuals that marks stand for, by figure
     _running: list[Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -13,13 +13,8 @@ Plot = dict[str, Any]
 
 
 class Panels:
-    """Panels in rows and columns.
-
-    Args:
-        heights (sequence of float; default one row): heights of the rows from above, in any unit.
-        columns (int; default 1): number of columns of equal width.
-        between (tuple; default no space): spaces between rows and between columns, as parts of the whole.
-    """
+    """Panels in rows and columns. ``heights``: heights of the rows in any unit; ``between``: spaces between rows and
+    between columns as parts of the whole."""
 
     def __init__(
         self,

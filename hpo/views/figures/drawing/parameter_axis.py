@@ -6,7 +6,7 @@ import math
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from hpo.space.parameters import Categorical, Encoder, Float, Int, Parameter
 from hpo.terminal import one_line
@@ -17,25 +17,17 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
 
 _TICKS = 5
-_FEW = 32
-_WIDTH = 1 / 3  # part of the space between two choices in which individuals lie beside one another
+_FEW = 32  # values, among which individuals lie beside one another
+_WIDTH = 1 / 3  # part of the space between two values in which they lie
 _MOST_LETTERS = 14
 _ACROSS = 66  # letters that fit side by side below a panel of half a page
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """Axis of ``parameter``."""
+    """Axis of a parameter, from 0 to 1."""
 
     parameter: Parameter
-
-    @property
-    def log(self) -> bool:
-        return isinstance(self.parameter, (Float, Int)) and self.parameter.log
-
-    @property
-    def _beside(self) -> bool:
-        return isinstance(self.parameter, Int) and self.parameter.count <= _FEW and not self.log
 
     def place(self, one: Scalar) -> float | None:
         """Place of a value from 0 to 1; None for a value outside the space (of an edited journal)."""
@@ -46,7 +38,7 @@ class Axis:
                 return None
             return (self._encode(choice) + 0.5) / len(self.parameter.choices)
         assert isinstance(self.parameter, (Float, Int))
-        if not _is_number(one) or not self.parameter.low <= one <= self.parameter.high:
+        if isinstance(one, bool | str | None) or not self.parameter.low <= one <= self.parameter.high:
             return None
         return self._encode(one)
 
@@ -54,43 +46,27 @@ class Axis:
     def _encode(self) -> Encoder:
         return self.parameter.encoder()
 
-    def mark(self, one: Scalar, identity: str = "") -> float | None:
-        """Place of a value on an axis of plotly: the number itself, or the index of the choice. With few values,
-        individuals lie beside one another by their ``identity``."""
-        if not isinstance(self.parameter, Categorical):
-            if not _is_number(one) or (self.log and one <= 0):
-                return None
-            return float(one) + (_aside(identity) if self._beside else 0.0)
-        place = self.place(one)
-        if place is None:
-            return None
-        return place * len(self.parameter.choices) - 0.5 + _aside(identity)
+    def mark(self, one: Scalar, identity: str) -> float | None:
+        """Place of a value beside the places of other individuals with the same value."""
+        place, count = self.place(one), self.parameter.count
+        if place is None or count is None or count > _FEW or getattr(self.parameter, "log", False):
+            return place
+        return place + (zlib.crc32(identity.encode()) % 1000 / 999 - 0.5) * _WIDTH / count
 
     def layout(self) -> dict[str, object]:
-        """Layout of the axis of plotly for ``mark``."""
-        parameter = self.parameter
-        if isinstance(parameter, Categorical):
-            count = len(parameter.choices)
+        """Layout of an axis of plotly."""
+        letters = _MOST_LETTERS
+        if categorical := isinstance(self.parameter, Categorical):
+            count = len(self.parameter.choices)
             shown = -(-count // _step(count, _TICKS))
             letters = max(6, min(_MOST_LETTERS, _ACROSS // shown - 2))
-            ticks = [(place * count - 0.5, label(text)) for place, text in self.ticks(letters=letters)]
-            return {
-                "type": "linear",
-                "range": [-0.6, count - 0.4],
-                "tickvals": [at for at, _ in ticks],
-                "ticktext": [text for _, text in ticks],
-                "tickangle": 0,  # labels at an angle would reach into the panel below
-                "showgrid": False,
-            }
-        assert isinstance(parameter, (Float, Int))
-        low, high = (math.log10(one) if self.log else float(one) for one in (parameter.low, parameter.high))
-        margin = max(0.03 * (high - low), 0.5 if self._beside else 0.0)
-        ticks = self._numbers()
+        ticks = self.ticks(letters=letters)
         return {
-            "type": "log" if self.log else "linear",
-            "range": [low - margin, high + margin],
+            "range": [-0.03, 1.03],
             "tickvals": [at for at, _ in ticks],
-            "ticktext": [text for _, text in ticks],
+            "ticktext": [label(text) for _, text in ticks],
+            "tickangle": 0,  # labels at an angle would reach into the panel below
+            "showgrid": not categorical,
         }
 
     def condition(self) -> str:
@@ -112,7 +88,7 @@ class Axis:
         whole = isinstance(parameter, Int)
         return [(encode(int(one) if whole else one), text) for one, text in self._numbers(most)]
 
-    def _numbers(self, most: int = _TICKS) -> list[tuple[float, str]]:
+    def _numbers(self, most: int) -> list[tuple[float, str]]:
         parameter = self.parameter
         assert isinstance(parameter, (Float, Int))
         low, high = parameter.low, parameter.high
@@ -128,14 +104,6 @@ class Axis:
 def _step(count: int, most: int) -> int:
     """Number of choices from a tick to the next, so that at most twice ``most`` of ``count`` have a tick."""
     return max(1, math.ceil(count / (2 * most)))
-
-
-def _is_number(one: Scalar) -> TypeGuard[int | float]:
-    return isinstance(one, (int, float)) and not isinstance(one, bool)
-
-
-def _aside(identity: str) -> float:
-    return (zlib.crc32(identity.encode()) % 1000 / 999 - 0.5) * _WIDTH if identity else 0.0
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:

@@ -29,8 +29,7 @@ class ValueRange:
     best: float
     worst: float
     log: bool
-    outside: int = 0
-    """Number of values that are worse than ``worst``."""
+    outside: int = 0  # number of values that are worse than ``worst``
 
     def inside(self, value: float) -> float:
         """``value``, or the border if the value lies beyond."""
@@ -43,7 +42,6 @@ class ValueRange:
 
     @property
     def _width(self) -> float:
-        """Extent in the axis's own unit, negative if the best is the largest."""
         best = self.place(self.best)
         width = (self.place(self.worst) - best) or abs(best) or 1.0
         return math.copysign(max(abs(width), _NARROWEST), width)
