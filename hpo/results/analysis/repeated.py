@@ -55,8 +55,8 @@ class Repeated:
 
 
 def ranked(pairs: Sequence[Pair], failures: Iterable[Individual]) -> list[Repeated]:
-    """Configurations by their estimates, best first. Failed repetitions (``failures``) count with the loss of the median
-    configuration."""
+    """Configurations by their estimates, best first. Failed repetitions (``failures``) count with the loss of the
+    median configuration."""
     groups: dict[bytes, list[Pair]] = {}
     for pair in pairs:
         groups.setdefault(_key(pair[1]), []).append(pair)
