@@ -131,6 +131,12 @@ class Population:
         return sum(1 for _ in self)
 
     @property
+    def everyone(self) -> list[Member]:
+        """All members that are kept, each once, the best first."""
+        members = (*self.best, *self._recent.values(), *self._failures.values(), *self._pruned.values())
+        return list({member.id: member for member in members}.values())
+
+    @property
     def recent(self) -> list[Member]:
         """Completed members in order of arrival, oldest first."""
         return list(self._recent.values())

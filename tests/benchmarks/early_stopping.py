@@ -175,10 +175,7 @@ def search(
     table: Table, kind: str, rule: PruningSettings | None, seed: int, evaluations: int, until: float
 ) -> Found:
     """One campaign; to the end of the budget, or of the hours."""
-
-    space = Rows(table)
-
-    stream = Stream(table, seed)
+    space, stream = Rows(table), Stream(table, seed)
 
     def breeder(rank: int) -> Breeder:
         return stream if kind == "random" else OfTheTable(BREEDERS[kind](space), table)
@@ -291,17 +288,13 @@ def compare(plain: dict[int, Found], stopped: dict[int, Found], evaluations: int
         same.append(100 * (without.errors[-1] - min(error for _, error in few)))
         part.append(few[-1][0] / without.seconds)
     goal = statistics.mean(one.errors[-1] for one in plain.values())
-    hours = (percent / 100 for percent in range(1, 101))
+
+    def mean_after(share: float) -> float:
+        return statistics.mean(stopped[seed].at(share * one.seconds) for seed, one in plain.items())
+
+    shares_of_hours = (percent / 100 for percent in range(1, 101))
     return {
-        "hours": next(
-            (
-                part
-                for part in hours
-                if statistics.mean(stopped[seed].at(part * one.seconds) for seed, one in plain.items())
-                <= goal
-            ),
-            math.inf,
-        ),
+        "hours": next((share for share in shares_of_hours if mean_after(share) <= goal), math.inf),
         "best": statistics.median(shares),
         "never": float(sum(map(math.isinf, shares))),
         "points": statistics.mean(gains),

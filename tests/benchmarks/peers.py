@@ -54,7 +54,7 @@ class Optuna:
         trial = self._study.ask()
         params: Params = {}
         for name, parameter in self._space.parameters.items():
-            if _exists(parameter, params):
+            if self._space.exists(name, params):
                 params[name] = self._suggest(trial, name, parameter)
         return trial, params
 
@@ -207,10 +207,6 @@ class RayTune:
             self._search.on_trial_complete(asked, {"loss": value})
 
 
-def _exists(parameter: Any, params: Params) -> bool:
-    return all(parent in params and params[parent] in values for parent, values in parameter.when.items())
-
-
 def _conditions(space: hpo.SearchSpace, ranges: Any) -> Iterator[Any]:
     """What ConfigSpace calls the ``when`` of each parameter; ``ranges``: its hyperparameters by name."""
     from ConfigSpace import AndConjunction, InCondition
@@ -236,7 +232,7 @@ def _decoded(space: hpo.SearchSpace, asked: Mapping[str, Any]) -> Params:
     """Without what does not exist."""
     params: Params = {}
     for name, parameter in space.parameters.items():
-        if not _exists(parameter, params):
+        if not space.exists(name, params):
             continue
         value = asked[name]
         if isinstance(parameter, hpo.Ordinal):

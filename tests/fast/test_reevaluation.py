@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
@@ -14,6 +13,7 @@ import journals
 import numpy
 import pytest
 from individuals import make_candidate
+from refusals import refused
 from simulation import pruning_settings
 
 import hpo
@@ -24,15 +24,13 @@ from hpo.journal.directory import write_identity
 from hpo.journal.inspection import check
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
-from hpo.search.models.estimates import Estimate, estimates, exact
+from hpo.search.models.estimates import estimates, exact
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import GO, Breeder, Offspring, TrialReport
 from hpo.space.restricted import restricted
 from search_spaces.standalone.trained_models import of_campaign
-
-# --- what a configuration is worth --------------------------------------------------------------------------
 
 
 def drawn(rng, configurations=40, noise=1.0, most=4):
@@ -65,21 +63,6 @@ def test_an_estimate_is_the_posterior_of_a_normal_mean():
             inverse = numpy.linalg.inv(noise * numpy.eye(size + 1) + between)
             assert found.after(1) ** 2 == pytest.approx(between - across @ inverse @ across)
             assert found.after(0) == found.deviation
-
-
-def test_the_noise_is_found_however_many_are_repeated():
-    """Of the best ones, as a search does it."""
-    for repetitions in (5, 20, 60, 200):
-        found = []
-        for seed in range(60):
-            rng = random.Random(seed)
-            truth = [rng.gauss(0.0, 1.0) for _ in range(100)]
-            losses = [[one + rng.gauss(0.0, 1.0)] for one in truth]
-            best = sorted(range(100), key=lambda index: losses[index][0])[:10]
-            for number in range(repetitions):
-                losses[best[number % 10]].append(truth[best[number % 10]] + rng.gauss(0.0, 1.0))
-            found.append(estimates(losses)[0].noise)
-        assert 0.7 < statistics.fmean(found) < 1.5, repetitions
 
 
 def test_a_change_of_units_changes_nothing_else():
@@ -145,24 +128,6 @@ def test_exact_takes_repetitions_of_two_configurations_and_no_difference():
     assert not exact([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0000001]])
 
 
-def test_the_choice_by_estimates_is_better_than_that_by_luck():
-    """In 300 draws, of the same evaluations: five of the best looking ones evaluated five times more."""
-    lucky, believed = [], []
-    for seed in range(300):
-        rng = random.Random(seed)
-        truth = [rng.gauss(0.0, 1.0) for _ in range(60)]
-        losses = [[one + rng.gauss(0.0, 1.0)] for one in truth]
-        lucky.append(truth[min(range(60), key=lambda index: losses[index][0])])
-        for index in sorted(range(60), key=lambda index: losses[index][0])[:5]:
-            losses[index] += [truth[index] + rng.gauss(0.0, 1.0) for _ in range(5)]
-        means = [one.mean for one in estimates(losses)]
-        believed.append(truth[means.index(min(means))])
-    assert statistics.fmean(believed) < statistics.fmean(lucky) - 0.2
-
-
-# --- which are evaluated again ------------------------------------------------------------------------------
-
-
 class Fixed(Breeder):
     """Proposes places drawn at random."""
 
@@ -225,32 +190,6 @@ def test_a_share_of_the_budget_goes_to_those_that_may_be_the_best(delay):
         assert children[first].genome == child.genome
 
 
-def test_what_is_under_way_leaves_room_for_others(monkeypatch):
-    """How many different ones are among eight proposals in a row, none of which has come back."""
-
-    def different():
-        found = []
-        for seed in range(60):
-            breeder, population, rng = (
-                ReevaluatingBreeder(UNIT, Fixed(), 0.5),
-                Population(),
-                random.Random(seed),
-            )
-            for number in range(120):
-                loss = 0.5 + 0.1 * rng.gauss(0, 1)
-                population.add(Member(f"0-0-{number}", (number % 100 / 100,), (loss,), COMPLETED))
-            proposed = (
-                breeder.propose_first(f"0-1-{number}", 0, population, rng) for number in itertools.count()
-            )
-            genomes = (child.genome for child in proposed if child is not None)
-            found.append(len(set(itertools.islice(genomes, 8))))
-        return statistics.fmean(found)
-
-    accounted = different()
-    monkeypatch.setattr(Estimate, "after", lambda self, more: self.deviation)
-    assert accounted > 2 and accounted > different() + 0.2
-
-
 def test_little_is_repeated_where_values_are_exact_and_nothing_where_the_share_is_none():
     exact_ones = evaluated(0.3, lambda x, noise, _: x)
     assert 3 <= len(repeated(exact_ones)) <= 30
@@ -259,13 +198,6 @@ def test_little_is_repeated_where_values_are_exact_and_nothing_where_the_share_i
     assert len(repeated(late)) > 150
     assert not repeated(evaluated(0.0, lambda x, noise, _: x + noise.random()))
     assert not repeated(evaluated(0.3, lambda x, noise, _: None))
-
-
-def test_what_fails_now_and_then_is_repeated_too():
-    children = evaluated(
-        0.3, lambda x, noise, _: None if noise.random() < 0.3 else x + 0.1 * noise.gauss(0, 1)
-    )
-    assert len(repeated(children)) > 60
 
 
 def test_a_lucky_one_whose_repetitions_fail_is_left():
@@ -320,32 +252,19 @@ def test_what_came_from_elsewhere_and_is_not_in_the_island_s_space_is_not_repeat
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changed", "words"),
     [
-        (
-            {"kind": "grid"},
-            'reevaluate = 0.1 does not suit kind = "grid", which evaluates each of its points once',
-        ),
-        ({"kind": "pbt"}, 'reevaluate = 0.1 does not suit kind = "pbt"'),
-        ({"reevaluate": 0.6}, "reevaluate = 0.6: must be a number from 0 to 0.5"),
-        ({"reevaluate": "often"}, "reevaluate = 'often': must be a number from 0 to 0.5"),
+        ({"kind": "grid"}, ["0.1", '"grid"']),
+        ({"kind": "pbt"}, ["0.1", '"pbt"']),
+        ({"reevaluate": 0.6}, ["0.6", "0.5"]),
+        ({"reevaluate": "often"}, ["'often'", "0.5"]),
+        ({"objectives": {"a": "minimize", "b": "maximize"}}, ["0.1", "a, b"]),
     ],
 )
-def test_what_it_does_not_suit_is_refused(tmp_path: Path, changed, sentence):
-    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0, direction="minimize")
-    with pytest.raises(hpo.UsageError) as refused:
-        hpo.Campaign(task, directory=tmp_path, evaluations=5, **{"reevaluate": 0.1, **changed}).check()
-    assert sentence in str(refused.value)
-
-
-def test_several_objectives_are_refused(tmp_path: Path):
-    task = hpo.Task(
-        hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: {}, objectives={"a": "minimize", "b": "maximize"}
-    )
-    with pytest.raises(
-        hpo.UsageError, match=r"reevaluate = 0\.1 is for one objective, and the task has a, b"
-    ):
-        hpo.Campaign(task, directory=tmp_path, evaluations=5, reevaluate=0.1).check()
+def test_what_it_does_not_suit_is_refused(tmp_path: Path, changed, words):
+    task = hpo.Task(UNIT, lambda trial: 0.0, objectives=changed.pop("objectives", None))
+    settings = {"directory": tmp_path, "evaluations": 5, "reevaluate": 0.1, **changed}
+    refused(lambda: hpo.Campaign(task, **settings).check(), "reevaluate", *words)
 
 
 @pytest.mark.parametrize(
@@ -381,9 +300,6 @@ def test_a_repetition_is_not_stopped_early():
 
     assert verdicts("evolution")[0] != GO
     assert verdicts(REEVALUATION) == [GO] * 3
-
-
-# --- campaigns ----------------------------------------------------------------------------------------------
 
 
 def noisy(trial: hpo.Trial) -> float:
@@ -457,7 +373,7 @@ def test_checkpoints_are_of_what_is_believed_to_be_best_and_of_each_configuratio
     space = hpo.SearchSpace(x=hpo.Ordinal(*(i / 10 for i in range(11))), y=hpo.Float(0, 1))
     settings = {"kind": "evolution", "isolation": "inline", "evaluations": 150, "reevaluate": 0.3}
     of_the_best = 0
-    for seed in range(6):
+    for seed in range(3):
         directory = tmp_path / str(seed)
         task = hpo.Task(space, saving, direction="minimize")
         result = hpo.Campaign(task, directory=directory, keep=3, seed=seed, **settings).run()
@@ -470,7 +386,7 @@ def test_checkpoints_are_of_what_is_believed_to_be_best_and_of_each_configuratio
         if best:  # of its evaluations that which has one is found
             assert {of_campaign(directory, module).id} == best
     # One may have become the best when its checkpoint was gone: in 3 of 30.
-    assert of_the_best >= 2
+    assert of_the_best
 
 
 def test_the_order_for_checkpoints_is_by_belief_and_of_a_configuration_the_better_evaluation_first():
@@ -512,20 +428,6 @@ def test_a_repetition_that_failed_counts_against_its_configuration(tmp_path: Pat
     losses = [list(other.values) for other in result.repeated]
     place = result.repeated.index(one)
     assert estimates(losses)[place].mean < one.estimate.mean
-
-
-def test_values_near_the_largest_number_are_shown(tmp_path: Path, capsys):
-    def huge(trial: hpo.Trial) -> float:
-        return random.Random(trial.seed).uniform(-1.0, 1.0) * 1.7e308
-
-    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), huge, direction="minimize")
-    result = hpo.Campaign(
-        task, directory=tmp_path, evaluations=120, kind="random", isolation="inline", reevaluate=0.5
-    ).run()
-    assert any(len(one.values) > 1 for one in result.repeated)
-    assert all(one.error is None or math.isfinite(one.error) for one in result.repeated)
-    assert "most likely the best: " in capsys.readouterr().err
-    assert main(["best", str(tmp_path), "--top", "120"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,11 @@ from hpo.journal.records import Finished
 from hpo.search.kinds import surrogate
 from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, first_of_worker
 from hpo.search.kinds.vectorised import VectorisedGenomes
-from hpo.search.models.ensemble import Forest, ModelEnsemble, import_in_background
+from hpo.search.models.ensemble import ModelEnsemble, import_in_background
 from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
 from hpo.search.population import Member, Population
 from hpo.search.protocols import SearchContext
-from hpo.space.restricted import restricted
 
 NEVER_RANDOM = SearchSettings(random=0.0)
 
@@ -129,18 +128,6 @@ def test_integers_and_their_conditions_are_those_of_the_space():
     assert offspring.rows(genomes)[:, :2] == pytest.approx(stand_in[:, :2], abs=1e-12)
 
 
-def test_some_choices_only():
-    space = hpo.SearchSpace(c=hpo.Categorical(*"abcd"), o=hpo.Ordinal(1, 2, 3), x=hpo.Float(0, 1))
-    offspring = VectorisedGenomes(restricted(space, {"c": ["a", "c"], "o": [1, 3]}))
-    generator = np.random.default_rng(0)
-    parents = VectorisedGenomes(space).drawn(50, generator)
-    for genomes in (
-        offspring.drawn(50, generator),
-        offspring.children(parents, 50, generator, 0.7, (0.01, 0.3))[0],
-    ):
-        assert set(genomes[:, 0]) == {0, 2} and set(genomes[:, 1]) == {0, 2}
-
-
 def test_scores_know_ranks_only():
     assert normal_scores([3.0, 1.0, 2.0]) == pytest.approx(norm.ppf([5 / 6, 1 / 6, 3 / 6]))
     losses = [random.Random(0).gauss(0, 1) for _ in range(50)]
@@ -176,17 +163,6 @@ def test_scale_and_outliers_change_no_proposal():
     plain = proposed(losses)
     assert proposed([1024 * one for one in losses]) == plain
     assert proposed([one if one < bad else 1e200 * one for one in losses]) == plain
-
-
-def test_a_forest_alone_knows_ranks_only():
-    rng = random.Random(1)
-    rows = np.array([[rng.random()] for _ in range(40)])
-    losses = [rng.random() for _ in range(40)]
-    said = [
-        Forest(rows, normal_scores(one), random.Random(0))(rows)[0]
-        for one in (losses, [1e9**one for one in losses])
-    ]
-    assert (said[0] == said[1]).all()
 
 
 @pytest.mark.parametrize("columns", [[(0, 1), (1, 1)], [(0, 1), (1, 3)]])
@@ -236,35 +212,6 @@ def test_the_model_that_foretells_judges():
     assert panel.shares()[1] > 0.99
 
 
-def test_of_what_models_said_before_the_latest_counts_most():
-    panel = ModelEnsemble(VectorisedGenomes(hpo.SearchSpace(x=hpo.Float(0, 1))))
-
-    def score_predictions(forest, gaussian):
-        panel._models["forest"].model = lambda rows: (forest * rows[:, 0], None)
-        panel._models["gaussian"].model = lambda rows: (gaussian * rows[:, 0], None)
-        draws = random.Random(1)
-        panel.learn([(np.array([x]), x) for x in (draws.random() for _ in range(20))])
-
-    score_predictions(1, -1)
-    assert panel.shares()[0] > 0.99
-    score_predictions(-1, 1)
-    assert panel.shares()[1] > 0.9
-
-
-def test_each_proposal_is_judged_by_a_model_and_a_caution_of_its_own():
-    sampler = VectorisedGenomes(hpo.SearchSpace(x=hpo.Float(0, 1)))
-    panel, rng = ModelEnsemble(sampler), random.Random(0)
-    # Means far apart tell which model it was, deviations of 1 how cautious.
-    panel._models = {
-        name: lambda known, rng, refit, mean=mean: lambda rows: (np.array([mean]), np.array([1.0]))
-        for name, mean in (("forest", 1000.0), ("gaussian", 2000.0))
-    }
-    bounds = [float(panel.judge(Observations(sampler), rng)(np.zeros((1, 1)))[0]) for _ in range(200)]
-    cautions = {mean: [mean - one for one in bounds if 0 <= mean - one < 500] for mean in (1000, 2000)}
-    assert all(70 < len(drawn) < 130 and len(set(drawn)) == len(drawn) for drawn in cautions.values())
-    assert [np.mean(drawn) for drawn in cautions.values()] == pytest.approx([2.0, 1.0], rel=0.3)
-
-
 def test_a_proposal_names_those_that_it_was_bred_from():
     """Each possible parent has one choice alone, and without crossover a child has most of its choices from one."""
     space = hpo.SearchSpace({f"c{index}": hpo.Categorical(*range(40)) for index in range(16)})
@@ -305,27 +252,6 @@ def test_a_failure_that_is_evaluated_again_counts_anew():
     population.add(Member("0-0-0", (0.5,), (1.0,), COMPLETED))
     assert [loss for _, loss in known.observe(population)] == [1.0]
     assert not known.failed and known.observe(population) == []
-
-
-@pytest.mark.parametrize(("share", "at_random"), [(0.0, 0), (0.1, 60), (0.25, 150), (1.0, 150)])
-def test_of_the_first_150_candidates_four_times_the_random_share_is_random(share, at_random, monkeypatch):
-    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
-    drawn, bred = [], []
-    draw, breed = VectorisedGenomes.drawn, VectorisedGenomes.children
-
-    def spied_drawn(self, count, generator):
-        drawn.append(count)
-        return draw(self, count, generator)
-
-    def spied_children(self, parents, count, generator, crossover, steps):
-        bred.append((count, crossover))
-        return breed(self, parents, count, generator, crossover, steps)
-
-    monkeypatch.setattr(VectorisedGenomes, "drawn", spied_drawn)
-    monkeypatch.setattr(VectorisedGenomes, "children", spied_children)
-    breeder = SurrogateBreeder(space, SearchSettings(random=share, crossover=0.3))
-    assert breeder.breed(populated(space, range(20)), random.Random(0)).operator == "surrogate"
-    assert drawn == [at_random] and bred == [(150 - at_random, 0.3), *[(75, 0.3)] * 4]
 
 
 def test_several_objectives_are_bred_by_evolution():

@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 
 import hpo
@@ -20,14 +19,12 @@ from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.search.kinds.evolution import EvolutionBreeder
-from hpo.search.kinds.vectorised import VectorisedGenomes
-from hpo.search.models.pareto import dominates
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 
 KINDS = [kind for kind in get_args(Kind) if kind != "pbt"]
 """What breeds from losses alone; population-based training needs checkpoints."""
-SLOW = {"surrogate": 40, "portfolio": 40, "tpe": 40, "gp": 24, "optuna-cmaes": 40}
+SLOW = {"surrogate": 40, "portfolio": 40, "tpe": 40, "gp": 16, "optuna-cmaes": 40}
 """Individuals that are bred of kinds that take milliseconds or more for one."""
 MIXED = hpo.SearchSpace(
     x=hpo.Float(-5, 5),
@@ -92,11 +89,11 @@ def test_offspring_are_genomes_of_the_space_and_the_same_seeds_breed_the_same(ki
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("random", "grid", "gp")])
 def test_every_kind_beats_chance_on_a_smooth_function(kind):
-    size, seeds = (60, 5) if kind in SLOW else (150, 9)
+    size, seeds = (60, 3) if kind in SLOW else (150, 9)
     wins = 0
     for seed in range(seeds):
         wins += search(kind, SPHERE, sphere, size, seed)[1] < search("random", SPHERE, sphere, size, seed)[1]
-    assert wins >= seeds - 2
+    assert wins >= seeds - 1 - (kind not in SLOW)
 
 
 def test_parents_are_named():
@@ -123,6 +120,7 @@ import random, sys
 from propulate.utils import get_default_propagator
 from propulate.population import Individual
 import hpo
+from hpo.config.settings import SearchSettings
 from hpo.search.kinds.propulate_kinds import GeneticBreeder
 from hpo.search.population import Member, Population
 space = hpo.SearchSpace(a=hpo.Float(0, 1), b=hpo.Int(0, 9), c=hpo.Categorical("x", "y", "z"))
@@ -130,7 +128,7 @@ rng = random.Random(5)
 population = Population()
 for number in range(12):
     population.add(Member(f"0-0-{number}", space.sample(rng), (rng.random(),), "completed"))
-breeder = GeneticBreeder(space, pool=8, crossover=0.7, mutation=0.4, random_rate=0.1)
+breeder = GeneticBreeder(space, SearchSettings(pool=8, crossover=0.7, mutation=0.4, random=0.1))
 theirs = random.Random()
 reference = get_default_propagator(8, space.limits, rng=theirs)
 for number in range(50):
@@ -296,29 +294,6 @@ def test_cmaes_refuses_one_parameter():
         make_breeder(hpo.SearchSpace(x=hpo.Float(0, 1)), settings("cmaes"))
 
 
-def test_the_population_is_bounded_and_keeps_the_best():
-    rng = random.Random(0)
-    population = Population(best=10, recent=20, failures=5)
-    values = [rng.random() for _ in range(1000)]
-    for number, value in enumerate(values):
-        population.add(Member(str(number), (0.0,), (value,), COMPLETED))
-        population.add(Member(f"f{number}", (0.0,), None, FAILED))
-    assert [member.losses[0] for member in population.best] == sorted(values)[:10]
-    assert [member.id for member in population.recent] == [str(n) for n in range(980, 1000)]
-    assert [member.id for member in population.failures] == [f"f{n}" for n in range(995, 1000)]
-    assert len(population) <= 30
-
-
-def test_several_objectives_rank_by_domination():
-    population = Population(best=4)
-    points = {"a": (1.0, 4.0), "b": (2.0, 2.0), "c": (4.0, 1.0), "d": (3.0, 3.0), "e": (5.0, 5.0)}
-    for identity, losses in points.items():
-        population.add(Member(identity, (0.0,), losses, COMPLETED))
-    assert [member.id for member in population.best] == ["a", "c", "b", "d"]  # the ends before the middle
-    assert dominates((1.0, 1.0), (1.0, 2.0)) and not dominates((1.0, 1.0), (1.0, 1.0))
-    assert not dominates((1.0, 3.0), (2.0, 2.0))
-
-
 FIXED = hpo.SearchSpace(
     x=hpo.Float(0, 1),
     y=hpo.Float(0, 1),
@@ -344,23 +319,6 @@ def test_parameters_of_one_value_do_no_harm(kind: str, tmp_path: Path) -> None:
     assert len({one.params["x"] for one in result.individuals}) > 4
     if kind == "random":
         assert result.importance().shares["fixed"].total < 0.1
-
-
-def test_a_space_of_fixed_floats_is_finite(tmp_path: Path) -> None:
-    space = hpo.SearchSpace(a=hpo.Float(2, 2), b=hpo.Int(1, 3), c=hpo.Float(-1, -1, when={"b": 2}))
-    assert space.size == 3
-    assert list(space.enumerate()) == [{"a": 2.0, "b": 1}, {"a": 2.0, "b": 2, "c": -1.0}, {"a": 2.0, "b": 3}]
-    task = hpo.Task(space, lambda trial: trial.params["b"])
-    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, isolation="inline").run()
-    assert result.reason == "exhausted" and len(result.individuals) == 3
-    assert list(result.dataframe()["params.a"]) == [2.0] * 3
-
-
-def test_the_same_configuration_is_the_same_row_to_a_model() -> None:
-    encoded = VectorisedGenomes(FIXED)
-    genomes = np.array([[0.5, 0.5, 0.1, 0.9, 0.2, 0], [0.5, 0.5, 0.8, 0.3, 0.7, 0]])
-    rows = encoded.rows(genomes)
-    assert (rows[0] == rows[1]).all()
 
 
 def test_one_completed_individual_has_no_mate_however_many_were_pruned():

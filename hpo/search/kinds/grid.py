@@ -9,7 +9,6 @@ from hpo.errors import UsageError
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Ordinal, Parameter
-from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
 _LARGEST_GRID = 100_000
@@ -28,9 +27,6 @@ class GridBreeder(Breeder):
     conditions name. Configurations that others have evaluated are refused by the campaign, so that all workers and
     islands share a single grid. When it is used up, the campaign ends if the grid was the whole space, and otherwise
     continues with random search.
-
-    Raises:
-        UsageError: the grid has more than 100 000 configurations.
     """
 
     def __init__(self, space: SearchSpace, grid_points: int) -> None:
@@ -74,12 +70,9 @@ class GridBreeder(Breeder):
 
     def _remaining(self) -> list[Genome]:
         if self._left is None:
-            encode, project_to_allowed = self._space.encode, self._space.project_to_allowed
-            found = (encode(params) for params in self._grid.enumerate())
-            restricted = isinstance(self._space, RestrictedSpace)
-            self._left = [
-                genome for genome in found if not restricted or project_to_allowed(genome) == genome
-            ]
+            found = (self._space.encode(params) for params in self._grid.enumerate())
+            allowed = self._space.project_to_allowed
+            self._left = [genome for genome in found if allowed(genome) == genome]
             self._places = {genome: place for place, genome in enumerate(self._left)}
         return self._left
 

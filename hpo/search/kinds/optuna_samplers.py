@@ -16,8 +16,7 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.kinds.evolution import EvolutionBreeder
-from hpo.search.kinds.vectorised import parents_first
-from hpo.search.population import Member, Population
+from hpo.search.population import Member, Population, keep_latest
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.space.space import SearchSpace
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     import optuna
 
 _MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
-"""Most observations in a study, the best and the latest, by kind.
-
-The Gaussian process is fitted for each proposal, which takes less than 200 ms with this many."""
+"""Most observations in a study, the best and the latest, by kind. The Gaussian process is fitted for each proposal,
+which takes less than 200 ms with so many."""
 _LATEST = 0.5
 """Share of the latest among the observations of a study."""
 _INITIAL = 10
@@ -59,19 +57,15 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
 
 
 class OptunaBreeder(EvolutionBreeder):
-    """Proposes individuals from one of Optuna's samplers.
-
-    These are ``tpe`` (multivariate, Watanabe 2023, arXiv:2304.11127), ``gp`` (Matérn 5/2, log expected improvement) and
-    ``optuna-cmaes`` (Hansen's CMA-ES for numbers without conditions, TPE for the other parameters).
+    """Proposes individuals from a sampler of Optuna's: ``tpe`` (multivariate, Watanabe 2023, arXiv:2304.11127), ``gp``
+    (Matérn 5/2, log expected improvement) or ``optuna-cmaes`` (Hansen's CMA-ES for numbers without conditions, TPE for
+    the other parameters).
 
     Every member of the population is an observation, wherever it was bred. Failed members count as the worst loss so
     far; pruned members as their last report, but no better than the median. Proposals of this leader without a result
     are pending trials of the study, which TPE and GP avoid. A new sampler is made from ``rng`` for each proposal, so
     that a proposal depends on the observations and the random numbers only. Configurations that were evaluated or
     proposed before are mutated. With several objectives, it proposes as ``EvolutionBreeder`` does.
-
-    Raises:
-        UsageError: a package is missing, or the space does not suit the kind.
     """
 
     def __init__(self, space: SearchSpace, kind: str) -> None:
@@ -94,7 +88,12 @@ class OptunaBreeder(EvolutionBreeder):
                     f"{_WIDEST_INT} are the limit. Make it a Float, narrow it, or choose another kind."
                 )
         self.operator = kind
-        self._order = parents_first(space)
+        # Each name after its parents; Optuna draws in this order, so that another order would change its proposals.
+        self._order: dict[str, None] = {}
+        while len(self._order) < len(space.names):
+            for name in space.names:
+                if all(parent in self._order for parent in space.parameters[name].when):
+                    self._order.setdefault(name)
         self._most = _MOST_TOLD[kind]
         self._distributions: dict[str, Any] = {}
         self._study: Any = None
@@ -127,13 +126,10 @@ class OptunaBreeder(EvolutionBreeder):
         self._use(genome)
         return Offspring(genome, operator=self.operator)
 
-    # --- observations ---------------------------------------------------------------------------------------
-
     def _observe(self, population: Population) -> None:
-        shown: dict[str, Member] = {}
-        for members in (population.best, population.recent, population.failures, population.pruned):
-            shown.update((one.id, one) for one in members)
-        fresh = sorted((one for one in shown.values() if self._news(one)), key=lambda one: one.age)
+        # The status is included, as a pruned individual may have been resumed since it was observed.
+        fresh = [one for one in population.everyone if f"{one.id} {one.status}" not in self._seen]
+        fresh.sort(key=lambda one: one.age)
         if self._study is None:
             self._study = self._new_study()
         if self.operator == "optuna-cmaes" and not self._told:
@@ -145,16 +141,11 @@ class OptunaBreeder(EvolutionBreeder):
         if len(self._told) > _SLACK * self._most:
             self._begin_anew()
 
-    def _news(self, member: Member) -> bool:
-        # The status is included, as a pruned individual may have been resumed since it was observed.
-        return f"{member.id} {member.status}" not in self._seen
-
     def _tell(self, member: Member) -> None:
         from optuna.trial import TrialState, create_trial
 
         self._seen[f"{member.id} {member.status}"] = None
-        while len(self._seen) > _MOST_USED:
-            del self._seen[next(iter(self._seen))]
+        keep_latest(self._seen, _MOST_USED)
         params = self._space.decode(member.genome)
         genome = self._space.encode(params)
         self._use(genome)
@@ -211,8 +202,6 @@ class OptunaBreeder(EvolutionBreeder):
                 self._distributions[name] = distribution(parameter)
         return optuna.create_study()
 
-    # --- proposals ------------------------------------------------------------------------------------------
-
     def _asked(self, rng: random.Random) -> Genome:
         from optuna.trial import TrialState
 
@@ -220,10 +209,7 @@ class OptunaBreeder(EvolutionBreeder):
         trial = self._study.ask()
         params: dict[str, Scalar] = {}
         for name in self._order:
-            parameter = self._space.parameters[name]
-            if all(
-                parent in params and params[parent] in allowed for parent, allowed in parameter.when.items()
-            ):
+            if self._space.exists(name, params):
                 params[name] = self._suggested(trial, name)
         proposed = self._space.encode(self._space.validate(params))
         if self.operator == "optuna-cmaes":
@@ -244,14 +230,8 @@ class OptunaBreeder(EvolutionBreeder):
         if self.operator == "tpe":
             return samplers.TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
         independent = samplers.TPESampler(seed=seed, n_startup_trials=0, multivariate=False)
-        if self.operator == "gp":
-            return samplers.GPSampler(
-                seed=seed,
-                n_startup_trials=0,
-                independent_sampler=independent,
-                warn_independent_sampling=False,
-            )
-        return samplers.CmaEsSampler(
+        sampler = samplers.GPSampler if self.operator == "gp" else samplers.CmaEsSampler
+        return sampler(
             seed=seed, n_startup_trials=0, independent_sampler=independent, warn_independent_sampling=False
         )
 
@@ -271,8 +251,7 @@ class OptunaBreeder(EvolutionBreeder):
 
     def _use(self, genome: Genome) -> None:
         self._used[genome] = None
-        if len(self._used) > _MOST_USED:
-            del self._used[next(iter(self._used))]
+        keep_latest(self._used, _MOST_USED)
 
 
 @contextmanager

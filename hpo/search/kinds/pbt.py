@@ -43,15 +43,6 @@ class PbtBreeder(Breeder):
     multiplied by 0.8 or 1.2, or moved by a tenth of its range where that begins below zero, and an ordered choice moves
     to a neighbour. All other parameters stay, because the checkpoint may depend on them. Individuals of other islands
     are never parents, as their checkpoints may be removed.
-
-    Args:
-        space (SearchSpace): the parameters.
-        pool (int): number of lineages of the island; None: 10.
-        perturb (sequence of str): names of parameters that may change; None: all Float and Int.
-        workers (int): number of workers of the island.
-
-    Raises:
-        UsageError: ``perturb`` names a parameter that the space does not have, or there is nothing to perturb.
     """
 
     def __init__(
@@ -100,11 +91,9 @@ class PbtBreeder(Breeder):
         self._leaves = deque(waiting, self._pool)
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        if population.native < self._pool:
-            return Offspring(self._space.sample(rng), operator="random")
         latest = [member for member in population.recent if not member.history][-self._pool :]
         latest.sort(key=lambda member: (member.rank, member.age))
-        if not latest:
+        if population.native < self._pool or not latest:
             return Offspring(self._space.sample(rng), operator="random")
         part = max(1, len(latest) // _TRUNCATED)
         leaf = self._leaves[0] if self._leaves else None

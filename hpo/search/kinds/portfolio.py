@@ -13,7 +13,7 @@ from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.optuna_samplers import OptunaBreeder, missing
 from hpo.search.kinds.propulate_kinds import CmaesBreeder, has_propulate
 from hpo.search.kinds.surrogate import SurrogateBreeder
-from hpo.search.population import Member, Population
+from hpo.search.population import Member, Population, keep_latest
 from hpo.search.protocols import Breeder, Offspring, SearchContext
 from hpo.space.parameters import Categorical
 from hpo.space.space import SearchSpace
@@ -63,10 +63,7 @@ class PortfolioBreeder(Breeder):
     first breeder proposes as long as there are no individuals of any other, with the same random numbers as if it were
     alone, and in place of a breeder that would draw at random. All breeders see all observations, also those of peers
     and migrants, and the credit is computed from the same members by their operators: a resumed campaign needs no other
-    state.
-
-    Args:
-        breeders (dict): breeders by the name of the operator that their individuals carry; the first is the incumbent.
+    state. ``breeders``: by the name of the operator that their individuals carry, the incumbent first.
     """
 
     def __init__(self, breeders: Mapping[str, Breeder]) -> None:
@@ -104,8 +101,7 @@ class PortfolioBreeder(Breeder):
         for place, (operator, _) in enumerate(sorted(self._known.values(), key=lambda one: one[1])):
             credit[operator] += _DECAY**place
             uses[operator] += 1
-        total = sum(uses.values())
-        mean = sum(credit.values()) / total if total else 1.0
+        mean = sum(credit.values()) / len(self._known) if self._known else 1.0
         first = next(iter(credit))
         # Mean worth of a breeder's individuals and of _DOUBT more with the worth of its prior.
         quality = {
@@ -124,5 +120,4 @@ class PortfolioBreeder(Breeder):
                 complete = member.status == COMPLETED and member.losses is not None
                 self._known[member.id] = (member.operator, member.rank if complete else float("inf"))
         self._next = population.seen
-        while len(self._known) > _WINDOW:
-            del self._known[next(iter(self._known))]
+        keep_latest(self._known, _WINDOW)

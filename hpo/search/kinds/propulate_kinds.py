@@ -23,7 +23,7 @@ from hpo.config.search_kinds import KINDS
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.search.kinds.evolution import RandomBreeder, reflect
-from hpo.search.population import BEST_KEPT, Member, Population
+from hpo.search.population import BEST_KEPT, Member, Population, keep_latest
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.space import SearchSpace
 
@@ -32,8 +32,6 @@ _PARTICLES = 5
 """Particles of a worker's swarm."""
 _MOST_PENDING = 256
 """Most proposals without a result that a breeder remembers."""
-INSTALL_PROPULATE = "pip install --no-deps propulate==1.2.2"
-"""Command that installs Propulate without its dependencies, as propagators import only numpy."""
 _CMA_GENERATIONS = 2
 """Generations of latest individuals that an update of CMA-ES selects from."""
 
@@ -43,18 +41,17 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
     if not has_propulate():
         others = ", ".join(f'"{name}"' for name, kind in KINDS.items() if not kind.needs_propulate)
         raise UsageError(
-            f'[search] kind = "{settings.kind}" needs propulate, which is not installed. Run {INSTALL_PROPULATE}, or '
-            f"choose a kind that does without it: {others}"
+            # Without its dependencies, as propagators import only numpy.
+            f'[search] kind = "{settings.kind}" needs propulate, which is not installed. Run pip install --no-deps '
+            f"propulate==1.2.2, or choose a kind that does without it: {others}"
         )
     if settings.kind == "genetic":
-        return GeneticBreeder(
-            space,
-            pool=settings.pool or _GENETIC_POOL,
-            crossover=settings.crossover,
-            mutation=settings.mutation,
-            random_rate=settings.random,
-        )
+        return GeneticBreeder(space, settings)
     return {"cmaes": CmaesBreeder, "pso": PsoBreeder, "nelder-mead": NelderMeadBreeder}[settings.kind](space)
+
+
+def has_propulate() -> bool:
+    return importlib.util.find_spec("propulate") is not None
 
 
 @lru_cache(maxsize=1)
@@ -62,8 +59,7 @@ def _propagators() -> Any:
     """Propulate's ``propagators`` subpackage, loaded without running the package's ``__init__``."""
     if "propulate" not in sys.modules:
         spec = importlib.util.find_spec("propulate")
-        if spec is None or spec.submodule_search_locations is None:
-            raise ImportError(f"propulate is not installed. Run {INSTALL_PROPULATE}")
+        assert spec is not None and spec.submodule_search_locations is not None
         package = types.ModuleType("propulate")
         package.__path__ = list(spec.submodule_search_locations)
         package.__spec__ = spec
@@ -74,15 +70,7 @@ def _propagators() -> Any:
         finally:
             # A task that imports propulate itself must get the whole package, which finds these submodules loaded.
             del sys.modules["propulate"]
-    return (
-        importlib.import_module("propulate.propagators")
-        if "propulate" in sys.modules
-        else sys.modules["propulate.propagators"]
-    )
-
-
-def has_propulate() -> bool:
-    return importlib.util.find_spec("propulate") is not None
+    return sys.modules["propulate.propagators"]
 
 
 def make_individual(position: Any, limits: Mapping[str, Any]) -> Any:
@@ -97,27 +85,12 @@ class GeneticBreeder(RandomBreeder):
 
     It is composed as in ``propulate.utils.get_default_propagator``, whose module needs MPI. As there, offspring are
     random until ``pool`` individuals have completed.
-
-    Args:
-        space (SearchSpace): the parameters.
-        pool (int): number of best individuals that may be parents.
-        crossover (float): share of genes from the first parent, from 0 to 1.
-        mutation (float): probability of a point mutation.
-        random_rate (float): probability of a random individual.
     """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        *,
-        pool: int,
-        crossover: float,
-        mutation: float,
-        random_rate: float,
-    ) -> None:
+    def __init__(self, space: SearchSpace, settings: SearchSettings) -> None:
         super().__init__(space)
-        self._pool = min(pool, BEST_KEPT)
-        self._settings = (crossover, mutation, random_rate)
+        self._pool = min(settings.pool or _GENETIC_POOL, BEST_KEPT)
+        self._settings = settings
         self._rng = random.Random()
         self._limits = _Shared(space.limits)
         self._propagator: Callable[[list[Any]], Any] | None = None
@@ -125,8 +98,7 @@ class GeneticBreeder(RandomBreeder):
         self._known: dict[str, Any] = {}
 
     def _build(self) -> Callable[[list[Any]], Any]:
-        p, rng, limits = _propagators(), self._rng, self._limits
-        crossover, mutation, random_rate = self._settings
+        p, rng, limits, settings = _propagators(), self._rng, self._limits, self._settings
         remember = self._selected
 
         class Select(p.SelectUniform):  # type: ignore[misc, name-defined]
@@ -141,12 +113,14 @@ class GeneticBreeder(RandomBreeder):
             Select(offspring=2, rng=rng),
             # Share of genes from the first parent, as in Propulate's default. Propulate refuses 0 and 1, so the
             # closest numbers take their place.
-            p.CrossoverUniform(min(max(crossover, math.ulp(0.0)), math.nextafter(1.0, 0.0)), rng=rng),
-            p.PointMutation(limits, probability=mutation, rng=rng),
+            p.CrossoverUniform(
+                min(max(settings.crossover, math.ulp(0.0)), math.nextafter(1.0, 0.0)), rng=rng
+            ),
+            p.PointMutation(limits, probability=settings.mutation, rng=rng),
         ]
         if any(isinstance(low, float) for low, _ in limits.values()):
             steps.append(p.IntervalMutationNormal(limits, sigma_factor=0.05, probability=1.0, rng=rng))
-        steps.append(p.InitUniform(limits, parents=1, probability=random_rate, rng=rng))
+        steps.append(p.InitUniform(limits, parents=1, probability=settings.random, rng=rng))
         composed: Callable[[list[Any]], Any] = p.Compose(steps)
         return composed
 
@@ -176,11 +150,8 @@ class GeneticBreeder(RandomBreeder):
 
 
 class _Shared(dict[str, Any]):
-    """Dictionary that deep copies of an individual share.
-
-    Propulate copies individuals deeply, several times for an offspring. Sharing the parts that are equal for all
-    individuals makes breeding three times as fast.
-    """
+    """Dictionary that deep copies of an individual share: Propulate makes several for an offspring, and breeding is
+    three times as fast without copies of the parts that are equal for all individuals."""
 
     def __deepcopy__(self, memo: object) -> _Shared:
         return self
@@ -337,8 +308,7 @@ class PsoBreeder(_CubeBreeder):
 
     def _fly(self, genome: Genome, particle: int, velocity: Any) -> None:
         self._flying[genome] = (particle, velocity)
-        while len(self._flying) > _MOST_PENDING:
-            del self._flying[next(iter(self._flying))]
+        keep_latest(self._flying, _MOST_PENDING)
 
 
 class NelderMeadBreeder(_CubeBreeder):
@@ -369,6 +339,5 @@ class NelderMeadBreeder(_CubeBreeder):
         child = self._propagator(inds)
         offspring = self._offspring(child)
         self._generations[offspring.genome] = self._propagator.generation
-        while len(self._generations) > _MOST_PENDING:
-            del self._generations[next(iter(self._generations))]
+        keep_latest(self._generations, _MOST_PENDING)
         return offspring

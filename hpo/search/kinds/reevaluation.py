@@ -99,11 +99,8 @@ class ReevaluatingBreeder(WrappingBreeder):
         return Offspring(genome, operator=REEVALUATION, parents=(next(iter(self._known[genome])),))
 
     def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
-        """Pairs of loss and id, sorted by the estimated losses of their configurations.
-
-        The first repeat of each configuration comes before all second repeats. Pairs of forgotten configurations come
-        last, as only bad configurations are forgotten.
-        """
+        """Pairs of loss and id, sorted by the estimated losses of their configurations; the first repeat of each
+        configuration comes before all second repeats."""
         self._observe(population)
         believed: dict[str, tuple[float, Genome]] = {}
         losses = [list(each.values()) for each in self._known.values()]
@@ -112,6 +109,7 @@ class ReevaluatingBreeder(WrappingBreeder):
         met: set[Genome] = set()
         first: list[tuple[float, str]] = []
         rest: list[tuple[float, str]] = []
+        # Forgotten configurations come last, as only bad configurations are forgotten.
         for pair in sorted(own, key=lambda pair: (believed.get(pair[1], (math.inf,))[0], pair)):
             genome = believed[pair[1]][1] if pair[1] in believed else ()
             (rest if genome in met else first).append(pair)

@@ -27,17 +27,14 @@ _CHANCE = 4.0
 _COARSE = (0.01, 1 / 3)
 """Least and largest widths of mutations of numbers in the first round."""
 _FINER = ((0.01, 0.3), (0.003, 0.3), (0.001, 0.1), (0.0003, 0.1))
-"""Least and largest widths in each of the later rounds, whose parents are the best children so far."""
+"""The same in the later rounds, whose parents are the best children so far."""
 _REFINED = 75
 """Children of each later round."""
-_PARENTS = 10
-"""Parents of a later round, without a parameter of unordered choices."""
-_NICHE = 3
-"""Parents of a later round for each choice of an unordered parameter."""
+# Parents of a later round, without a parameter of unordered choices, and for each choice of such a parameter.
+_PARENTS, _NICHE = 10, 3
 # A model that has seen a choice only together with badly tuned numbers may never propose that choice again.
 _ELSEWHERE = 0.5
-"""Share of the proposals with another than the most promising choice of an unordered parameter, while the best result
-stalls."""
+"""Share of proposals with another choice of an unordered parameter than the most promising, while the best stalls."""
 _FIRST = 200
 """Individuals of a campaign that the default kind chooses by models, however short evaluations are."""
 _WORKERS_PER_CORE = 2
@@ -87,11 +84,6 @@ class SurrogateBreeder(EvolutionBreeder):
     parameter. Configurations that were proposed or observed before are not proposed, nor are configurations that a
     constraint refuses: models have no observations of these, and next to a good configuration predict good losses. With
     several objectives, it proposes as ``EvolutionBreeder`` does.
-
-    Args:
-        space (SearchSpace): the parameters.
-        settings (SearchSettings): ``random`` is a quarter of the share of random children.
-        allows (callable): whether the constraints allow a configuration; None without constraints.
     """
 
     operator = "surrogate"
@@ -170,15 +162,8 @@ class SurrogateBreeder(EvolutionBreeder):
         looked_at: Any,
         allows: Allows | None,
     ) -> Any:
-        """Places of allowed genomes that ``choose(genomes, bounds)`` returns.
-
-        Args:
-            choose (callable): places in arrays of genomes and of their bounds.
-            genomes (array): candidates, a row each.
-            bounds (array): bound of each candidate; set to infinity for those that are not allowed.
-            looked_at (array of bool): candidates whose constraints have been checked.
-            allows (callable): whether the constraints allow a configuration; None without constraints.
-        """
+        """Places of allowed genomes that ``choose(genomes, bounds)`` returns; ``bounds`` become infinite for refused
+        genomes, and ``looked_at`` true for those whose constraints have been checked."""
         # Only chosen candidates are checked, and the choice is repeated while it has refused candidates.
         while True:
             chosen = choose(genomes, bounds)
@@ -245,16 +230,8 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
     Beyond that share of the time since the first individual, it proposes as ``EvolutionBreeder`` does. So models are
     used throughout a campaign of a few evaluations, however short these are, and throughout a campaign with evaluations
     of minutes; and rarely in a campaign with a hundred thousand evaluations of microseconds. The time for the first
-    individuals does not count; the import of scikit-learn does.
-
-    Args:
-        space (SearchSpace): the parameters.
-        settings (SearchSettings): settings of the search.
-        allows (callable): whether the constraints allow a configuration; None without constraints.
-        clock (callable): time in seconds; a simulation's clock makes proposals reproducible.
-        first (int): number of first individuals of the worker that models choose.
-        background (bool): whether scikit-learn is imported in a thread while the first, random individuals are
-            evaluated; only where evaluations run in other processes.
+    individuals does not count; the import of scikit-learn does. ``first``: number of the worker's first individuals;
+    ``background``: whether scikit-learn is imported in a thread while the first, random individuals are evaluated.
     """
 
     def __init__(
@@ -297,12 +274,10 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
             self._began = now
         screens = self._screens
         self._sequence += 1
-        if screens:
-            if self._imported(population):
-                self._screened += 1
-                return super().breed(population, rng)
-            return EvolutionBreeder.breed(self, population, rng)
-        if self._spent > _SHARE_OF_TIME * (now - self._began):
+        if screens and self._imported(population):
+            self._screened += 1
+            return super().breed(population, rng)
+        if screens or self._spent > _SHARE_OF_TIME * (now - self._began):
             return EvolutionBreeder.breed(self, population, rng)
         offspring = super().breed(population, rng)
         self._spent += self._clock() - now

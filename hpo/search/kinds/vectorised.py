@@ -17,11 +17,8 @@ _MUTATED = 1.2
 
 
 class VectorisedGenomes:
-    """Draws and breeds arrays of genomes, and converts them to rows of numbers for models.
-
-    Arrays of genomes have a row for each genome and a column for each parameter. Parameters called ``generator`` are
-    of the class ``numpy.random.Generator``.
-    """
+    """Draws and breeds arrays of genomes, a row each, and converts them to rows of numbers for models. Each
+    ``generator`` is a ``numpy.random.Generator``."""
 
     def __init__(self, space: SearchSpace) -> None:
         import numpy
@@ -38,7 +35,9 @@ class VectorisedGenomes:
         self._fixed = [i for i, p in enumerate(parameters) if isinstance(p, Float) and p.count == 1]
         self._integers = [(i, p) for i, p in enumerate(parameters) if isinstance(p, Int)]
         self._conditions = self._indexed_conditions()
-        self._instead = _confined_choices(space)
+        allowed = space.replacement_choices if isinstance(space, RestrictedSpace) else {}
+        self._instead = {column: numpy.array(choices) for column, choices in allowed.items()}
+        """Allowed choice for each choice of a restricted parameter, by column."""
         self.unordered = [
             i
             for i, p in enumerate(parameters)
@@ -55,13 +54,10 @@ class VectorisedGenomes:
         self.width = start
 
     def _indexed_conditions(self) -> list[tuple[int, list[tuple[int, list[float]]]]]:
-        """Conditions of parameters by columns, parents first.
-
-        Each entry has the column of a conditional parameter, and the columns of its parents with the allowed values, as
-        indices of choices or as whole numbers.
-        """
+        """Columns of conditional parameters, parents first, with the columns of their parents and the allowed values,
+        as indices of choices or as whole numbers."""
         names, found = self._space.names, []
-        for name in parents_first(self._space):
+        for name in self._space.order:
             parents = []
             for parent, allowed in self._space.parameters[name].when.items():
                 p = self._space.parameters[parent]
@@ -102,11 +98,8 @@ class VectorisedGenomes:
         return exists
 
     def rows(self, genomes: Any) -> Any:
-        """Configurations as rows of numbers from 0 to 1, with -1 for inactive parameters, for models.
-
-        Numbers and ordered choices have a column each; unordered parameters have a column for each choice. Equal
-        configurations have equal rows.
-        """
+        """Configurations as rows of numbers from 0 to 1, with -1 for inactive parameters; equal configurations have
+        equal rows. Unordered parameters have a column for each choice, and all others a column each."""
         import numpy
 
         exists = self.active(genomes)
@@ -128,18 +121,8 @@ class VectorisedGenomes:
     def children(
         self, parents: Any, count: int, generator: Any, crossover: float, steps: tuple[float, float]
     ) -> tuple[Any, Any]:
-        """Children bred with the operators of ``EvolutionBreeder``.
-
-        Args:
-            parents (array): genomes of possible parents, best first.
-            count (int): number of children.
-            generator (Generator): source of random numbers.
-            crossover (float): probability of two parents.
-            steps (tuple of float): least and largest width of mutations of numbers.
-
-        Returns:
-            The children's genomes, and the places of both parents of each child, as an array of count × 2.
-        """
+        """Children of ``parents``, which have the best first, bred with the operators of ``EvolutionBreeder``, and the
+        places of both parents of each child (count × 2). ``steps``: least and largest width of mutations of numbers."""
         import numpy
 
         picked = generator.integers(len(parents), size=(2, 2, count)).min(axis=0)
@@ -183,25 +166,6 @@ class VectorisedGenomes:
     def genome(self, row: Sequence[float]) -> tuple[float, ...]:
         """Genome of a row, in the form of breeders, with indices of choices as ints."""
         return tuple(float(gene) if number else int(gene) for gene, number in zip(row, self._numbers))
-
-
-def parents_first(space: SearchSpace) -> list[str]:
-    """All names, each after its parents."""
-    placed: dict[str, None] = {}
-    while len(placed) < len(space.names):
-        for name in space.names:
-            if name not in placed and all(parent in placed for parent in space.parameters[name].when):
-                placed[name] = None
-    return list(placed)
-
-
-def _confined_choices(space: SearchSpace) -> dict[int, Any]:
-    """Allowed choice for each choice of a restricted parameter, by column."""
-    import numpy
-
-    if not isinstance(space, RestrictedSpace):
-        return {}
-    return {column: numpy.array(allowed) for column, allowed in space.replacement_choices.items()}
 
 
 def _integer(parameter: Int, genes: Any) -> Any:

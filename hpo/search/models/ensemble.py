@@ -58,11 +58,9 @@ def _sklearn() -> tuple[Any, Any]:
 
 @lru_cache(maxsize=1)
 def import_in_background() -> threading.Thread:
-    """Thread that imports the libraries of the models, started by the first call.
-
-    No other thread of the process may import scikit-learn at the same time: its modules import each other in circles,
-    and a thread that begins at another module may see a module that is only half imported.
-    """
+    """Thread that imports the libraries of the models, started by the first call."""
+    # No other thread of the process may import scikit-learn at the same time: its modules import each other in circles,
+    # and a thread that begins at another module may see a module that is only half imported.
     thread = threading.Thread(target=_import_libraries, name="hpo-models", daemon=True)
     thread.start()
     # An interpreter that ends in the middle of an import may crash.
@@ -75,20 +73,15 @@ def _import_libraries() -> None:
         _sklearn()
         for name in ("scipy.linalg", "scipy.optimize", "scipy.special"):
             importlib.import_module(name)
-    except ImportError:
-        pass  # raised again by the first model, in the thread that needs it
-    except RuntimeError:
-        pass  # the process is ending, and Python refuses the functions that libraries register for its exit
+    # The first model raises an ImportError again, in the thread that needs it. A RuntimeError is that of a process
+    # that is ending, where Python refuses the functions that libraries register for its exit.
+    except (ImportError, RuntimeError):
+        pass
 
 
 class Forest:
-    """Extremely randomised trees (Geurts et al. 2006, doi:10.1007/s10994-006-6226-1), each fitted on all observations.
-
-    Args:
-        rows (array): configurations, n × columns.
-        goals (array): values to predict, n.
-        rng (Random): source of random numbers.
-    """
+    """Extremely randomised trees (Geurts et al. 2006, doi:10.1007/s10994-006-6226-1), each fitted on all ``rows`` (n ×
+    columns) and ``goals`` (n)."""
 
     def __init__(self, rows: Any, goals: Any, rng: random.Random) -> None:
         import numpy
@@ -131,13 +124,13 @@ class _Grown:
         raise NotImplementedError
 
 
-class _Losses(_Grown):
+class _LossForest(_Grown):
     def _grow(self, known: Observations, rng: random.Random) -> Model:
         entries = known.with_losses()
         return Forest([row for row, _ in entries], normal_scores([loss for _, loss in entries]), rng)
 
 
-class _Failures(_Grown):
+class _FailureForest(_Grown):
     """Model of the probability that a configuration fails."""
 
     def _grow(self, known: Observations, rng: random.Random) -> Model:
@@ -148,7 +141,7 @@ class _Failures(_Grown):
         return Forest(well + list(known.failed.values()), goals, rng)
 
 
-class _Process(_Grown):
+class _GaussianProcess(_Grown):
     def __init__(self, sampler: VectorisedGenomes) -> None:
         super().__init__()
         self._columns = sampler.columns
@@ -175,13 +168,8 @@ class _Process(_Grown):
 
 
 class AcquisitionFunction:
-    """Lower confidence bound of each row by a model; the row with the lowest bound is the most promising.
-
-    Args:
-        model (Model): model of the loss.
-        caution (float): distance of the bound below the mean, in standard deviations.
-        failing (Model): model of the probability of failure, which raises bounds; None without failures.
-    """
+    """Lower confidence bound of each row, ``caution`` standard deviations below the mean of ``model``; the model
+    ``failing`` of the probability of failure raises bounds. The row with the lowest bound is the most promising."""
 
     def __init__(self, model: Model, caution: float, failing: Model | None = None) -> None:
         self._model, self._caution, self._failing = model, caution, failing
@@ -201,8 +189,8 @@ class ModelEnsemble:
     """
 
     def __init__(self, sampler: VectorisedGenomes) -> None:
-        self._models: dict[str, _Grown] = {"forest": _Losses(), "gaussian": _Process(sampler)}
-        self._failures = _Failures()
+        self._models: dict[str, _Grown] = {"forest": _LossForest(), "gaussian": _GaussianProcess(sampler)}
+        self._failures = _FailureForest()
         self._predicted: list[tuple[float, list[float]]] = []
 
     def learn(self, news: Sequence[tuple[Any, float]]) -> None:

@@ -20,14 +20,12 @@ _FAR = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Posterior of a configuration's mean loss."""
+    """Posterior of a configuration's mean loss: its mean and standard deviation. ``noise``: variance of an evaluation
+    around the mean loss."""
 
     mean: float
-    """Mean of the posterior."""
     deviation: float
-    """Standard deviation of the posterior."""
     noise: float
-    """Variance of an evaluation around the configuration's mean loss."""
 
     def after(self, more: int) -> float:
         """Standard deviation of the posterior after ``more`` evaluations; it does not depend on their results."""
@@ -44,9 +42,6 @@ def estimates(losses: Sequence[Sequence[float]]) -> list[Estimate]:
     of the best quarter (empirical Bayes; Efron and Morris 1973, doi:10.1080/01621459.1973.10481350). A configuration
     that was lucky once so moves towards the others by as much as luck explains. Where each configuration was evaluated
     once, the order of the losses stays.
-
-    Args:
-        losses (sequence of sequences): losses of the evaluations of each configuration, at least one.
     """
     means = [mean_of(own) for own in losses]
     ordered = sorted(means)
@@ -88,10 +83,8 @@ def _squares(values: Sequence[float]) -> float:
 
 
 def exact(losses: Sequence[Sequence[float]], least: int = 3) -> bool:
-    """Whether the objective shows no noise: all repetitions gave exactly the same loss.
-
-    That takes at least two configurations with several evaluations, and ``least`` repetitions in total.
-    """
+    """Whether the objective shows no noise: all repetitions gave exactly the same loss, at least ``least`` repetitions
+    of at least two configurations."""
     repeated = [own for own in losses if len(own) > 1]
     return (
         len(repeated) > 1

@@ -22,12 +22,9 @@ class Gaussian:
     at the maximum of their posterior; lengths have the log-normal prior of Hvarfner et al. 2024 (arXiv:2402.02229),
     whose mode grows with the square root of the number of parameters.
 
-    Args:
-        rows (array): configurations, n × columns.
-        goals (array): values to predict, n, about standard normal.
-        columns (sequence of tuples): first column and number of columns of each parameter.
-        start (array): ``parameters`` of an earlier fit, to begin the search with; None: the mode of the prior.
-        fit (bool): whether to search for the parameters; False takes ``start``.
+    ``rows``: configurations, n × columns; ``goals``: values to predict, n, about standard normal; ``columns``: first
+    column and number of columns of each parameter; ``start``: ``parameters`` of an earlier fit, None for the mode of
+    the prior, from which the search begins where ``fit`` is true.
     """
 
     def __init__(
@@ -77,11 +74,11 @@ class Gaussian:
             gradient[:size] = 0.5 * scale * weights * (flat @ slope)
             gradient[size] = 0.5 * scale * (inner * shape).sum()
             gradient[size + 1] = 0.5 * noise * numpy.trace(inner)
-            off = parameters - prior
-            return float(value + 0.5 * (off**2 * precision).sum()), gradient + off * precision
+            deviation = parameters - prior
+            return float(value + 0.5 * (deviation**2 * precision).sum()), gradient + deviation * precision
 
         prior = numpy.array([centre] * size + [0.0, math.log(1e-4)])
-        precision = numpy.array([1.0 / 1.0] * size + [1.0, 1.0 / 4.0])
+        precision = numpy.array([1.0] * size + [1.0, 0.25])
         begin = prior if start is None or len(start) != len(prior) else start
         bounds = [(_SHORTEST, _LONGEST)] * size + [
             (math.log(0.05), math.log(50.0)),

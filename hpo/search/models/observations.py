@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.kinds.vectorised import VectorisedGenomes
-from hpo.search.population import Member, Population
+from hpo.search.population import Member, Population, keep_latest
 
 # At least as many of each as a population keeps: a member that it still has, forgotten here, would be new each time.
 _MOST_BEST, _MOST_LATEST, _MOST_FAILED = 300, 120, 80
@@ -24,10 +24,8 @@ _HARDLY = 0.01
 
 
 def normal_scores(losses: Sequence[float]) -> Any:
-    """Quantile of the normal distribution at the rank of each loss, with ties at their middle rank.
-
-    Neither the scale of the losses nor outliers have an influence.
-    """
+    """Quantile of the normal distribution at the rank of each loss, with ties at their middle rank: neither the scale
+    of the losses nor outliers have an influence."""
     import numpy
     from scipy.special import ndtri
 
@@ -107,10 +105,7 @@ class Observations:
         """Add the new members of a population; returns rows and losses of those that completed."""
         import numpy
 
-        shown: dict[str, Member] = {}
-        for members in (population.best, population.recent, population.failures, population.pruned):
-            shown.update((one.id, one) for one in members)
-        fresh = [one for one in shown.values() if not self._knows(one)]
+        fresh = [one for one in population.everyone if not self._knows(one)]
         if not fresh:
             return []
         fresh.sort(key=lambda one: one.age)
@@ -129,12 +124,13 @@ class Observations:
                 self.completed[member.id] = entry = (row, member.losses[0])
                 news.append(entry)
         self.arrived += len(fresh)
-        _forget(self.failed, list(self.failed)[:-_MOST_FAILED])
-        _forget(self._pruned, list(self._pruned)[:-_MOST_FAILED])
+        keep_latest(self.failed, _MOST_FAILED)
+        keep_latest(self._pruned, _MOST_FAILED)
         if len(self.completed) > _MOST_BEST + _MOST_LATEST + _SLACK:
             # The sort is stable, so that the older of equal losses stays, as in a population.
             old = sorted(list(self.completed)[:-_MOST_LATEST], key=lambda one: self.completed[one][1])
-            _forget(self.completed, old[_MOST_BEST:])
+            for identity in old[_MOST_BEST:]:
+                del self.completed[identity]
         return news
 
     def _knows(self, member: Member) -> bool:
@@ -154,8 +150,7 @@ class Observations:
         """Exclude ``rows`` from further proposals."""
         for row in rows.astype("float32"):
             self._used[row.tobytes()] = None
-        while len(self._used) > _MOST_USED:
-            del self._used[next(iter(self._used))]
+        keep_latest(self._used, _MOST_USED)
 
 
 def _failed(member: Member) -> bool:
@@ -163,8 +158,3 @@ def _failed(member: Member) -> bool:
     if member.status == PRUNED:
         return member.progress is None
     return member.losses is None or member.status != COMPLETED
-
-
-def _forget(remembered: dict[str, Any], identities: Iterable[str]) -> None:
-    for identity in identities:
-        del remembered[identity]

@@ -22,10 +22,8 @@ def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None)
 
 
 def crowding(losses: Sequence[Losses]) -> list[float]:
-    """Crowding distance of each member of a front (Deb et al. 2002, doi:10.1109/4235.996017, section III-B).
-
-    The distance is larger the fewer members are close, and infinite for the best and the worst in any objective.
-    """
+    """Crowding distance of each member of a front (Deb et al. 2002, doi:10.1109/4235.996017, section III-B): larger the
+    fewer members are close, and infinite for the best and the worst in any objective."""
     distances = [0.0] * len(losses)
     for objective in range(len(losses[0]) if losses else 0):
         order = sorted(range(len(losses)), key=lambda index: losses[index][objective])
@@ -40,39 +38,24 @@ def crowding(losses: Sequence[Losses]) -> list[float]:
 
 
 def reference_losses(reference: Mapping[str, float], objectives: Mapping[str, str]) -> Losses | None:
-    """Losses of ``[search] reference``; None for an empty reference.
-
-    Raises:
-        UsageError: the reference does not have a finite number for each of several objectives.
-    """
+    """Losses of ``[search] reference``, None for an empty reference; UsageError where it does not have a finite number
+    for each of several objectives."""
     if not isinstance(reference, Mapping):
         raise UsageError(f"reference = {excerpt(reference)}: must map each objective to a number.")
     if not reference:
         return None
-    if len(objectives) < 2:
-        raise UsageError(
-            f"[search] reference = {excerpt(dict(reference))}: is for tasks of several objectives, and this one has "
-            "one. Remove it."
-        )
-    if set(reference) != set(objectives):
-        raise UsageError(
-            f"[search] reference = {excerpt(dict(reference))}: must have a number for each objective, which are "
-            f"{', '.join(objectives)}."
-        )
     numbers = {name: as_number(value) for name, value in reference.items()}
     finite = {name: value for name, value in numbers.items() if value is not None and isfinite(value)}
-    if len(finite) < len(numbers):
+    if len(objectives) < 2 or not set(finite) == set(numbers) == set(objectives):
         raise UsageError(
-            f"[search] reference = {excerpt(dict(reference))}: must have a finite number for each objective."
+            f"[search] reference = {excerpt(dict(reference))}: must have a finite number for each objective, which are "
+            f"{', '.join(objectives)}, and is for several objectives. Correct or remove it."
         )
     return tuple(-finite[name] if way == "maximize" else finite[name] for name, way in objectives.items())
 
 
 class Front(Generic[_Item]):
-    """Pareto front of all added items; items with equal losses stay.
-
-    The time to add an item is proportional to the number of different losses on the front.
-    """
+    """Pareto front of all added items; items with equal losses stay."""
 
     def __init__(self) -> None:
         self._items: dict[Losses, list[_Item]] = {}
