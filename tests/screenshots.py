@@ -23,7 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from hpo.cli import main as hpo
 
-OUT = ROOT / "hpo" / "results"
+OUT = ROOT / "hpo" / "views"
 WIDTH = 1024
 
 TASK = """

@@ -21,16 +21,7 @@ import hpo
 from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INVALID, PRUNED, TIMEOUT, Scalar
 from hpo.journal import curves, directory
 from hpo.journal.files import journal_path
-from hpo.journal.records import (
-    Ended,
-    Header,
-    Launched,
-    Left,
-    Migrated,
-    Record,
-    Reported,
-    encode,
-)
+from hpo.journal.records import Ended, Header, Launched, Left, Migrated, Record, Reported, encode
 
 SPACE = hpo.SearchSpace(
     optimizer=hpo.Categorical("SGD", "Adam", "AdamW"),
@@ -43,14 +34,8 @@ SPACE = hpo.SearchSpace(
     augment=hpo.Categorical("none", "flip", "randaugment"),
 )
 DEFAULT: dict[str, Scalar] = {
-    "optimizer": "Adam",
-    "lr": 1e-3,
-    "weight_decay": 1e-4,
-    "depth": 3,
-    "width": 64,
-    "dropout": 0.2,
-    "augment": "none",
-}
+    "optimizer": "Adam", "lr": 1e-3, "weight_decay": 1e-4, "depth": 3, "width": 64, "dropout": 0.2, "augment": "none",
+}  # fmt: skip
 STEPS, RUNGS, REDUCTION = 24, (4, 12), 2
 _BEGAN = 1.79e9
 _MEMORY = (
@@ -65,10 +50,8 @@ def accuracy(params: dict[str, Scalar]) -> float:
     ideal = {"SGD": -1.2 - 0.6 * float(params.get("momentum") or 0), "Adam": -2.7, "AdamW": -2.5}
     loss = 0.010 + 0.018 * (rate - ideal[str(params["optimizer"])]) ** 2
     loss += 0.004 * (math.log10(float(params["weight_decay"] or 1)) + 3.6) ** 2
-    loss += (
-        0.0022 * (int(params["depth"] or 0) - 5) ** 2
-        + 0.006 * (math.log2(int(params["width"] or 1)) - 7) ** 2
-    )
+    loss += 0.0022 * (int(params["depth"] or 0) - 5) ** 2
+    loss += 0.006 * (math.log2(int(params["width"] or 1)) - 7) ** 2
     loss += 0.12 * (float(params["dropout"] or 0) - 0.12) ** 2
     loss += {"none": 0.022, "flip": 0.012, "randaugment": 0.0}[str(params["augment"])]
     return max(0.1, 0.985 - loss)
@@ -102,15 +85,12 @@ class _Campaign:
     begun: int = 0
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def identity_of(self, island: int, worker: int) -> str:
-        sequence = self.sequences.get((island, worker), 0)
-        self.sequences[island, worker] = sequence + 1
-        return f"{island}-{worker}-{sequence}"
-
     def job(self, island: int, worker: int) -> _Job:
         rng, pool = self.rng, self.pools[island]
-        identity, number = self.identity_of(island, worker), self.begun
+        sequence, number = self.sequences.get((island, worker), 0), self.begun
+        self.sequences[island, worker] = sequence + 1
         self.begun += 1
+        identity = f"{island}-{worker}-{sequence}"
         parents: tuple[str, ...] = ()
         if number == 0:
             params, operator = dict(DEFAULT), "default"
@@ -123,10 +103,8 @@ class _Campaign:
                 name: (first if rng.random() < 0.7 else second)[2].get(name) for name in SPACE.parameters
             }
             parents = tuple(dict.fromkeys((first[1], second[1])))
-            params, operator = (
-                self._step(mixed),
-                "surrogate" if number < 200 or rng.random() < 0.5 else "evolution",
-            )
+            bred_by = "surrogate" if number < 200 or rng.random() < 0.5 else "evolution"
+            params, operator = self._step(mixed), bred_by
         final = accuracy(params) + rng.gauss(0, 0.003)
         pace = rng.uniform(2.5, 6.0)
         values = [
@@ -224,16 +202,13 @@ def _launch(
     lines: dict[tuple[int, int], list[Record]] = {place: [] for place in places}
     points: dict[tuple[int, int], list[curves.Point]] = {place: [] for place in places}
     first = lines[0, 0]
-    first.append(
-        Launched(
-            evaluations=evaluations,
-            deadline_s=None,
-            islands=campaign.islands,
-            workers=len(places),
-            ranks_per_worker=4,
-            time=began + 2,
-        )
-    )
+    asked = {
+        "evaluations": evaluations,
+        "deadline_s": None,
+        "islands": campaign.islands,
+        "workers": len(places),
+    }
+    first.append(Launched(**asked, ranks_per_worker=4, time=began + 2))
     stop = int(evaluations * share)
     gone = places[-1] if launch == 2 and len(places) > 1 else None
     heap = [(began + 4 + rng.uniform(0, 6), place) for place in places]
@@ -285,17 +260,8 @@ def _launch(
 
 
 def _fields(job: _Job) -> dict[str, object]:
-    island, worker, sequence = map(int, job.id.split("-"))
-    return {
-        "id": job.id,
-        "island": island,
-        "worker": worker,
-        "sequence": sequence,
-        "params": job.params,
-        "operator": job.operator,
-        "parents": job.parents,
-        "retries": job.retries,
-    }
+    names = ("id", "params", "operator", "parents", "retries")
+    return {name: getattr(job, name) for name in names}
 
 
 def _finish(
@@ -332,18 +298,14 @@ def _finish(
         CRASHED: "evaluator of rank 0 ended by signal 11 (SIGSEGV)",
         INVALID: "the task returned accuracy = nan",
     }.get(job.ends)
-    lines[place].append(
-        make_finished(
-            **_fields(job),
-            started=since,
-            finished=now,
-            status=job.ends,
-            objectives=objectives,
-            metrics=metrics,
-            error=error,
-            steps=steps or None,
-        )
-    )
+    end = {
+        "started": since,
+        "finished": now,
+        "status": job.ends,
+        "objectives": objectives,
+        "metrics": metrics,
+    }
+    lines[place].append(make_finished(**_fields(job), **end, error=error, steps=steps or None))
     if job.ends == COMPLETED:
         island = place[0]
         campaign.pools[island].append((job.values[-1], job.id, job.params))

@@ -28,13 +28,8 @@ from synthetic import make
 def command(*words: str) -> tuple[float, float]:
     """Wall-clock and processor seconds of an hpo command."""
     begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, "-m", "hpo", *words],
-        env=single_threaded(),
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=300,
-    )
+    words = (sys.executable, "-m", "hpo", *words)
+    subprocess.run(words, env=single_threaded(), check=True, stdout=subprocess.DEVNULL, timeout=300)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.perf_counter() - begun, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -29,30 +29,16 @@ pytestmark = [
 def opened(page: Path, profile: Path, *flags: str) -> tuple[str, str]:
     """The document after its scripts have run, and what the console was given."""
     assert _BROWSER is not None
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
+    place = (f"--user-data-dir={profile}", "--virtual-time-budget=20000", *flags, page.as_uri())
     done = subprocess.run(
-        [
-            _BROWSER,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={profile}",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=20000",
-            "--dump-dom",
-            *flags,
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
+        [_BROWSER, *options, *place], capture_output=True, text=True, timeout=240, check=True
     )
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
     return done.stdout, "\n".join(console)
 
 
-@pytest.mark.parametrize("width", [390, 1400])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("width", "count"), [(390, 1), (1400, 2)])
 def test_every_figure_holds_marks(tmp_path: Path, width: int, count: int) -> None:
     homes = [
         make(tmp_path / f"c{n}", 150, objectives=n + 1, seed=n, task="<script>x</script>:task")
