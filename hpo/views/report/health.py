@@ -202,8 +202,8 @@ def _launches(source: Source) -> Iterator[Attention]:
     lost = [one.id for one in record.parts if one.status == LOST]
     if lost:
         rest = len({*lost} - source.number.keys())
-        left = f"{rest} of them to be evaluated again by the next launch" if rest else "evaluated again"
-        yield Attention("note", f"{text.plural(len(lost), 'evaluation')} lost with their ranks; {left}.")
+        left = f"the next launch evaluates {rest} again" if rest else "all were evaluated again"
+        yield Attention("note", f"Ranks died in the midst of {text.plural(len(lost), 'evaluation')}; {left}.")
 
 
 def _workers(source: Source) -> Iterator[Attention]:
