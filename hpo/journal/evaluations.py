@@ -120,11 +120,6 @@ class CurrentEvaluations:
             for one in self._failures.values()
         ]
 
-    def forget(self, identity: str) -> None:
-        """Undo all records of this individual, which will be added in another order."""
-        for kept in (self._ended, self._open, self._failures, self._reopened):
-            kept.pop(identity, None)
-
     def take(self, record: Record) -> Change | None:
         """Count ``record``; None where it is about no evaluation. A header comes before the records of its journal."""
         if isinstance(record, (Started, Finished)):

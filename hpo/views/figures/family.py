@@ -5,7 +5,7 @@ and what changed in comparison with its nearest parent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -56,10 +56,6 @@ class _FamilyDrawing:
         return {one.individual.id: row for row, one in enumerate(self.tree.members)}
 
     @cached_property
-    def params(self) -> dict[str, Mapping[str, Scalar]]:
-        return {one.individual.id: one.individual.params for one in self.tree.members}
-
-    @cached_property
     def order(self) -> dict[str, int]:
         """Rank of each parameter by importance."""
         return {name: place for place, name in enumerate(important(self.source))}
@@ -81,27 +77,23 @@ class _FamilyDrawing:
             text = f"{self.tree.generations - _GENERATIONS} earlier generations"
             place = {"x": 0, "xanchor": "left", "yanchor": "top"}
             notes.append({**theme.note(text), **place})
-        return {
-            "data": traces,
-            "layout": theme.layout(
-                "Family of the best",
-                height=130 + _ROW * len(self.rows),
-                xaxis={
-                    "title": theme.label(self.source.objective),
-                    "nticks": 5,
-                    **self.extent.axis(),
-                    "tickangle": 0,
-                },
-                yaxis={
-                    "side": "right",
-                    "range": [len(self.rows) - 0.4, -0.6],
-                    "tickvals": list(self.rows.values()),
-                    "ticktext": [self._row(one) for one in self.tree.members],
-                    "tickfont": {"color": theme.INK, "size": 12},
-                },
-                annotations=notes,
-            ),
+        xaxis = {
+            "title": theme.label(self.source.objective),
+            "nticks": 5,
+            **self.extent.axis(),
+            "tickangle": 0,
         }
+        yaxis = {
+            "side": "right",
+            "range": [len(self.rows) - 0.4, -0.6],
+            "tickvals": list(self.rows.values()),
+            "ticktext": [self._row(one) for one in self.tree.members],
+            "tickfont": {"color": theme.INK, "size": 12},
+        }
+        axes = {"xaxis": xaxis, "yaxis": yaxis}
+        height = 130 + _ROW * len(self.rows)
+        layout = theme.layout("Family of the best", height=height, annotations=notes, **axes)
+        return {"data": traces, "layout": layout}
 
     def _edges(self, *, direct: bool) -> Plot:
         """Curves from parents to children, vertical at both ends."""
@@ -161,7 +153,8 @@ class _FamilyDrawing:
     def _origin(self, one: Ancestor) -> str:
         if not one.parents:
             return "of earlier parents" if one.unseen else "not bred from others"
-        found = changes(self.params[one.parents[0]], one.individual.params)
+        nearest = self.tree.members[self.rows[one.parents[0]]].individual
+        found = changes(nearest.params, one.individual.params)
         order = sorted(found, key=lambda name: self.order.get(name, len(self.order)))
         parts = [_change(name, found[name][1]) for name in order]
         count = sum(length <= _MOST_LETTERS for length in accumulate(len(part) + 2 for part in parts))

@@ -112,20 +112,17 @@ class Source:
             NotDrawn: too few evaluations have completed, all have the same result, or the forests explain none of it.
         """
         name = objective or self.objective
-        if name not in self._importance:
-            try:
-                self._importance[name] = importance(self.record, name)
-            except CampaignError as error:
-                self._importance[name] = str(error).removeprefix("importance of parameters: ")
-        found = self._importance[name]
-        if isinstance(found, str):
-            raise NotDrawn(found)
+        try:
+            found = self._importance.get(name) or importance(self.record, name)
+        except CampaignError as error:
+            raise NotDrawn(str(error).removeprefix("importance of parameters: ")) from None
+        self._importance[name] = found
         if not found.explains:
             raise NotDrawn(found.nothing_explained())
         return found
 
     @cached_property
-    def _importance(self) -> dict[str, Importance | str]:
+    def _importance(self) -> dict[str, Importance]:
         return {}
 
     def at_work(self, times: Sequence[float]) -> NDArray[Any]:
