@@ -5,7 +5,7 @@ In double precision, where only roundings may differ, but for ``labelled`` and `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -71,6 +71,29 @@ def train(net: nn.Module, method: Method, *, ranks: int, per_node: int, **change
         "topology": trainers.Topology(ranks_per_node=per_node),
     }
     return trainers.train(net, data(STEPS_PER_EPOCH * 2 * ranks), method=method, **{**settings, **changed})
+
+
+def trained(
+    rank: int, make: Callable[[], nn.Module], per_node: int, methods: list[Method], optimizer: Any = sgd
+) -> list[Tensor]:
+    """The parameters that each method leaves."""
+    found = []
+    for method in methods:
+        net = make()
+        train(net, method, ranks=dist.get_world_size(), per_node=per_node, optimizer=optimizer)
+        found.append(flat(net))
+    return found
+
+
+def alone(make: Callable[[], nn.Module], ranks: int) -> Tensor:
+    """The parameters that one rank with the batches of all leaves."""
+    net = make()
+    train(net, trainers.DDP(), ranks=ranks, per_node=1, batch_size=2 * ranks)
+    return flat(net)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def communicator(

@@ -17,6 +17,8 @@ from models import (
     EPOCHS,
     STEPS_PER_EPOCH,
     adamw,
+    alone,
+    assert_same,
     communicator,
     data,
     flat,
@@ -25,6 +27,7 @@ from models import (
     setup_of,
     sgd,
     train,
+    trained,
 )
 from resuming import After
 from torch import Tensor, nn
@@ -58,27 +61,6 @@ class Peek:
         return self.method.strategy(setup)
 
 
-def trained(rank: int, per_node: int, methods: list[Method]) -> list[Tensor]:
-    """The parameters that each method leaves."""
-    found = []
-    for method in methods:
-        net = model()
-        train(net, method, ranks=dist.get_world_size(), per_node=per_node)
-        found.append(flat(net))
-    return found
-
-
-def alone(ranks: int, **changed: Any) -> Tensor:
-    """The parameters that one rank with the batches of all leaves."""
-    net = model()
-    train(net, trainers.DDP(), ranks=ranks, per_node=1, batch_size=2 * ranks, **changed)
-    return flat(net)
-
-
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(("ranks", "per_node"), [(3, 1), (4, 2)])
 def test_synchronising_at_each_step_equals_ddp(ranks: int, per_node: int) -> None:
     methods: list[Method] = [
@@ -87,19 +69,19 @@ def test_synchronising_at_each_step_equals_ddp(ranks: int, per_node: int) -> Non
         trainers.DASO(**{**SHORT, "warmup_epochs": 21 / 22}),
         trainers.DASO(**{**SHORT, "warmup_epochs": 10 / 22, "cooldown_epochs": 1}),
     ]
-    expected = alone(ranks)
-    for rank in run_ranks(ranks, trained, per_node, methods):
+    expected = alone(model, ranks)
+    for rank in run_ranks(ranks, trained, model, per_node, methods):
         for found in rank:
             assert_same(found, expected)
             assert torch.equal(found, rank[0])
 
 
 def test_one_node_is_averaging_of_gradients_and_one_rank_plain_training() -> None:
-    one, other = run_ranks(2, trained, 2, [trainers.DASO(), trainers.DDP()])[0]
+    one, other = run_ranks(2, trained, model, 2, [trainers.DASO(), trainers.DDP()])[0]
     assert torch.equal(one, other)
     net = model()
     result = train(net, trainers.DASO(), ranks=1, per_node=1)
-    assert torch.equal(flat(net), alone(1))
+    assert torch.equal(flat(net), alone(model, 1))
     assert result.metrics["synchronisations"] == 0
 
 
@@ -167,7 +149,7 @@ def test_equals_the_simulator_for_every_delay(
     expected = [
         simulated(ranks // per_node, per_node, every=b, delay=s) for b, s in periods for _ in range(2)
     ]
-    results = run_ranks(ranks, trained, per_node, methods)
+    results = run_ranks(ranks, trained, model, per_node, methods)
     for rank in results:
         for found, wanted, first in zip(rank, expected, results[0], strict=True):
             assert_same(found, wanted)
@@ -180,7 +162,7 @@ def test_phases_meet_where_the_settings_say() -> None:
         sync_every=3, sync_delay=2, **{**SHORT, "warmup_epochs": 5 / 22, "cooldown_epochs": 1}
     )
     later = trainers.DASO(sync_every=3, sync_delay=2, **{**SHORT, "cooldown_epochs": 8 / 22})
-    for found, other in run_ranks(4, trained, 2, [method, later]):
+    for found, other in run_ranks(4, trained, model, 2, [method, later]):
         assert_same(found, simulated(2, 2, every=3, delay=2, warm=5, cool=11))
         assert_same(other, simulated(2, 2, every=3, delay=2, cool=8))
 

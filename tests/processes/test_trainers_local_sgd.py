@@ -17,6 +17,8 @@ from models import (
     EPOCHS,
     STEPS_PER_EPOCH,
     adamw,
+    alone,
+    assert_same,
     assert_same_bits,
     communicator,
     data,
@@ -27,6 +29,7 @@ from models import (
     setup_of,
     sgd,
     train,
+    trained,
 )
 from resuming import After, without_times
 from torch import Tensor, nn
@@ -46,27 +49,6 @@ def model() -> nn.Module:
 
 def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
-
-
-def trained(rank: int, per_node: int, methods: list[Method], optimizer: Any = sgd) -> list[Tensor]:
-    """The parameters that each method leaves."""
-    found = []
-    for method in methods:
-        net = model()
-        train(net, method, ranks=dist.get_world_size(), per_node=per_node, optimizer=optimizer)
-        found.append(flat(net))
-    return found
-
-
-def alone(ranks: int) -> Tensor:
-    """The parameters that one rank with the batches of all leaves."""
-    net = model()
-    train(net, trainers.DDP(), ranks=ranks, per_node=1, batch_size=2 * ranks)
-    return flat(net)
-
-
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def parts(ranks: int, size: int) -> list[list[int]]:
@@ -171,7 +153,7 @@ EIGHT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_equals_the_simulator(ranks: int, per_node: int, optimizer: Any) -> None:
     table = FOUR if ranks == 4 else EIGHT
     methods: list[Method] = [trainers.LocalSGD(**settings) for settings, _ in table]
-    found = run_ranks(ranks, trained, per_node, methods, optimizer)
+    found = run_ranks(ranks, trained, model, per_node, methods, optimizer)
     assert_same_bits(found)
     for parameters, (_, expected) in zip(found[0], table, strict=True):
         if expected.get("joint", 1) is None:
@@ -182,11 +164,11 @@ def test_equals_the_simulator(ranks: int, per_node: int, optimizer: Any) -> None
 
 def test_three_ranks_and_one() -> None:
     method = trainers.LocalSGD(households=1, world_every=4)
-    for (found,) in run_ranks(3, trained, 3, [method]):
+    for (found,) in run_ranks(3, trained, model, 3, [method]):
         assert_same(found, simulated(3, [(4, 3)]))
     net = model()
     result = train(net, method, ranks=1, per_node=1)
-    assert torch.equal(flat(net), alone(1))
+    assert torch.equal(flat(net), alone(model, 1))
     assert result.metrics["synchronisations"] == 0
 
 
@@ -221,15 +203,15 @@ def test_the_special_cases_equal_other_methods() -> None:
         (trainers.LocalSGD(start=EPOCHS * STEPS_PER_EPOCH - 1), trainers.DDP()),
         (trainers.LocalSGD(world_every=3), trainers.DASO(sync_every=3, warmup_epochs=0, **exact)),
     ]
-    found = run_ranks(4, trained, 2, [method for pair in pairs for method in pair])[0]
+    found = run_ranks(4, trained, model, 2, [method for pair in pairs for method in pair])[0]
     for one, other in zip(found[::2], found[1::2], strict=True):
         assert_same(one, other)
-    assert_same(found[1], alone(4))
+    assert_same(found[1], alone(model, 4))
     after = [
         trainers.LocalSGD(world_every=3, start=STEPS_PER_EPOCH),
         trainers.DASO(sync_every=3, warmup_epochs=1, **exact),
     ]
-    one, other = run_ranks(4, trained, 2, after, plain_sgd)[0]
+    one, other = run_ranks(4, trained, model, 2, after, plain_sgd)[0]
     assert_same(one, other)
 
 
