@@ -15,11 +15,8 @@ _Made = TypeVar("_Made")
 
 
 def checked_arguments(**remedies: str) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
-    """Decorator that raises UsageError for unknown or missing arguments of a method.
-
-    Args:
-        **remedies (str): sentences on what to write instead, by keyword that users of other packages expect.
-    """
+    """Decorator that raises UsageError for unknown or missing arguments of a method. ``remedies``: sentences on what to
+    write instead, by keyword that users of other packages expect."""
 
     def decorate(init: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
         signature = inspect.signature(init)

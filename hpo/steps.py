@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hpo.terminal import one_line
@@ -41,8 +40,6 @@ class Steps:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()

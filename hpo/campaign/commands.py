@@ -58,16 +58,6 @@ def stop(directory: Path) -> str:
     )
 
 
-def pause(directory: Path) -> str:
-    return _given(
-        directory, Pause(**asked()), "what runs goes on, and nothing new starts until `hpo unpause`"
-    )
-
-
-def unpause(directory: Path) -> str:
-    return _given(directory, Unpause(**asked()), "goes on")
-
-
 def drain(directory: Path, worker: str) -> str:
     """``worker``: island and number, such as "0-3". Raises UsageError: the last launch has no such worker."""
     directories.read_identity(directory)
@@ -139,8 +129,10 @@ def _given(directory: Path, request: Request, said: str) -> str:
 
 COMMANDS: dict[str, Callable[..., str]] = {
     "stop": stop,
-    "pause": pause,
-    "unpause": unpause,
+    "pause": lambda directory: _given(
+        directory, Pause(**asked()), "what runs goes on, and nothing new starts until `hpo unpause`"
+    ),
+    "unpause": lambda directory: _given(directory, Unpause(**asked()), "goes on"),
     "drain": drain,
     "retry": retry,
     "enqueue": enqueue,

@@ -49,13 +49,8 @@ class StartingPoints:
 
 
 class CampaignDefinition:
-    """Settings and task of a campaign.
-
-    Args:
-        reference (str; default None): name of the task in a campaign file; None: the task's own.
-        source (TaskSource; default None): how evaluators get the task; None: by pickling it.
-        code (CodeVersion; default None): of the task; None: as this process sees it.
-    """
+    """Settings and task of a campaign. ``reference``: the task's name in a campaign file, None for its own; ``source``:
+    how evaluators get the task, None by pickling it; ``code``: version of the task, None as this process sees it."""
 
     def __init__(
         self,

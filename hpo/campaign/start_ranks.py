@@ -6,8 +6,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 
 from hpo.campaign.definition import CampaignDefinition
 from hpo.campaign.launch import may_start
@@ -51,7 +50,9 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
             return Result(settings.directory, STOPPED), 0
         before = last_launch(settings.directory)
         said: list[str] = []
-        with live_panel(settings.directory) as inherited, _output() as output:
+        # Outside of notebooks the ranks write to this process's streams.
+        collecting = _Output() if in_notebook() else nullcontext()
+        with live_panel(settings.directory) as inherited, collecting as output:
 
             def say(sentence: str) -> None:
                 said.append(sentence)
@@ -100,19 +101,6 @@ def _importable() -> dict[str, str]:
     return {"PYTHONPATH": path} if path else {}
 
 
-@contextmanager
-def _output() -> Iterator[_Output | None]:
-    """Output of the ranks in a notebook; None elsewhere, where they write to this process's streams."""
-    if not in_notebook():
-        yield None
-        return
-    output = _Output()
-    try:
-        yield output
-    finally:
-        output.close()
-
-
 class _Output:
     """Pipe for the output of the ranks at ``handle``. Only this package's own sentences are shown, and the last lines
     are kept for an error."""
@@ -123,7 +111,10 @@ class _Output:
         self._thread = threading.Thread(target=self._read, args=(reading,), name="hpo-output", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         os.close(self.handle)
         self._thread.join(5.0)
 

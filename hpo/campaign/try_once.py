@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hpo.evaluation.conversation import pack_answer
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.devices import bind_device, inline_device, visible_devices
 from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.evaluator_process import EvaluatorProcess
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED, Configuration
 from hpo.islands.messages import Surroundings
@@ -126,13 +127,17 @@ def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
     settings = campaign.settings
     size = settings.layout.ranks_per_worker
     hosts = (socket.gethostname(),) * size
-    source = campaign.source
+
+    def factory(rank: int) -> Callable[[], EvaluatorProcess]:
+        around = Surroundings(hosts, rank, size, 1, cores_agreed=True)
+        return child_factory(settings, around, rank, campaign.source)
+
     # The crew and the hosts of the other ranks are different processes in a campaign. Here two queues connect them.
     to_others: deque[tuple[int, dict[str, Any]]] = deque()
     to_crew: deque[dict[str, Any]] = deque()
     crew = ProcessCrew(
         size=size,
-        child_factory=child_factory(settings, Surroundings(hosts, 0, size, 1, cores_agreed=True), 0, source),
+        child_factory=factory(0),
         send=lambda rank, message: to_others.append((rank, message)),
         settings=settings.evaluation,
         on_warning=_warn,
@@ -142,9 +147,7 @@ def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
     others = {
         rank: EvaluatorHost(
             worker_rank=rank,
-            child_factory=child_factory(
-                settings, Surroundings(hosts, rank, size, 1, cores_agreed=True), rank, source
-            ),
+            child_factory=factory(rank),
             send=lambda epoch, answer, rank=rank: to_crew.append(  # type: ignore[misc]
                 pack_answer(epoch, rank, answer)
             ),

@@ -84,18 +84,10 @@ def script(
     setup: Sequence[str] = (),
     heading: Sequence[str] = (),
 ) -> str:
-    """Text of the batch script.
-
-    Args:
-        file (str): the campaign file; None: the script's first argument.
-        grace_s (float): seconds that running evaluations get to save.
-        options (mapping): value by option of sbatch without dashes, None for an option without a value.
-        start (str; default "mpirun"): program that starts the ranks: "mpirun", by ``hpo run``, or "srun".
-        mpi (str; default "pmix"): kind of MPI that srun starts.
-        path (str; default None): folder whose programs come first; None: .venv where the job is submitted.
-        setup (sequence of str; default ()): lines to run before.
-        heading (sequence of str; default ()): comments at the top.
-    """
+    """Text of the batch script. ``file``: the campaign file, None for the script's first argument; ``grace_s``: seconds
+    that running evaluations get to save; ``options``: of sbatch without dashes, None for an option without a value;
+    ``start``: "mpirun", by ``hpo run``, or "srun" with its ``mpi``; ``path``: folder whose programs come first, None
+    for .venv where the job is submitted; ``setup``: lines to run before; ``heading``: comments at the top."""
     own = {"signal": f"B:USR1@{warning_s(grace_s)}", "requeue": None, "open-mode": "append"}
     options = {**options, **own}
     directives = [

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 
 PATIENCE = 3
 
@@ -83,8 +83,6 @@ class Signals:
         if self.requests.note(number) and self.count >= self.patience and not self._held:
             raise KeyboardInterrupt
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)  # type: ignore[arg-type]

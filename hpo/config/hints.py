@@ -42,16 +42,9 @@ def assignment(key: str, value: object, *, keyword: bool) -> str:
 def remedy(
     section: type[Section], key: str, value: object, shown: str, *, keyword: bool, item: bool = False
 ) -> str:
-    """Sentence with the valid value most likely meant by an invalid ``value``; empty without a close match.
-
-    Args:
-        section (class): settings that have ``key``.
-        key (str): name of the field, or its alias.
-        value (object): the invalid value.
-        shown (str): name of the setting in the sentence.
-        keyword (bool): whether the user wrote a Python keyword argument, not a campaign file.
-        item (bool): whether ``value`` is an item of the setting's list.
-    """
+    """Sentence with the valid value most likely meant by an invalid ``value`` of ``key`` in ``section``; empty without
+    a close match. ``shown``: the key's name in the sentence; ``keyword``: whether the user wrote a Python keyword
+    argument, not a campaign file; ``item``: whether ``value`` is an item of the setting's list."""
     word = _meant_choice(section, key, value)
     if word is not None and (item or accepts(section, key, word)):
         return f'Did you mean "{word}"?'

@@ -44,11 +44,8 @@ class Layout:
     @classmethod
     def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int) -> Layout:
         """Layout with workers spread over islands as evenly as possible; the first islands get the remainder.
-
-        Raises:
-            UsageError: a worker would lack ranks, or an island workers; the text has the closest numbers of ranks
-                that fit.
-        """
+        UsageError, with the closest numbers of ranks that fit, where a worker would lack ranks, or an island
+        workers."""
         fewest = smallest(islands, ranks_per_worker)
         _check_count("ranks", ranks)
         if ranks < fewest or ranks % ranks_per_worker:
@@ -79,16 +76,9 @@ def smallest(islands: int, ranks_per_worker: int) -> int:
 
 
 def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix:
-    """Matrix of the numbers of emigrants that island ``row`` sends to island ``column`` at a migration.
-
-    Args:
-        spec (str or sequence of sequences): "ring", "full", or the matrix itself.
-        islands (int): number of islands.
-
-    Raises:
-        UsageError: the matrix is not square with a row for each island, of whole numbers from 0, with zeros on its
-            diagonal.
-    """
+    """Numbers of emigrants that island ``row`` sends to island ``column`` at a migration. ``spec``: "ring", "full", or
+    the matrix itself. UsageError where that is not square with a row for each island, of whole numbers from 0, with
+    zeros on its diagonal."""
     everyone = range(islands)
     if isinstance(spec, str):
         if spec not in TOPOLOGIES:

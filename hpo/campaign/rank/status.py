@@ -76,7 +76,10 @@ class Status:
             return
         begun = time.perf_counter()
         found = self._found(coordinator, now)
-        if found is None or self._newest is None or not _same(self._newest, found):
+        # The file keeps its time where nothing but that would be new.
+        same = {"updated": now, "seconds": 0, "taken": now}
+        known, newest = (one and msgspec.structs.replace(one, **same) for one in (self._newest, found))
+        if newest is None or known != newest:
             self._newest = found
         if changed:
             self._shown = shown
@@ -195,9 +198,3 @@ class Status:
             with suppress(OSError, CampaignError):
                 overview.write(self._directory, last, token=self._lock.holder.token, over=True)
             self._writing.release()
-
-
-def _same(one: Overview, other: Overview) -> bool:
-    return msgspec.structs.replace(one, updated=0, seconds=0, taken=0) == msgspec.structs.replace(
-        other, updated=0, seconds=0, taken=0
-    )
