@@ -135,10 +135,6 @@ class Options(PatchOptions):
         # Faster on CPUs and GPUs; images may come in any format.
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    @property
-    def saves_each_epoch(self) -> bool:
-        return not self.small
-
 
 def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     import trainers

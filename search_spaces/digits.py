@@ -128,40 +128,31 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
 def _optimizer(parameters: Iterable[nn.Parameter], p: dict[str, Any]) -> Optimizer:
     from torch import optim
 
-    lr, decay = p["lr"], p.get("weight_decay", 0.0)
-    if p["optimizer"] == "sgd":
-        return optim.SGD(
-            parameters, lr=lr, momentum=p["momentum"], nesterov=p["nesterov"], weight_decay=decay
-        )
-    if p["optimizer"] == "rmsprop":
-        return optim.RMSprop(parameters, lr=lr, alpha=p["smoothing"])
-    if p["optimizer"] == "adagrad":
-        return optim.Adagrad(parameters, lr=lr)
-    betas = p["beta1"], p["beta2"]
-    if p["optimizer"] == "adam":
-        return optim.Adam(parameters, lr=lr, betas=betas)
-    return optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=decay)
+    kinds = {"sgd": optim.SGD, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad, "adam": optim.Adam}
+    own: dict[str, Any] = {name: p[name] for name in ("momentum", "nesterov", "weight_decay") if name in p}
+    if "beta1" in p:
+        own["betas"] = p["beta1"], p["beta2"]
+    if "smoothing" in p:
+        own["alpha"] = p["smoothing"]
+    made: Optimizer = kinds.get(p["optimizer"], optim.AdamW)(parameters, lr=p["lr"], **own)
+    return made
 
 
 def _schedule(p: dict[str, Any], epochs: int) -> trainers.Schedule:
     import trainers
 
     # A run shorter than its warm-up would never get to the schedule.
-    warmup_epochs = min(p["warmup_epochs"], epochs / 2)
+    warmup: dict[str, Any] = {"warmup_epochs": min(p["warmup_epochs"], epochs / 2)}
     if p["schedule"] == "cosine":
-        return trainers.Cosine(warmup_epochs=warmup_epochs, k_decay=p["k_decay"])
+        return trainers.Cosine(**warmup, k_decay=p["k_decay"])
     if p["schedule"] == "polynomial":
-        return trainers.Polynomial(warmup_epochs=warmup_epochs, power=p["power"])
-    decaying = epochs - warmup_epochs
+        return trainers.Polynomial(**warmup, power=p["power"])
+    decay = {**warmup, "every_epochs": epochs - warmup["warmup_epochs"]}
     if p["schedule"] == "exponential":
-        return trainers.Exponential(
-            warmup_epochs=warmup_epochs, rate_factor=p["final_fraction"], every_epochs=decaying
-        )
+        return trainers.Exponential(**decay, rate_factor=p["final_fraction"])
     if p["schedule"] == "inverse-time":
-        return trainers.InverseTime(
-            warmup_epochs=warmup_epochs, decay=1 / p["final_fraction"] - 1, every_epochs=decaying
-        )
-    return trainers.Constant(warmup_epochs=warmup_epochs)
+        return trainers.InverseTime(**decay, decay=1 / p["final_fraction"] - 1)
+    return trainers.Constant(**warmup)
 
 
 make_task, main = campaign(space, default, recipe, options=Options, task=ImageTask)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import os
 import random
 import statistics
@@ -69,13 +68,6 @@ class Fold:
         Raises:
             UsageError: there are fewer samples than folds.
         """
-        try:
-            samples = operator.index(samples)
-        except TypeError:
-            raise hpo.UsageError(
-                f"fold.split: samples is a {type(samples).__name__}: must be their number. Write "
-                "fold.split(len(samples), …)."
-            ) from None
         if samples < self.folds:
             raise hpo.UsageError(
                 f"{samples} samples for {self.folds} folds: each needs a sample. Use fewer folds."

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from search_spaces import sources
 from search_spaces.building_blocks.recipes import TrainingOptions
-from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
-from search_spaces.building_blocks.training import TrainedTask
+from search_spaces.building_blocks.training import RECORDED, TrainedTask
 from search_spaces.folds import Fold
 from search_spaces.options import Count, as_usage
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from search_spaces.building_blocks.data_sets.windows import Parts
     from trainers.evaluation.metrics import Metric
-
-RECORDED = ("mae", "epoch", *RECORDED_BY_ALL)
 
 
 class SeriesOptions(TrainingOptions):
@@ -53,7 +50,7 @@ class SeriesOptions(TrainingOptions):
 class ForecastTask(TrainedTask):
     """A task judged by the mean squared error on the validation part at its best epoch; NaN without such an epoch."""
 
-    recorded = RECORDED
+    recorded = ("mae", "epoch", *RECORDED)
     keeps_best_of_diverged = True
     # Autoformer's spectra of this many windows, at the source's width and a horizon of 720, take some hundred MB each.
     samples_evaluated_at_once = 128

@@ -111,10 +111,6 @@ class ImageNetOptions(ArchitectureOptions):
     def used_augmentation(self) -> Augmentation:
         return self.size.augmentation if self.augmentation is None else self.augmentation
 
-    @property
-    def saves_each_epoch(self) -> bool:
-        return not self.small
-
     def check_data(self) -> None:
         from search_spaces.readers.imagenet_files import made_up
 
@@ -151,16 +147,15 @@ class ImageNetOptions(ArchitectureOptions):
         count = len(listing.train)
         order = np.random.default_rng(0).permutation(count)
         held = 0 if self.folds else round(self._held * count)
-        return ImageNetParts(
-            options=self, listing=listing, trained=order[held:][: self.train_samples], held=order[:held]
-        )
+        train = order[held:][: self.train_samples]
+        return ImageNetParts(options=self, listing=listing, train=train, held=order[:held])
 
     def training_set(self, parts: ImageNetParts, seed: int) -> Dataset[Any]:
         from search_spaces.building_blocks.data_sets.imagenet_images import AUGMENTATIONS, ImageNet
 
         return ImageNet(
             parts.listing.train,
-            parts.trained,
+            parts.train,
             side=self.size.side,
             augmentation=AUGMENTATIONS.get(self.used_augmentation),
             crop_fraction=self.size.crop_fraction,
@@ -169,10 +164,9 @@ class ImageNetOptions(ArchitectureOptions):
         )
 
     def of_fold(self, parts: ImageNetParts, fold: Fold) -> ImageNetParts:
-        classes = parts.listing.train.classes[parts.trained].tolist()
-        chosen = fold.split(len(parts.trained), classes=classes)
-        trained, held = (parts.trained[places] for places in chosen)
-        return replace(parts, trained=trained, held=held)
+        classes = parts.listing.train.classes[parts.train].tolist()
+        train, held = (parts.train[places] for places in fold.split(len(parts.train), classes=classes))
+        return replace(parts, train=train, held=held)
 
     def network_facts(self, parts: ImageNetParts) -> dict[str, int]:
         return {"classes": parts.listing.classes}
@@ -185,16 +179,12 @@ class ImageNetOptions(ArchitectureOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetParts:
-    """Data of a run. ``trained`` and ``held``: indices of training and validation images in the training list."""
+    """Data of a run. ``train`` and ``held``: indices of training and validation images in the training list."""
 
     options: ImageNetOptions
     listing: Listing
-    trained: npt.NDArray[np.int64]
+    train: npt.NDArray[np.int64]
     held: npt.NDArray[np.int64]
-
-    @property
-    def train(self) -> npt.NDArray[np.int64]:
-        return self.trained
 
     @cached_property
     def validation(self) -> Dataset[Any] | None:

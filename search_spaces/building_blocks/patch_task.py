@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import hpo
 from search_spaces import sources
 from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions
-from search_spaces.building_blocks.training import RECORDED as RECORDED_BY_ALL
-from search_spaces.building_blocks.training import TrainedTask
+from search_spaces.building_blocks.training import RECORDED, TrainedTask
 from search_spaces.folds import Fold
 from search_spaces.options import Count, as_usage, wrong
 from search_spaces.readers.bigearthnet_files.format import BANDS, CLASSES, checked_bands
@@ -123,15 +122,12 @@ class Patches:
             )
 
 
-RECORDED = ("macro_f1", *(f"f1/{name}" for name in CLASSES), *RECORDED_BY_ALL)
-
-
 class PatchTask(TrainedTask):
     """A task judged by the micro-averaged F₁ on the validation part."""
 
     score = "micro_f1"
     direction = "maximize"
-    recorded = RECORDED
+    recorded = ("macro_f1", *(f"f1/{name}" for name in CLASSES), *RECORDED)
     options: PatchOptions
 
     def metrics(self) -> dict[str, Metric]:

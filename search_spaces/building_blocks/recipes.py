@@ -101,7 +101,7 @@ class TrainingOptions(Options, ABC):
     @property
     def saves_each_epoch(self) -> bool:
         """Whether checkpoints are saved each epoch, or only at an interruption and at the end, for runs of seconds."""
-        return True
+        return not getattr(self, "small", False)
 
     @abstractmethod
     def check_data(self) -> None:

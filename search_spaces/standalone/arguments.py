@@ -135,12 +135,6 @@ def read(make_task: MakeTask, arguments: Sequence[str] | None = None) -> Request
         start, known = trained.params, trained.options
     elif command.config is not None:
         start, known = _configuration(command.config, module)
-    strange = [name for name in known if name not in make_task.options.model_fields]
-    if strange:
-        raise hpo.UsageError(
-            f"{command.campaign or command.config} has the option {', '.join(strange)}, which {module} does not know: "
-            f"it knows {', '.join(make_task.options.model_fields)}. It may be of another version."
-        )
     return Request(command=command, options={**known, **options}, start=start, trained=trained)
 
 

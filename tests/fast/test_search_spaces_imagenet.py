@@ -129,7 +129,7 @@ def test_batch_norms_are_synchronised_as_the_source_does_where_torch_can(
     def synchronised(ranks: int = 8, device: str = "cuda:0", group: Any = None, **options: Any) -> bool:
         task = imagenet_oialr.make_task(small=True, network="resnet-rs-101", **options)
         parts = SimpleNamespace(
-            train=range(4), validation=None, listing=SimpleNamespace(classes=8, train=None), trained=range(4)
+            train=range(4), validation=None, listing=SimpleNamespace(classes=8, train=None)
         )
         monkeypatch.setattr(type(task.options), "training_set", lambda *_: None)
         task.fit(task.default, parts, ranks=ranks, device=device, group=group)
@@ -188,7 +188,7 @@ def test_small_without_data_makes_images_up_once(tmp_path: Path) -> None:
     task = imagenet_ab.make_task(small=True)
     assert not (tmp_path / "runs").exists()
     parts = task.options.parts()
-    assert (len(parts.trained), len(parts.held), parts.listing.classes) == (576, 192, 8)
+    assert (len(parts.train), len(parts.held), parts.listing.classes) == (576, 192, 8)
     assert len(parts.test) == 8 * 96
     made = tmp_path / "runs" / "made-up" / "imagenet-96-seed-0"
     before = made.stat().st_mtime_ns
@@ -208,19 +208,19 @@ def test_a_part_of_the_training_images_is_set_apart(tmp_path: Path) -> None:
     data = stand_ins.imagenet(tmp_path / "data", classes=20, trained=10)
     chosen = options(data, classes=20, validation_part=0.1, train_samples=150)
     parts: ImageNetParts = chosen.parts()
-    assert (len(parts.trained), len(parts.held)) == (150, 20)
-    assert not {*parts.trained.tolist()} & {*parts.held.tolist()}
+    assert (len(parts.train), len(parts.held)) == (150, 20)
+    assert not {*parts.train.tolist()} & {*parts.held.tolist()}
     # The same ones, however many are trained with.
     assert options(data, classes=20, validation_part=0.1).parts().held.tolist() == parts.held.tolist()
     chosen = options(data, classes=20, folds=4, train_samples=160)
     whole = chosen.parts()
-    assert whole.validation is None and len(whole.trained) == 160
+    assert whole.validation is None and len(whole.train) == 160
     held = []
     for index in range(4):
         fold = chosen.of_fold(whole, Fold(index=index, folds=4))
-        assert not {*fold.trained.tolist()} & {*fold.held.tolist()}
+        assert not {*fold.train.tolist()} & {*fold.held.tolist()}
         held += fold.held.tolist()
-    assert sorted(held) == sorted(whole.trained.tolist())
+    assert sorted(held) == sorted(whole.train.tolist())
 
 
 @pytest.mark.parametrize(

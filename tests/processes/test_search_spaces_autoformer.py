@@ -20,7 +20,7 @@ import trainers
 from hpo.config.reader import read_file
 from search_spaces import autoformer
 from search_spaces.building_blocks.data_sets.windows import load_parts
-from search_spaces.building_blocks.forecast_task import RECORDED, ForecastTask
+from search_spaces.building_blocks.forecast_task import ForecastTask
 from search_spaces.networks.autoformer import correlated
 from search_spaces.readers.ett import FEATURES
 
@@ -75,7 +75,7 @@ def test_random_configurations_train(data: str, tmp_path: Path) -> None:
         found = task.evaluate(trial)
         assert isinstance(found, dict)
         assert math.isfinite(found["value"]), params
-        assert set(found) == {"value", *RECORDED}
+        assert set(found) == {"value", *ForecastTask.recorded}
     diverging = {**autoformer.default, "lr": 1e30, "warmup_lr": 1e30, "min_lr": 1e30}
     found = task.evaluate(hpo.Trial.alone(diverging, directory=tmp_path / "diverging"))
     assert isinstance(found, dict) and not math.isfinite(found["value"])

@@ -74,7 +74,7 @@ def test_random_configurations_train_or_diverge(seed: int, tmp_path: Path) -> No
         params = SPACE.decode(SPACE.sample(rng))
         found = task.evaluate(trial(params, tmp_path / str(number)))
         assert isinstance(found, dict)
-        assert set(found) == {"value", "epochs", *patch_task.RECORDED}
+        assert set(found) == {"value", "epochs", *patch_task.PatchTask.recorded}
         assert 0 <= found["value"] <= 1 or math.isnan(found["value"])
 
 
