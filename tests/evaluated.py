@@ -1,4 +1,4 @@
-"""A task that behaves and misbehaves in every way; ``params["what"]`` says how."""
+"""A task that behaves and misbehaves in every way; ``params["what"]`` names the function that says how."""
 
 from __future__ import annotations
 
@@ -19,27 +19,16 @@ import hpo
 
 FOREVER_S = 3600
 KEPT: list[Any] = []
-Behaviour = Callable[[hpo.Trial], object]
-BEHAVIOURS: dict[str, Behaviour] = {}
-"""By the names that ``params["what"]`` may have, which are those of the functions without the underscore."""
-
-
-def _behaviour(function: Behaviour) -> Behaviour:
-    BEHAVIOURS[function.__name__.removeprefix("_")] = function
-    return function
 
 
 def evaluate(trial: hpo.Trial) -> object:
-    what = str(trial.params.get("what", "complete"))
     if trial.params.get("only_rank", trial.rank) != trial.rank:
         return _peer(trial)
-    return BEHAVIOURS[what](trial)
+    return globals()[f"_{trial.params.get('what', 'complete')}"](trial)
 
 
 def _peer(trial: hpo.Trial) -> float:
     """What ranks do while another one misbehaves: wait for it in a collective."""
-    if trial.params.get("peers") == "return":
-        return 0.0
     if trial.params.get("peers") == "hang":
         return _hang(trial)
     import torch
@@ -52,18 +41,31 @@ def _peer(trial: hpo.Trial) -> float:
     return 0.0
 
 
-@_behaviour
 def _complete(trial: hpo.Trial) -> float:
     return float(trial.params.get("value", 0.5))
 
 
-@_behaviour
+def _straggle(trial: hpo.Trial) -> float:
+    """Rank 0 ends, or fails where that is asked for."""
+    if trial.rank:
+        time.sleep(FOREVER_S)
+    if trial.params.get("fails"):
+        raise ValueError("rank 0 failed")
+    return 2.0
+
+
+def _give(trial: hpo.Trial) -> object:
+    """What ``gives`` names."""
+    if trial.params["gives"] == "exit":
+        sys.exit(3)
+    return {"nan": math.nan, "text": "0.5"}[trial.params["gives"]]
+
+
 def _metrics(trial: hpo.Trial) -> dict[str, object]:
     trial.log(epochs=3, note="logged")
     return {"value": 1, "note": "returned"}
 
 
-@_behaviour
 def _elsewhere(trial: hpo.Trial) -> dict[str, object]:
     """Leaves the working directory, and puts a stream that has not even a ``flush`` in the place of the output's."""
     before = os.getcwd()
@@ -79,12 +81,10 @@ def _elsewhere(trial: hpo.Trial) -> dict[str, object]:
     return {"value": 0.0, "before": before, "kept": "".join(map(str, KEPT))}
 
 
-@_behaviour
 def _raise(trial: hpo.Trial) -> float:
     raise ValueError(f"no such thing on rank {trial.rank}")
 
 
-@_behaviour
 def _raise_late_in_model(trial: hpo.Trial) -> float:
     """Keeps a wrapped model, which keeps the group and its connections."""
     import torch
@@ -94,7 +94,6 @@ def _raise_late_in_model(trial: hpo.Trial) -> float:
     raise ValueError("late")
 
 
-@_behaviour
 def _raise_and_cannot_leave(trial: hpo.Trial) -> float:
     from torch.distributed import distributed_c10d
 
@@ -106,75 +105,37 @@ def _raise_and_cannot_leave(trial: hpo.Trial) -> float:
     raise ValueError("first of all")
 
 
-@_behaviour
-def _nan(trial: hpo.Trial) -> float:
-    return math.nan
-
-
-@_behaviour
-def _text(trial: hpo.Trial) -> str:
-    return "0.5"
-
-
-@_behaviour
 def _hang(trial: hpo.Trial) -> float:
     Path(trial.directory, f"begun-{trial.rank}").touch()
     time.sleep(FOREVER_S)
     return 0.0
 
 
-@_behaviour
 def _hang_holding_the_lock(trial: hpo.Trial) -> float:
     Path(trial.directory, f"begun-{trial.rank}").touch()
     ctypes.PyDLL(None).sleep(FOREVER_S)  # PyDLL: the interpreter's lock is not released
     return 0.0
 
 
-@_behaviour
 def _exit(trial: hpo.Trial) -> float:
     print("last words")
     os._exit(7)
 
 
-@_behaviour
 def _exit_zero(trial: hpo.Trial) -> float:
     os._exit(0)
 
 
-@_behaviour
-def _sys_exit(trial: hpo.Trial) -> float:
-    sys.exit(3)
-
-
-@_behaviour
 def _segfault(trial: hpo.Trial) -> float:
     ctypes.string_at(0)
     return 0.0
 
 
-@_behaviour
-def _segfault_beside_many_modules(trial: hpo.Trial) -> float:
-    import pandas
-    import sklearn.ensemble
-
-    KEPT.append((pandas, sklearn.ensemble))
-    ctypes.string_at(0)
-    return 0.0
-
-
-@_behaviour
-def _exit_after_blanks(trial: hpo.Trial) -> float:
-    print(" \n\t\n")
-    os._exit(7)
-
-
-@_behaviour
 def _killed(trial: hpo.Trial) -> float:
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
 
 
-@_behaviour
 def _output(trial: hpo.Trial) -> float:
     print("printed by Python")
     print("to stderr", file=sys.stderr)
@@ -184,7 +145,6 @@ def _output(trial: hpo.Trial) -> float:
     return 0.0
 
 
-@_behaviour
 def _report(trial: hpo.Trial) -> float:
     for step in range(10):
         trial.report(step, float(step))
@@ -192,7 +152,6 @@ def _report(trial: hpo.Trial) -> float:
     return 9.0
 
 
-@_behaviour
 def _asks_after_reports(trial: hpo.Trial) -> dict[str, object]:
     """The steps after which it was asked to save, which it did not do, in the digits of a number."""
     asked = 0
@@ -202,7 +161,6 @@ def _asks_after_reports(trial: hpo.Trial) -> dict[str, object]:
     return {"value": asked}
 
 
-@_behaviour
 def _quarrel(trial: hpo.Trial) -> float:
     if trial.rank == 0:
         trial.report(0, 0.0)
@@ -211,7 +169,6 @@ def _quarrel(trial: hpo.Trial) -> float:
     return 0.0
 
 
-@_behaviour
 def _checkpoint(trial: hpo.Trial) -> float:
     state = Path(trial.directory, f"state-{trial.rank}")
     if state.exists():
@@ -225,21 +182,6 @@ def _checkpoint(trial: hpo.Trial) -> float:
     return 0.0
 
 
-@_behaviour
-def _straggle(trial: hpo.Trial) -> float:
-    if trial.rank:
-        time.sleep(FOREVER_S)
-    return 2.0
-
-
-@_behaviour
-def _straggle_after_failure(trial: hpo.Trial) -> float:
-    if trial.rank:
-        time.sleep(FOREVER_S)
-    raise ValueError("rank 0 failed")
-
-
-@_behaviour
 def _leave_files(trial: hpo.Trial) -> float:
     """The number of files that it finds, but for output."""
     found = [path for path in trial.directory.iterdir() if not path.name.startswith("output-")]
@@ -250,15 +192,6 @@ def _leave_files(trial: hpo.Trial) -> float:
     return float(len(found))
 
 
-@_behaviour
-def _destroy_group(trial: hpo.Trial) -> float:
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
-    return 3.0
-
-
-@_behaviour
 def _manage_group(trial: hpo.Trial) -> dict[str, object]:
     """A script of one's own: it initialises the group, makes others, trains, and destroys them, but in ``leaves``."""
     import threading
@@ -294,7 +227,6 @@ def _manage_group(trial: hpo.Trial) -> dict[str, object]:
     return {"value": float(value), "groups": there, "threads": threading.active_count()}
 
 
-@_behaviour
 def _train(trial: hpo.Trial) -> dict[str, object]:
     """With trainers, across two nodes where the worker has two ranks; ``raises``: the rank that fails in its report."""
     import torch
@@ -329,7 +261,6 @@ def _train(trial: hpo.Trial) -> dict[str, object]:
     }
 
 
-@_behaviour
 def _wait_apart(trial: hpo.Trial) -> object:
     """Rank 0 waits in a call that rank 1 does not make, or makes when rank 0 has said so (``other = "comes"``)."""
     import torch
@@ -354,7 +285,6 @@ def _wait_apart(trial: hpo.Trial) -> object:
     return 0.0
 
 
-@_behaviour
 def _ask_for_another_group(trial: hpo.Trial) -> float:
     from datetime import timedelta
 
@@ -370,7 +300,6 @@ def _ask_for_another_group(trial: hpo.Trial) -> float:
     return 0.0
 
 
-@_behaviour
 def _collective(trial: hpo.Trial) -> float:
     import torch
     import torch.distributed as dist
@@ -380,7 +309,6 @@ def _collective(trial: hpo.Trial) -> float:
     return float(total)
 
 
-@_behaviour
 def _draw(trial: hpo.Trial) -> dict[str, object]:
     import random
 
@@ -389,7 +317,6 @@ def _draw(trial: hpo.Trial) -> dict[str, object]:
     return {"value": random.random(), "numpy": np.random.rand()}
 
 
-@_behaviour
 def _describe(trial: hpo.Trial) -> dict[str, object]:
     """What this process is and sees."""
     return {
@@ -413,7 +340,6 @@ def _describe(trial: hpo.Trial) -> dict[str, object]:
     }
 
 
-@_behaviour
 def _descendants(trial: hpo.Trial) -> float:
     """Starts a process, one in a group of its own and one in a session of its own, and tells their numbers."""
     started = [
@@ -433,7 +359,6 @@ def _descendants(trial: hpo.Trial) -> float:
     return 0.0
 
 
-@_behaviour
 def _leave_running(trial: hpo.Trial) -> float:
     """Starts two processes, then is pruned, and fails where it is not."""
     named = Path(
@@ -450,7 +375,6 @@ def _leave_running(trial: hpo.Trial) -> float:
     raise ValueError("nothing to prune")
 
 
-@_behaviour
 def _tracked(trial: hpo.Trial) -> float:
     """Fails, and leaves the process behind that multiprocessing starts once and uses again."""
     import multiprocessing
@@ -461,7 +385,6 @@ def _tracked(trial: hpo.Trial) -> float:
     raise ValueError("as it is to")
 
 
-@_behaviour
 def _output_elsewhere(trial: hpo.Trial) -> float:
     """Leads descriptor 1 away and leaves it there."""
     print("seen", flush=True)
@@ -471,7 +394,6 @@ def _output_elsewhere(trial: hpo.Trial) -> float:
     return 0.0
 
 
-@_behaviour
 def _linger(trial: hpo.Trial) -> dict[str, object]:
     """Tells whether the process ``former`` is still there, and takes its time to end itself."""
     atexit.register(time.sleep, trial.params.get("lingers", 1.5))
@@ -479,7 +401,6 @@ def _linger(trial: hpo.Trial) -> dict[str, object]:
     return {"value": 0.0, "pid": os.getpid(), "alone": not Path(f"/proc/{former}").exists()}
 
 
-@_behaviour
 def _fork(trial: hpo.Trial) -> float:
     """A forked process that lives on must not hide the end of the evaluator from its control rank."""
     if os.fork() == 0:

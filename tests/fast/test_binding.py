@@ -15,40 +15,30 @@ from hpo.evaluation.environment import child_environment, sharing
 FOUR = ("0", "1", "2", "3")
 
 
-def gpus(directory: Path, count: int) -> Path:
-    for index in range(count):
-        (directory / f"0000:{index:02x}:00.0").mkdir()
-    return directory
-
-
 @pytest.mark.parametrize(
     ("listed", "devices"),
     [
         ("0,1", ("0", "1")),
-        ("3", ("3",)),
         ("GPU-8932f937, GPU-1f2d", ("GPU-8932f937", "GPU-1f2d")),
         ("2,-1,3", ("2",)),
         ("", ()),
-        ("-1", ()),
         ("NoDevFiles", ()),
         ("1,none,2", ("1",)),
         ("MIG-5c1e", ("MIG-5c1e",)),
+        (None, ("0", "1", "2")),
     ],
 )
-def test_what_the_environment_lists_is_visible(tmp_path: Path, listed: str, devices: tuple[str, ...]) -> None:
-    assert visible_devices({"CUDA_VISIBLE_DEVICES": listed}, gpus(tmp_path, 4)) == devices
-
-
-def test_without_a_list_all_that_the_driver_names_is_visible(tmp_path: Path) -> None:
-    assert visible_devices({}, gpus(tmp_path, 3), tmp_path) == ("0", "1", "2")
-    assert visible_devices({}, tmp_path / "no driver", tmp_path / "no files") == ()
-
-
-def test_in_a_container_without_the_driver_s_folder_device_files_count(tmp_path: Path) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    assert visible_devices({}, tmp_path / "no driver", tmp_path) == ("0", "1")
-    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "no driver", tmp_path) == ()
+def test_visible_is_what_the_environment_lists_or_the_driver_or_device_files(
+    tmp_path: Path, listed: str | None, devices: tuple[str, ...]
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / "dev" / name).mkdir(parents=True)
+    for index in range(3):
+        (tmp_path / "driver" / f"0000:{index:02x}:00.0").mkdir(parents=True)
+    environment = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+    for driver, nodes in (("driver", "none"), ("none", "dev")):
+        assert visible_devices(environment, tmp_path / driver, tmp_path / nodes) == devices
+    assert visible_devices({}, tmp_path / "none", tmp_path / "none") == ()
 
 
 def bound(
@@ -60,44 +50,23 @@ def bound(
     )
 
 
-def test_each_rank_gets_its_own_of_its_workers_devices() -> None:
-    assert [bound(FOUR, rank, rank // 2 * 2, 2) for rank in range(4)] == [
-        (("0", "1"), 0),
-        (("0", "1"), 1),
-        (("2", "3"), 0),
-        (("2", "3"), 1),
-    ]
-    assert [bound(FOUR, rank, rank, 1) for rank in range(4)] == [((name,), 0) for name in FOUR]
-
-
-def test_one_visible_device_is_taken_by_all() -> None:
-    assert [bound(("5",), rank, 0, 4) for rank in range(4)] == [(("5",), 0)] * 4
-
-
-def test_no_device_is_the_cpu() -> None:
-    assert bound((), 1, 0, 2) == ((), None)
-
-
-@pytest.mark.parametrize("kind", ["MIG-", "MIG-GPU-"])
-def test_a_rank_sees_its_own_mig_instance_alone(kind: str) -> None:
-    """CUDA shows a process one instance only, whatever else is listed."""
-    visible = (f"{kind}a", f"{kind}b", f"{kind}c")
-    assert [bound(visible, rank, 0, 4) for rank in range(4)] == [
-        ((f"{kind}a",), 0),
-        ((f"{kind}b",), 0),
-        ((f"{kind}c",), 0),
-        ((f"{kind}a",), 0),
-    ]
-    assert inline_names(",".join(visible)) == ["cuda:0"] * 4
-
-
-def test_more_ranks_than_devices_share_them() -> None:
-    assert [bound(("0", "1"), rank, 0, 4) for rank in range(4)] == [
-        (("0", "1"), 0),
-        (("0", "1"), 1),
-        (("0", "1"), 0),
-        (("0", "1"), 1),
-    ]
+@pytest.mark.parametrize(
+    ("visible", "worker", "expected"),
+    [
+        (FOUR, 2, [(("0", "1"), 0), (("0", "1"), 1), (("2", "3"), 0), (("2", "3"), 1)]),
+        (FOUR, 1, [((name,), 0) for name in FOUR]),
+        (("5",), 4, [(("5",), 0)] * 4),
+        ((), 2, [((), None)] * 4),
+        (("0", "1"), 4, [(("0", "1"), 0), (("0", "1"), 1)] * 2),
+        # CUDA shows a process one MIG instance only, whatever else is listed.
+        (("MIG-a", "MIG-b", "MIG-c"), 4, [((f"MIG-{name}",), 0) for name in "abca"]),
+        (("MIG-GPU-a", "MIG-GPU-b"), 2, [((f"MIG-GPU-{name}",), 0) for name in "abab"]),
+    ],
+)
+def test_each_rank_gets_its_own_of_its_workers_devices(
+    visible: tuple[str, ...], worker: int, expected: list[tuple[tuple[str, ...], int | None]]
+) -> None:
+    assert [bound(visible, rank, rank // worker * worker, worker) for rank in range(4)] == expected
 
 
 @given(count=st.integers(2, 9), first=st.integers(0, 20), size=st.integers(1, 9), index=st.integers(0, 8))
@@ -109,22 +78,16 @@ def test_ranks_use_the_device_of_their_number(count: int, first: int, size: int,
     assert len(set(devices)) == len(devices) <= size, "CUDA refuses a list that names one twice"
 
 
-def inline_names(visible: str) -> list[str]:
-    """The devices of two ranks on each of two hosts that see the same."""
-    environment = {"CUDA_VISIBLE_DEVICES": visible}
-    return [inline_device(environment, local_rank, "a rank").name for local_rank in (0, 1, 0, 1)]
-
-
-@pytest.fixture(autouse=True)
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is assigned counts as working."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-
-
-def test_inline_ranks_take_a_device_by_number() -> None:
-    assert inline_names("4,6") == ["cuda:0", "cuda:1"] * 2
-    assert inline_names("4") == ["cuda:0"] * 4
-    assert inline_names("") == ["cpu"] * 4
+def test_inline_ranks_take_a_device_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # a device that is assigned counts as working
+    for visible, expected in (
+        ("4,6", ["cuda:0", "cuda:1"]),
+        ("4", ["cuda:0"] * 2),
+        ("", ["cpu"] * 2),
+        ("MIG-a,MIG-b", ["cuda:0"] * 2),
+    ):
+        environment = {"CUDA_VISIBLE_DEVICES": visible}
+        assert [inline_device(environment, rank, "a rank").name for rank in (0, 1)] == expected
 
 
 @pytest.mark.parametrize(

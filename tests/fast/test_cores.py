@@ -45,52 +45,45 @@ def machine(
     )
 
 
+FOUR_NODES = HostCores(  # two nodes a socket, GPUs at the second of each
+    cores=tuple(Core((cpu,), cpu // 2) for cpu in range(8)),
+    distances=((10, 12, 32, 32), (12, 10, 32, 32), (32, 32, 10, 12), (32, 32, 12, 10)),
+    gpu_nodes=(3, 1),
+    total=8,
+)
+
+
 def dealt(host: HostCores, ranks: int) -> list[list[int]]:
     shares = deal(host, ranks)
     assert shares is not None
     return [sorted(share) for share in shares]
 
 
-def test_four_gpus_on_two_sockets_have_the_cores_of_theirs() -> None:
-    assert dealt(machine(2, 4, gpus=(0, 0, 1, 1)), 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    # Firmware may number sockets and GPUs in opposite orders.
-    assert dealt(machine(2, 4, gpus=(1, 1, 0, 0)), 4) == [[4, 5], [6, 7], [0, 1], [2, 3]]
-    assert dealt(machine(2, 4, gpus=(0, 1, 0, 1)), 4) == [[0, 1], [4, 5], [2, 3], [6, 7]]
-
-
-def test_gpus_of_one_socket_share_the_cores_of_the_other_too() -> None:
-    assert dealt(machine(2, 4, gpus=(1, 1)), 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert dealt(machine(2, 3, gpus=(0, 0, 0, 1)), 3) == [[0, 3], [1, 4], [2, 5]]
-    # Whose own socket it is comes first.
-    assert dealt(machine(2, 3, gpus=(0, 0, 1)), 3) == [[0, 1], [2, 5], [3, 4]]
-
-
-def test_a_rank_away_from_home_takes_the_nearest() -> None:
-    """Two nodes a socket, GPUs at the second of each."""
-    host = HostCores(
-        cores=tuple(Core((cpu,), cpu // 2) for cpu in range(8)),
-        distances=((10, 12, 32, 32), (12, 10, 32, 32), (32, 32, 10, 12), (32, 32, 12, 10)),
-        gpu_nodes=(3, 1),
-        total=8,
-    )
-    assert dealt(host, 2) == [[4, 5, 6, 7], [0, 1, 2, 3]]
-
-
-def test_ranks_that_share_a_gpu_are_at_home_with_it() -> None:
-    assert dealt(machine(2, 2, gpus=(1, 0)), 4) == [[2], [0], [3], [1]]
-
-
-@pytest.mark.parametrize("gpus", [(), (None, None)])
-def test_without_numa_information_ranks_are_dealt_one_after_the_other(gpus: tuple[int | None, ...]) -> None:
-    assert dealt(machine(2, 2, gpus=gpus), 2) == [[0, 1], [2, 3]]
-    assert dealt(machine(1, 5, gpus=gpus), 2) == [[0, 1, 2], [3, 4]]
-
-
-def test_threads_of_a_core_stay_together() -> None:
-    assert dealt(machine(1, 4, threads=2), 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert deal(machine(1, 4, threads=2), 5) is None
-    share = evaluator_share(machine(1, 4, threads=2), {}, local_rank=0, local_size=2, agreed=True)
-    assert share == ({0, 1, 4, 5}, 2)  # one computes on each core
+@pytest.mark.parametrize(
+    ("host", "ranks", "shares"),
+    [
+        # GPUs have the cores of their socket; firmware may number sockets and GPUs in opposite orders.
+        (machine(2, 4, gpus=(0, 0, 1, 1)), 4, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (machine(2, 4, gpus=(1, 1, 0, 0)), 4, [[4, 5], [6, 7], [0, 1], [2, 3]]),
+        (machine(2, 4, gpus=(0, 1, 0, 1)), 4, [[0, 1], [4, 5], [2, 3], [6, 7]]),
+        # GPUs of one socket share the cores of the other, too; whose own socket it is comes first.
+        (machine(2, 4, gpus=(1, 1)), 2, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (machine(2, 3, gpus=(0, 0, 0, 1)), 3, [[0, 3], [1, 4], [2, 5]]),
+        (machine(2, 3, gpus=(0, 0, 1)), 3, [[0, 1], [2, 5], [3, 4]]),
+        (FOUR_NODES, 2, [[4, 5, 6, 7], [0, 1, 2, 3]]),
+        # Ranks that share a GPU are at home with it.
+        (machine(2, 2, gpus=(1, 0)), 4, [[2], [0], [3], [1]]),
+        # Without a GPU's node ranks are dealt one after the other.
+        (machine(2, 2), 2, [[0, 1], [2, 3]]),
+        (machine(2, 2, gpus=(None, None)), 2, [[0, 1], [2, 3]]),
+        (machine(1, 5), 2, [[0, 1, 2], [3, 4]]),
+        (machine(1, 4, threads=2), 2, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+    ],
+)
+def test_ranks_get_the_cores_nearest_to_their_gpus(
+    host: HostCores, ranks: int, shares: list[list[int]]
+) -> None:
+    assert dealt(host, ranks) == shares
 
 
 @given(
@@ -136,18 +129,15 @@ def share(host: HostCores, size: int, *, agreed: bool = True, **environment: str
 def test_evaluators_compute_with_as_many_threads_as_the_smallest_share_has() -> None:
     assert share(machine(1, 5), 2) == [Share(frozenset({0, 1, 2}), 2), Share(frozenset({3, 4}), 2)]
     assert share(machine(1, 8), 1) == [Share(frozenset(range(8)), 8)]
+    assert share(machine(1, 4, threads=2), 2)[0] == ({0, 1, 4, 5}, 2)  # one thread computes on each core
+    assert share(machine(1, 2), 4) == [Share(frozenset({0, 1}), 1)] * 4  # more ranks than cores share all
 
 
-def test_more_ranks_than_cores_share_all() -> None:
-    assert share(machine(1, 2), 4) == [Share(frozenset({0, 1}), 1)] * 4
-
-
-def test_what_somebody_else_has_bound_stays() -> None:
+@pytest.mark.parametrize("cpus", [8, 32])
+def test_what_somebody_else_has_bound_stays(cpus: int) -> None:
     """Three of four ranks' worth of 64 cores: bound to 8 each, or to 32 that two share."""
-    own = HostCores(cores=tuple(Core((cpu,), 0) for cpu in range(8)), total=64)
-    assert share(own, 4, agreed=False) == [Share(frozenset(range(8)), 8)] * 4
-    own = HostCores(cores=tuple(Core((cpu,), 0) for cpu in range(32)), total=64)
-    assert share(own, 4, agreed=False) == [Share(frozenset(range(32)), 16)] * 4
+    own = HostCores(cores=tuple(Core((cpu,), 0) for cpu in range(cpus)), total=64)
+    assert share(own, 4, agreed=False) == [Share(frozenset(range(cpus)), min(cpus, 16))] * 4
 
 
 @pytest.mark.parametrize(("wanted", "cpus"), [("2", 2), ("2,1", 2), ("", 2), ("3", 4), ("3,2", 4)])
@@ -201,14 +191,11 @@ def test_a_host_is_read(root: Path) -> None:
     assert dealt(host, 4) == [[2, 6], [3, 7], [0, 4], [1, 5]]
 
 
-def test_of_what_a_cgroup_leaves_shares_are_made(root: Path) -> None:
+def test_a_binding_to_one_core_is_left_and_a_wider_one_and_a_cgroup_s_kept(root: Path) -> None:
     few = frozenset({1, 2, 3, 6})
     host = seen(root, few, few)
     assert dealt(host, 3) == [[2, 6], [3], [1]]
     assert host.fingerprint == seen(root, few, few).fingerprint != seen(root).fingerprint
-
-
-def test_a_binding_to_one_core_is_left_and_a_wider_one_kept(root: Path) -> None:
     for bound in (frozenset({2}), frozenset({2, 6})):
         assert seen(root, bound) == seen(root), "mpirun binds to a core, whatever its number of threads"
     assert seen(root, frozenset({2, 3})).cpus == {2, 3}
@@ -265,17 +252,20 @@ def test_gpus_without_a_node_are_without_a_home(root: Path) -> None:
     assert dealt(seen(root), 4) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
+CGROUP, MAX, V1 = "proc/self/cgroup", "sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu"
+
+
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "400000 100000"}, 4.0),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, math.inf),
-        ({"proc/self/cgroup": "0::/"}, math.inf),
+        ({CGROUP: "0::/", MAX: "400000 100000"}, 4.0),
+        ({CGROUP: "0::/", MAX: "max 100000"}, math.inf),
+        ({CGROUP: "0::/"}, math.inf),
         ({}, math.inf),
         # The least of its own and of those that it is in.
         (
             {
-                "proc/self/cgroup": "0::/system.slice/job/step",
+                CGROUP: "0::/system.slice/job/step",
                 "sys/fs/cgroup/system.slice/job/step/cpu.max": "max 100000",
                 "sys/fs/cgroup/system.slice/job/cpu.max": "150000 100000",
                 "sys/fs/cgroup/system.slice/cpu.max": "300000 100000",
@@ -285,29 +275,22 @@ def test_gpus_without_a_node_are_without_a_home(root: Path) -> None:
         # Version 1; in a container its own cgroup is the root of what is mounted, and beside it an empty version 2.
         (
             {
-                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:cpuset:/docker/abc\n0::/",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "600000",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+                CGROUP: "4:cpu,cpuacct:/docker/abc\n3:cpuset:/docker/abc\n0::/",
+                f"{V1},cpuacct/cpu.cfs_quota_us": "600000",
+                f"{V1},cpuacct/cpu.cfs_period_us": "100000",
             },
             6.0,
         ),
+        ({CGROUP: "4:cpu:/", f"{V1}/cpu.cfs_quota_us": "-1", f"{V1}/cpu.cfs_period_us": "100000"}, math.inf),
         (
             {
-                "proc/self/cgroup": "4:cpu:/",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            math.inf,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpuacct,cpu:/job\n3:pids:/\udcff",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "250000",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
+                CGROUP: "4:cpuacct,cpu:/job\n3:pids:/\udcff",
+                f"{V1}/job/cpu.cfs_quota_us": "250000",
+                f"{V1}/job/cpu.cfs_period_us": "100000",
             },
             2.5,
         ),
-        ({"proc/self/cgroup": "nonsense", "sys/fs/cgroup/cpu.max": "1 1"}, math.inf),
+        ({CGROUP: "nonsense", MAX: "1 1"}, math.inf),
     ],
 )
 def test_the_quota_of_a_container_is_read(tmp_path: Path, files: dict[str, str], quota: float) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.evaluation.conversation import EvaluationOver, answer_of, to_line
-from hpo.task.outcome import TaskOutcome, alike, describe_exception, judge, summary_line
+from hpo.task.outcome import TaskOutcome, alike, judge, summary_line
 from hpo.task.trial import Trial, attempt
 
 
@@ -65,16 +65,21 @@ def test_dictionary_holds_objectives_and_metrics() -> None:
     assert outcome.metrics == {"note": "ok", "epochs": 7}
 
 
-def test_missing_objective_names_the_nearest() -> None:
-    outcome = judge({"valeu": 0.5}, ("value",))
-    assert outcome.status == "failed"
-    assert "'value'" in outcome.error and "Did you mean 'valeu'?" in outcome.error
-    assert outcome.metrics == {"valeu": 0.5}
-
-
-def test_one_number_for_several_objectives_fails() -> None:
-    outcome = judge(0.5, ("f1", "seconds"))
-    assert outcome.status == "failed" and "'f1', 'seconds'" in outcome.error
+@pytest.mark.parametrize(
+    ("returned", "objectives", "words"),
+    [
+        ({"valeu": 0.5}, ("value",), ["'value'", "Did you mean 'valeu'?"]),
+        ({"f1": 0.5, "epochs": 3}, ("f1", "seconds"), ["'seconds'"]),
+        (0.5, ("f1", "seconds"), ["0.5", "'f1', 'seconds'"]),
+        (None, ("f1", "seconds"), ["None", "'f1', 'seconds'"]),
+    ],
+)
+def test_what_lacks_an_objective_fails_with_its_name(
+    returned: object, objectives: tuple[str, ...], words: list[str]
+) -> None:
+    outcome = judge(returned, objectives)
+    assert outcome.status == "failed" and outcome.no_value and outcome.objectives is None
+    assert all(word in outcome.error for word in words), outcome.error
 
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.floats())))
@@ -115,19 +120,6 @@ def test_traceback_keeps_its_end_and_hides_our_frames(tmp_path: Path) -> None:
     assert outcome.error.endswith("ValueError: no such model")
 
 
-def test_exception_inside_this_package_only_keeps_its_frames() -> None:
-    try:
-        TaskOutcome(status="finished")
-    except ValueError as error:
-        error.__traceback__ = error.__traceback__.tb_next
-        assert "outcome.py" in describe_exception(error)
-
-
-def test_a_line_that_is_cut_says_so() -> None:
-    assert summary_line("x" * 300) == "x" * 300
-    assert summary_line("y" * 150 + "x" * 151) == f"{'y' * 150} … {'x' * 147}", "remedies stand at the end"
-
-
 def test_a_line_of_a_traceback_names_the_user_s_place(tmp_path: Path) -> None:
     module = tmp_path / "my_task.py"
     module.write_text("import json\ndef evaluate(trial):\n    json.loads('{')\n    return 1.0\n")
@@ -140,6 +132,7 @@ def test_a_line_of_a_traceback_names_the_user_s_place(tmp_path: Path) -> None:
     assert summary_line(failed.error or "").endswith(" (my_task.py, line 3)")
     judged = attempt(lambda trial: "no", Trial.alone({}, directory=tmp_path / "own"), ("value",))
     assert ", line" not in summary_line(judged.error or "")
+    assert summary_line("y" * 150 + "x" * 151) == f"{'y' * 150} … {'x' * 147}", "remedies stand at the end"
 
 
 def test_numbers_do_not_tell_errors_apart() -> None:

@@ -11,7 +11,7 @@ from cases import all_cases, cases
 from terminal import wait_until
 from test_evaluation import Bench
 
-RUNS = 100 if all_cases else 12
+RUNS = 100 if all_cases else 6
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
@@ -39,44 +39,30 @@ def test_a_script_that_manages_its_group_is_evaluated_again_and_again(bench: Ben
         assert outcome.objectives == {"value": bench.size * (bench.size + 1) / 2}
         # The default group and three, and on several ranks one by which these agree with the campaign.
         assert outcome.metrics["groups"] == 4 + (bench.size > 1)
-    assert bench.pids == pids
     # Linux lists a thread for a moment after it has been joined.
     wait_until(
         lambda: all(sockets(pid) <= most[0] and threads(pid) <= most[1] for pid, most in before.items()),
         "as few sockets and threads as after the first run",
         seconds=5,
     )
-
-
-def test_a_model_that_is_kept_with_its_group_does_no_harm(bench: Bench) -> None:
-    bench.run("manage_group")
-    pids = bench.pids
-    for leaves in ("model", "model", None, "groups"):
+    for leaves in ("model", "model", None):  # it keeps its group
         assert bench.run("manage_group", leaves=leaves).status == "completed"
     assert bench.pids == pids
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    cases(
+def test_another_group_than_the_worker_s_is_refused(bench: Bench) -> None:
+    """A worker of one rank makes what the task asks for, if torch can."""
+    for given, word in cases(
         [
-            ({"backend": "nccl"}, "NCCL needs a GPU for each rank"),
-            ({"world_size": 3}, "init_process_group(world_size=3): this is rank"),
-            ({"twice": True}, "initialize the default process group twice"),
+            ({"twice": True}, "twice"),
+            ({"backend": "nccl"}, "NCCL needs a GPU"),
+            ({"world_size": 3}, "world_size=3"),
         ],
-        nightly=[
-            ({"backend": "cpu:gloo,cuda:other"}, "make a group of this one beside"),
-            ({"rank": 5}, "init_process_group(rank=5): this is rank"),
-        ],
-    ),
-)
-def test_another_group_than_the_worker_s_is_refused(
-    bench: Bench, given: dict[str, object], error: str
-) -> None:
-    outcome = bench.run("ask_for_another_group", **given)
-    assert outcome.status == "failed"
-    if bench.size > 1 or "twice" in given:
-        assert error in outcome.error
+        nightly=[({"backend": "cpu:gloo,cuda:other"}, "cuda:other"), ({"rank": 5}, "rank=5")],
+    ):
+        if bench.size > 1 or "twice" in given:
+            outcome = bench.run("ask_for_another_group", **given)
+            assert outcome.status == "failed" and word in outcome.error
     assert bench.run("manage_group").status == "completed"
 
 
