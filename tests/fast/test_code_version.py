@@ -88,14 +88,14 @@ def test_the_tasks_file_and_what_it_imports_from_beside_it(project: Path) -> Non
     assert code_at(project).files["task.py"] == FILES["task.py"].encode()
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_a_changed_file_changes_the_hash_where_it_is_imported(name: str, project: Path) -> None:
-    before = code_at(project)
-    assert code_at(project).hash == before.hash and len(before.hash) == 12
-    (project / name).write_text(FILES[name] + "# changed\n")
-    after = code_at(project)
-    assert before.differences(after) == ([name] if name in IMPORTED else [])
-    assert (before.hash != after.hash) == (name in IMPORTED)
+def test_a_changed_file_changes_the_hash_where_it_is_imported(project: Path) -> None:
+    for name in FILES:
+        before = code_at(project)
+        assert code_at(project).hash == before.hash and len(before.hash) == 12
+        (project / name).write_text(FILES[name] + "# changed\n")
+        after = code_at(project)
+        assert before.differences(after) == ([name] if name in IMPORTED else [])
+        assert (before.hash != after.hash) == (name in IMPORTED)
 
 
 def test_links_that_lead_out_are_not_followed(project: Path, tmp_path: Path) -> None:
@@ -232,9 +232,12 @@ def test_of_a_notebook_the_function_counts_with_what_it_uses(notebook: Callable[
     assert "unused" not in kept and "UNUSED" not in kept
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "counts"),
-    [
+def test_a_change_in_a_notebook_or_in_a_file_beside_it(
+    notebook: Callable[..., CodeVersion], tmp_path: Path
+) -> None:
+    first = notebook()
+    assert first.hash and first.hash == notebook().hash
+    for before, after, counts in (
         ("factor * train", "factor + train", True),
         ("EPOCHS = 10", "EPOCHS = 20", True),
         ("Net().forward()", "2 * Net().forward()", True),
@@ -242,33 +245,21 @@ def test_of_a_notebook_the_function_counts_with_what_it_uses(notebook: Callable[
         ("made(7)", "made(8)", True),
         ("UNUSED = 3", "UNUSED = 4", False),
         ("    pass", "    return 5", False),
-    ],
-)
-def test_a_change_in_a_notebook(
-    before: str, after: str, counts: bool, notebook: Callable[..., CodeVersion]
-) -> None:
-    first, again = notebook(), notebook()
-    changed = notebook(CELLS.replace(before, after))
-    assert first.hash == again.hash and first.hash
-    assert first.differences(changed) == ([BY_VALUE] if counts else [])
-
-
-def test_a_file_beside_a_notebook(notebook: Callable[..., CodeVersion], tmp_path: Path) -> None:
+    ):
+        changed = notebook(CELLS.replace(before, after))
+        assert first.differences(changed) == ([BY_VALUE] if counts else []), before
     first = notebook()
     (tmp_path / "more_help.py").write_text("def assist():\n    return 1\n")
     assert first.differences(notebook()) == ["more_help.py"]
-
-
-def test_a_notebook_without_source_has_no_version(notebook: Callable[..., CodeVersion]) -> None:
     assert notebook(source=False).hash == ""
 
 
 def test_the_source_of_a_partial_s_function_counts(notebook: Callable[..., CodeVersion]) -> None:
-    one, other = (
-        notebook(f"def evaluate(trial, x=0): return {value}\n", lambda f: functools.partial(f, x=1))
+    versions = [
+        notebook(f"def evaluate(trial, x=0): return {value}\n", lambda f: functools.partial(f, x=1)).hash
         for value in (1, 2)
-    )
-    assert one.hash and one.hash != other.hash
+    ]
+    assert "" != versions[0] != versions[1]
 
 
 # Copies ---------------------------------------------------------------------------------------------------
@@ -307,16 +298,11 @@ def test_nothing_is_written_through_a_link(link: str, tmp_path: Path) -> None:
 
 def test_a_change_is_said_with_its_files(tmp_path: Path) -> None:
     keep_copy(tmp_path, OLD)
-    assert change(tmp_path, OLD.hash, NEW.hash).startswith(
-        "the task's code has changed since the last launch. "
-    )
+    assert "task.py" not in change(tmp_path, OLD.hash, NEW.hash)
     keep_copy(tmp_path, NEW)
     said = change(tmp_path, OLD.hash, NEW.hash)
-    assert said.startswith("the task's code has changed since the last launch: more.py, task.py. ")
-    assert said.endswith(f"a copy is in {tmp_path}/code/{OLD.hash}.")
-    assert [change(tmp_path, *pair) for pair in ((OLD.hash, OLD.hash), ("", NEW.hash), (OLD.hash, ""))] == [
-        ""
-    ] * 3
+    assert "more.py, task.py" in said and f"{tmp_path}/code/{OLD.hash}" in said
+    assert not any(change(tmp_path, *pair) for pair in ((OLD.hash, OLD.hash), ("", NEW.hash), (OLD.hash, "")))
 
 
 # Results --------------------------------------------------------------------------------------------------
@@ -348,12 +334,14 @@ def test_the_best_says_that_its_code_has_changed_since(home: Path) -> None:
     launch(home, 1, OLD.hash, (0, 0.25), (1, 0.5))
     launch(home, 2, NEW.hash, (2, 0.75))
     said = best_report.best(home, None)
-    assert "the task's code has changed since 0-0-0 was evaluated: more.py, task.py. " in said
-    assert f"Of the version that evaluated it a copy is in {home}/code/{OLD.hash}" in said
+    assert "0-0-0 was evaluated: more.py, task.py. " in said and f"{home}/code/{OLD.hash}" in said
     entries = json.loads(best_report.best_json(home, 3))
     assert [one["code"] for one in entries] == [OLD.hash, OLD.hash, NEW.hash]
     status = text.status(home, overview.of(home))
     assert f"2 versions, in {home}/code; last changed before launch 2: more.py, task.py\n" in status
+    launch(home, 3, NEW.hash, (3, 0.125))
+    launch(home, 4, "", (4, 0.5))  # could not be read
+    assert "code" not in best_report.best(home, None), "the best is of the last known version"
 
 
 @pytest.mark.parametrize("codes", [(OLD.hash, OLD.hash), ("", NEW.hash), ("", "")])
@@ -361,16 +349,8 @@ def test_nothing_is_said_where_no_change_is_known(codes: tuple[str, str], home: 
     launch(home, 1, codes[0], (0, 0.25))
     launch(home, 2, codes[1], (1, 0.75))
     assert "code" not in best_report.best(home, None)
-    record = load(home)
-    assert "code" not in text.status(home, overview.folded(record)).replace(str(home), "")
+    assert "code" not in text.status(home, overview.of(home)).replace(str(home), "")
     assert json.loads(best_report.best_json(home, None))[0]["code"] == (codes[0] or None)
-
-
-def test_the_best_of_the_code_of_the_last_launch_is_as_it_is(home: Path) -> None:
-    launch(home, 1, OLD.hash, (0, 0.25))
-    launch(home, 2, NEW.hash, (1, 0.125))
-    launch(home, 3, "", (2, 0.5))  # could not be read
-    assert "code" not in best_report.best(home, None)
 
 
 def test_a_launch_compares_with_the_last_that_has_a_hash(home: Path) -> None:

@@ -24,7 +24,6 @@ from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.files import read_directory
 from hpo.journal.records import Reopened
 
-PAUSED = Resting(0, "", 0.0)
 SEEN: list[set[str]] = []
 """By evaluation, which individuals had saved weights when it began."""
 
@@ -93,11 +92,8 @@ def test_an_individual_whose_directory_was_moved_and_linked_is_left_alone(tmp_pa
     assert (tmp_path / "archive" / "weights").read_text() == best.id
     directories = EvaluationDirectories(tmp_path / "run")
     directories.forget(best.id)
-    assert (
-        not directories.holds(best.id)
-        and directories.existing(best.id) is None
-        and (tmp_path / "archive" / "weights").exists()
-    )
+    assert not directories.holds(best.id) and directories.existing(best.id) is None
+    assert (tmp_path / "archive" / "weights").exists()
 
 
 @pytest.mark.parametrize("resumed", [True, False])
@@ -178,6 +174,9 @@ def test_of_what_earlier_launches_saved_the_best_and_what_is_evaluated_again_sta
     assert saved(home) == {ordered[0], ordered[1], ordered[5], ordered[7], "9-9-9"}
 
 
+PHASE = [{"until": 5, "only": {"n": [1]}}]
+
+
 @pytest.mark.parametrize(
     ("objectives", "keywords", "removes"),
     [
@@ -186,16 +185,14 @@ def test_of_what_earlier_launches_saved_the_best_and_what_is_evaluated_again_sta
         (1, {"kind": "pbt"}, False),
         (1, {"islands": 2, "island": [{}, {"kind": "pbt"}]}, False),
         (1, {"inherit": True}, False),
-        (1, {"phase": [{"until": 5, "only": {"n": [1]}}]}, False),
-        (1, {"phase": [{"until": 5, "only": {"n": [1]}}], "inherit": False}, True),
+        (1, {"phase": PHASE}, False),
+        (1, {"phase": PHASE, "inherit": False}, True),
     ],
 )
-@pytest.mark.parametrize("earlier", [ResumeState(), ResumeState(repeats=True, resting={"0-0-1": PAUSED})])
 def test_what_others_may_go_on_from_stays_until_the_campaign_is_done(
     objectives: int,
     keywords: dict[str, Any],
     removes: bool,
-    earlier: ResumeState,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,23 +201,21 @@ def test_what_others_may_go_on_from_stays_until_the_campaign_is_done(
         "hpo.campaign.rank.cleanup.keep_only_best",
         lambda home, keep, *, needed: at_once.append((keep, needed)),
     )
-    task = hpo.Task(
-        hpo.SearchSpace(x=hpo.Float(-5, 5), n=hpo.Ordinal(1, 2)),
-        evaluate,
-        objectives=dict.fromkeys("ab"[:objectives], "minimize"),
-    )
+    space = hpo.SearchSpace(x=hpo.Float(-5, 5), n=hpo.Ordinal(1, 2))
+    task = hpo.Task(space, evaluate, objectives=dict.fromkeys("ab"[:objectives], "minimize"))
     made = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, keep=2, **keywords)
     layout = Layout.plan(ranks=2, islands=made.settings.layout.islands, ranks_per_worker=1)
 
-    def cleanup(launch: int) -> Cleanup | None:
+    def cleanup(launch: int, earlier: ResumeState) -> Cleanup | None:
         return begin_cleanup(
             made.settings, objectives=objectives, islands=layout.islands, launch=launch, earlier=earlier
         )
 
-    assert cleanup(1) is None and not at_once
+    repeated = ResumeState(repeats=True, resting={"0-0-1": Resting(0, "", 0.0)})
+    assert cleanup(1, ResumeState()) is cleanup(1, repeated) is None and not at_once
+    assert (cleanup(2, ResumeState()) is not None) is removes and not at_once
     # Where configurations were evaluated again, what is on record says which are the best.
-    assert (cleanup(2) is not None) is (removes and not earlier.repeats)
-    assert at_once == ([(2, earlier.resting)] if removes and earlier.repeats else [])
+    assert cleanup(2, repeated) is None and at_once == [(2, repeated.resting)] * removes
 
 
 def test_what_is_unfinished_and_its_first_parent_stay_beside_the_best(tmp_path: Path) -> None:
