@@ -18,7 +18,7 @@ from hpo.task.task import TaskSource
 from hpo.task.trial import Job
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
+class CrewOrder(msgspec.Struct, frozen=True, tag=True):
     """To a rank of the worker: its EvaluatorHost follows it, or passes it on to the evaluator."""
 
 
@@ -26,29 +26,54 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     """From a rank of the worker to the crew: its evaluator's or its EvaluatorHost's."""
 
 
-class Hello(Order, frozen=True, kw_only=True):
-    """The first order to an evaluator. ``hosts``: names by worker rank; ``local_rank`` and ``local_size``: within the
-    worker on this host; ``device``: index of its own among the visible devices."""
+class RankContext(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluator's place in its worker and on its host.
+
+    ``local_rank`` and ``local_size`` count all ranks of the launch on this host; ``cores_agreed``: whether all of these
+    see the same cores and GPUs. ``hosts``: host names by worker rank. ``interface``: the network interface between
+    them, if the user named one. ``output_bytes``: limit of the kept output of an evaluation, if there is one."""
 
     worker_rank: int
     size: int
-    hosts: tuple[str, ...]
     local_rank: int
     local_size: int
-    label: str
-    interface: str | None
+    cores_agreed: bool
+    hosts: tuple[str, ...]
     source: TaskSource
-    device: int | None
+    interface: str | None = None
     curve: CurveFile | None = None
+    output_bytes: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of this rank in errors."""
+        rank = f"worker rank {self.worker_rank}" if self.size > 1 else "the evaluator"
+        return f"{rank} on {self.hosts[self.worker_rank]}"
+
+    @property
+    def worker_local_rank(self) -> int:
+        """The place of this rank among those of its worker on its host."""
+        return self.hosts[: self.worker_rank].count(self.hosts[self.worker_rank])
+
+    @property
+    def worker_local_size(self) -> int:
+        return self.hosts.count(self.hosts[self.worker_rank])
 
 
-class Spawn(Order, frozen=True):
+class EvaluatorHello(CrewOrder, frozen=True):
+    """The first order to an evaluator. ``device``: the index of its own among the visible devices."""
+
+    context: RankContext
+    device: int | None
+
+
+class Spawn(CrewOrder, frozen=True):
     """Start a new evaluator in place of the present."""
 
     start_timeout_s: float
 
 
-class FormGroup(Order, frozen=True, kw_only=True):
+class FormGroup(CrewOrder, frozen=True, kw_only=True):
     """Form a process group with the other ranks. ``address``: of worker rank 0's store."""
 
     generation: int
@@ -58,11 +83,11 @@ class FormGroup(Order, frozen=True, kw_only=True):
     timeout_s: float | None
 
 
-class LeaveGroup(Order, frozen=True):
+class LeaveGroup(CrewOrder, frozen=True):
     """Leave the process group, so that ranks which wait in a collective get an error."""
 
 
-class Evaluate(Order, frozen=True):
+class Evaluate(CrewOrder, frozen=True):
     """Evaluate an individual. ``turn``: the number of this evaluation among the crew's. ``confirm``: say when its
     directory is there."""
 
@@ -72,30 +97,30 @@ class Evaluate(Order, frozen=True):
     confirm: bool = False
 
 
-class SaveState(Order, frozen=True):
+class SaveState(CrewOrder, frozen=True):
     """``trial.should_checkpoint()`` is true from now on."""
 
     turn: int
 
 
-class ReportVerdict(Order, frozen=True):
+class ReportVerdict(CrewOrder, frozen=True):
     """Whether the evaluation goes on after its report of this ``number``."""
 
     number: int
     verdict: Verdict
 
 
-class Probe(Order, frozen=True):
+class Probe(CrewOrder, frozen=True):
     """Say whether the evaluator is alive."""
 
     turn: int
 
 
-class Exit(Order, frozen=True):
+class Exit(CrewOrder, frozen=True):
     """End the evaluator, when its work is done."""
 
 
-class Kill(Order, frozen=True):
+class Kill(CrewOrder, frozen=True):
     """End the evaluator, and all that it started, at once."""
 
 
@@ -142,7 +167,7 @@ class Warned(Answer, frozen=True):
     text: str
 
 
-class Broken(Answer, frozen=True):
+class EvaluatorBroken(Answer, frozen=True):
     """This rank cannot evaluate: the task cannot be loaded, or the device does not work."""
 
     error: str
@@ -164,7 +189,7 @@ class Waits(Answer, frozen=True, kw_only=True):
     large: bool = False
 
 
-class Alive(Answer, frozen=True):
+class EvaluatorAlive(Answer, frozen=True):
     """The evaluator was alive when it was probed."""
 
     turn: int
@@ -182,7 +207,7 @@ def _any_of(base: type[msgspec.Struct]) -> Any:
 
 class _OrderInEpoch(msgspec.Struct, frozen=True):
     epoch: int
-    order: _any_of(Order)  # type: ignore[valid-type]
+    order: _any_of(CrewOrder)  # type: ignore[valid-type]
 
 
 class _AnswerInEpoch(msgspec.Struct, frozen=True):
@@ -191,14 +216,14 @@ class _AnswerInEpoch(msgspec.Struct, frozen=True):
     answer: _any_of(Answer)  # type: ignore[valid-type]
 
 
-def to_line(message: Order | Answer) -> bytes:
+def to_line(message: CrewOrder | Answer) -> bytes:
     """``message`` for a process on this host."""
     return json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode() + b"\n"
 
 
-def order_of(line: bytes) -> Order:
+def order_of(line: bytes) -> CrewOrder:
     """The order in a line. ValueError if it is none."""
-    order: Order = msgspec.convert(json.loads(line), _any_of(Order))
+    order: CrewOrder = msgspec.convert(json.loads(line), _any_of(CrewOrder))
     return order
 
 
@@ -208,13 +233,13 @@ def answer_of(line: bytes) -> Answer:
     return answer
 
 
-def pack_order(epoch: int, order: Order) -> dict[str, Any]:
+def pack_order(epoch: int, order: CrewOrder) -> dict[str, Any]:
     """The content of a ``WorkerMessage`` to another rank."""
     content: dict[str, Any] = msgspec.to_builtins(_OrderInEpoch(epoch, order))
     return content
 
 
-def unpack_order(content: dict[str, Any]) -> tuple[int, Order]:
+def unpack_order(content: dict[str, Any]) -> tuple[int, CrewOrder]:
     """Epoch and order. ValueError if ``content`` is no such thing."""
     packed = msgspec.convert(content, _OrderInEpoch)
     return packed.epoch, packed.order

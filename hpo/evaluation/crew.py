@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from hpo.evaluation import conversation as messages
 from hpo.evaluation.devices import choose_backend
 from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.evaluation.evaluator_process import EvaluatorProcess, Guard
+from hpo.evaluation.evaluator_process import EvaluatorGuard, EvaluatorProcess
 from hpo.evaluation.process.waiting_ranks import WaitingRanks
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, ReportHandler, TrialReport, Verdict
@@ -51,7 +51,7 @@ class ProcessCrew:
         settings: EvaluationSettings,
         on_warning: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float],
-        guard: Guard | None = None,
+        guard: EvaluatorGuard | None = None,
     ) -> None:
         self._size = size
         self._send_other = send
@@ -214,11 +214,11 @@ class ProcessCrew:
                     self._end_on(worker_rank, answer)
             case messages.Waits():
                 self._end_vain_wait(worker_rank, answer)
-            case messages.Alive():
+            case messages.EvaluatorAlive():
                 if self._runs(answer.turn):
                     self._outlived.add(worker_rank)
                     self._free_the_others()
-            case messages.Broken():
+            case messages.EvaluatorBroken():
                 # While ranks start, all say the same, and the first suffices. While they run, it is a device that the
                 # task was the first to ask for.
                 if self._phase in ("starting", "running"):
@@ -438,11 +438,11 @@ class ProcessCrew:
         absent = [str(rank) for rank in range(self._size) if rank not in present]
         return f"worker rank{'s' if len(absent) > 1 else ''} {', '.join(absent)} still ran"
 
-    def _broadcast(self, order: messages.Order) -> None:
+    def _broadcast(self, order: messages.CrewOrder) -> None:
         for worker_rank in range(self._size):
             self._send(worker_rank, order)
 
-    def _send(self, worker_rank: int, order: messages.Order) -> None:
+    def _send(self, worker_rank: int, order: messages.CrewOrder) -> None:
         if worker_rank == 0:
             self._own.follow(self._epoch, order)
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation import conversation as messages
-from hpo.evaluation.evaluator_process import EvaluatorProcess, Guard, tail, wait_readable
+from hpo.evaluation.evaluator_process import EvaluatorGuard, EvaluatorProcess, tail, wait_readable
 from hpo.task.trial_directory import OUTPUT
 
 _RETIREMENT_S = 10.0
@@ -30,7 +30,7 @@ class EvaluatorHost:
         child_factory: Callable[[], EvaluatorProcess],
         send: Callable[[int, messages.Answer], None],
         clock: Callable[[], float] = time.monotonic,
-        guard: Guard | None = None,
+        guard: EvaluatorGuard | None = None,
     ) -> None:
         self._worker_rank = worker_rank
         self._factory = child_factory
@@ -42,7 +42,7 @@ class EvaluatorHost:
         self._held: tuple[float, messages.Answer] | None = None
         """Until when an answer is kept from the crew: it says that a new evaluator is ready."""
         self._hold_until = 0.0
-        self._guard = Guard() if guard is None else guard
+        self._guard = EvaluatorGuard() if guard is None else guard
         self._output: Path | None = None
         self._printed = 0
 
@@ -60,7 +60,7 @@ class EvaluatorHost:
         """Follow an order that came from another rank."""
         self.follow(*messages.unpack_order(content))
 
-    def follow(self, epoch: int, order: messages.Order) -> None:
+    def follow(self, epoch: int, order: messages.CrewOrder) -> None:
         """Follow an order of the crew, or pass it on to the evaluator."""
         if isinstance(order, messages.Spawn):
             self._spawn(epoch)
@@ -72,7 +72,7 @@ class EvaluatorHost:
                 self._drop(kill=False)
             elif isinstance(order, messages.Probe):
                 if not self._child.ending:
-                    self._answer(messages.Alive(order.turn))
+                    self._answer(messages.EvaluatorAlive(order.turn))
             else:
                 if isinstance(order, messages.Evaluate):
                     self._output = Path(order.job.directory, f"{OUTPUT}{self._worker_rank}.txt")

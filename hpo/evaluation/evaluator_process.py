@@ -10,23 +10,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpo.evaluation.conversation import Answer, Evaluate, Hello, Order, answer_of, to_line
+from hpo.evaluation.conversation import (
+    Answer,
+    CrewOrder,
+    Evaluate,
+    EvaluatorHello,
+    RankContext,
+    answer_of,
+    to_line,
+)
 from hpo.evaluation.cores import evaluator_share, read_host, running_on
 from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment, sharing
 from hpo.evaluation.output_limit import OutputLimit
 from hpo.evaluation.process_tree import descendants, flags_of, kill_all
 from hpo.task.trial_directory import OUTPUT
-
-if TYPE_CHECKING:
-    from hpo.journal.curves import CurveFile
-    from hpo.task.task import TaskSource
 
 _READ_BYTES = 1 << 16
 _TAIL_CHARACTERS = 2_000
@@ -43,37 +45,6 @@ _HINTS = {
 }
 
 
-def worker_local_rank(hosts: Sequence[str], worker_rank: int) -> int:
-    """The place of a rank among those of its worker on its host. ``hosts``: by worker rank."""
-    return list(hosts[:worker_rank]).count(hosts[worker_rank])
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankContext:
-    """An evaluator's place in its worker and on its host.
-
-    ``local_rank`` and ``local_size`` count all ranks of the launch on this host; ``cores_agreed``: whether all of these
-    see the same cores and GPUs. ``hosts``: host names by worker rank. ``interface``: the network interface between
-    them, if the user named one. ``output_bytes``: limit of the kept output of an evaluation, if there is one."""
-
-    worker_rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cores_agreed: bool
-    hosts: tuple[str, ...]
-    source: TaskSource
-    interface: str | None = None
-    curve: CurveFile | None = None
-    output_bytes: int | None = None
-
-    @property
-    def label(self) -> str:
-        """The name of this rank in errors."""
-        rank = f"worker rank {self.worker_rank}" if self.size > 1 else "the evaluator"
-        return f"{rank} on {self.hosts[self.worker_rank]}"
-
-
 class EvaluatorProcess:
     """A running evaluator. The kernel ends it when the thread that made it ends, so make it in the main one.
 
@@ -83,14 +54,12 @@ class EvaluatorProcess:
     def __init__(self, context: RankContext, environment: Mapping[str, str]) -> None:
         self.context = context
         self.label = context.label
-        local_rank = worker_local_rank(context.hosts, context.worker_rank)
-        local_size = context.hosts.count(context.hosts[context.worker_rank])
         visible = visible_devices(environment)
         devices, index = bind_device(
             visible,
             local_rank=context.local_rank,
-            worker_local_rank=local_rank,
-            worker_local_size=local_size,
+            worker_local_rank=context.worker_local_rank,
+            worker_local_size=context.worker_local_size,
         )
         share = evaluator_share(
             read_host(environment),
@@ -125,20 +94,7 @@ class EvaluatorProcess:
         self._incoming = b""
         self._outgoing = b""
         self._connected = True
-        self.send(
-            Hello(
-                worker_rank=context.worker_rank,
-                size=context.size,
-                hosts=context.hosts,
-                local_rank=local_rank,
-                local_size=local_size,
-                label=context.label,
-                interface=context.interface,
-                source=context.source,
-                device=index,
-                curve=context.curve,
-            )
-        )
+        self.send(EvaluatorHello(context, index))
 
     def filenos(self) -> list[int]:
         """Descriptors that become readable when the child says something or ends."""
@@ -150,7 +106,7 @@ class EvaluatorProcess:
         """Whether ``filenos`` are not enough: a message waits, or the kernel has no process descriptors."""
         return bool(self._outgoing) or self._pidfd is None
 
-    def send(self, order: Order) -> None:
+    def send(self, order: CrewOrder) -> None:
         """Queue an order and send what the socket takes; ``flush`` sends the rest."""
         if isinstance(order, Evaluate) and self._limit is not None:
             self._limit.begin(Path(order.job.directory, f"{OUTPUT}{self.context.worker_rank}.txt"))
@@ -227,7 +183,7 @@ class EvaluatorProcess:
         return _readable(os.pread(self._spool.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
 
 
-class Guard:
+class EvaluatorGuard:
     """A shell that kills this process's evaluators, and what they started in their sessions, should this process be
     killed.
 

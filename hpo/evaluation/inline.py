@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hpo.task.task import Task
 
 
-class Communicator(Protocol):
+class WorkerCommunicator(Protocol):
     """The part of mpi4py's communicator that agreements need."""
 
     def bcast(self, obj: Any, root: int = 0) -> Any: ...
@@ -52,7 +52,7 @@ class InlineLink:
         *,
         rank: int,
         size: int,
-        comm: Communicator | None,
+        comm: WorkerCommunicator | None,
         device: OwnDevice | None,
         stopping: Callable[[], bool] = lambda: False,
         on_warning: Callable[[str], None] = lambda text: None,
@@ -147,7 +147,7 @@ class InlineCrew(InlineRank):
         *,
         task: Task,
         size: int = 1,
-        comm: Communicator | None = None,
+        comm: WorkerCommunicator | None = None,
         send: Callable[[int, dict[str, Any]], None] = lambda worker_rank, content: None,
         stopping: Callable[[], bool] = lambda: False,
         on_warning: Callable[[str], None] = lambda text: None,
@@ -277,7 +277,7 @@ class InlineHost(InlineRank):
         local_rank: int = 0,
         size: int,
         task: Task,
-        comm: Communicator,
+        comm: WorkerCommunicator,
         send: Callable[[dict[str, Any]], None],
         device: OwnDevice | None = None,
     ) -> None:

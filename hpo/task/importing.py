@@ -27,12 +27,8 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def import_user_module(reference: str, *, base: Path) -> ModuleType:
-    """Module that a reference names: a file relative to ``base``, or an importable module.
-
-    Raises:
-        CampaignError: the module is missing, or raises; the text has the traceback of the user's code.
-        UsageError: the module raises a UsageError.
-    """
+    """Module that a reference names: a file relative to ``base``, or an importable module. CampaignError where it is
+    missing, or raises, with the traceback of the user's code; UsageError where it raises a UsageError."""
     place, name = split_reference(reference)
     _put_first(Path.cwd())
     # Import caches list each folder once: files written since then, as in a notebook, would not be found.

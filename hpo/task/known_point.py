@@ -41,15 +41,8 @@ def single_point(
     objectives: Mapping[str, str],
     allows: Allows = lambda params: True,
 ) -> KnownPoint:
-    """Known point from values that a user entered by hand; UsageError where they are not valid.
-
-    Args:
-        params (dict): the configuration.
-        values (dict): results by objective; empty for a failed evaluation.
-        space (SearchSpace): the task's space.
-        objectives (dict): directions by objective.
-        allows (callable): whether the task's constraints allow a configuration.
-    """
+    """Known point from values that a user entered by hand; UsageError where they are not valid. ``values``: results by
+    objective, empty for a failed evaluation; ``objectives``: directions by name."""
     try:
         checked = space.validate(params)
     except UsageError as error:

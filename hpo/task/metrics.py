@@ -21,13 +21,7 @@ _RULE = (
 
 def keep(name: str, value: object, metrics: dict[str, Metric], remarks: dict[str, str]) -> None:
     """Add ``value`` to ``metrics`` as a plain value; never raises, as a metric is not worth a failed evaluation.
-
-    Args:
-        name (str): name of the metric.
-        value (object): value that the task logged or returned.
-        metrics (dict): kept values by name.
-        remarks (dict): sentences by name, for values that are not kept, or not as a whole.
-    """
+    ``remarks`` gets a sentence for a value that is not kept, or not as a whole."""
     metrics.pop(name, None)
     # Most metrics are floats, and a task may report thousands of times a second.
     if type(value) is float:

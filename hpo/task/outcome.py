@@ -29,11 +29,8 @@ _TRACEBACK_LIMIT = 12_000
 
 
 class TaskOutcome(Outcome, frozen=True, kw_only=True, array_like=True):
-    """The end of one evaluation, with what the running launch alone needs to know.
-
-    Raises:
-        ValueError: a field is not what the end of an evaluation can hold.
-    """
+    """The end of one evaluation, with what the running launch alone needs to know. ValueError where a field is not what
+    the end of an evaluation can hold."""
 
     remarks: dict[str, str] = field(default_factory=dict)
     """Sentences on metrics that are not kept whole, by name."""

@@ -101,25 +101,12 @@ class Task:
         return f"{named.__module__}:{getattr(named, '__qualname__', '')}"
 
     def allows(self, params: Params) -> bool:
-        """Whether all constraints hold.
-
-        Args:
-            params (dict): a configuration.
-
-        Raises:
-            CampaignError: a constraint raised; the text names it.
-        """
+        """Whether all constraints hold. CampaignError, which names it, where a constraint raises."""
         return self._refusing(params) is None
 
     def steps_of(self, params: Params) -> int | None:
-        """Number of steps that a whole run reports; None where the task does not state it.
-
-        Args:
-            params (dict): a configuration.
-
-        Raises:
-            UsageError: the task's function ``steps`` raised, or returned no number of steps.
-        """
+        """Number of steps that a whole run reports; None where the task does not state it. UsageError where the task's
+        function ``steps`` raises, or returns no number of steps."""
         if not callable(self.steps):
             return self.steps
         try:
@@ -161,11 +148,7 @@ class Task:
         return None
 
     def losses(self, objectives: Mapping[str, float]) -> tuple[float, ...]:
-        """The objectives' values in order, with the sign that makes smaller better.
-
-        Args:
-            objectives (dict): values by name.
-        """
+        """``objectives`` (values by name) in the task's order, with the sign that makes smaller better."""
         return losses_of(objectives, self.objectives)
 
     def describe(self) -> dict[str, object]:
@@ -238,12 +221,8 @@ class TaskSource:
 
 
 def load_task(reference: str, *, base: Path, options: Mapping[str, object] | None = None) -> Task:
-    """Task that a reference names.
-
-    Args:
-        reference (str): ``"package.module:name"`` or ``"file.py:name"``, of a Task or of a function that returns one.
-        base (path): directory that ``file.py`` is relative to.
-        options (dict; default None): keywords for the function.
+    """Task that a reference names: ``"package.module:name"`` or, relative to ``base``, ``"file.py:name"``, of a Task or
+    of a function that takes ``options`` and returns a Task.
 
     Raises:
         UsageError: the reference or the options are not valid.

@@ -54,7 +54,7 @@ class Job(Facts):
     """Directory of the individual from whose checkpoint it goes on; empty where that checkpoint is gone."""
 
 
-class Link(Protocol):
+class CampaignLink(Protocol):
     """How a trial reaches its campaign. All ranks of the worker make each call and get the same answer."""
 
     @property
@@ -97,15 +97,7 @@ class Trial:
     """
 
     __slots__ = (
-        "_asked_to_save",
-        "_curve",
-        "_directory",
-        "_diverged_in",
-        "_last_step",
-        "_link",
-        "_parent",
-        "_stale",
-        "_storage_error",
+        "__dict__",
         "id",
         "last_report",
         "local_rank",
@@ -119,7 +111,7 @@ class Trial:
 
     def __init__(
         self,
-        link: Link,
+        link: CampaignLink,
         job: Job,
         *,
         rank: int = 0,
@@ -166,17 +158,7 @@ class Trial:
     ) -> Trial:
         """A trial without a campaign, for tests and for a task's own command line. Nothing prunes or stops it.
 
-        Args:
-            params (dict): a configuration.
-            directory (path; default "."): where ``evaluate`` may save.
-            seed (int; default 0): ``trial.seed``.
-            rank (int; default 0): ``trial.rank``.
-            size (int; default 1): ``trial.size``.
-            local_rank (int; default 0): ``trial.local_rank``.
-            device (str; default "cpu"): ``trial.device``.
-
-        Raises:
-            UsageError: ``params`` is no dictionary, or ``directory`` no path.
+        ``directory``: where ``evaluate`` may save. UsageError where ``params`` is no dictionary, or it is no path.
         """
         for name, value, kinds, rule in (
             ("params", params, Mapping, "a configuration, such as {'lr': 0.1}"),

@@ -16,9 +16,9 @@ OUTPUT = "output-"
 """Prefix of the files with an evaluation's output; they stay when checkpoints are removed."""
 
 
-# A class of its own, as it concerns one individual; any other OSError concerns the storage and so all of them.
 class PlaceTaken(OSError):
-    """Something else than a directory has the path of an individual's directory."""
+    """Something else than a directory has the path of an individual's directory. It concerns this individual alone, any
+    other OSError the storage and so all of them."""
 
 
 def mode_of(path: Path) -> int | None:
@@ -46,11 +46,7 @@ def check_place(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory ``path`` and, if missing, its parent.
-
-    Raises:
-        OSError: the file system refuses, or the parent's parent is missing.
-    """
+    """Make the directory ``path`` and, if missing, its parent."""
     # No more than the parent: the directories above are the campaign's. Where their file system is unmounted for a
     # while, new directories in its place would receive results, or prevent mounting it again.
     try:
@@ -68,11 +64,8 @@ def not_begun(error: OSError, directory: object) -> TaskOutcome:
 
 
 def clear_directory(path: Path) -> None:
-    """Remove the files that an evaluation has saved in the directory ``path``, except for its output.
-
-    Raises:
-        OSError: the file system refuses; PlaceTaken where ``path`` is a symbolic link, or no directory.
-    """
+    """Remove the files that an evaluation has saved in the directory ``path``, except for its output. PlaceTaken where
+    ``path`` is a symbolic link, or no directory."""
     check_place(path)
     try:
         entries = list(os.scandir(path))

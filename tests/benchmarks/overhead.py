@@ -4,26 +4,18 @@
 
 Campaigns of one worker, started by ``hpo run``, on a task that returns at once:
 
-- warm: milliseconds from the start of one evaluation to the start of the next, all that lies between
-  included (evaluators' answers, two syncs of the journal, breeding, a permit), as the journal tells. The
-  median over 300 evaluations, without the first ten. Workers of one rank and of two, whose evaluators form a
-  torch.distributed group. Of that, from the start to the outcome: the evaluation alone;
-- fresh: the same in seconds, where each evaluation gets new evaluators.
+- warm: milliseconds from the start of one evaluation to the start of the next, as the journal tells, for workers of one
+  rank and of two; of that, from the start to the outcome: the evaluation alone. Median without the first ten;
+- fresh: the same in seconds, where each evaluation gets new evaluators;
+- reports: microseconds of processor time for ``trial.report`` with three metrics, without learning curves, and what
+  curves add where the row is written and where it is dropped; blocks with and without them take turns in one
+  evaluation. Of these, the cores that curves need for ten reports a second from each of 64 workers.
 
-- reports: microseconds of processor time that the evaluator needs for ``trial.report`` with three metrics, without
-  learning curves, and what curves add where the row is written and where it is dropped; blocks of reports with and
-  without them take turns in one evaluation. Of these, the cores that curves need for ten reports a second from each of
-  64 workers at the default of one row a second. The ranks do nothing for curves.
+And seconds of the processes ``python -c pass``, ``python -c 'import hpo'`` and ``hpo --help``, and from starting
+``hpo run --ranks 4`` to the first evaluation, which the task notes itself: for a task that imports torch on workers of
+two ranks, and for a plain one on workers of one.
 
-And:
-
-- seconds of the processes ``python -c 'import hpo'`` and ``hpo --help``, the start of Python included, and of
-  Python alone, ``python -c pass``;
-- seconds from starting ``hpo run --ranks 4`` to the moment at which the first evaluation runs, which the task
-  notes itself: for a task that imports torch on workers of two ranks, and for a plain one on workers of one.
-
-Medians over repeats. Ends in one line of JSON; ``of_limit`` divides each figure by what is asked of it (10 ms
-a trial warm, 0.3 s for an import, 10 s to the first evaluation, a hundredth of a core for curves)."""
+Medians over repeats. Ends in one line of JSON; ``of_limit`` divides each figure by what is asked of it."""
 
 from __future__ import annotations
 
@@ -115,27 +107,19 @@ every = "{every}"
 
 
 def campaign(
-    scratch: Path,
-    *,
-    task: str,
-    evaluations: int,
-    ranks: int = 1,
-    ranks_per_worker: int = 1,
-    isolation: str = "warm",
-    every: str = "1s",
+    scratch: Path, *, evaluations: int, ranks: int = 1, **settings: object
 ) -> tuple[float, CampaignRecord]:
     """Run one with ``hpo run``; when it was started (Unix seconds), and its record."""
     scratch = Path(tempfile.mkdtemp(dir=scratch))
     (scratch / "tasks.py").write_text(TASKS)
-    text = CAMPAIGN.format(
-        task=task,
-        directory=scratch / "run",
-        evaluations=evaluations,
-        ranks_per_worker=ranks_per_worker,
-        isolation=isolation,
-        every=every,
-    )
-    (scratch / "campaign.toml").write_text(text)
+    settings = {
+        "ranks_per_worker": 1,
+        "isolation": "warm",
+        "every": "1s",
+        "evaluations": evaluations,
+        **settings,
+    }
+    (scratch / "campaign.toml").write_text(CAMPAIGN.format(directory=scratch / "run", **settings))
     begun = time.time()
     done = subprocess.run(
         [sys.executable, "-m", "hpo", "run", str(scratch / "campaign.toml"), "--ranks", str(ranks)],

@@ -10,17 +10,13 @@ processes (overhead.py). Ours runs Propulate's own genetic operators (kind "gene
 Optuna gets its random sampler, its fastest: in memory in one process, which is all that can share that, and on
 one journal file in four; there a quarter of the evaluations, which saves minutes and flatters it, since its rate
 falls with the number of trials, as Propulate's does: hence two counts. Medians over repeats.
-
-A profile of one rank that has imported everything before says where our time goes: processor time (not what is
-waited for) by module, that of the interpreter's own functions by their names. Ends in one line of JSON."""
+Ends in one line of JSON."""
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
 import os
-import pstats
 import statistics
 import subprocess
 import sys
@@ -35,10 +31,9 @@ from launching import single_threaded, start_ranks
 
 import hpo
 
-OURS = f"{Path(hpo.__file__).parent}{os.sep}"
 RANKS, ISLANDS, FLOATS = 4, 2, 10
 PROCESSES = {"optuna": RANKS, "optuna_memory": 1}
-"""Of the systems that run without MPI."""
+"""Numbers of processes of the systems that run without MPI."""
 
 
 def sphere(params: dict[str, float]) -> float:
@@ -75,7 +70,7 @@ def rate(directory: Path, workers: int) -> tuple[float, int, float]:
     return counted / (end - begin), len(everything), counted / len(everything)
 
 
-def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
+def ours(directory: Path, evaluations: int, kind: str) -> None:
     watch = Stopwatch(directory)
     function = watch(lambda trial: sphere(trial.params))
     space = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
@@ -87,17 +82,7 @@ def ours(directory: Path, evaluations: int, kind: str, profile: bool) -> None:
         isolation="inline",
         kind=kind,
     )
-    if profile:
-        from hpo.cluster.mpi_startup import connect
-        from hpo.search.kinds import propulate_kinds as breeding
-
-        breeding._propagators()
-        transport = connect()
-        profiler = cProfile.Profile(time.process_time)
-        profiler.runcall(campaign.run, transport=transport)
-        profiler.dump_stats(directory / f"profile-{os.getpid()}")
-    else:
-        campaign.run()
+    campaign.run()
     watch.write()
 
 
@@ -151,30 +136,6 @@ def optuna(directory: Path, evaluations: int, *, in_memory: bool = False) -> Non
     watch.write()
 
 
-def where_time_goes(directory: Path) -> dict[str, float]:
-    """Share of one rank's processor time by module, its own code only (what it calls counts there)."""
-    path = next(directory.glob("profile-*"))
-    spent: dict[str, float] = defaultdict(float)
-    for (file, _, name), (_, _, own, _, _) in pstats.Stats(str(path)).stats.items():  # type: ignore[attr-defined]
-        if file.startswith(OURS):
-            # mpi4py's functions are not seen by the profiler: they count where they are called.
-            module = f"hpo/{file.removeprefix(OURS)}"
-        elif "propulate" in file:
-            module = "propulate"
-        elif file == "~":
-            module = next(
-                (word for word in ("fsync", "poll", "select", "msgspec", "scandir") if word in name),
-                "other builtins",
-            )
-        elif Path(file).name in ("copy.py", "random.py", "pathlib.py"):
-            module = Path(file).name
-        else:
-            module = "other libraries"
-        spent[module] += own
-    total = sum(spent.values())
-    return {module: own / total for module, own in sorted(spent.items(), key=lambda item: -item[1])[:14]}
-
-
 def start(role: str, directory: Path, evaluations: int, *extra: str) -> None:
     """Run one system to its end."""
     arguments = ["--role", role, "--directory", str(directory), "--evaluations", str(evaluations), *extra]
@@ -219,11 +180,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="400 evaluations, once")
     parser.add_argument("--role", choices=["ours", "propulate", *PROCESSES], help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="genetic", help=argparse.SUPPRESS)
-    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "ours":
-        ours(options.directory, options.evaluations[0], options.kind, options.profile)
+        ours(options.directory, options.evaluations[0], options.kind)
         return
     if options.role is not None:
         system = {"propulate": propulate, "optuna": optuna, "optuna_memory": partial(optuna, in_memory=True)}
@@ -236,15 +196,6 @@ def main() -> None:
     for evaluations in options.evaluations:
         rates[evaluations], share = compare(evaluations, options.repeat)
         least_counted = min(least_counted, share)
-    most = options.evaluations[-1]
-    shares = {}
-    for kind in ("default",) if options.quick else ("genetic", "default"):
-        with tempfile.TemporaryDirectory(prefix="throughput-profile-") as scratch:
-            start("ours", Path(scratch), most, "--kind", kind, "--profile")
-            shares[kind] = where_time_goes(Path(scratch))
-        print(f"where a rank's processor time goes, kind {kind} (own time by module, under the profiler):")
-        for module, share in shares[kind].items():
-            print(f"  {module:24s} {share:6.1%}")
     ratios = {
         f"{ratio}_to_{peer}": {count: median[ours] / median[peer] for count, median in rates.items()}
         for ratio, ours in (("ratio", "ours"), ("ratio_of_default", "ours default"))
@@ -256,7 +207,6 @@ def main() -> None:
         "evaluations_per_s": rates,
         **ratios,
         "least_share_counted": least_counted,
-        "time_by_module": shares,
     }
     print(json.dumps(result))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from individuals import make_candidate, make_job
 from simulation.campaigns import fall_sick, make, records_of
 from written import Written
@@ -54,7 +55,7 @@ def files(root: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("isolation", ["inline", "warm"])
+@pytest.mark.parametrize("isolation", cases(["inline"], nightly=["warm"]))
 def test_what_the_campaign_did_not_make_stays(isolation: str, tmp_path: Path) -> None:
     elsewhere, evaluations = tmp_path / "elsewhere", tmp_path / "run" / "evaluations"
     campaign(tmp_path / "run", 2, isolation)

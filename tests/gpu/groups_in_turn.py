@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpo.evaluation.conversation import FormGroup, Hello
+from hpo.evaluation.conversation import FormGroup, RankContext
 from hpo.evaluation.devices import choose_backend, evaluator_device
 from hpo.evaluation.process.task_groups import TaskGroups
 from hpo.evaluation.process.worker_group import WorkerGroup
@@ -33,12 +33,12 @@ def main() -> None:
     device, times = torch.device(sys.argv[1]), int(sys.argv[2])
     host = socket.gethostname()
     index = device.index if device.type == "cuda" else None
-    hello = Hello(
-        worker_rank=0, size=1, hosts=(host,), local_rank=0, local_size=1, label="the test", interface=None,
-        source=TaskSource(reference="gpu_tasks:training"), device=index,
+    context = RankContext(
+        worker_rank=0, size=1, hosts=(host,), local_rank=0, local_size=1, cores_agreed=True,
+        source=TaskSource(reference="gpu_tasks:training"),
     )  # fmt: skip
     group = WorkerGroup(
-        hello, evaluator_device(os.environ, index, "the test"), TaskGroups(), lambda wait: None
+        context, evaluator_device(os.environ, index, "the test"), TaskGroups(), lambda wait: None
     )
     backend = choose_backend([(host, group.gpu)])
     found: dict[str, object] = {"backend": backend}

@@ -66,7 +66,6 @@ KEYS = {
         "ratio_to_optuna",
         "ratio_to_optuna_memory",
         "ratio_to_propulate",
-        "time_by_module",
     },
     "flat_cost": {"default"},
     "gpu": {"alone", "busy", "decompositions", "layer", "two_ranks"},

@@ -25,10 +25,10 @@ from skips import NOT_POSSIBLE
 from stand_in_torch import torch_that_finds
 
 import hpo
-from hpo.evaluation.conversation import Alive, Answer, Died, EvaluationOver, pack_answer
+from hpo.evaluation.conversation import Answer, Died, EvaluationOver, EvaluatorAlive, RankContext, pack_answer
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext, wait_readable
+from hpo.evaluation.evaluator_process import EvaluatorProcess, wait_readable
 from hpo.evaluation.process.wait_watch import Wait, WaitWatch
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import TaskOutcome, summary_line
@@ -331,7 +331,9 @@ def test_deaths_after_a_failure_do_not_hide_it(
 ) -> None:
     """NCCL ends a rank that had an error, and those that wait for it."""
     bench.start(what="raise", only_rank=failing, peers="hang")
-    bench.until(lambda: (failing, EvaluationOver) in heard and (dying == failing or (dying, Alive) in heard))
+    bench.until(
+        lambda: (failing, EvaluationOver) in heard and (dying == failing or (dying, EvaluatorAlive) in heard)
+    )
     os.kill(bench.pids[dying], signal.SIGABRT)
     outcome = bench.finish()
     assert (dying, Died) in heard, "it was the grace of silent ranks that ended it"

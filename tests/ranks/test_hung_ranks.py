@@ -95,7 +95,7 @@ def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
     check_complete(terminal, 100)
 
 
-@pytest.mark.parametrize("stopped", [0, 2])
+@pytest.mark.parametrize("stopped", cases([0], nightly=[2]))
 def test_without_rank_0_it_is_started_again(terminal: Terminal, stopped: int) -> None:
     """It is stopped; or it is killed, and another rank is stopped."""
     terminal.task(0.1)

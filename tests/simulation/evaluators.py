@@ -13,13 +13,13 @@ from typing import Protocol
 
 from hpo.evaluation.conversation import (
     Answer,
+    CrewOrder,
     Evaluate,
     EvaluationOver,
     Exit,
     FormGroup,
     GroupFormed,
     LeaveGroup,
-    Order,
     Prepared,
     Ready,
     SaveState,
@@ -238,7 +238,7 @@ class SimulatedEvaluator:
         self._rank = worker_rank
         self._wake = wake
         self._said: list[Answer] = []
-        self._orders: list[Order] = []
+        self._orders: list[CrewOrder] = []
         self._busy = False
         self._cause: str | None = None
         world = worker.world
@@ -265,7 +265,7 @@ class SimulatedEvaluator:
                 self.group.left(self)
             self._wake()
 
-    def send(self, order: Order) -> None:
+    def send(self, order: CrewOrder) -> None:
         if not self.alive:
             return
         if self._busy and not isinstance(order, SaveState):  # it reads them when it has ended that

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hpo.config import process
+from hpo.evaluation.conversation import RankContext
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.evaluation.evaluator_process import EvaluatorProcess, RankContext
+from hpo.evaluation.evaluator_process import EvaluatorProcess
 from hpo.islands.messages import Surroundings
 from hpo.journal.curves import CurveFile, curve_path
 from hpo.search.protocols import Candidate

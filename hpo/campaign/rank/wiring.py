@@ -21,7 +21,6 @@ from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.evaluation.evaluator_process import worker_local_rank
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands.end_reasons import STORAGE
@@ -116,7 +115,7 @@ class Assembly:
             raise TypeError("a worker of several ranks needs MPI")
         return InlineHost(
             worker_rank=worker_rank,
-            local_rank=worker_local_rank(surroundings.hosts, worker_rank),
+            local_rank=surroundings.hosts[:worker_rank].count(surroundings.hosts[worker_rank]),
             size=len(place.ranks),
             task=self.task,
             comm=comm,

@@ -12,7 +12,7 @@ from types import FrameType
 
 from hpo.evaluation.conversation import (
     Answer,
-    Order,
+    CrewOrder,
     ReportMade,
     ReportVerdict,
     SaveState,
@@ -38,7 +38,7 @@ class ControlSocket:
         self._socket.set_inheritable(False)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _shield(self._socket)
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[CrewOrder] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[ReportVerdict] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._number = 0
@@ -50,7 +50,7 @@ class ControlSocket:
         with self._sending:
             self._socket.sendall(to_line(answer))
 
-    def receive(self, timeout_s: float | None = None) -> Order:
+    def receive(self, timeout_s: float | None = None) -> CrewOrder:
         """The next order. Without a time-out this waits for one as long as the control rank lives."""
         return self._orders.get(timeout=timeout_s)
 

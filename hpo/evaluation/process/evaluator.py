@@ -111,24 +111,25 @@ class EvaluatorLink:
 class Evaluator:
     """Serves one rank: follows the orders from the channel until ``Exit``."""
 
-    def __init__(self, channel: ControlSocket, hello: messages.Hello) -> None:
+    def __init__(self, channel: ControlSocket, hello: messages.EvaluatorHello) -> None:
+        context = hello.context
         self._channel = channel
-        self._rank = hello.worker_rank
-        self._size = hello.size
-        self._local_rank = hello.local_rank
-        self._label = hello.label
+        self._rank = context.worker_rank
+        self._size = context.size
+        self._local_rank = context.worker_local_rank
+        self._label = context.label
         self._output = OutputCapture()
         self._seeder = Seeder()
         when_imported({"torch": accept_repetition})
         self._device = evaluator_device(os.environ, hello.device, self._label)
-        self._recording = Recording(hello.curve, self._device.index)
+        self._recording = Recording(context.curve, self._device.index)
         # Before torch is imported, here or by the task.
         self._task_groups = TaskGroups()
         self._group = (
-            WorkerGroup(hello, self._device, self._task_groups, self._send_wait) if self._size > 1 else None
+            WorkerGroup(context, self._device, self._task_groups, self._send_wait) if self._size > 1 else None
         )
         self._link = EvaluatorLink(channel, self._group, self._rank, self._device)
-        self._task = hello.source.load()
+        self._task = context.source.load()
         self._objectives = tuple(self._task.objectives)
         self._state = GlobalState()
         self._left: list[str] = []
@@ -202,7 +203,7 @@ class Evaluator:
             self._link.warn()
             fault = self._device.take_fault()
             if fault is not None:  # whatever the task made of it: the individual is not to blame
-                self._channel.send(messages.Broken(fault))
+                self._channel.send(messages.EvaluatorBroken(fault))
                 return
         failed = outcome.status == FAILED and not outcome.storage
         if self._size > 1 and failed:
@@ -283,13 +284,13 @@ def main(arguments: list[str]) -> int:
     logs.follow_rank()
     channel = ControlSocket(int(arguments[0]))
     hello = channel.receive(_HELLO_S)
-    if not isinstance(hello, messages.Hello):
-        raise TypeError(f"the first order to an evaluator is Hello, not {hello!r}")
+    if not isinstance(hello, messages.EvaluatorHello):
+        raise TypeError(f"the first order to an evaluator is EvaluatorHello, not {hello!r}")
     try:
         evaluator = Evaluator(channel, hello)
     except (Exception, SystemExit) as error:  # the task's module runs in there
         text = str(error) if isinstance(error, HpoError) else describe_exception(error)
-        channel.send(messages.Broken(f"{hello.label} could not load the task: {text}"))
+        channel.send(messages.EvaluatorBroken(f"{hello.context.label} could not load the task: {text}"))
         return 1
     evaluator.serve()
     return 0

@@ -10,7 +10,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.conversation import FormGroup, Hello
+from hpo.evaluation.conversation import FormGroup, RankContext
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.devices import select_for_group
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
@@ -35,25 +35,25 @@ class WorkerGroup:
     this rank that last long."""
 
     def __init__(
-        self, hello: Hello, device: OwnDevice, tasks: TaskGroups, tell: Callable[[Wait], None]
+        self, context: RankContext, device: OwnDevice, tasks: TaskGroups, tell: Callable[[Wait], None]
     ) -> None:
         self._tasks = tasks
-        self._rank = hello.worker_rank
+        self._rank = context.worker_rank
         self._watch = WaitWatch(self._rank, tell)
-        self._size = hello.size
+        self._size = context.size
         self._store: Store | None = None
         self._control: ProcessGroup | None = None
         self._connections: dict[int, int] = {}
         self._port = -1
         self.address: tuple[str, int] | None = None
         self.announcement = Announcement(self._rank, self.send)
-        own = own_address(hello.hosts, self._rank, hello.interface)
-        self._name_interfaces(own, hello)
+        own = own_address(context.hosts, self._rank, context.interface)
+        self._name_interfaces(own, context)
         os.environ.update(
             RANK=str(self._rank),
             WORLD_SIZE=str(self._size),
-            LOCAL_RANK=str(hello.local_rank),
-            LOCAL_WORLD_SIZE=str(hello.local_size),
+            LOCAL_RANK=str(context.worker_local_rank),
+            LOCAL_WORLD_SIZE=str(context.worker_local_size),
         )
 
         # It holds the default group as default arguments. Imported when there is a group already, by the first
@@ -64,10 +64,10 @@ class WorkerGroup:
             self.address = self._listen(own)
 
     @staticmethod
-    def _name_interfaces(own: str, hello: Hello) -> None:
+    def _name_interfaces(own: str, context: RankContext) -> None:
         """Set the interface of gloo and NCCL; between hosts the user's environment comes first."""
-        on_one_host = len(set(hello.hosts)) == 1
-        name = interface_of(own) if on_one_host else hello.interface or interface_of(own)
+        on_one_host = len(set(context.hosts)) == 1
+        name = interface_of(own) if on_one_host else context.interface or interface_of(own)
         # NCCL takes a bare name for the beginning of a name: eth1 would be eth10 as well.
         for variable, sign in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):
             if name is not None and (on_one_host or variable not in os.environ):
