@@ -172,9 +172,8 @@ def test_a_drained_worker_gets_nothing_more_in_this_launch_and_the_others_all() 
     first = steered.launch(
         (4.3, Drain(**ASKED, worker="1-0")), (5.0, Drain(**ASKED, worker="1-0")), (9.0, Stop(**ASKED))
     )
-    place = next(
-        leader.place for leader in first.leaders if (leader.place.island, leader.place.worker) == (1, 0)
-    )
+    places = {(one.place.island, one.place.worker): one.place for one in first.leaders}
+    place = places[1, 0]
     mine = first.journals[place.leader].committed
     assert max(record.finished for record in mine if final(record)) < 6
     assert first.left == [(1, 0, "drained")]
@@ -198,9 +197,8 @@ def test_what_is_drained_tests_no_worker_and_leaves_no_launch_with_failing_ones_
 
 def test_when_all_are_drained_the_launch_ends() -> None:
     steered = Steered(evaluations=60, workers=2, islands=1)
-    simulation = steered.launch(
-        *((2.0 + number, Drain(**ASKED, worker=f"0-{number}")) for number in range(2))
-    )
+    drains = [(2.0 + number, Drain(**ASKED, worker=f"0-{number}")) for number in range(2)]
+    simulation = steered.launch(*drains)
     end = simulation.coordinator.end
     assert (end.reason, end.exit_code) == (STOPPED, EXIT_RESUMABLE)
     assert steered.launch().coordinator.end.reason == DONE
@@ -511,13 +509,13 @@ def test_commands_are_found_in_order_and_each_file_goes_when_it_is_finished(tmp_
 def nonsense(folder: Path) -> list[Path]:
     """Files that are no commands; of one in the place of each, what it is."""
     made = [folder / f"{number:020d}-{number:016x}.json" for number in range(10)]
-    made[0].write_bytes(b"")
-    made[1].write_bytes(b"\xff\xfe")
-    made[2].write_bytes(b"[" * 100_000)
-    made[3].write_bytes(b'{"name":"stop","time":1,"by":"me"}' + b" " * MOST_BYTES)
-    made[4].write_bytes(b'{"name":"rm","time":1,"by":"me"}')
-    made[5].write_bytes(b'{"name":"stop","time":1,"by":"me","force":true}')
-    made[6].write_bytes(b'{"name":"drain","time":1,"by":"me","worker":"../../x"}')
+    contents = [
+        *(b"", b"\xff\xfe", b"[" * 100_000, b'{"name":"stop","time":1,"by":"me"}' + b" " * MOST_BYTES),
+        *(b'{"name":"rm","time":1,"by":"me"}', b'{"name":"stop","time":1,"by":"me","force":true}'),
+        b'{"name":"drain","time":1,"by":"me","worker":"../../x"}',
+    ]
+    for path, content in zip(made, contents):
+        path.write_bytes(content)
     made[7].symlink_to("/etc/hostname")
     os.mkfifo(made[8])
     made[9].mkdir()
@@ -672,16 +670,9 @@ def test_what_is_given_twice_between_launches_waits_twice(
 ) -> None:
     launched(run, FAILURE, ended("stopped", 75))
     (run.parent / "points.csv").write_text("x,y,kind\n1,2,a\n-1,0.5,b\n")
-    for words in (
-        ["pause"],
-        ["unpause"],
-        ["drain", "0-1"],
-        ["retry"],
-        ["retry", "--status", "all"],
-        ["enqueue", '{"x": 1, "y": 2, "kind": "c"}'],
-        ["enqueue", str(run.parent / "points.csv")],
-        ["set", "evaluations=200", "deadline=1h30m"],
-    ):
+    given = [["pause"], ["unpause"], ["drain", "0-1"], ["retry"], ["retry", "--status", "all"]]
+    given += [["enqueue", '{"x": 1, "y": 2, "kind": "c"}'], ["enqueue", str(run.parent / "points.csv")]]
+    for words in (*given, ["set", "evaluations=200", "deadline=1h30m"]):
         for _ in range(2):
             assert cli.main([words[0], str(run), *words[1:]]) == 0
             assert "when the next launch begins" in capsys.readouterr().out
@@ -828,13 +819,9 @@ class Launches:
         ``requeued``: Slurm, and no person, starts it."""
         self._stop_at = stop_at
         self._monkeypatch.setenv("SLURM_RESTART_COUNT", str(int(requeued)))
-        task = hpo.Task(
-            hpo.SearchSpace(x=hpo.Float(0, 1)),
-            self._evaluate,
-            constraints=[lambda params: params["x"] != 0.5],
-        )
+        space, constraint = hpo.SearchSpace(x=hpo.Float(0, 1)), lambda params: params["x"] != 0.5
         campaign = hpo.Campaign(
-            task,
+            hpo.Task(space, self._evaluate, constraints=[constraint]),
             directory=self.run,
             evaluations=evaluations,
             deadline=deadline,

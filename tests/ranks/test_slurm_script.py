@@ -73,33 +73,14 @@ def directives(text: str) -> dict[str, str | None]:
 
 
 def test_what_is_asked_for_stands_in_the_script(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "--gpus-per-node=4",
-        "--time",
-        "8:00:00",
-        "--qos=long",
-        "--comment=a b",
-        "--exclusive",
-        "--no-kill",
-        "--nice=-5",
-    ]
+    options = ["--gpus-per-node=4", "--time", "8:00:00", "--qos=long", "--comment=a b", "--exclusive"]
+    options += ["--no-kill", "--nice=-5"]
     code, text, err = dry_run(capsys, file, "--nodes", 3, *options, "--setup", "module load openmpi")
     assert (code, err) == (0, "")
-    assert directives(text) == {
-        "job-name": "hpo-my campaign",
-        "nodes": "3",
-        "ntasks-per-node": "4",
-        "gpus-per-node": "4",
-        "time": "8:00:00",
-        "qos": "long",
-        "comment": "a b",
-        "exclusive": None,
-        "no-kill": None,
-        "nice": "-5",
-        "signal": "B:USR1@150",
-        "requeue": None,
-        "open-mode": "append",
-    }
+    size = {"job-name": "hpo-my campaign", "nodes": "3", "ntasks-per-node": "4", "gpus-per-node": "4"}
+    asked_for = {"time": "8:00:00", "qos": "long", "comment": "a b", "nice": "-5"}
+    own = {"signal": "B:USR1@150", "requeue": None, "open-mode": "append"}
+    assert directives(text) == {**size, **asked_for, "exclusive": None, "no-kill": None, **own}
     assert f"\nfile={shlex.quote(str(file))}\n" in text
     assert "\nmodule load openmpi\n" in text
     assert 'hpo run "$file" --ranks "$SLURM_NTASKS" &' in text
