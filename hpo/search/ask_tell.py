@@ -103,6 +103,7 @@ class Search:
                 f"Search({given_as}): its individuals continue from checkpoints of others, which a search that only "
                 "asks for configurations does not have. Use hpo.Campaign, or leave it out"
             )
+        # A rule that depends on the time would not propose the same for the same calls.
         if checked.traits.without_clock:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})
         reevaluation.check(checked.reevaluate, checked.kind, self._objectives)
@@ -127,6 +128,7 @@ class Search:
         number = self._asked
         candidate = Candidate(number, Configuration(id=make_id(0, 0, number), params={}))
         self._proposals.fill(candidate, self._population)
+        # Proposals gives up after so many draws, and leaves a configuration that may be known.
         stuck = candidate.draws >= STUCK and not self._duplicates
         if not candidate.key or (stuck and candidate.key in self._proposals.known):
             params, operator = self._last_resort(candidate)
@@ -178,6 +180,7 @@ class Search:
         numbers = self._numbers(value, "enter", "it failed")
         point = single_point(params, numbers, self._space, self._objectives, self._allows)
         key = self._space.key(point.params)
+        # A table may have several results of a configuration, and the search may have asked for it.
         if key in self._proposals.known:
             return
         self._proposals.known.add(key)
@@ -251,6 +254,7 @@ class Search:
                     f"nothing new was found in {candidate.draws} draws. Loosen the constraints, or widen the space"
                 )
             rest = [params for params in self._space.enumerate() if self._allows(params)]
+            # Shuffled, because a budget may end before the list does.
             random.Random(len(rest)).shuffle(rest)
             self._rest = iter(rest)
         for params in self._rest:

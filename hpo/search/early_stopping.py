@@ -115,6 +115,7 @@ class Pruner:
         at_end = self._at_end(running, report.step)
         if running.condemned and not at_end:
             return STOP, None  # it failed at its last rung, and went on without having saved itself
+        # The run did not end at the rung where it failed: another report has come.
         if running.doubtful and not at_end:
             return self._condemned(running), None
         running.condemned = running.doubtful = False
@@ -126,6 +127,7 @@ class Pruner:
             running.total += loss
             running.best = min(running.best, loss)
         rung = self._rule.rung(report.step)
+        # A first report behind those of runs from the start comes from a run that continued from a checkpoint.
         if first and running.resumed:
             running.partial = report.step > (1 if self._first is None else self._first)
         elif first:
@@ -153,9 +155,11 @@ class Pruner:
         if self._rule.passes(rung, report.id, running.best):
             running.strikes = 0
             return GO, found
+        # Learning curves cross: a run may fail at several rungs in a row.
         running.strikes += 1
         if running.strikes <= self._patience:
             return GO, found
+        # Other runs ended at this step. Only another report can show that this run does not.
         if running.last_step is None and report.step in self._lengths:
             running.doubtful = True
             return GO, found
@@ -179,6 +183,7 @@ class Pruner:
 
     def learn_end(self, steps: int) -> None:
         """Learn that an individual of the island completed after ``steps`` steps."""
+        # A task may end each run at a step of its own; the set must not grow with the campaign.
         if steps >= 1 and len(self._lengths) < _MOST_LENGTHS:
             self._lengths.add(steps)
         self._longest = max(steps, self._longest)
@@ -221,6 +226,7 @@ class Pruner:
         candidate.attempt = replace(candidate.attempt, resumed_at_step=step)
         self._resting[candidate.id] = candidate
         paused = list(self._resting.values())
+        # Their checkpoints take space on disk until the campaign ends.
         given_up = [one for one in paused if self._rule.hopeless(self._rung(one), one.id)]
         given_up += [one for one in paused if one not in given_up][:-MOST_RESTING]
         for one in given_up:

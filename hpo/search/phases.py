@@ -34,10 +34,12 @@ def make_breeder(
 ) -> Breeder:
     """Breeder of ``settings.kind``, with reevaluations and an initial design where the settings want them; UsageError
     where the space does not suit the kind, or a library that it needs is not installed."""
+    # Imported only now, as kinds use libraries that may be missing, or take seconds to import.
     module = import_module(f"hpo.search.kinds.{settings.traits.module}")
     breeder: Breeder = module.breeder(space, settings, context)
     if settings.reevaluate:
         breeder = ReevaluatingBreeder(space, breeder, settings.reevaluate)
+    # Outermost, because the points of the design come before all that the other breeders would propose.
     if settings.initial != "random":
         breeder = InitialDesign(breeder, space, settings.initial, workers=context.workers)
     return breeder
@@ -112,6 +114,7 @@ class InheritingBreeder(WrappingBreeder):
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         child = self.breeder.breed(population, rng)
+        # Checkpoints of immigrants are removed by the island where they were evaluated.
         native = {member.id for member in population if not member.history}
         parent = self._offers([name for name in child.parents if name in native])
         return replace(child, inherits=parent) if parent else child

@@ -165,6 +165,7 @@ class Population:
         self._add(member)
 
     def _add(self, member: Member) -> None:
+        # A member may come twice, from its own leader and by a leader that takes over its work.
         if member.id in self._recent or member.id in self._ids:
             return
         member.age = self.seen
@@ -189,6 +190,7 @@ class Population:
         keep_latest(self._recent, self._recent_limit)
         if len(losses) == 1:
             member.rank = losses[0]
+            # Searched from the right, so that the older of equal members stays in front.
             if len(self._ranks) < self._best_limit or member.rank < self._ranks[-1]:
                 self._insert(bisect_right(self._ranks, member.rank), member)
                 if len(self._ranks) > self._best_limit:
@@ -239,6 +241,7 @@ class Population:
             alike.setdefault(member.dominators + _BEYOND * is_beyond, []).append(member)
         self.best = []
         for rank, members in sorted(alike.items()):
+            # Sorted by age first: the sort by distance is stable, so that the older of equal members stays in front.
             members.sort(key=lambda member: member.age)
             distances = dict(
                 zip((one.id for one in members), crowding([one.losses or () for one in members]))

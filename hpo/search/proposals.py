@@ -64,6 +64,7 @@ class Proposals:
         first = None
         if not candidate.draws:
             first = breeder.propose_first(candidate.id, self._seed, population, rng)
+        # A breeder that has converged repeats itself; chance finds the few new configurations of a small space.
         bred = _BRED + breeder.further_attempts(candidate.draws)
         while True:
             candidate.draws += 1
@@ -73,10 +74,12 @@ class Proposals:
                 child = breeder.breed(population, rng)
             else:
                 child = Offspring(self._space.sample(rng), operator="random")
+            # Parents from other islands may have choices that this island or phase does not allow.
             if (genome := self._space.project_to_allowed(child.genome)) is not child.genome:
                 child = replace(child, genome=genome)
             params = self._space.decode(child.genome)
             configuration = Configuration.of(child, id=candidate.id, params=params)
+            # Without a bound, constraints that allow nothing would keep the leader from its messages.
             if not self._allows(params):
                 candidate.refused += 1
                 if candidate.draws < most:

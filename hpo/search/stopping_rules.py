@@ -109,8 +109,10 @@ class _Rung:
         return ((identity, loss) for identity, (loss, _) in self._entries.items())
 
     def add(self, identity: str, loss: float) -> None:
+        # An individual that crashes and is evaluated again reports at the same rung again.
         if identity in self._entries:
             return
+        # The number of earlier reports sorts equal losses by their arrival.
         entry = (loss, self._seen)
         self._seen += 1
         self._entries[identity] = entry
@@ -198,6 +200,7 @@ class Halving(Rule):
     def rung(self, step: int) -> int | None:
         if step < self._first:
             return None
+        # Multiplied and not by a logarithm, which errs at exact powers.
         rung, at = 0, self._first * self._reduction
         while at <= step:
             rung, at = rung + 1, at * self._reduction
@@ -251,10 +254,12 @@ class Median(Rule):
     def passes(self, rung: int, identity: str, best: float) -> bool:
         here = self._rungs.get(rung, _Rung())
         others = [loss for loss, _ in here.ordered[: here.finite]]
+        # An individual is not compared with itself.
         if identity in here and math.isfinite(here.loss(identity)):
             del others[here.place(identity)]
         if not others or len(others) < self._startup:
             return True
+        # Halves are added, because the sum of two large losses may overflow.
         return best <= others[(len(others) - 1) // 2] / 2 + others[len(others) // 2] / 2
 
 

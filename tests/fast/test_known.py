@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-import pwd
 import random
 import shutil
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -538,16 +536,6 @@ def test_wrong_points_are_replaced_when_it_goes_on(tmp_path, capsys):
     table.unlink()
     assert [one[0] for one in known(7, columns={"lr": "rate"})[0]] == ["known-4"]
     assert hpo.Result(tmp_path / "run").best.id != "known-3"
-
-
-def test_a_source_that_was_entered_may_be_out_of_reach_later(tmp_path, monkeypatch):
-    """As where another node does not know the user whose home it is in."""
-    write(tmp_path / "points.csv", "lr,width,optimizer,wide,value\n0.1,8,adam,True,0.001")
-    with monkeypatch.context() as patched:
-        patched.setattr(pwd, "getpwnam", lambda name: SimpleNamespace(pw_dir=str(tmp_path)))
-        campaign(tmp_path / "run", evaluations=2, known=["~colleague/points.csv"])
-    result = campaign(tmp_path / "run", evaluations=3, known=["~colleague/points.csv"])
-    assert [one.id for one in result.record.known] == ["known-1"] and len(result.record.individuals) == 3
 
 
 def test_every_island_knows_them_from_the_start_and_nobody_owns_them():

