@@ -28,17 +28,7 @@ from hpo.results.record import load
 optuna = pytest.importorskip("optuna")
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-ENDS = [
-    "completed",
-    "completed",
-    "pruned",
-    "failed",
-    "completed",
-    "invalid",
-    "timeout",
-    "crashed",
-    "completed",
-]
+ENDS = ["completed"] * 2 + ["pruned", "failed", "completed", "invalid", "timeout", "crashed", "completed"]
 
 
 @pytest.fixture
