@@ -61,9 +61,7 @@ def test_its_exit_code_says_whether_the_task_works(
     [
         (1, (), "1 rank, CPU"),
         (1, ("3", "5"), "1 rank, GPU 3"),
-        (2, ("3", "5"), "2 ranks, GPUs 3, 5"),
         (3, ("3", "5"), "3 ranks, GPUs 3, 5, 3"),
-        (2, (), "2 ranks, CPU"),
         (2, ("MIG-a", "MIG-b"), "2 ranks, GPUs MIG-a, MIG-b"),
     ],
 )

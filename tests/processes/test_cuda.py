@@ -96,20 +96,6 @@ def test_torch_has_what_the_stand_in_stands_for() -> None:
                 own.init()
 
 
-def test_every_device_of_this_machine_is_used_and_none_beyond() -> None:
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index in range(count):
-        assert OwnDevice(f"cuda:{index}").name == f"cuda:{index}"
-    beyond = OwnDevice(f"cuda:{count}")
-    if torch.version.cuda is None:
-        assert beyond.name == "cpu"
-    else:
-        with pytest.raises(NoDevice, match="cannot use its GPU"):
-            _ = beyond.name
-
-
 @pytest.mark.parametrize(
     ("torch", "assigned", "name"),
     [
