@@ -47,7 +47,7 @@ def status(directory: Path, overview: Overview) -> str:
         ("state", state(overview)),
         ("evaluations", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"),
         ("running", str(overview.running)),
-        *(("", line) for line in _running(overview, time.time())),
+        *(("", line) for line in running(overview.individuals, time.time(), _MOST_RUNNING)),
         ("budget", _budget(overview)),
         ("islands, workers", f"{overview.islands}, {overview.workers}"),
         *_labelled("without", (f"worker {worker}: {reason}" for worker, reason in overview.left)),
@@ -79,24 +79,24 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _running(overview: Overview, now: float) -> list[str]:
-    everyone = overview.individuals
-    shown = everyone
-    if len(everyone) > _MOST_RUNNING:
-        shown = sorted(everyone, key=lambda one: one.started)[:_MOST_RUNNING]
+def running(individuals: Sequence[Running], now: float, most: int, *, hosts: bool = True) -> list[str]:
+    """At most ``most`` lines on individuals that run, or one more on the rest: those that run longest."""
+    shown = individuals
+    if len(individuals) > most:
+        shown = sorted(individuals, key=lambda one: one.started)[:most]
     rows = [
         (
             one.id,
             f"worker {one.worker}",
-            one_line(one.host),
+            one_line(one.host) if hosts else "",
             f"for {duration(now - one.started)}",
             report(one, now),
             params(one.params),
         )
         for one in shown
     ]
-    more = len(everyone) - len(shown)
-    return table(rows) + ([f"and {more} more; `--json` lists all"] if more else [])
+    more = len(individuals) - len(shown)
+    return table(rows) + ([f"and {more} more; `hpo status --json` lists all"] if more else [])
 
 
 def report(one: Running, now: float) -> str:

@@ -99,7 +99,7 @@ def test_it_fits_any_terminal_and_obeys_nothing(columns: int, rows: int) -> None
 
 
 def test_it_says_what_matters() -> None:
-    shown = COLOURS.sub("", "\n".join(drawn(campaign(), 100, 40)))
+    shown = COLOURS.sub("", "\n".join(drawn(campaign(), 140, 40)))
     for words in (
         "running ──",
         "412 of 1000",

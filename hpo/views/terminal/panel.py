@@ -16,7 +16,7 @@ from hpo.individual import FINAL, STATUSES
 from hpo.results.overview import Overview, Pace
 from hpo.terminal import one_line
 from hpo.text import digits
-from hpo.views.text import duration, params, plural, report, short, values_of
+from hpo.views.text import duration, params, plural, running, short, values_of
 
 _LABEL = 11  # characters
 _WIDEST_BARS = 100
@@ -41,9 +41,12 @@ def panel(
     parts: list[RenderableType] = [_title(columns, directory, overview, starting=starting)]
     if overview is not None:
         parts += _facts(columns, overview, now, own=own)
-        room = rows - 2 - sum(fact.row_count if isinstance(fact, Table) else 1 for fact in parts)
+        room = rows - 1 - sum(fact.row_count if isinstance(fact, Table) else 1 for fact in parts)
         if overview.individuals and room > 1:
-            parts += ["", _running(overview, room, now)]
+            everyone = overview.individuals
+            most = room if len(everyone) <= room else room - 1
+            hosts = len({one.host for one in everyone}) > 1
+            parts += ["", *(Text(f" {line}") for line in running(everyone, now, most, hosts=hosts))]
     return Group(*parts)
 
 
@@ -194,25 +197,3 @@ def _note(overview: Overview, now: float, *, own: bool) -> str:
     if overview.state == "paused":
         return "nothing new starts until `hpo unpause`"
     return f"{overview.waiting} commands not applied yet" if overview.waiting else ""
-
-
-def _running(overview: Overview, room: int, now: float) -> Table:
-    everyone = overview.individuals
-    shown = everyone if len(everyone) <= room else sorted(everyone, key=lambda one: one.started)[: room - 1]
-    hosts = len({one.host for one in everyone}) > 1
-    reports = any(one.step is not None for one in everyone)
-    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    head = ["running", "worker", *(["host"] if hosts else []), "for", *(["last report"] if reports else [])]
-    for name in head:
-        table.add_column(no_wrap=True, justify="right" if name == "for" else "left")
-    table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
-    table.add_row(
-        *(Text(f"{'' if n else ' '}{name}", _FAINT) for n, name in enumerate([*head, "configuration"]))
-    )
-    for one in shown:
-        cells = [f" {one.id}", one.worker, *([one_line(one.host)] if hosts else [])]
-        cells += [duration(now - one.started), *([report(one, now)] if reports else [])]
-        table.add_row(*map(Text, [*cells, params(one.params)]))
-    if len(shown) < len(everyone):
-        table.add_row(Text(f" and {len(everyone) - len(shown)} more", _FAINT))
-    return table
