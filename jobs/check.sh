@@ -25,7 +25,7 @@ fi
 tier=default extras=(dev bench optuna tensorboard bigearthnet forecasting) venv=.venv versions=()
 case ${1-} in
 fast) tier=fast ;;
-nightly) tier=nightly extras+=(peers mlflow wandb trackio browser docs) ;;
+nightly) tier=nightly extras+=(peers mlflow wandb trackio browser docs plots) ;;
 oldest | newest) tier=versions venv=.venv-$1 versions=("--$1") ;;
 ?*) tier=given ;;
 esac
