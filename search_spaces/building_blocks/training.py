@@ -123,6 +123,15 @@ class TrainedTask(hpo.Task):
         facts, inputs = self.options.network_facts(parts), self.options.input_facts(parts)
         if trial.rank == 0 and (facts or inputs):
             trained_models.note(trial.directory, facts, inputs)
+        # One configuration by hand has the options of a search, and nothing to compare with.
+        minimised = self.options.second_objective == "bytes_between_nodes" and trial.id != "alone"
+        nothing_sent = hpo.UsageError(
+            "second_objective = 'bytes_between_nodes': must differ between runs, and ranks on one node send none. "
+            "Take workers of several nodes, more ranks than folds, or ranks_per_node = 1, or leave it out."
+        )
+        together = trial.size if group is None else group.size()
+        if minimised and (together == 1 or (self.options.ranks_per_node or 1) >= together):
+            raise nothing_sent
         parent = trial.parent_checkpoint
         training: dict[str, Any] = trial.training(value=self.score)
         check_value = training["report"].check_metrics
@@ -143,13 +152,8 @@ class TrainedTask(hpo.Task):
             group=group,
             **training,
         )
-        # One configuration by hand has the options of a search, and nothing to compare with.
-        minimised = self.options.second_objective == "bytes_between_nodes" and trial.id != "alone"
         if minimised and not result.metrics["bytes_between_nodes"]:
-            raise hpo.UsageError(
-                "second_objective = 'bytes_between_nodes': must differ between runs, and ranks on one node send none. "
-                "Take workers of several nodes, more ranks than folds, or ranks_per_node = 1, or leave it out."
-            )
+            raise nothing_sent
         objectives = self.judged(result, self.optimizer_steps(parts), self.options.costs(model))
         if result.reason == "diverged" and not self.keeps_best_of_diverged:
             objectives = dict.fromkeys(objectives, math.nan)
@@ -240,9 +244,7 @@ class TrainedTask(hpo.Task):
         together = ranks if group is None else group.size()
         self._check_ranks(ranks, together)
         run = Run(data=options.network_facts(parts), ranks=ranks, steps=self.optimizer_steps(parts))
-        options.before_training(
-            lambda: self._recipe(dict(params), self.options, run), ranks=ranks, device=device
-        )
+        options.before_training(lambda: self._recipe(dict(params), options, run), ranks=ranks, device=device)
         torch.manual_seed(seed)
         recipe = self._recipe(dict(params), options, run)
         model = recipe.network.to(device)

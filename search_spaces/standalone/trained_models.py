@@ -51,6 +51,10 @@ def noted(directory: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
         found = json.loads((directory / _NOTE).read_text())
     except FileNotFoundError:
         return {}, {}
+    except (OSError, ValueError) as error:
+        raise hpo.UsageError(
+            f"{directory / _NOTE} cannot be read: {error}. Remove it: the data are read in its place."
+        ) from error
     if isinstance(found.get(_NETWORK), dict) and isinstance(found.get(_INPUTS), dict):
         return found[_NETWORK], found[_INPUTS]
     return found, {}  # earlier versions wrote the facts alone
@@ -150,4 +154,8 @@ def export(trained: Trained, path: Path, *, make_task: Any, merge: bool) -> None
         "params": dict(trained.params), "options": dict(trained.options), _NETWORK: facts, _INPUTS: inputs,
     }  # fmt: skip
     metadata = {name: json.dumps(fact) for name, fact in described.items()}
-    trainers.save_model(model, path, {"module": make_task.__module__, **metadata})
+    try:
+        trainers.save_model(model, path, {"module": make_task.__module__, **metadata})
+    except OSError as error:  # a full disk, found after hours of training
+        path.with_name(path.name + ".partial").unlink(missing_ok=True)
+        raise hpo.UsageError(f"--export {path}: cannot be written: {error}. Name another file.") from error

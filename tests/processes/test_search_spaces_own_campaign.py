@@ -134,6 +134,9 @@ def test_what_the_data_decided_is_noted_whatever_its_names(tmp_path: Path) -> No
     assert trained_models.noted(tmp_path) == (facts, inputs)
     (tmp_path / "network.json").write_text('{"inputs": 12, "classes": 3}')  # as versions before wrote it
     assert trained_models.noted(tmp_path) == ({"inputs": 12, "classes": 3}, {})
+    (tmp_path / "network.json").write_text('{"inputs": ')
+    with pytest.raises(hpo.UsageError, match=r"network\.json cannot be read: "):
+        trained_models.noted(tmp_path)
 
 
 def test_a_campaign_that_python_started_is_of_no_module(
@@ -152,6 +155,12 @@ def test_a_campaign_that_python_started_is_of_no_module(
     assert main([*own, "--export", "best.safetensors"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["params"] == hpo.Result("run").best.params and Path("best.safetensors").is_file()
+
+
+def test_a_recipe_that_returns_nothing_is_refused(tmp_path: Path) -> None:
+    make_task, _ = image_campaign(SPACE, DEFAULT, lambda p, options, run: None, options=Options)  # type: ignore[arg-type,return-value]
+    with pytest.raises(hpo.UsageError, match="NoneType: must be a Recipe"):
+        make_task(train_samples=16).evaluate(hpo.Trial.alone(DEFAULT, directory=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["batch_size", "seed"])

@@ -173,14 +173,23 @@ def deepened(searched: Searched, deep: Deep) -> Searched:
 def with_architecture(recipe: MakeRecipe) -> MakeRecipe:
     """``recipe`` with a finished network: its own, or a deep network if the options ask for it."""
 
+    def of_user(p: dict[str, Any], options: Any, run: Run) -> Recipe:
+        made = recipe(p, options, run)
+        if not isinstance(made, Recipe):
+            raise hpo.UsageError(
+                f"the recipe returned an object of type {type(made).__name__}: must be a Recipe. "
+                "Write return Recipe(network=…, optimizer=…, schedule=…)."
+            )
+        return made
+
     def chosen(p: dict[str, Any], options: Any, run: Run) -> Recipe:
         if getattr(options, "architecture", "source") != "deep":
-            made = recipe(p, options, run)
+            made = of_user(p, options, run)
         else:
             import torch
 
             with torch.device("meta"):  # its own network is replaced
-                made = recipe(p, options, run)
+                made = of_user(p, options, run)
             made = replace(made, network=_network(p, options.deep, run))
         options.finish(made.network)
         return made
