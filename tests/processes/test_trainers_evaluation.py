@@ -321,10 +321,32 @@ def by_torchmetrics(rank: int, timeout: timedelta = timedelta(minutes=1)) -> lis
     """By all ranks, by the first two, and of fewer samples than ranks."""
     from torchmetrics import Metric
     from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+    from torchmetrics.detection.mean_ap import MeanAveragePrecision
 
     class Auroc(BinaryAUROC):
         def update(self, outputs: Tensor, targets: Tensor) -> None:
             super().update(outputs.softmax(1)[:, 1], targets)
+
+    class Masks(MeanAveragePrecision):
+        """States as with masks, without the libraries that compute: masks belong to scores."""
+
+        def __init__(self) -> None:
+            Metric.__init__(self)
+            self.iou_type = ("segm",)
+            for name in ("detection_mask", "groundtruth_mask", "detection_scores"):
+                self.add_state(name, default=[], dist_reduce_fx=None)
+
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            for score in outputs.argmax(1):
+                self.detection_mask.append((((4, 4), bytes([int(score), 255])),))
+                self.groundtruth_mask.append(())
+                self.detection_scores.append(score[None])
+
+        def compute(self) -> Tensor:
+            masks = [mask for ((size, mask),) in self.detection_mask]
+            assert masks == [bytes([int(score), 255]) for score in self.detection_scores]
+            assert self.groundtruth_mask == [()] * len(masks)
+            return torch.tensor(len(masks) + sum(map(float, self.detection_scores)) / 100)
 
     class OfBatches(Metric):
         """The mean square over batches that are not joined: ranks have different numbers of them."""
@@ -348,6 +370,7 @@ def by_torchmetrics(rank: int, timeout: timedelta = timedelta(minutes=1)) -> lis
         "of batches": OfBatches(),
         "accuracy": MulticlassAccuracy(2, average="micro"),  # counts that are summed
         "auroc": Auroc(),  # keeps all outputs, of which ranks have different numbers
+        "masks": Masks(),
         "error": 1 - MulticlassAccuracy(2, average="micro"),  # a metric in another
     }
     found = []

@@ -5,6 +5,7 @@ By default, their ``compute`` combines states over all ranks of torch, without t
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ _TYPES = (
 )  # fmt: skip
 _DIMENSIONS = 64
 """Most dimensions of a tensor in torch."""
+_OF_MASKS = "_gather_tuple_list"
+"""Method by which MeanAveragePrecision combines masks, which are no tensors, over all ranks of torch."""
 _ABSENT = -1
 """Number in place of a type where there is no tensor."""
 
@@ -45,11 +48,15 @@ def joined_over(metric: object, channel: Channel) -> Iterator[None]:
     for part in parts:
         part.dist_sync_fn = partial(_of_all_ranks, channel)
         part.distributed_available_fn = lambda: channel.size > 1
+        if hasattr(part, _OF_MASKS):
+            setattr(part, _OF_MASKS, partial(_tuples_of_all_ranks, channel))
     try:
         yield
     finally:
         for part, available, lists in before:
             part.dist_sync_fn, part.distributed_available_fn = None, available
+            # The class's own method is found again without the instance's attribute.
+            vars(part).pop(_OF_MASKS, None)
             for name, own in lists.items():
                 setattr(part, name, own)
 
@@ -84,13 +91,40 @@ def _lengthen_lists(part: Any, channel: Channel) -> dict[str, list[Tensor]]:
         own = getattr(part, name)
         if channel.size == 1 or not isinstance(own, list) or getattr(joins, "__name__", "") == "dim_zero_cat":
             continue
-        # Entries may be no tensors, such as masks, which torchmetrics sends itself; a rank without samples cannot know.
+        # Entries may be no tensors, such as masks, which a rank without samples cannot know.
         if any(channel.number_of_each(int(not all(isinstance(entry, Tensor) for entry in own)))):
             continue
         kept[name] = own
         lacking = max(channel.number_of_each(len(own))) - len(own)
         setattr(part, name, own + [torch.zeros(0).as_subclass(_Absent) for _ in range(lacking)])
     return kept
+
+
+def _tuples_of_all_ranks(channel: Channel, own: list[Any], group: object = None) -> list[Any]:
+    """Entries of the ranks' lists, tuples of numbers, text and bytes, in torchmetrics' order of other states.
+
+    That order has the first entries of all ranks, then the second entries of all ranks, and so on.
+    """
+    sent = torch.frombuffer(bytearray(json.dumps(own, default=_as_text).encode()), dtype=torch.uint8)
+    lists = [json.loads(bytes(part.numpy()), object_hook=_as_bytes) for part in _of_all_ranks(channel, sent)]
+    longest = max(map(len, lists))
+    return [_tuples(of_rank[at]) for at in range(longest) for of_rank in lists if at < len(of_rank)]
+
+
+def _as_text(value: object) -> dict[str, str]:
+    if isinstance(value, bytes):
+        return {"bytes": value.decode("latin-1")}
+    raise TypeError(
+        f"metrics: {type(value).__name__} in the state of a metric of torchmetrics cannot be sent."
+    )
+
+
+def _as_bytes(found: dict[str, str]) -> bytes:
+    return found["bytes"].encode("latin-1")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _of_all_ranks(channel: Channel, tensor: Tensor, group: object = None) -> list[Tensor]:
