@@ -289,23 +289,12 @@ def test_what_a_launch_still_writes_whose_lock_was_taken_over_does_not_count(tmp
 
     run(3)
     (journal,) = journal_files(home, 1)
-    params = {"x": 0.5}
-    place = {"island": 0, "worker": 0, "operator": "random", "parents": (), "retries": 0, "params": params}
     with open(journal, "ab", buffering=0) as silent:
-        silent.write(encode(make_started(id="0-0-7", sequence=7, time=1.0, **place)))
+        silent.write(encode(make_started(id="0-0-7", operator="random", params={"x": 0.5}, time=1.0)))
         elsewhere(home, age_s=STALE_S + 20)
         assert len(run(6).individuals) == 6
-        late = {
-            "started": 1.0,
-            "finished": 2.0,
-            "status": "completed",
-            "objectives": {"value": 0.5},
-            "metrics": {},
-            "error": None,
-        }
-        silent.write(
-            encode(make_finished(id="0-0-99", sequence=99, **late, **{**place, "params": {"x": 0.6}}))
-        )
+        late = {"started": 1.0, "finished": 2.0, "status": "completed", "objectives": {"value": 0.5}}
+        silent.write(encode(make_finished(id="0-0-99", operator="random", params={"x": 0.6}, **late)))
     individuals = hpo.Result(home).individuals
     assert len(individuals) == 6 and {one.status for one in individuals} == {"completed"}
     # The one that it had begun may still be at work in its directory.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from simulation import Simulation, ideal_queue
+from simulation import Simulation
 from simulation.campaigns import (
     SPACE,
     check_that_it_completes,
@@ -23,7 +21,7 @@ from hpo.islands.end_reasons import DONE, EXHAUSTED, STOPPED, UNFIT
 from hpo.islands.messages import BeforeServing, Claim, Hello, Start, StopRequest, check_handlers, encode
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Migrated, Started
-from hpo.search.kinds.evolution import EvolutionBreeder, RandomBreeder
+from hpo.search.kinds.evolution import RandomBreeder
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -140,38 +138,6 @@ def test_idle_workers_get_what_busy_ones_hold_ahead():
     assert report.evaluations == 100
     # Nothing waits in the queue of a worker that is busy for 30 s.
     assert report.seconds < 31.5
-
-
-def test_workers_are_as_busy_as_an_ideal_queue_would_keep_them():
-    rng = random.Random(0)
-    draws = [60 * rng.lognormvariate(0, 0.5) for _ in range(2000)]
-    simulation = Simulation(
-        SPACE,
-        objective,
-        workers=200,
-        islands=4,
-        evaluations=2000,
-        duration=lambda index: draws[index],
-        breeder=lambda rank: RandomBreeder(SPACE),
-        keep_journals=False,
-    )
-    report = simulation.run()
-    ideal = sum(draws) / (200 * ideal_queue(draws, 200))
-    assert report.busy > ideal - 0.01
-    assert report.busy_admitting > 0.99
-
-
-def test_evolution_is_better_than_random_search():
-    def best(breeder, seed):
-        simulation, _ = make(seed, evaluations=150, workers=4, islands=2, breeder=breeder, jitter=False)
-        simulation.run()
-        return min(record.objectives["value"] for record in finished(simulation))
-
-    wins = sum(
-        best(lambda rank: EvolutionBreeder(SPACE), s) < best(lambda rank: RandomBreeder(SPACE), s)
-        for s in range(4)
-    )
-    assert wins >= 3
 
 
 def test_an_exhausted_space_with_an_unfit_worker_still_ends():

@@ -20,16 +20,7 @@ from hpo.results.record import Fold
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0, 1))
 HEADER = Header(version=1, launch=1, island=0, worker=0, time=1.0)
-IDENTITY = {
-    "id": "0-3-7",
-    "island": 0,
-    "worker": 3,
-    "sequence": 7,
-    "params": {"x": 0.25},
-    "operator": "random",
-    "parents": (),
-    "retries": 0,
-}
+IDENTITY = {"id": "0-3-7", "params": {"x": 0.25}, "operator": "random"}
 
 
 def ended(status: str, reopened: int = 0) -> Finished:

@@ -17,7 +17,6 @@ import pytest
 import hpo
 from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, StorageFailed
-from hpo.islands.storage import StorageWait
 from hpo.journal.files import journal_files, read_directory
 from hpo.journal.inspection import check
 from hpo.journal.records import Finished, Storage, encode
@@ -129,38 +128,6 @@ def test_where_no_directory_can_be_made_the_launch_ends_and_the_same_one_goes_on
     assert load(home).ended == ("storage", EXIT_RESUMABLE)
     assert [one.status for one in load(home).individuals].count("completed") == 5
     check_complete(home, run(home))
-
-
-def test_a_directory_that_is_gone_for_a_while_is_not_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, gone = tmp_path / "run", tmp_path / "gone"
-    moved: list[float] = []
-
-    def beginning(trial: hpo.Trial) -> float:
-        if trial.id == "0-0-3" and not moved:
-            moved.append(0)
-            home.rename(gone)
-        return evaluate(trial)
-
-    real = StorageWait.failed
-
-    def failed(wait: Any, error: str, now: float) -> None:
-        real(wait, error, now)
-        # After some attempts it is there again.
-        if gone.exists():
-            moved.append(now)
-            assert not home.exists()
-            if len(moved) == 5:
-                gone.rename(home)
-
-    monkeypatch.setattr(StorageWait, "failed", failed)
-    # The lock would be missed: it is not what this is about.
-    monkeypatch.setattr("hpo.journal.lock.Lock.refresh", lambda lock: None)
-    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), beginning)
-    result = hpo.Campaign(task, directory=home, evaluations=EVALUATIONS, isolation="inline", keep=1000).run()
-    assert len(moved) == 5
-    check_complete(home, result)
 
 
 @pytest.mark.parametrize(("number", "call"), [(errno.ENOSPC, "write"), (errno.EIO, "fsync")])

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from individuals import make_candidate, make_started
+from individuals import make_started
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
 from simulation.world import SimulatedMachine, World
 
-from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
 from hpo.errors import LockLost
-from hpo.evaluation.directories import EvaluationDirectories
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.lock import STALE_S, acquire
@@ -150,13 +148,3 @@ def test_what_a_silent_launch_may_use_is_left_to_it_by_all_later_ones() -> None:
     before.contest()
     assert [one.attempt.contested for one in before.pending] == [True] and before.contested
     assert before.sequence(0, 0) == before.sequence(0, 1) == 105
-
-
-def test_a_retry_stays_in_its_directory_where_another_launch_has_made_a_copy(tmp_path: Path) -> None:
-    directories = EvaluationDirectories(tmp_path)
-    jobs = Jobs(directories, seed=0)
-    candidate = make_candidate(token=0, id="0-0-5", sequence=5, genome=(), params={}, key="", operator="")
-    first = Path(jobs(candidate).directory)
-    first.mkdir(parents=True)
-    copy, _ = directories.copy("0-0-5")
-    assert jobs(candidate).directory == str(first) != str(copy)

@@ -36,24 +36,10 @@ from hpo.journal.records import Finished, Header, Record, Stopping, encode, flat
 
 
 def _finished(sequence: int = 0, **fields: Any) -> Finished:
-    whole: dict[str, Any] = {
-        "id": f"0-2-{sequence}",
-        "island": 0,
-        "worker": 2,
-        "sequence": sequence,
-        "operator": "random",
-        "parents": (),
-        "retries": 0,
-        "started": 1.0,
-        "finished": 2.0,
-        "status": "completed",
-        "params": {"lr": 1e-3 / (sequence + 1), "optimizer": "sgd", "nesterov": True, "depth": sequence},
-        "objectives": {"value": 0.5 + sequence},
-        "metrics": {"note": "ünïcode \n", "epochs": 3},
-        "error": None,
-        **fields,
-    }
-    return make_finished(**whole)
+    params = {"lr": 1e-3 / (sequence + 1), "optimizer": "sgd", "nesterov": True, "depth": sequence}
+    whole = {"id": f"0-2-{sequence}", "operator": "random", "started": 1.0, "finished": 2.0, "params": params}
+    end = {"objectives": {"value": 0.5 + sequence}, "metrics": {"note": "ünïcode \n", "epochs": 3}}
+    return make_finished(status="completed", **{**whole, **end, **fields})
 
 
 _RECORDS = [_finished(sequence) for sequence in range(3)]
