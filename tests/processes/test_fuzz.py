@@ -127,40 +127,6 @@ _TOML = [
 ]  # fmt: skip
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{msgspec.json.encode(key).decode()} = {_toml(one)}" for key, one in value.items())
-            + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return '""' if value is None else msgspec.json.encode(value).decode()
-
-
-_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-_toml_values = st.recursive(
-    _scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
-    max_leaves=6,
-)
-_sections = st.sampled_from(["[layout]", "[search]", "[evaluation]", "[task_options]", "[[island]]"])
-_file_names = st.sampled_from(
-    [*config._SECTION_OF, "island", "layout", "evaluation", "unknown", "evaluatons"]
-)
-
-
-@st.composite
-def campaign_files(draw: st.DrawFn) -> bytes:
-    lines = ['task = "a.py:b"', 'directory = "run"', "evaluations = 3"][draw(st.integers(0, 3)) :]
-    for _ in range(draw(st.integers(0, 5))):
-        if draw(st.integers(0, 3)) == 0:
-            lines.append(draw(_sections))
-        lines.append(f"{draw(_file_names)} = {_toml(draw(_toml_values))}")
-    return "\n".join(lines).encode()
-
-
 def _read_settings(path: Path, content: bytes) -> object:
     path.write_bytes(content)
     return reads(lambda: config.read_file(path), UsageError)
@@ -169,12 +135,6 @@ def _read_settings(path: Path, content: bytes) -> object:
 @fuzz
 @given(content=mutations(EVERY_KEY.encode(), _TOML))
 def test_campaign_files_that_were_changed(tmp_path: Path, content: bytes) -> None:
-    _read_settings(tmp_path / "c.toml", content)
-
-
-@fuzz
-@given(content=campaign_files())
-def test_campaign_files_with_any_values(tmp_path: Path, content: bytes) -> None:
     _read_settings(tmp_path / "c.toml", content)
 
 

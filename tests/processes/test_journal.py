@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
-import re
 import resource
 import subprocess
 import sys
@@ -319,21 +318,20 @@ def _failing(
         yield
 
 
-@pytest.mark.parametrize("number", [errno.EIO])
 def test_after_a_failed_sync_all_of_the_batch_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pages may be on disk or not: readers find those records once or twice."""
     writer = JournalWriter(_path(tmp_path), _header())
     writer.append(_RECORDS[0])
     writer.commit()
     writer.append(_RECORDS[1])
-    with _failing(monkeypatch, "fsync", number), pytest.raises(OSError, match=re.escape(os.strerror(number))):
+    with _failing(monkeypatch, "fsync", errno.EIO), pytest.raises(OSError, match="Input/output"):
         writer.commit()
     assert writer.error is not None and writer.error.filename == str(writer.path)
     assert writer.pending == 1
     # A part that can be made and not be synced does not count, and is in nobody's way.
-    with _failing(monkeypatch, "fsync", number), pytest.raises(OSError):
+    with _failing(monkeypatch, "fsync", errno.EIO), pytest.raises(OSError):
         writer.commit()
     writer.append(_RECORDS[2])
     writer.close()
@@ -360,15 +358,12 @@ def test_a_part_that_can_neither_be_synced_nor_removed_is_left_behind(
     assert last_launch(tmp_path) == 1
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC])
-def test_a_journal_that_cannot_be_made_is_made_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    with _failing(monkeypatch, "open", number, of=lambda path: str(path).endswith(".jsonl")):
+def test_a_journal_that_cannot_be_made_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _failing(monkeypatch, "open", errno.ENOSPC, of=lambda path: str(path).endswith(".jsonl")):
         writer = JournalWriter(_path(tmp_path), _header())
-        assert writer.error is not None and writer.error.errno == number
+        assert writer.error is not None and writer.error.errno == errno.ENOSPC
         writer.append(_RECORDS[0])
-        with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        with pytest.raises(OSError, match="No space"):
             writer.commit()
     writer.commit()
     assert writer.error is None

@@ -159,10 +159,7 @@ class _Fold:
 
     def _on_header(self, record: Header) -> None:
         self._evaluations.take(record)
-        self._enter_launch(record.launch, record.time)
-
-    def _enter_launch(self, launch: int, began: float) -> None:
-        launches = self._state.launches
+        launch, began, launches = record.launch, record.time, self._state.launches
         if self.data.launch:
             launches[self.data.launch] = launches[self.data.launch][0], self.data.updated
         before, self.data.updated = launches.get(launch, (began, began))
@@ -177,14 +174,8 @@ class _Fold:
             self._state.codes[self.data.launch] = record.code
         self._state.commands.launched(record)
 
-    def _on_command(self, record: Command) -> None:
-        self._state.commands.add(record)
-
     def _on_known(self, record: Known) -> None:
         self.data.known.setdefault(record.number, record)
-
-    def _on_withdrawn(self, record: Withdrawn) -> None:
-        self.withdraw(record.numbers)
 
     def withdraw(self, numbers: Collection[int]) -> None:
         for number in self.data.known.keys() & set(numbers):
@@ -301,12 +292,12 @@ class _Fold:
         return state
 
 
-_HANDLERS: dict[type[Record], Callable[[_Fold, Any], None]] = {
+_HANDLERS: dict[type[Record], Callable[[_Fold, Any], object]] = {
     Header: _Fold._on_header,
     Launched: _Fold._on_launched,
-    Command: _Fold._on_command,
+    Command: lambda folding, record: folding._state.commands.add(record),
     Known: _Fold._on_known,
-    Withdrawn: _Fold._on_withdrawn,
+    Withdrawn: lambda folding, record: folding.withdraw(record.numbers),
     Migrated: _Fold._on_migrated,
     Reported: _Fold._on_reported,
     Left: _Fold._on_left,
