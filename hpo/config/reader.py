@@ -98,14 +98,21 @@ def read_file(path: Path) -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(hints.syntax(path, str(error))) from None
     except (RecursionError, ValueError):  # Python refuses to read very long numbers
-        raise UsageError(
-            f"{path} cannot be read as TOML: a number has thousands of digits, or tables lie a thousand deep in one "
-            "another. Write a smaller number, or less deep tables."
-        ) from None
+        raise UsageError(_too_much(path)) from None
     reader = _Reader(path)
     if "task" not in data:
         reader.problems.append('task is missing. Add task = "package.module:name" at the top.')
-    return reader.settings(reader.sorted_file(data))
+    try:
+        return reader.settings(reader.sorted_file(data))
+    except RecursionError:
+        raise UsageError(_too_much(path)) from None
+
+
+def _too_much(path: Path) -> str:
+    return (
+        f"{path} cannot be read as TOML: a number has thousands of digits, or tables lie a thousand deep in one "
+        "another. Write a smaller number, or less deep tables."
+    )
 
 
 def from_keywords(**flat: object) -> Settings:
