@@ -22,7 +22,7 @@ from search_spaces.options import Count, Positive
 if TYPE_CHECKING:
     import trainers
     from hpo.task.task import Constraint
-    from trainers.data.batches import Assignment
+    from trainers.data.batches import SampleAssignment
 
 _COPYING = ("coarse", "medium-coarse", "fine-grained")
 
@@ -117,7 +117,7 @@ def _local_sgd(p: dict[str, Any], options: Options, run: Run) -> trainers.Method
     )
 
 
-def _assignment(p: dict[str, Any], ranks: int) -> Assignment:
+def _assignment(p: dict[str, Any], ranks: int) -> SampleAssignment:
     import trainers
 
     name = p["assignment"]

@@ -18,7 +18,7 @@ from trainers.arguments import check_argument
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import refuse_alone_among_many, refuse_other_optimizers
 from trainers.communication.topology import Topology
-from trainers.data.batches import Assignment, Disjoint
+from trainers.data.batches import Disjoint, SampleAssignment
 from trainers.data.fetching import Collate
 from trainers.evaluation.evaluate import current, device_of
 from trainers.evaluation.forward import Loss, Step
@@ -69,7 +69,7 @@ def train(
     ema_decay: float | None = None,
     parameter_groups: GroupSettings | None = None,
     activation_checkpointing: Sequence[str] = (),
-    assignment: Assignment | None = None,
+    assignment: SampleAssignment | None = None,
     loader_processes: int = 0,
     evaluation_batch_size: int | None = None,
     collate: Collate | None = None,

@@ -257,7 +257,7 @@ class WorkerMessage(ToWorker, frozen=True):
     content: dict[str, Any]
 
 
-class Stop(ToWorker, frozen=True):
+class StopWorker(ToWorker, frozen=True):
     """Coordinator to leaders: start nothing more; ask what runs to save. ``urgent``: do not wait for it."""
 
     reason: str

@@ -46,11 +46,13 @@ _RETRY_S = 60.0
 _FOREIGN = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower):
+class CurveRow(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str.lower
+):
     """Base of all rows, which have a ``type``, the name of the class in lower case. Times are Unix seconds."""
 
 
-class Point(Row, frozen=True, kw_only=True):
+class Point(CurveRow, frozen=True, kw_only=True):
     """A report of an individual's attempt that began at ``began``. ``resumed``: the attempt went on from a
     checkpoint."""
 
@@ -63,7 +65,7 @@ class Point(Row, frozen=True, kw_only=True):
     metrics: dict[str, Scalar | list[Number]] = {}
 
 
-class Sample(Row, frozen=True, kw_only=True):
+class Sample(CurveRow, frozen=True, kw_only=True):
     """Use of a host by the evaluator of worker rank 0 and all processes that it started. ``id``: the individual under
     evaluation, "" between two; ``cpu``: cores in use since the last sample; ``memory``: resident bytes; ``gpu``: share
     of the time in which its GPU was at work; ``gpu_memory``: bytes of that GPU that the evaluator's torch holds, of
@@ -97,7 +99,7 @@ def curve_path(directory: Path, *, launch: int, island: int, worker: int) -> Pat
     return directory / _FOLDER / f"{launch:04d}-i{island:03d}-w{worker:04d}.jsonl"
 
 
-def encode(row: Row) -> bytes:
+def encode(row: CurveRow) -> bytes:
     """``row`` as a line, newline included; numbers that JSON does not have become words, as in the journal."""
     plain = not isinstance(row, Point) or (isfinite(row.value) and all(map(fits_json, row.metrics.values())))
     if plain:
@@ -205,7 +207,7 @@ class CurveWriter:
         if last is not None:
             self.write(last)
 
-    def write(self, row: Row) -> None:
+    def write(self, row: CurveRow) -> None:
         """Append ``row``."""
         with self._lock:
             if self._file is None and self._clock() < self._retry_at:

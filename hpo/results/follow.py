@@ -40,7 +40,7 @@ class Follower:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
-        self._journals: dict[Path, _Journal] = {}
+        self._journals: dict[Path, _FollowedJournal] = {}
         self._new = False
 
     def poll(self) -> Poll:
@@ -55,7 +55,7 @@ class Follower:
             directories.read_identity(self._directory)
         # A fence excludes journals of a worker that was given up.
         self._new |= not self._journals.keys() <= names.keys()
-        self._journals = {path: self._journals.get(path) or _Journal(path) for path in names}
+        self._journals = {path: self._journals.get(path) or _FollowedJournal(path) for path in names}
         last = max((name.launch for name in names.values()), default=0)
         left = _BYTES_A_POLL
         with collector_paused():
@@ -81,7 +81,7 @@ class Follower:
                 fold.add(journal.records)
             return fold.record(self._directory, identity, torn, alive=alive)
 
-    def _read_on(self, journal: _Journal, most: int) -> int:
+    def _read_on(self, journal: _FollowedJournal, most: int) -> int:
         """Read about ``most`` bytes of a journal; returns how many were read."""
         with opened(journal.path) as (content, size):
             signature = _signature(os.fstat(content.fileno()))
@@ -151,7 +151,7 @@ def _signature(found: os.stat_result) -> tuple[int, ...]:
 
 
 @dataclass
-class _Journal:
+class _FollowedJournal:
     path: Path
     place: PlaceInFile = field(default_factory=PlaceInFile)
     records: list[Record] = field(default_factory=list)

@@ -43,6 +43,12 @@ class _Evaluation:
     doubtful: bool = False
     spared: bool = False
 
+    def add(self, loss: float) -> None:
+        if loss < math.inf:
+            self.count += 1
+            self.total += loss
+            self.best = min(self.best, loss)
+
 
 class Pruner:
     """Early stopping of a leader's individuals; without ``settings`` it only remembers the last report.
@@ -122,10 +128,7 @@ class Pruner:
         first = running.last is None
         loss = self._sign * report.value if math.isfinite(report.value) else math.inf
         running.last = (report.step, report.value)
-        if loss < math.inf:
-            running.count += 1
-            running.total += loss
-            running.best = min(running.best, loss)
+        running.add(loss)
         rung = self._rule.rung(report.step)
         # A first report behind those of runs from the start comes from a run that continued from a checkpoint.
         if first and running.resumed:

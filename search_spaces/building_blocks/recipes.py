@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpo.individual import Scalar
     from hpo.space.space import Parameter
     from hpo.task.task import Constraint
-    from trainers.data.batches import Assignment
+    from trainers.data.batches import SampleAssignment
     from trainers.evaluation.forward import Loss
 
 # Factor on the learning rate: the parameter of a campaign that has none left with another method than its
@@ -159,7 +159,7 @@ class Recipe:
     schedule: trainers.Schedule
     loss: Loss | None = None
     early_stopping: trainers.EarlyStopping | None = None
-    assignment: Assignment | None = None
+    assignment: SampleAssignment | None = None
     clip_norm: float | None = None
     label_smoothing: float = 0.0
     samples_a_step: int | None = None

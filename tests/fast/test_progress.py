@@ -12,7 +12,7 @@ import hpo
 from hpo.campaign.progress import Display
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED
-from hpo.islands.coordinator.tally import Best, Tally
+from hpo.islands.coordinator.tally import BestSoFar, Tally
 from hpo.results import overview
 from hpo.results.record import load
 from hpo.views import text
@@ -125,7 +125,7 @@ def test_of_several_objectives_the_line_names_each(
     tmp_path: Path, objectives: dict[str, str] | None, losses: tuple[float, ...], shown: str
 ) -> None:
     coordinator, _ = launch_of(tmp_path)
-    coordinator.tally.enter(Best(losses, "0-0-1"))
+    coordinator.tally.enter(BestSoFar(losses, "0-0-1"))
     task = hpo.Task(hpo.SearchSpace(n=hpo.Int(1, 9)), evaluate, objectives=objectives)
     display = Display(from_keywords(directory=tmp_path, evaluations=1), task, workers=3)
     assert shown in display.line(coordinator, 160.0).split("  ")

@@ -10,7 +10,7 @@ import hpo
 from hpo import cli
 from hpo.campaign.rank import status as status_file
 from hpo.individual import REEVALUATION, STATUSES
-from hpo.islands.coordinator.tally import Best, Tally
+from hpo.islands.coordinator.tally import BestSoFar, Tally
 from hpo.islands.leader import publishing
 from hpo.journal import lock
 from hpo.results import overview
@@ -217,6 +217,10 @@ def test_where_it_does_not_hold_the_journals_are_read(campaign, what, capsys):
 
 def test_of_equal_results_the_first_to_start_is_the_best():
     tally = Tally()
-    for best in (Best((1.0,), "0-0-1", 5.0), Best((1.0,), "0-0-0", 2.0), Best((1.0,), "0-0-2", 9.0)):
+    for best in (
+        BestSoFar((1.0,), "0-0-1", 5.0),
+        BestSoFar((1.0,), "0-0-0", 2.0),
+        BestSoFar((1.0,), "0-0-2", 9.0),
+    ):
         tally.enter(best)
     assert tally.best.id == "0-0-0"

@@ -29,7 +29,7 @@ from hpo.views.figures.source import Source
 from hpo.views.watch import address, parts, server
 from hpo.views.watch.access import HEADERS
 from hpo.views.watch.page import Page, View
-from hpo.views.watch.parts import Part, Parts
+from hpo.views.watch.parts import PagePart, Parts
 
 TOKEN = "a-token"
 HOST = ("host", "127.0.0.1:4711")
@@ -68,7 +68,7 @@ async def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str 
 
 def page_with(directory: Path, **names: object) -> Page:
     page = Page(directory, notify=lambda: None)
-    page.view = View(parts={name: Part.of(value) for name, value in names.items()}, reading=False)
+    page.view = View(parts={name: PagePart.of(value) for name, value in names.items()}, reading=False)
     return page
 
 
@@ -196,7 +196,7 @@ def test_the_stream_says_what_there_is_then_what_changes_and_ends(tmp_path: Path
         assert list(first["parts"]) == ["words"] and not first["problem"]
         assert page._viewers == 1
         page.view = View(
-            parts={**page.view.parts, "history": Part.of(2)}, problem="line\nbreak", reading=False
+            parts={**page.view.parts, "history": PagePart.of(2)}, problem="line\nbreak", reading=False
         )
         streams.wake()
         second = await event()

@@ -25,7 +25,7 @@ class Batch:
     """Seed of random augmentation."""
 
 
-class Assignment(Protocol):
+class SampleAssignment(Protocol):
     """Assignment of samples to ranks.
 
     A checkpoint keeps its ``repr``, so that a run is resumed with the same assignment: it must have the settings, like

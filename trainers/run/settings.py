@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole, make_plain
 from trainers.checkpoints.callables import settings_of
-from trainers.data.batches import Assignment, Disjoint, InTurn, length_of
+from trainers.data.batches import Disjoint, InTurn, SampleAssignment, length_of
 from trainers.data.fetching import Collate, check_reading
 from trainers.data.streams import stream_of
 from trainers.evaluation.forward import Forward, Loss, Step
@@ -121,7 +121,7 @@ class TrainSettings:
     ema_decay: float | None
     parameter_groups: GroupSettings | None
     activation_checkpointing: Sequence[str]
-    assignment: Assignment
+    assignment: SampleAssignment
     loader_processes: int
     evaluation_batch_size: int
     collate: Collate | None
@@ -137,7 +137,7 @@ class TrainSettings:
     profile: str | Path | None
 
     @property
-    def dealing(self) -> Assignment:
+    def dealing(self) -> SampleAssignment:
         """The ``assignment``, or the order of a stream."""
         return self.assignment if stream_of(self.train_set) is None else InTurn()
 

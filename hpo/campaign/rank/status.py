@@ -157,7 +157,7 @@ class Status:
             },
         )
 
-    def _best_of(self, best: tally.Best, digits: list[int]) -> Best:
+    def _best_of(self, best: tally.BestSoFar, digits: list[int]) -> Best:
         objectives = best.objectives or {}
         value = objectives if self._several else next(iter(objectives.values()))
         return Best(value=value, params=best.params or {}, id=best.id, digits=digits)

@@ -18,7 +18,7 @@ from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import Ending, Overdue, refused_sentence, verdict
 from hpo.islands.coordinator.granting import Granting
-from hpo.islands.coordinator.health import Failure, Health
+from hpo.islands.coordinator.health import Health, ReopenableFailure
 from hpo.islands.coordinator.launch import Backlog, LaunchLog, LaunchRules
 from hpo.islands.coordinator.view import CoordinatorView
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -162,7 +162,7 @@ class Coordinator(CoordinatorView):
                 f"The last error there: {found.error}"
             )
 
-    def _reopen(self, failures: list[Failure], reason: str, *, first: bool = False) -> None:
+    def _reopen(self, failures: list[ReopenableFailure], reason: str, *, first: bool = False) -> None:
         """Evaluate the individuals of failures that do not count again, ``first`` before all else."""
         if failures:
             self._log.reopened([one.again for one in failures], reason)
@@ -338,7 +338,7 @@ class Coordinator(CoordinatorView):
         self._grants.drop_claims()
         for leader in self._grants.leaders:
             if leader not in self._registry.dead:
-                self._send(leader, messages.Stop(reason, urgent))
+                self._send(leader, messages.StopWorker(reason, urgent))
         self._maybe_end()
 
     def _maybe_end(self) -> None:
@@ -415,7 +415,7 @@ class Coordinator(CoordinatorView):
         whose end is on record and not yet known here, and those reopened here, which may not be on record yet."""
         granted, reopened = self._grants.keys, self.reopened_ids
         chosen = [
-            Failure(status, again, "")
+            ReopenableFailure(status, again, "")
             for status, again in failures
             if again.key not in granted and again.reopened > reopened.get(again.id, 0)
         ]

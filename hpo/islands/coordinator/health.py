@@ -58,7 +58,7 @@ def counted(statuses: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ReopenableFailure:
     """A failure. ``again``: assignment of its individual if it is reopened; ``error``: one line."""
 
     status: str
@@ -75,10 +75,10 @@ class Failure:
 @dataclass
 class _Worker:
     succeeded: int = 0
-    row: deque[Failure] = field(default_factory=lambda: deque(maxlen=_LONGEST))
+    row: deque[ReopenableFailure] = field(default_factory=lambda: deque(maxlen=_LONGEST))
     factor: int = 1
     drained: bool = False
-    test: Failure | None = None
+    test: ReopenableFailure | None = None
     """The failure whose individual runs elsewhere; the worker is suspected until that has ended."""
 
 
@@ -89,10 +89,10 @@ class Actions:
     count."""
 
     leader: int
-    test: Failure | None = None
+    test: ReopenableFailure | None = None
     bench: bool = False
     error: str = ""
-    reopen: list[Failure] = field(default_factory=list)
+    reopen: list[ReopenableFailure] = field(default_factory=list)
 
 
 class Health:
@@ -118,7 +118,7 @@ class Health:
         self._tests: dict[str, int] = {}
         self._succeeded = self._failed = 0
         self._earlier = earlier
-        self._row: deque[Failure] = deque(maxlen=_LONGEST)
+        self._row: deque[ReopenableFailure] = deque(maxlen=_LONGEST)
         # Counts of the launch's signs of life and other ends; statuses and the longest evaluation of the present row.
         self._worked = self._in_vain = 0
         self._kinds: set[str] = set()
@@ -151,7 +151,7 @@ class Health:
             if suspect == leader:  # no other worker could take it, so it tests nothing
                 self._drop_test(worker)
             if end.again is not None and suspect in (None, leader):
-                worker.row.append(Failure(end.outcome.status, end.again, end.outcome.error or ""))
+                worker.row.append(ReopenableFailure(end.outcome.status, end.again, end.outcome.error or ""))
         if suspect is not None and suspect != leader and end.outcome.status not in (INTERRUPTED, LOST):
             return self._tested(suspect, works=alive)
         return self._look_at(leader)
@@ -243,7 +243,7 @@ class Health:
             self._held_since = None
             self.works |= self.futile
         elif end.fault is not None and end.again is not None:
-            self._row.append(Failure(end.outcome.status, end.again, end.fault))
+            self._row.append(ReopenableFailure(end.outcome.status, end.again, end.fault))
             self._kinds.add(end.outcome.status)
             self._slowest_s = max(self._slowest_s, end.outcome.seconds)
 
@@ -273,7 +273,7 @@ class Health:
         self._awaited, self._held_since = set(busy()), None
         return True
 
-    def end_launch(self) -> list[Failure]:
+    def end_launch(self) -> list[ReopenableFailure]:
         """Declare the launch failed; the failures to reopen."""
         self.futile = True
         return list(self._row)

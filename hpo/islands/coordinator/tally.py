@@ -17,7 +17,7 @@ MOST_RECENT = 256
 """Number of last ends of evaluations whose times are kept, for the pace."""
 
 
-class Best(NamedTuple):
+class BestSoFar(NamedTuple):
     """A completed individual; ``params`` and ``objectives`` are None where a dead rank has not sent them."""
 
     losses: tuple[float, ...]
@@ -57,7 +57,7 @@ class Tally:
 
     counts: dict[str, int] = field(default_factory=dict)
     """Numbers of individuals by status."""
-    best: Best | None = None
+    best: BestSoFar | None = None
     next_losses: tuple[float, ...] | None = None
     """The least losses that are greater than the best's."""
     busy_s: float = 0.0
@@ -91,7 +91,7 @@ class Tally:
             self.recent_s.append(seconds)
             del self.recent_s[:-_RECENT]
             if end.losses:
-                self.enter(Best(end.losses, end.id, end.started, end.params, outcome.objectives))
+                self.enter(BestSoFar(end.losses, end.id, end.started, end.params, outcome.objectives))
                 island = birthplace(end.id)[0]
                 count, best = self.islands.get(island, (0, None))
                 better = best is None or end.losses < best
@@ -101,7 +101,7 @@ class Tally:
             error = self._errors.setdefault(outcome.error or "", outcome.error or "")
             self.failures[end.id] = Failure(status, error, end.started)
 
-    def enter(self, completed: Best) -> None:
+    def enter(self, completed: BestSoFar) -> None:
         """Count an individual that may be the best."""
         best = self.best
         if best is None or (completed.losses <= best.losses and completed.order < best.order):

@@ -21,7 +21,7 @@ from hpo.islands.leader.island import IslandSearch, LeaderSettings, OwnWorker
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
-from hpo.islands.messages import Assignment, End, Lost, Message, Start, Stop
+from hpo.islands.messages import Assignment, End, Lost, Message, Start, StopWorker
 from hpo.islands.transport import Transport
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
@@ -73,7 +73,7 @@ class Leader:
             claims=self._claims,
             publisher=self._publisher,
         )
-        self._stop: Stop | None = None
+        self._stop: StopWorker | None = None
         self._grace_end = math.inf
         self._broken = False
         self._waits = messages.Waiting(None, False)
@@ -89,7 +89,7 @@ class Leader:
             messages.WorkerMessage: self._from_worker,
             messages.Migrant: self._immigrate,
             messages.Recall: self._give_back,
-            Stop: self._halt_for,
+            StopWorker: self._halt_for,
             Lost: self._handle_rank_deaths,
             messages.Retired: self._handle_retired,
             End: self._finish,
@@ -299,7 +299,7 @@ class Leader:
             begun.append(self._evaluations.running)
             self._evaluations.running = None
         self._claims.give_up()
-        self._stop = Stop(LOST, True)
+        self._stop = StopWorker(LOST, True)
         self._publisher.publish()
         self._crew.disband()
         self._disbanding = [_begun(one, retries=one.retries + 1) for one in begun]
@@ -307,15 +307,15 @@ class Leader:
     def orphan(self) -> None:
         """Stop, as the coordinator is dead and nothing more can be counted; running evaluations may save themselves."""
         if self._stop is None:
-            self._halt(Stop(LOST, False))
+            self._halt(StopWorker(LOST, False))
 
     # --- stopping -------------------------------------------------------------------------------------------
 
-    def _halt_for(self, source: int, stop: Stop) -> bool:
+    def _halt_for(self, source: int, stop: StopWorker) -> bool:
         self._halt(stop)
         return True
 
-    def _halt(self, stop: Stop) -> None:
+    def _halt(self, stop: StopWorker) -> None:
         self._stop = stop
         begun = any(candidate.started for candidate in self._claims.queue)
         tokens = self._claims.give_up()
@@ -355,13 +355,13 @@ class Leader:
         unsynced = self._publisher.give_up()
         self._migration.forget({one.id for one in unsynced})
         begun += unsynced
-        self._halt(Stop(STORAGE, False))
+        self._halt(StopWorker(STORAGE, False))
         self.ask(messages.Unfit(error, [*map(_begun, begun)], storage=True))
 
     def withdraw(self, candidate: Candidate, error: str) -> None:
         """Give ``candidate`` to others, as no evaluator can be started here for ``error``."""
         self._publisher.publish()
-        self._halt(Stop(UNFIT, False))
+        self._halt(StopWorker(UNFIT, False))
         self.ask(messages.Unfit(error, [_begun(candidate, resumed=candidate.resumed)]))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from hpo.individual import known_id
-from hpo.islands.coordinator.tally import Best
+from hpo.islands.coordinator.tally import BestSoFar
 from hpo.islands.resume.individuals import loss_of, validated
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Known
@@ -44,7 +44,7 @@ def enter(
         member.history = tuple(range(islands))
         (failed if loss is None else completed).append(member)
         if loss is not None:
-            state.tally.enter(Best(loss, identity, 0.0, params, dict(record.objectives or {})))
+            state.tally.enter(BestSoFar(loss, identity, 0.0, params, dict(record.objectives or {})))
     completed.sort(key=lambda member: member.losses or ())
     if len(completed) > _MOST_KNOWN:
         best, rest = completed[: _MOST_KNOWN // 2], completed[_MOST_KNOWN // 2 :]

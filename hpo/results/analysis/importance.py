@@ -161,24 +161,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     genomes = _genomes(record, space, [one for _, one in chosen])
     rows = sampler.rows(numpy.array(genomes, dtype=float))
     rows, goals = rows.astype(numpy.float32), normal_scores(losses)
-    # A constant seed, so that the same journals always give the same shares.
-    generator = numpy.random.default_rng(0)
-    pairs = max(32, min(_PAIRS, _ROWS // (len(space) + 2)))
-    judged = sampler.rows(_mixed_pairs(sampler, len(space), pairs, generator)).astype(numpy.float32)
-    totals, alone = numpy.zeros((_FORESTS, len(space))), numpy.zeros((_FORESTS, len(space)))
-    foretold, votes = numpy.zeros(len(goals)), numpy.zeros(len(goals))
-    for forest in range(_FORESTS):
-        # A bootstrap sample; evaluations outside of it measure how much the forest explains.
-        sample = generator.integers(len(goals), size=len(goals))
-        unseen = numpy.setdiff1d(numpy.arange(len(goals)), sample)
-        trees = _grown(rows[sample], goals[sample], forest)
-        foretold[unseen] += _mean(trees, rows[unseen])
-        votes[unseen] += 1
-        one, other, *mixed = _mean(trees, judged).reshape(len(space) + 2, pairs)
-        variance = numpy.concatenate([one, other]).var()
-        if variance > 0:
-            totals[forest] = [((one - changed) ** 2).mean() / (2 * variance) for changed in mixed]
-            alone[forest] = [1 - ((other - changed) ** 2).mean() / (2 * variance) for changed in mixed]
+    totals, alone, foretold, votes = _judged_by_forests(sampler, len(space), rows, goals)
     heard = votes > 0
     errors = (goals[heard] - foretold[heard] / votes[heard]) ** 2
     # The part alone is at most the total, and that at most 1, but estimates may be larger.
@@ -195,6 +178,34 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         explained=float(1 - errors.mean() / goals[heard].var()),
         shares=dict(sorted(shares.items(), key=lambda entry: -entry[1].total)),
     )
+
+
+def _judged_by_forests(
+    sampler: VectorisedGenomes, parameters: int, rows: Any, goals: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Shares of the variance by forest and parameter, in all and alone; for each evaluation the sum of what trees that
+    have not seen it foretell, and their number."""
+    import numpy
+
+    # A constant seed, so that the same journals always give the same shares.
+    generator = numpy.random.default_rng(0)
+    pairs = max(32, min(_PAIRS, _ROWS // (parameters + 2)))
+    judged = sampler.rows(_mixed_pairs(sampler, parameters, pairs, generator)).astype(numpy.float32)
+    totals, alone = numpy.zeros((_FORESTS, parameters)), numpy.zeros((_FORESTS, parameters))
+    foretold, votes = numpy.zeros(len(goals)), numpy.zeros(len(goals))
+    for forest in range(_FORESTS):
+        # A bootstrap sample; evaluations outside of it measure how much the forest explains.
+        sample = generator.integers(len(goals), size=len(goals))
+        unseen = numpy.setdiff1d(numpy.arange(len(goals)), sample)
+        trees = _grown(rows[sample], goals[sample], forest)
+        foretold[unseen] += _mean(trees, rows[unseen])
+        votes[unseen] += 1
+        one, other, *mixed = _mean(trees, judged).reshape(parameters + 2, pairs)
+        variance = numpy.concatenate([one, other]).var()
+        if variance > 0:
+            totals[forest] = [((one - changed) ** 2).mean() / (2 * variance) for changed in mixed]
+            alone[forest] = [1 - ((other - changed) ** 2).mean() / (2 * variance) for changed in mixed]
+    return totals, alone, foretold, votes
 
 
 def _genomes(

@@ -32,7 +32,7 @@ def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> l
     were repeated on purpose, there is an individual for each configuration, sorted by the estimate of its mean
     (``hpo.results.analysis.repeated``). ``top`` None: the whole front, or the single best without a front; ``own``
     leaves out known points."""
-    # Equal individuals are in the order of hpo.islands.coordinator.tally.Best.order, as in a running campaign.
+    # Equal individuals are in the order of hpo.islands.coordinator.tally.BestSoFar.order, as in a running campaign.
     if len(record.objectives) > 1:
         return front(record, own=own)[:top]
     most = 1 if top is None else top

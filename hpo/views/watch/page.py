@@ -16,7 +16,7 @@ from hpo.results.record import CampaignRecord
 from hpo.results.running import Running, Tails
 from hpo.terminal import one_line, write
 from hpo.views.figures.source import Source
-from hpo.views.watch.parts import Part, Parts
+from hpo.views.watch.parts import PagePart, Parts
 
 _LOOK_S = 0.5
 _UNWATCHED_S = 5.0
@@ -29,7 +29,7 @@ _LONGEST_REST_S = 10.0
 class View:
     """The page at one moment."""
 
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, PagePart] = field(default_factory=dict)
     problem: str = ""  # reason why the page may differ from the files
     reading: bool = True  # whether the campaign has not been read whole yet
 
@@ -138,7 +138,7 @@ class Page:
         left = record.launches[-1].left if record.launches else []
         return self._tails.poll({f"{one.island}-{one.worker}" for one in left})
 
-    def _publish(self, parts: Mapping[str, Part]) -> None:
+    def _publish(self, parts: Mapping[str, PagePart]) -> None:
         self._change(replace(self.view, parts=parts))
 
     def _show(self, *, problem: str, reading: bool = False) -> None:

@@ -40,14 +40,14 @@ _MOST_RUNNING = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PagePart:
     """JSON, compressed by gzip, with a version that follows from the content."""
 
     version: str
     data: bytes
 
     @classmethod
-    def of(cls, value: object) -> Part:
+    def of(cls, value: object) -> PagePart:
         text = encoded(value)
         version = hashlib.blake2b(text, digest_size=9).hexdigest()
         # Without a time stamp, the same text gives the same data.
@@ -74,10 +74,10 @@ class _PartTask:
 class Parts:
     """All parts of a campaign's page. ``clock`` and ``processor`` return seconds, for tests."""
 
-    publish: Callable[[Mapping[str, Part]], None]
+    publish: Callable[[Mapping[str, PagePart]], None]
     clock: Callable[[], float] = time.monotonic
     processor: Callable[[], float] = time.thread_time
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, PagePart] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     """Fault by part, which must not keep the other parts from being made."""
     version: str = ""  # version of hpo
@@ -151,7 +151,7 @@ class Parts:
             made = task.make(source)
             if isinstance(made, Drawn):
                 self._marked[task.name] = marked([made], 0)
-            part = Part.of(made)
+            part = PagePart.of(made)
             if task.name not in self.parts or self.parts[task.name].version != part.version:
                 self.parts = {**self.parts, task.name: part}
         except NotDrawn as reason:
