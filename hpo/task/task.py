@@ -101,12 +101,25 @@ class Task:
         return f"{named.__module__}:{getattr(named, '__qualname__', '')}"
 
     def allows(self, params: Params) -> bool:
-        """Whether all constraints hold. CampaignError, which names it, where a constraint raises."""
+        """Whether all constraints hold.
+
+        Args:
+            params (dict): a configuration.
+
+        Raises:
+            CampaignError: a constraint raised; the text names it.
+        """
         return self._refusing(params) is None
 
     def steps_of(self, params: Params) -> int | None:
-        """Number of steps that a whole run reports; None where the task does not state it. UsageError where the task's
-        function ``steps`` raises, or returns no number of steps."""
+        """Number of steps that a whole run reports; None where the task does not state it.
+
+        Args:
+            params (dict): a configuration.
+
+        Raises:
+            UsageError: the task's function ``steps`` raised, or returned no number of steps.
+        """
         if not callable(self.steps):
             return self.steps
         try:
@@ -148,7 +161,11 @@ class Task:
         return None
 
     def losses(self, objectives: Mapping[str, float]) -> tuple[float, ...]:
-        """``objectives`` (values by name) in the task's order, with the sign that makes smaller better."""
+        """The objectives' values in order, with the sign that makes smaller better.
+
+        Args:
+            objectives (dict): values by name.
+        """
         return losses_of(objectives, self.objectives)
 
     def describe(self) -> dict[str, object]:

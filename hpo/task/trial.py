@@ -158,7 +158,17 @@ class Trial:
     ) -> Trial:
         """A trial without a campaign, for tests and for a task's own command line. Nothing prunes or stops it.
 
-        ``directory``: where ``evaluate`` may save. UsageError where ``params`` is no dictionary, or it is no path.
+        Args:
+            params (dict): a configuration.
+            directory (path; default "."): where ``evaluate`` may save.
+            seed (int; default 0): ``trial.seed``.
+            rank (int; default 0): ``trial.rank``.
+            size (int; default 1): ``trial.size``.
+            local_rank (int; default 0): ``trial.local_rank``.
+            device (str; default "cpu"): ``trial.device``.
+
+        Raises:
+            UsageError: ``params`` is no dictionary, or ``directory`` no path.
         """
         for name, value, kinds, rule in (
             ("params", params, Mapping, "a configuration, such as {'lr': 0.1}"),

@@ -124,9 +124,15 @@ def _forms(state: Mapping[str, object]) -> dict[str, object]:
 
 
 def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the model's tensors and ``metadata`` to the safetensors file ``path``, atomically; its directory is made.
+    """Write a model's tensors to a safetensors file, atomically.
 
-    ValueError if the model's state has more than tensors.
+    Args:
+        model (Module): model on any device.
+        path (path): path of the file; its directory is made.
+        metadata (dict of str; default None): metadata to keep in the file.
+
+    Raises:
+        ValueError: the model's state has more than tensors.
     """
     from safetensors.torch import save_file
 
@@ -147,7 +153,16 @@ def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] |
 
 
 def load_model(model: nn.Module, path: str | Path, *, merge: bool = False) -> nn.Module:
-    """Load the safetensors file ``path``, which ``save_model`` wrote, into ``model``, as ``load_trained`` does."""
+    """Load a file that ``save_model`` wrote into ``model``; returns the model.
+
+    Args:
+        model (Module): model, made in the same way as for the run.
+        path (path): path of the safetensors file.
+        merge (bool; default False): whether to multiply out low-rank weights, so that the model has ordinary layers.
+
+    Raises:
+        ValueError: the file is of another model.
+    """
     from safetensors.torch import load_file
 
     return load_state(model, load_file(path), merge=merge, source=str(path))

@@ -25,7 +25,12 @@ _ROUNDS = 512
 
 
 def effective_epochs(epochs: int, copies: int) -> int:
-    """E ``epochs``, rounded up so that each sample, which C ranks have, is seen equally often: ⌈E / C⌉ · C."""
+    """``epochs``, rounded up so that each sample is seen equally often: ⌈E / C⌉ · C.
+
+    Args:
+        epochs (int): E, of the training loop.
+        copies (int): C, how many ranks have each sample.
+    """
     return math.ceil(epochs / copies) * copies
 
 
@@ -128,8 +133,10 @@ class _Copied(Overlapping):
 
 @dataclass(frozen=True, kw_only=True)
 class MediumCoarse(_Copied):
-    """As many parts as ranks; rank i has ``copies`` parts, from 1 to all, from the i-th on, so that no two ranks have
-    equal samples.
+    """As many parts as ranks; rank i has ``copies`` parts from the i-th on, so that no two have equal samples.
+
+    Args:
+        copies (int): how many ranks have each sample, from 1 to all.
     """
 
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
@@ -142,7 +149,11 @@ class MediumCoarse(_Copied):
 
 @dataclass(frozen=True, kw_only=True)
 class FineGrained(_Copied):
-    """Each sample on ``copies`` ranks, from 1 to all, such that all pairs of ranks share about as many samples."""
+    """Each sample on ``copies`` ranks, chosen such that all pairs of ranks share about as many samples.
+
+    Args:
+        copies (int): how many ranks have each sample, from 1 to all.
+    """
 
     def holders(self, samples: int, ranks: int, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(derive(seed, "holders"))

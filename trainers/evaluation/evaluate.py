@@ -39,15 +39,25 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of ``model`` on ``samples`` by name, equal on all ranks of the initialised group, or on a single process.
 
-    The ranks' models must be equal. Modules stay in the mode, training or evaluation, that they are in. What is not
-    listed here, and the errors, are the same as for ``train``.
+    The ranks' models must be equal. Modules stay in the mode, training or evaluation, that they are in.
 
     Args:
         model (Module): model, on the device that evaluates it.
-        samples (Dataset): pairs of inputs and targets.
+        samples (Dataset): pairs of inputs and targets, the same as for ``train``.
+        metrics (dict): metrics by name, the same as for ``train``.
         batch_size (int, from 1): samples per rank and forward pass.
+        precision (str; default "fp32"): "fp32", "tf32" or "bf16", the same as for ``train``.
+        loader_processes (int, from 0; default 0): processes per rank that read ahead.
+        timeout (timedelta; default timedelta(minutes=10)): longest time that ranks wait for each other.
         group (ProcessGroup; default None): ranks that evaluate; None: all.
-        step (callable; default None): the user's own step; None: outputs are what the model returns.
+        step (callable; default None): the user's own step, the same as for ``train``; None: the model's return values
+            are the outputs.
+        collate (callable; default None): function that makes batches, the same as for ``train``.
+
+    Raises:
+        ValueError: a setting is not allowed.
+        TypeError: the same as for ``train``.
+        CommunicationError: a rank is lost or hangs.
     """
     check_argument("batch_size", batch_size, is_whole(batch_size, 1), "a whole number of at least 1")
     check_argument("precision", precision, precision in PRECISIONS, '"fp32", "tf32" or "bf16"')
