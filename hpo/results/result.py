@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import structs
@@ -215,12 +216,21 @@ def _csv(table: pandas.DataFrame) -> bytes:
         values = list(table[name])
         if any(isinstance(value, list) for value in values):
             table[name] = [_list_as_text(value) for value in values]
+    if sys.version_info < (3, 11):  # whose csv cannot write the character NUL
+        table = table.rename(columns=_nul_as_text)
+        for name in table.columns:
+            if table[name].dtype == object:
+                table[name] = table[name].map(_nul_as_text)
     columns = [name for name in table.columns if table[name].dtype.kind == "O"]
     texts = (*table.columns, *(value for name in columns for value in table[name]))
     # Before Python 3.13, csv quotes a "\r" only if the line's end has one.
     end = "\r\n" if any(isinstance(text, str) and "\r" in text for text in texts) else "\n"
     text: str = table.to_csv(index=False, lineterminator=end)
     return text.encode()
+
+
+def _nul_as_text(value: Any) -> Any:
+    return value.replace("\0", "\\0") if isinstance(value, str) else value
 
 
 def _list_as_text(value: object) -> object:

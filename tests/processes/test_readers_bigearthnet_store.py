@@ -558,7 +558,7 @@ def test_a_place_that_cannot_be_written(
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "out"):
-        assert error_of(out).startswith(f"{out} cannot be made a directory (")
+        assert f"{out} cannot be made a directory (" in error_of(out)
         assert make([str(out), "--patches", "4"]) == 1
         capsys.readouterr()
     assert file.read_text() == "mine"
@@ -586,7 +586,7 @@ def test_a_place_that_cannot_be_written(
 
         monkeypatch.setattr(os, "fsync", full)
         path = tmp_path / f"{name}-{before}" / name
-        assert error_of(path.parent).startswith(f"{path} cannot be written (No space left on device).")
+        assert f"{path} cannot be written (No space left on device)." in error_of(path.parent)
         monkeypatch.setattr(os, "fsync", sync)
         convert(archive, path.parent, processes=1, show=False)
         assert contents(path.parent) == contents(store)

@@ -81,9 +81,10 @@ class WorkerGroup:
         listener.bind((own, 0))
         listener.listen(self._size)
         port = listener.getsockname()[1]
-        # The store takes the socket over. Given a port alone it would listen on all interfaces.
+        # The store takes the socket over. Given a port alone it would listen on all interfaces. With libuv, torch 2.6
+        # refuses sockets.
         self._store = TCPStore(
-            own, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+            own, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
         )
         return own, port
 

@@ -138,7 +138,7 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     names = list(record.objectives)
     if objective is None:
         objective = names[0]
-    if objective not in names:
+    if not isinstance(objective, str) or objective not in names:
         raise UsageError(
             f"{excerpt(objective)} is no objective of this campaign. {suggestion(objective, names)}"
         )
