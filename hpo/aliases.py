@@ -119,3 +119,36 @@ VALUES = {
     ),
 }
 """Valid value of a setting by alias, by the setting's key ("direction" included, which a task has)."""
+
+SBATCH = _by_alias(
+    {
+        "time": "walltime time-limit timelimit",
+        "partition": "queue",
+        "account": "project",
+        "job-name": "name",
+        "mem": "memory mem-per-node",
+        "gpus-per-node": "gpu gpus-per-host ngpus",
+        "cpus-per-task": "cpus cpu cpus-per-rank cores",
+        "ntasks-per-node": "ranks ranks-per-node ppn tasks-per-node procs-per-node",
+        "nodelist": "hosts hostfile",
+        "output": "log out stdout",
+        "error": "stderr",
+    }
+)
+"""Option of sbatch by alias, all without the leading ``--``."""
+
+# Written out because `hpo slurm --dry-run` checks options on machines that have no sbatch to ask.
+_OPTIONS = (
+    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container "
+    "container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot "
+    "dependency distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid "
+    "gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs "
+    "input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu "
+    "mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu "
+    "ntasks-per-node ntasks-per-socket oom-kill-step open-mode output overcommit oversubscribe parsable partition "
+    "power prefer priority profile propagate qos quiet reboot requeue reservation segment signal sockets-per-node "
+    "spread-job stepmgr switches test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid "
+    "usage use-min-nodes verbose wait wait-all-nodes wckey wrap x11"
+)
+SBATCH_OPTIONS = frozenset(_OPTIONS.split())
+"""Long options of sbatch, up to Slurm 25.05, without the leading ``--``."""

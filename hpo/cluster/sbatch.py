@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hpo import aliases
 from hpo.cluster.slurm_job import call
 from hpo.config import process
 from hpo.config import reader as config
@@ -29,6 +30,7 @@ from hpo.journal.launches import (
     is_complete,
     read_launch_patiently,
 )
+from hpo.spelling import nearest
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
 
@@ -53,6 +55,8 @@ OURS = {
 }
 """Options that a job must have as they are, and why."""
 
+_OWN_OPTIONS = ("start", "mpi", "setup", "dry-run")
+"""Options of ``hpo slurm`` that are none of sbatch."""
 _FIRST_OPTIONS = (
     "job-name",
     "nodes",
@@ -66,6 +70,7 @@ _FIRST_OPTIONS = (
 """Options that the script begins with, in this order."""
 _GIVE_CPUS = ("cpus-per-task", "cpus-per-gpu", "mincpus", "exclusive")
 _COUNT = r"[1-9]\d{0,5}"
+_TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 
 
 def warning_s(grace_s: float) -> int:
@@ -179,6 +184,12 @@ def job_script(
     # A layout that fits two numbers of nodes in a row fits all above them.
     for nodes in sorted({least, min(least + 1, most), most}):
         Layout.plan(ranks=nodes * per_node, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+    warning, limit_s = warning_s(settings.evaluation.grace_s), _limit_s(given.get("time"))
+    if limit_s is not None and limit_s <= warning:
+        raise UsageError(
+            f"--time {given['time']}: Slurm's warning comes {warning} s before the time limit (grace and "
+            f"{_EARLY_S} s in which Slurm may be early), so nothing would run. Give more time, or set a smaller grace."
+        )
     given.setdefault("job-name", f"hpo-{file.stem}")
     sorted_options = {name: given[name] for name in _FIRST_OPTIONS if given.get(name) is not None}
     sorted_options |= {name: value for name, value in given.items() if name not in _FIRST_OPTIONS}
@@ -240,6 +251,28 @@ def _nodes(value: str | None) -> tuple[int, int]:
     return int(found[2] or found[1]), int(found[1])
 
 
+def _limit_s(value: str | None) -> int | None:
+    """Seconds of a time limit as sbatch reads it; None for no limit, and for a form that sbatch refuses."""
+    if (found := _TIME.fullmatch(value or "")) is None:
+        return None
+    days, *parts = (None if part is None else int(part) for part in found.groups())
+    given = [part for part in parts if part is not None]
+    # Minutes come first, as in 90 and 90:30, unless days or three numbers say that hours do.
+    if days is None and len(given) < 3:
+        given.insert(0, 0)
+    hours, minutes, seconds = (*given, 0, 0)[:3]
+    return (((days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _near_miss(name: str) -> str | None:
+    """Option that was most likely meant; None where sbatch has ``name``, or none is near: sites have own options."""
+    if name in aliases.SBATCH_OPTIONS:
+        return None
+    known = aliases.SBATCH.get(aliases.folded(name))
+    # A letter or two differ.
+    return known or nearest(name, [*aliases.SBATCH_OPTIONS, *_OWN_OPTIONS], cutoff=0.8)
+
+
 def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
     """Options for sbatch by name without dashes, None for an option without a value. UsageError for a word that is no
     long option, or an option that the script sets itself."""
@@ -252,6 +285,11 @@ def sbatch_options(words: Sequence[str]) -> dict[str, str | None]:
         name, equals, value = word[2:].partition("=")
         if name in OURS:
             raise UsageError(f"--{name} cannot be given: {OURS[name]}. Leave it out.")
+        if (near := _near_miss(name)) is not None:
+            raise UsageError(
+                f"--{name}: sbatch has no such option. Did you mean --{near}? If your site has it, write it into "
+                "the script that --dry-run prints."
+            )
         if not equals and left and not left[0].startswith("-"):
             equals, value = "=", left.popleft()
         options[name] = value if equals else None

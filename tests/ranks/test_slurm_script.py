@@ -163,6 +163,11 @@ def test_the_commands_to_follow_a_job_can_be_copied(
         (["--nodes=4", "--ntasks=8"], ["--ntasks cannot be given", "--ntasks-per-node"]),
         (["--nodes=3", "--ntasks-per-node=3"], ["9 ranks do not fit", "a multiple of 2"]),
         (["--nodes=4", "--ntasks-per-node=x"], ["--ntasks-per-node x", "whole number from 1"]),
+        (["--nodes=4", "--time=2"], ["--time 2", "150 s", "more time"]),
+        (["--nodes=4", "--time=0-0:2:30"], ["--time 0-0:2:30", "150 s"]),
+        (["--nodes=4", "--gpu-per-node=4"], ["--gpu-per-node", "Did you mean --gpus-per-node?"]),
+        (["--nodes=4", "--walltime=8:00:00"], ["--walltime", "Did you mean --time?"]),
+        (["--nodes=4", "--dryrun"], ["Did you mean --dry-run?"]),
         (["--nodes=4", "--comment=a\nb"], ["--comment", "one line"]),
     ],
 )
