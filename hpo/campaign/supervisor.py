@@ -57,16 +57,19 @@ _GO_ON = "Nothing that was recorded is lost: give the same command again to go o
 
 @dataclass(frozen=True, kw_only=True)
 class MpirunSettings:
-    """How mpirun is started. ``listed``: the only hosts to use, None: those that mpirun finds; ``output``: file
-    descriptor that it writes to, None: this process's output; ``inherited``: file descriptors that it keeps open;
-    ``tied``: whether the campaign stops where this process dies; ``variables``: environment variables to add."""
+    """How mpirun is started."""
 
     mpirun: str
     listed: tuple[Host, ...] | None = None
+    """Only hosts to use; None: those that mpirun finds."""
     output: int | None = None
+    """File descriptor that mpirun writes to; None: this process's output."""
     inherited: Sequence[int] = ()
+    """File descriptors that mpirun keeps open."""
     tied: bool = False
+    """Whether the campaign stops where this process dies."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables to add."""
 
 
 class Supervisor:

@@ -20,13 +20,14 @@ _MOST_EMIGRANTS = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlacement:
-    """Place of one worker. ``index``: its number in the campaign, ``worker``: on its island, both from 0; ``ranks``:
-    its world ranks."""
+    """Place of one worker."""
 
     index: int
+    """Number of the worker in the campaign, from 0; ``worker`` is its number on its island."""
     island: int
     worker: int
     ranks: tuple[int, ...]
+    """World ranks of the worker."""
 
     @property
     def leader(self) -> int:

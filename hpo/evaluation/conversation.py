@@ -29,20 +29,23 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluator's place in its worker and on its host.
 
-    ``local_rank`` and ``local_size`` count all ranks of the launch on this host; ``cores_agreed``: whether all of these
-    see the same cores and GPUs. ``hosts``: host names by worker rank. ``interface``: the network interface between
-    them, if the user named one. ``output_bytes``: limit of the kept output of an evaluation, if there is one."""
+    ``local_rank`` and ``local_size`` count all ranks of the launch on this host.
+    """
 
     worker_rank: int
     size: int
     local_rank: int
     local_size: int
     cores_agreed: bool
+    """Whether all ranks of the launch on this host see the same cores and GPUs."""
     hosts: tuple[str, ...]
+    """Host names by worker rank."""
     source: TaskSource
     interface: str | None = None
+    """Network interface between the hosts, if the user named it."""
     curve: CurveFile | None = None
     output_bytes: int | None = None
+    """Most bytes of an evaluation's output that are kept; None: no limit."""
 
     @property
     def label(self) -> str:
@@ -88,13 +91,14 @@ class LeaveGroup(CrewOrder, frozen=True):
 
 
 class Evaluate(CrewOrder, frozen=True):
-    """Evaluate an individual. ``turn``: the number of this evaluation among the crew's. ``confirm``: say when its
-    directory is there."""
+    """Evaluate an individual."""
 
     turn: int
+    """Number of this evaluation among those of the crew."""
     job: Job
     timeout_s: float | None = None
     confirm: bool = False
+    """Whether to report when the evaluation's directory is there."""
 
 
 class SaveState(CrewOrder, frozen=True):
@@ -125,11 +129,13 @@ class Kill(CrewOrder, frozen=True):
 
 
 class Ready(Answer, frozen=True):
-    """The evaluator has loaded the task. ``gpu``: the identity of its device, for NCCL; ``address``: of its store."""
+    """The evaluator has loaded the task."""
 
     host: str
     gpu: str | None
+    """Identity of the evaluator's device, for NCCL."""
     address: tuple[str, int] | None
+    """Host and port of the evaluator's store."""
 
 
 class GroupFormed(Answer, frozen=True):
@@ -139,26 +145,29 @@ class GroupFormed(Answer, frozen=True):
 
 
 class ReportMade(Answer, frozen=True, kw_only=True):
-    """``trial.report`` was called. ``last_step``: of the whole run, where the task has said it; ``saves``: whether the
-    task can save its state."""
+    """``trial.report`` was called."""
 
     turn: int
     number: int
     step: int
     value: float
     last_step: int | None
+    """Last step of the whole run, where the task has stated it."""
     saves: bool
+    """Whether the task can save its state."""
 
 
 class EvaluationOver(Answer, frozen=True, kw_only=True):
-    """The evaluation has ended on this rank. ``replace``: its evaluator cannot be used again; ``regroup``: the task
-    has destroyed the process group; ``unusable``: it ended because the rank's device does not work."""
+    """The evaluation has ended on this rank."""
 
     turn: int
     outcome: TaskOutcome
     replace: bool = False
+    """Whether the evaluator cannot be used again."""
     regroup: bool = False
+    """Whether the task has destroyed the process group."""
     unusable: bool = False
+    """Whether it ended because the rank's device does not work."""
 
 
 class Warned(Answer, frozen=True):
@@ -180,13 +189,14 @@ class Prepared(Answer, frozen=True):
 
 
 class Waits(Answer, frozen=True, kw_only=True):
-    """This rank has waited for long, and still waits, in ``call`` for other ranks of the worker. ``of_all``: all ranks
-    of the worker must make this call, not only those of some group; ``large``: its exchange may take long."""
+    """This rank has waited for long, and still waits, in ``call`` for other ranks of the worker."""
 
     turn: int
     call: str
     of_all: bool
+    """Whether all ranks of the worker must make this call, not only those of some group."""
     large: bool = False
+    """Whether the exchange may take long."""
 
 
 class EvaluatorAlive(Answer, frozen=True):

@@ -45,19 +45,20 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HostCores:
-    """A rank's view of its host.
-
-    ``cores``: those that evaluators of this rank may use; ``distances``: from each NUMA node to each, as Linux gives
-    them; ``gpu_nodes``: the NUMA node of each visible GPU, None where it is not known; ``total``: how many CPUs the
-    system would let this rank use; ``uniform``: whether its cores are about as fast as each other; ``quota``: CPUs'
-    worth of time that its cgroups allow."""
+    """A rank's view of its host."""
 
     cores: tuple[Core, ...]
+    """Cores that evaluators of this rank may use."""
     distances: tuple[tuple[int, ...], ...] = ((10,),)
+    """Distances between NUMA nodes, as Linux gives them."""
     gpu_nodes: tuple[int | None, ...] = ()
+    """NUMA node of each visible GPU; None where it is not known."""
     total: int
+    """Number of CPUs that the system would let this rank use."""
     uniform: bool = True
+    """Whether its cores are about as fast as each other."""
     quota: float = math.inf
+    """CPUs' worth of time that the cgroups allow."""
 
     @property
     def fingerprint(self) -> str:

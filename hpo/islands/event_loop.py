@@ -53,14 +53,16 @@ class NonLeader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RankRoles:
-    """Roles of a rank in its worker. ``members``: the worker's ranks, the leader first; ``filenos``: file descriptors
-    to wait on; ``inline``: evaluates in the thread that runs the loop, if evaluators are no processes."""
+    """Roles of a rank in its worker."""
 
     members: Sequence[int]
+    """Ranks of the worker, the leader first."""
     leader: Leader | None
     non_leader: NonLeader | None
     filenos: Callable[[], Sequence[int]]
+    """File descriptors to wait on."""
     inline: InlineEvaluator | None = None
+    """Evaluator in the thread that runs the loop, if evaluators are no processes."""
 
 
 class EventLoop:

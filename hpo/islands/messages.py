@@ -108,41 +108,45 @@ class EvaluationEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Hello(BeforeServing, frozen=True):
-    """Rank to coordinator, once: it runs on this host, and could (or could not) read the campaign. ``cores``: equal for
-    ranks that see the same cores and GPUs of it; ``machine``: see ``hpo.journal.machine.Machine.identity``."""
+    """Rank to coordinator, once: it runs on this host, and could (or could not) read the campaign."""
 
     host: str
     pid: int
     fingerprint: str
     error: str | None
     cores: str = ""
+    """Text that is equal for ranks that see the same cores and GPUs of the host."""
     machine: str = ""
+    """Identity of the host's boot: see ``hpo.journal.machine.Machine.identity``."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, array_like=True):
-    """Place of a rank. ``hosts``: names by worker rank; ``local_rank``, ``local_size``: among all ranks of the launch
-    on its host; ``local_leaders``: number of these that lead workers; ``cores_agreed``: whether all of these see the
-    same cores and GPUs of it."""
+    """Place of a rank."""
 
     hosts: tuple[str, ...]
+    """Host names by worker rank; ``local_rank`` and ``local_size`` count all ranks of the launch on a host."""
     local_rank: int
     local_size: int
     local_leaders: int
+    """Number of ranks on this host that lead workers."""
     cores_agreed: bool = False
+    """Whether all ranks on this host see the same cores and GPUs."""
 
 
 class Start(BeforeServing, frozen=True):
-    """Coordinator to rank, once. ``sequence``: first free number of this worker; ``population``: individuals that the
-    island knows from earlier launches; ``owned``: ids among them for this leader to emigrate, to promote, or to go on
-    from; ``resting``: for each to promote, how often it was reopened and whose checkpoint it inherits."""
+    """Coordinator to rank, once."""
 
     launch: int
     surroundings: Surroundings
     sequence: int
+    """First free number of the worker's individuals."""
     population: list[Member]
+    """Individuals that the island knows from earlier launches."""
     owned: list[str]
+    """Ids of the individuals that this leader may send as migrants, promote, or continue."""
     reports: Sequence[RungReport]
     resting: dict[str, tuple[int, str]]
+    """Number of times that each paused individual was reopened, and whose checkpoint it inherits."""
 
 
 class Claim(ToCoordinator, frozen=True):
@@ -205,12 +209,13 @@ class StopRequest(ToCoordinator, frozen=True):
 
 
 class Grant(ToWorker, frozen=True):
-    """Coordinator to leader, the answer to claims. ``refused``: known already, or bred in another phase than
-    ``phase``, the present; ``assigned``: by token, individuals to evaluate in place of those bred."""
+    """Coordinator to leader, the answer to claims."""
 
     accepted: list[int]
     refused: list[int]
+    """Tokens of configurations that are known already, or were bred in another phase than ``phase``, the present."""
     assigned: list[tuple[int, Assignment]]
+    """Individuals to evaluate in place of those bred, by token."""
     phase: int = 0
 
 

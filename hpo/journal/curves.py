@@ -66,18 +66,20 @@ class Point(CurveRow, frozen=True, kw_only=True):
 
 
 class Sample(CurveRow, frozen=True, kw_only=True):
-    """Use of a host by the evaluator of worker rank 0 and all processes that it started. ``id``: the individual under
-    evaluation, "" between two; ``cpu``: cores in use since the last sample; ``memory``: resident bytes; ``gpu``: share
-    of the time in which its GPU was at work; ``gpu_memory``: bytes of that GPU that the evaluator's torch holds, of
-    ``gpu_memory_total``. None: not known."""
+    """Use of a host by the evaluator of worker rank 0 and all processes that it started."""
 
     time: float
     host: str
     id: str = ""
+    """Id of the individual under evaluation, "" between two."""
     cpu: float | None = None
+    """Number of cores in use since the last sample."""
     memory: int | None = None
+    """Resident bytes."""
     gpu: float | None = None
+    """Share of the time in which its GPU was at work."""
     gpu_memory: int | None = None
+    """Bytes of that GPU that the evaluator's torch holds, of ``gpu_memory_total``. None: not known."""
     gpu_memory_total: int | None = None
 
 

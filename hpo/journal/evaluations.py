@@ -51,14 +51,15 @@ class Unfinished(NamedTuple):
 
 
 class EvaluationsState(NamedTuple):
-    """``CurrentEvaluations`` as data. ``ended``: ids by run and status; ``open``, ``failures``: records with their
-    launches; ``reopened``: how often each individual was."""
+    """``CurrentEvaluations`` as data."""
 
     launch: int
     ended: list[tuple[_Run, str, list[str]]]
+    """Ids by run and status; ``open`` and ``failures`` are records with their launches."""
     open: list[tuple[int, Started | Finished]]
     failures: list[tuple[int, Started | Finished]]
     reopened: dict[str, int]
+    """Number of times that each individual was reopened."""
 
 
 class CurrentEvaluations:

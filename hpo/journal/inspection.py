@@ -45,13 +45,14 @@ _LISTED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A sentence about a file, which is relative to the campaign's directory. ``kind``: DAMAGE, LOST for lines that a
-    repair could not keep, or NOTE where no harm is done; ``lines``: first and last, from 1."""
+    """A sentence about a file, which is relative to the campaign's directory."""
 
     kind: str
+    """Kind of finding: DAMAGE, LOST for lines that a repair could not keep, or NOTE where no harm is done."""
     file: str
     text: str
     lines: tuple[int, int] | None = None
+    """First and last line, from 1."""
 
     def __str__(self) -> str:
         place = self.file
@@ -63,21 +64,23 @@ class Finding:
 
 @dataclass(kw_only=True)
 class Inspection:
-    """Content of a campaign's directory. ``lock``: "free", "live" or "stale"; ``unfinished``: ids of individuals that
-    were begun and not finished; ``repaired``: a sentence for each file that was repaired."""
+    """Content of a campaign's directory."""
 
     directory: Path
     task: str | None = None
     lock: str = "free"
+    """State of the lock: "free", "live" or "stale"."""
     holder: str | None = None
     journals: int = 0
     launches: int = 0
     records: int = 0
     finished: int = 0
     unfinished: list[str] = field(default_factory=list)
+    """Ids of individuals that were begun and not finished."""
     findings: list[Finding] = field(default_factory=list)
     repairable: bool = False
     repaired: list[str] | None = None
+    """Sentences about the files that were repaired."""
 
     @property
     def damaged(self) -> list[Finding]:

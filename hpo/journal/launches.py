@@ -25,13 +25,15 @@ _LOOK_S = 0.5
 
 @dataclass(kw_only=True)
 class LaunchOnRecord:
-    """One launch in rank 0's journal. ``job``: the attempt at a Slurm job, "" outside Slurm; ``began``: Unix seconds,
-    None where it died before that was written; ``end``: reason and exit code, None where it runs or was killed."""
+    """One launch in rank 0's journal."""
 
     number: int
     job: str = ""
+    """Attempt at a Slurm job, "" outside Slurm."""
     began: float | None = None
+    """Unix seconds of its start; None where it died before that was written."""
     end: tuple[str, int] | None = None
+    """Reason and exit code of its end; None where it runs or was killed."""
 
 
 def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
@@ -76,13 +78,14 @@ def read_launch_patiently(
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetUse:
-    """Use of a campaign's budget. ``budget``: the latest of ``hpo set`` and the campaign file, None where there is only
-    a deadline; ``final``: number of individuals that have ended for good; ``worked``: number that completed or were
-    pruned."""
+    """Use of a campaign's budget."""
 
     budget: int | None
+    """Budget of the latest ``hpo set`` or the campaign file; None where there is only a deadline."""
     final: int
+    """Number of individuals that have ended for good."""
     worked: int
+    """Number of individuals that completed or were pruned."""
 
     @property
     def complete(self) -> bool:

@@ -79,20 +79,23 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
 
 
 class Launched(Record, kw_only=True):
-    """Settings that a launch was started with. ``workers``: of all islands together; ``reference``: by objective;
-    ``code``: hash of the task's code (``hpo.task.code_version``), "" where it could not be read; ``contested``: it took
-    the lock over from a launch of which ranks may run on; ``pruner``: the islands' first that is not "none"."""
+    """Settings that a launch was started with."""
 
     evaluations: int | None
     deadline_s: float | None
     islands: int
     workers: int
+    """Number of workers of all islands together."""
     ranks_per_worker: int | None = None
     time: float
     reference: dict[str, int | float] | None = None
+    """Reference values by objective."""
     code: Hash = ""
+    """Hash of the task's code (``hpo.task.code_version``), "" where it could not be read."""
     contested: bool = False
+    """Whether it took the lock over from a launch of which ranks may run on."""
     pruner: str = "none"
+    """First pruner of the islands that is not "none"."""
 
 
 class Evaluation(Facts, Record, kw_only=True):
@@ -155,38 +158,42 @@ class Reported(Record, kw_only=True):
 
 
 class Migrated(Record, kw_only=True):
-    """An individual went from island ``source`` to island ``target``; ``hop``: its number among its moves;
-    ``copy``: the original stayed."""
+    """An individual went from island ``source`` to island ``target``."""
 
     id: Id
     source: Index
     target: Index
     hop: int
+    """Number of this move among the individual's moves."""
     copy: bool
+    """Whether the original stayed."""
     time: float
 
 
 class Known(Record, kw_only=True):
-    """A result from elsewhere. ``number``: from 1; ``origin``: its name in ``source``."""
+    """A result from elsewhere."""
 
     number: Annotated[int, msgspec.Meta(ge=1)]
+    """Number of the result in its source, from 1."""
     params: dict[str, Scalar]
     status: str
     objectives: dict[str, Number] | None
     source: str
     origin: str
+    """Name of the result in ``source``."""
     time: float
 
 
 class Entered(Record, kw_only=True):
-    """All known points of ``source`` are on record, and the sentence that the user read about them. ``entry``: how the
-    campaign's entry reads the source, empty for the defaults; ``content``: hash of a table, else empty."""
+    """All known points of ``source`` are on record, and the sentence that the user read about them."""
 
     source: str
     told: str
     time: float
     entry: str = ""
+    """Options with which the campaign reads the source, empty for the defaults."""
     content: str = ""
+    """Hash of a table; empty for other sources."""
 
 
 class Withdrawn(Record, kw_only=True):
@@ -198,8 +205,7 @@ class Withdrawn(Record, kw_only=True):
 
 
 class Command(Record, kw_only=True):
-    """A command to the campaign was applied (see ``hpo.journal.commands``). ``by``, ``given``: who gave it, and when;
-    ``refused``: why it had no effect, else null; ``in_file``: the campaign file's values that ``set`` replaced."""
+    """A command to the campaign was applied (see ``hpo.journal.commands``); ``by`` gave it at the time ``given``."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{20}-[0-9a-f]{16}\Z")]
     name: str
@@ -208,7 +214,9 @@ class Command(Record, kw_only=True):
     given: float
     time: float
     refused: str | None = None
+    """Reason why the command had no effect, else null."""
     in_file: dict[str, int | float | None] | None = None
+    """Values of the campaign file that ``set`` replaced."""
 
 
 class Storage(Record, kw_only=True):

@@ -28,15 +28,18 @@ _MOST_BYTES = 1 << 16
 
 @dataclass(kw_only=True)
 class _Companion:
-    """Process of a sink. ``alive_at``: monotonic time of the last sign of life, or of the start; ``silent``: whether it
-    was reported as hanging since; ``partial``: beginning of its next line; ``last``: its last message for the user."""
+    """Process of a sink."""
 
     name: str
     process: subprocess.Popen[bytes]
     alive_at: float
+    """Monotonic time of the last sign of life, or of the start."""
     silent: bool = False
+    """Whether it was reported as hanging since."""
     partial: bytes = b""
+    """Beginning of the sink's next line."""
     last: str = ""
+    """Last message of the sink for the user."""
 
 
 class SinkProcesses:

@@ -23,16 +23,18 @@ Rows = Iterable[tuple[dict[str, float], int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedCampaign:
-    """Facts of a campaign that a sink shows beside its individuals. ``created``: in Unix seconds; ``objectives``:
-    directions by name; ``results``: names of the final numbers of all individuals so far."""
+    """Facts of a campaign that a sink shows beside its individuals."""
 
     name: str
     key: str
     task: str
     created: float
+    """Unix seconds of the campaign's beginning."""
     parameters: Mapping[str, Parameter]
     objectives: Mapping[str, str]
+    """Directions by name."""
     results: tuple[str, ...] = ()
+    """Names of the final numbers of all individuals so far."""
 
 
 class Sink:

@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class KnownPoints:
-    """Points of a source; ``str`` gives a line about them.
-
-    ``left_out``: numbers of rows that were left out, by reason; ``changed``: numbers of points that were changed, by
-    the parameter that was dropped or added; ``replaces``: numbers of recorded points that this source no longer has, or
-    has with another result; ``entry`` and ``content``: as in ``hpo.journal.records.Entered``."""
+    """Points of a source; ``str`` gives a line about them."""
 
     source: str
     points: list[KnownPoint] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    """Numbers of rows that were left out, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
+    """Numbers of points that were changed, by the parameter that was dropped or added."""
     replaces: set[int] = field(default_factory=set)
+    """Numbers of recorded points that this source no longer has, or has with another result; ``entry`` and ``content``:
+    as in ``hpo.journal.records.Entered``."""
     entry: str = ""
     content: str = ""
 

@@ -45,28 +45,30 @@ _OF_EXPORTS = frozenset(
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration and its result in a source. ``origin``: its name there, such as an individual's id; ``cells``: by
-    column; ``status``: of the individual or trial, None where the source has none."""
+    """A configuration and its result in a source."""
 
     origin: str
+    """Name of the row in the source, such as an individual's id."""
     cells: Mapping[str, object]
+    """Cells by column."""
     status: str | None = None
+    """Status of the individual or trial; None where the source has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of a source, whose ``name`` messages show.
-
-    ``exported``: whether columns have the prefixes of ``hpo export``; ``typed``: whether a text cell stands for a text,
-    and never for a number; ``directions``: known directions by column of an objective; ``ordered``: whether objectives
-    have no names, and are in the task's order."""
+    """Rows of a source, whose ``name`` messages show."""
 
     name: str
     rows: list[Row]
     exported: bool
+    """Whether columns have the prefixes of ``hpo export``."""
     typed: bool = True
+    """Whether a text cell stands for a text, and never for a number."""
     directions: dict[str, str] = field(default_factory=dict)
+    """Known directions by column of an objective."""
     ordered: bool = False
+    """Whether objectives have no names, and are in the task's order."""
 
     @property
     def columns(self) -> list[str]:

@@ -23,25 +23,29 @@ Steps = Callable[[dict[str, Scalar]], int | None]
 
 @dataclass
 class _Evaluation:
-    """The running evaluation. ``judged``: number of its last rung; ``resumed``: whether it may continue from a
-    checkpoint, and ``partial``: most likely does, so that its first values are not known here; ``count``, ``total``: of
-    its finite values; ``last``: step and value of its last report; ``last_step``: last step of the whole run, where the
-    task says it; ``condemned``: whether it failed at its last rung, and may save itself or is stopped; ``doubtful``:
-    whether it failed at its last rung, which may be its end; ``spared``: whether it is never stopped."""
+    """The running evaluation."""
 
     id: str
     judged: int
+    """Number of its last rung."""
     resumed: bool = False
+    """Whether it may continue from a checkpoint."""
     partial: bool = False
+    """Whether it most likely continued from one, so that its first values are not known here."""
     strikes: int = 0
     count: int = 0
     total: float = 0.0
     best: float = math.inf
     last: tuple[int, float] | None = None
+    """Step and value of its last report."""
     last_step: int | None = None
+    """Last step of the whole run, where the task says it."""
     condemned: bool = False
+    """Whether it failed at its last rung, and may save itself or is stopped."""
     doubtful: bool = False
+    """Whether it failed at its last rung, which may be its end."""
     spared: bool = False
+    """Whether it is never stopped."""
 
     def add(self, loss: float) -> None:
         if loss < math.inf:

@@ -27,16 +27,15 @@ STOP: Verdict = "stop"
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """Report of a worker's rank 0 on the individual ``id``: the objective's ``value`` after ``step`` steps.
-
-    ``last_step``: number of steps of the whole run, None where the task has not said it for this trial; ``saves``:
-    whether the task has called ``should_checkpoint`` in this evaluation, so that it can save itself."""
+    """Report of a worker's rank 0 on the individual ``id``: the objective's ``value`` after ``step`` steps."""
 
     id: str
     step: int
     value: float
     last_step: int | None = None
+    """Number of steps of the whole run, None where the task has not said it for this trial."""
     saves: bool = False
+    """Whether the task has called ``should_checkpoint`` in this evaluation, so that it can save itself."""
 
 
 ReportHandler = Callable[[TrialReport], Verdict]
@@ -50,24 +49,25 @@ class Offspring(Origin, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchContext:
-    """Facts of the campaign for a breeder; the defaults are those of a search outside any campaign.
-
-    ``clock``: time in seconds, None where proposals must not depend on it; ``all_workers``: workers of the campaign,
-    ``local_workers``: led from this host, ``workers``: of the island; ``evaluations``: the budget; ``inline``: whether
-    evaluations run in the process that breeds; ``allows``: the constraints, None without any; ``offers``: function to
-    the first of a child's parents that has a checkpoint, empty if none has."""
+    """Facts of the campaign for a breeder; the defaults are those of a search outside any campaign."""
 
     clock: Callable[[], float] | None = None
+    """Time in seconds, None where proposals must not depend on it."""
     all_workers: int = 1
+    """Workers of the campaign; ``workers`` counts those of the island, ``local_workers`` those led from this host."""
     local_workers: int = 1
     cores: int = 1
     workers: int = 1
     islands: int = 1
     evaluations: int | None = None
+    """The budget."""
     objectives: int = 1
     inline: bool = True
+    """Whether evaluations run in the process that breeds."""
     allows: Allows | None = None
+    """The constraints, None without any."""
     offers: Callable[[Sequence[str]], str] = lambda parents: next(iter(parents), "")
+    """Function that returns the first of a child's parents that has a checkpoint, empty without any."""
 
 
 class Breeder:

@@ -79,13 +79,13 @@ def take_file(model: nn.Module, path: str) -> Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """Checkpoint of another run. ``kind``: class of its optimizer; ``optimizer``: state of the optimizer, None if its
-    network is another, as the means over time do not fit then.
-    """
+    """Checkpoint of another run."""
 
     transfer: Transfer
     kind: str
+    """Class of its optimizer."""
     optimizer: Mapping[str, Any] | None
+    """State of the optimizer, None if its network is another, as the means over time do not fit then."""
 
     def continued(self, made: Optimizer) -> Optimizer:
         """``made`` with its own settings, and with the parent's means over time if both keep the same means."""

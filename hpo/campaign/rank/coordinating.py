@@ -192,15 +192,16 @@ def _unseen(
 
 
 class Opening(NamedTuple):
-    """Parts of a launch that rank 0 has opened. ``known``: records of entered results; ``ended``: whether a rank's
-    process is known to have ended."""
+    """Parts of a launch that rank 0 has opened."""
 
     lock: Lock
     earlier: ResumeState
     starting: StartingPoints
     known: Sequence[Record]
+    """Records of entered results."""
     sinks: SinkProcesses
     ended: Callable[[int], bool]
+    """Whether a rank's process is known to have ended."""
 
 
 def begin_launch(assembly: Assembly, opening: Opening, launch: int) -> Housekeeping:

@@ -23,13 +23,14 @@ _LEFT_OUT = re.compile("i?(send|recv)(_object_list)?|batch_isend_irecv|init_proc
 
 
 class Wait(NamedTuple):
-    """A call in which this rank waits. ``of_all``: all ranks of the worker have to make it, not those of some group
-    alone; ``large``: what it exchanges may take long."""
+    """A call in which this rank waits."""
 
     call: str
     since: float
     of_all: bool = False
+    """Whether all ranks of the worker must make this call, not only those of some group."""
     large: bool = False
+    """Whether the exchange may take long."""
 
 
 class WaitWatch:

@@ -59,11 +59,13 @@ def counted(statuses: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class ReopenableFailure:
-    """A failure. ``again``: assignment of its individual if it is reopened; ``error``: one line."""
+    """A failure."""
 
     status: str
     again: Assignment
+    """Assignment of its individual if it is reopened."""
     error: str
+    """Error of the failure, on one line."""
 
     @cached_property
     def cause(self) -> str:
@@ -84,15 +86,16 @@ class _Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Actions:
-    """Consequences of an end. ``test``: failure to evaluate again by another worker than that of ``leader``; ``bench``:
-    whether ``leader`` gets nothing more, for failures of which ``error`` was the last; ``reopen``: failures that do not
-    count."""
+    """Consequences of an end."""
 
     leader: int
     test: ReopenableFailure | None = None
+    """Failure to evaluate again by another worker than that of ``leader``."""
     bench: bool = False
+    """Whether ``leader`` gets nothing more, for failures of which ``error`` was the last."""
     error: str = ""
     reopen: list[ReopenableFailure] = field(default_factory=list)
+    """Failures that do not count."""
 
 
 class Health:

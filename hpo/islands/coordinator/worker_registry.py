@@ -25,14 +25,15 @@ NO_JOURNAL = "its journal cannot be written"
 
 @dataclass
 class Broken:
-    """A worker that lost a rank. ``waiting``: its living ranks that have not yet ended what they ran; ``held``:
-    individuals that it was evaluating, which no worker may begin before, as each has one directory; ``open``: whether
-    its leader's account of these is still to come."""
+    """A worker that lost a rank."""
 
     place: WorkerPlacement
     waiting: set[int]
+    """Living ranks of the worker that have not yet ended what they ran."""
     held: list[Assignment] = field(default_factory=list)
+    """Individuals under evaluation there, which no worker may begin before, as each has one directory."""
     open: bool = True
+    """Whether the leader's account of these individuals is still to come."""
 
 
 class WorkerRegistry:
