@@ -161,7 +161,7 @@ def _add_results(add: _Add) -> None:
 def _add_check(add: _Add) -> None:
     check = add(
         "check",
-        "Whether a campaign's directory is whole; with --repair, keep all of it that is.",
+        "Whether a campaign's directory is whole; with --repair, keep every whole line.",
         "hpo check runs/digits      hpo check runs/digits --repair",
     )
     check.add_argument("--json", action="store_true", help="print JSON")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hpo.config import process
@@ -156,7 +155,11 @@ def _left(coordinator: Coordinator, final: int, rate: float, now: float) -> str:
     left = [] if coordinator.deadline is None else [coordinator.deadline - now]
     if coordinator.evaluations is not None and rate > 0:
         left.append((coordinator.evaluations - final) / rate)
-    return f"{timedelta(seconds=round(max(0.0, min(left))))} left" if left else ""
+    if not left:
+        return ""
+    # By hand, as timedelta has no room for budgets without end.
+    minutes, seconds = divmod(round(max(0.0, min(left))), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
 
 
 def _stopping(coordinator: Coordinator, now: float) -> str:

@@ -119,7 +119,8 @@ class _Output:
         self._thread.join(5.0)
 
     def _read(self, reading: int) -> None:
-        with open(reading, encoding="utf-8", errors="replace") as file:
+        # Split at "\n" alone: each redrawing of a progress bar would be a line.
+        with open(reading, encoding="utf-8", errors="replace", newline="\n") as file:
             for line in filter(str.strip, file):
                 self.tail.append(line.rstrip("\n"))
                 if line.startswith(_OURS):

@@ -50,6 +50,8 @@ _LEAVE_S = 30.0
 _PAUSES_S = (5.0, 60.0)
 # How long hosts are asked again of which none answers: it may be the network, and not all of them.
 _NETWORK_S = 120.0
+# Time for hosts to answer while the first launch begins, which does not wait for them.
+_FIRST_PROBE_S = 60.0
 # The signals by which a person, or a machine that is short of memory, ends an mpirun; others are its own errors.
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GO_ON = "Nothing that was recorded is lost: give the same command again to go on."
@@ -105,6 +107,8 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = Path()
         self._requests = Requests()
+        self._unreachable: frozenset[str] = frozenset()
+        """Hosts that do not answer although ranks start there: mpirun reaches them in another way."""
         self._early = False
         self._kill_at: float | None = None
 
@@ -124,11 +128,16 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _run_until_over(self) -> int:
+        if clause := self._crowded:
+            self._say(f"{clause}: they may take minutes to start, or never do. Ctrl-C ends this.")
         restarts = idle_launches = 0
         most = self._settings.restarts
+        first = self._first_probe()
         while True:
             launch = last_launch(self._directory) + 1
             code, died = self._launch(launch)
+            if died and os.path.exists(self._begun):
+                self._unreachable |= first() & {host.name for host in self._fleet.hosts or ()}
             if died and self._asked:
                 self._say(_GO_ON)
             if not died or self._asked:
@@ -158,6 +167,11 @@ class Supervisor:
                 f"ranks died or did not start. Nothing that was recorded is lost: starting again{where} "
                 f"({restarts} of at most {most} times)."
             )
+
+    @property
+    def _crowded(self) -> str | None:
+        room = hosts.cores() if self._started.tied else hosts.room(self._fleet.hosts, self._environment)
+        return hosts.crowded(self._fleet.ranks, room)
 
     def _fix_deadline(self, launch: int) -> None:
         """Let the deadline count from the first start in the launches that follow; where ``launch`` came to nothing,
@@ -224,18 +238,28 @@ class Supervisor:
             ranks_per_worker=layout.ranks_per_worker,
         )
 
+    def _first_probe(self) -> Callable[[], frozenset[str]]:
+        """Ask the hosts of the file in a thread; returns a function to those that did not answer, as far as known."""
+        found: list[frozenset[str]] = []
+        names = [host.name for host in self._started.listed or ()]
+
+        def ask() -> None:
+            found.append(hosts.silent(names, limit_s=_FIRST_PROBE_S))
+
+        if hosts.others(names):
+            threading.Thread(target=ask, name="hosts", daemon=True).start()
+        return lambda: found[0] if found else frozenset()
+
     def _silent(self, names: list[str]) -> frozenset[str]:
-        """Hosts that do not answer ssh; none where, of several, no other host answers for two minutes: mpirun may reach
-        them in another way."""
+        """Hosts that do not answer. Where, of several, no other answers, they are asked again for two minutes before
+        all are given up: the network may have been away."""
         end = time.monotonic() + _NETWORK_S
         others = hosts.others(names)
         while True:
-            silent = hosts.silent(names)
+            silent = hosts.silent(names) - self._unreachable
             nobody_answers = len(silent) == len(others) > 1 or len(silent) == len(names)
-            if not silent or not nobody_answers:
+            if not nobody_answers or time.monotonic() >= end or self._asked:
                 return silent
-            if time.monotonic() >= end or self._asked:
-                return frozenset()
             time.sleep(0.5)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
@@ -353,7 +377,12 @@ class Supervisor:
                 "same command again to start it."
             )
             return EXIT_RESUMABLE, False
-        self._say(f"the ranks ended ({ending}) before the campaign began: see what they said above.")
+        cause = f". {self._crowded}: start fewer" if self._crowded else ""
+        self._say(
+            f"not all ranks started in time, so mpirun was ended{cause}."
+            if code is None
+            else f"the ranks ended ({ending}) before the campaign began: see what they said above{cause}."
+        )
         # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
         passing = code not in (1, 2)
         return EXIT_RESUMABLE if code is None or (passing and launch > 1) else 1, passing

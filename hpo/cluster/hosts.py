@@ -36,9 +36,10 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     """Hosts of an Open MPI hostfile: a name a line, with ``slots=N`` where that is not 1; a repeated name adds slots.
     UsageError where the file is no such list."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError as error:
-        raise UsageError(f"hostfile {path} cannot be read: {error.strerror}. Name a file of hosts.") from None
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"hostfile {path} cannot be read: {reason}. Name a file of hosts.") from None
     slots: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].split()
@@ -58,11 +59,16 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 def check_room(ranks: int, need: str, room: tuple[int, str], remedy: str) -> None:
     """UsageError where ``ranks``, which ``need`` asks for, are too many for the ``room``: a number and its unit."""
+    if clause := crowded(ranks, room):
+        raise UsageError(f"{need}: {clause}. {remedy}")
+
+
+def crowded(ranks: int, room: tuple[int, str]) -> str | None:
+    """Clause that says that ``ranks`` are too many for the ``room``; None where they are not."""
     count, unit = room
-    if ranks > _MOST_A_CORE * count:
-        raise UsageError(
-            f"{need}: {ranks} ranks are more than {_MOST_A_CORE} for each of the {count} {unit}. {remedy}"
-        )
+    if ranks <= _MOST_A_CORE * count:
+        return None
+    return f"{ranks} ranks are more than {_MOST_A_CORE} for each of the {count} {unit}"
 
 
 def room(listed: Sequence[Host] | None, environ: Mapping[str, str]) -> tuple[int, str]:
@@ -117,24 +123,25 @@ def others(names: Iterable[str]) -> list[str]:
     return [name for name in names if not _is_here(name)]
 
 
-def silent(names: Iterable[str]) -> frozenset[str]:
-    """Hosts that do not answer ``ssh HOST true``, as mpirun reaches them, in time; this host always does. None counts
-    as silent where there is no ssh."""
+def silent(names: Iterable[str], limit_s: float = _PROBE_S) -> frozenset[str]:
+    """Hosts that do not answer ``ssh HOST true``, as mpirun reaches them, within ``limit_s`` seconds; this host always
+    does. None counts as silent where there is no ssh."""
     if shutil.which("ssh") is None:
         return frozenset()
     # Twice, as one of them may have been slow.
-    return frozenset(_unanswered(_unanswered(others(names))))
+    return frozenset(_unanswered(_unanswered(others(names), limit_s), limit_s))
 
 
-def _unanswered(names: Iterable[str]) -> list[str]:
-    asked = {
-        name: subprocess.Popen(
-            _probe(name), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        for name in names
-    }
-    end = time.monotonic() + _PROBE_S
-    unanswered = []
+def _unanswered(names: Iterable[str], limit_s: float) -> list[str]:
+    asked, unanswered = {}, []
+    for name in names:
+        try:
+            asked[name] = subprocess.Popen(
+                _probe(name), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        except OSError:  # too many processes, just after ranks died
+            unanswered.append(name)
+    end = time.monotonic() + limit_s
     for name, process in asked.items():
         try:
             if process.wait(max(0.0, end - time.monotonic())):

@@ -166,8 +166,8 @@ def job_script(
 ) -> str:
     """Script of a job for the campaign of ``file``; UsageError for a layout or options that cannot be."""
     given = dict(options)
-    if re.search(r"[\n\r]", str(file)):
-        raise UsageError(f"{str(file)!r}: a job's script cannot name a file of two lines. Rename it.")
+    if re.search(r"[\n\r\ud800-\udfff]", str(file)):
+        raise UsageError(f"{str(file)!r}: a job's script needs a name of one line, in UTF-8. Rename it.")
     layout = settings.layout
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:

@@ -45,6 +45,9 @@ def remedy(
     """Sentence with the valid value most likely meant by an invalid ``value`` of ``key`` in ``section``; empty without
     a close match. ``shown``: the key's name in the sentence; ``keyword``: whether the user wrote a Python keyword
     argument, not a campaign file; ``item``: whether ``value`` is an item of the setting's list."""
+    if isinstance(value, str) and "," in value and not item:
+        names = [part.strip() for part in value.split(",")]
+        return f"Write {assignment(shown, names, keyword=keyword)}." if accepts(section, key, names) else ""
     word = _meant_choice(section, key, value)
     if word is not None and (item or accepts(section, key, word)):
         return f'Did you mean "{word}"?'

@@ -118,7 +118,13 @@ def _too_much(path: Path) -> str:
 def from_keywords(**flat: object) -> Settings:
     """The settings in keywords, which are the keys of all sections; UsageError like ``read_file``."""
     reader = _Reader(None)
-    return reader.settings(reader.sorted_keywords(flat))
+    try:
+        return reader.settings(reader.sorted_keywords(flat))
+    except RecursionError:
+        raise UsageError(
+            "a keyword has tables or lists that lie hundreds deep in one another, or in themselves. Write less deep "
+            "values."
+        ) from None
 
 
 def check_limits(evaluations: int | None, deadline_s: float | None) -> None:
@@ -138,6 +144,8 @@ def limits(words: Sequence[str]) -> Settings:
             raise UsageError(
                 f"{excerpt(word)}: must be {' or '.join(f'{one}=…' for one in LIMITS)}, such as evaluations=40. {meant}"
             )
+        if key in given:
+            raise UsageError(f"{key} is given twice. Give it once.")
         given[key] = hints.written(value.strip())
     return from_keywords(directory=".", **given)
 
@@ -260,6 +268,9 @@ class _Reader:
             return
         rule = _RULES[section][key]
         shown_key = ".".join(map(str, place[:2])) if key == "task_options" else key
+        rest = place[1 + (2 if tables else bool(section)) :]
+        if key in ("only", "reference") and rest:
+            shown_key += f".{rest[0]}"
         keyword = self._path is None
         if keyword:
             shown_key = _PREFIX.get(section, "") + shown_key
@@ -276,7 +287,7 @@ class _Reader:
 
 def _remedy(section: str, key: str, given: Collection[str]) -> str:
     """Sentence about a key that ``section`` does not have, beside the keys that are ``given``."""
-    if section and key in _HEADERS:
+    if section and key in _HEADERS and f"{key}s" not in _RULES[section]:
         return f"No section lies in another: write {f'[[{key}]]' if key in _TABLES else f'[{key}]'}."
     alias = None if key in _SECTION_OF else aliases.SETTINGS.get(aliases.folded(key))
     if alias is None and aliases.folded(key) in aliases.ELSEWHERE:

@@ -94,11 +94,11 @@ class Marks:
 
     def load(self) -> None:
         """Restore the saved marks, none where there is no file yet."""
-        self.by_id = {}
         with self._usable():
             try:
                 file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
+                self.by_id = {}
                 return
             with open(file, "rb") as content:
                 data = content.read()

@@ -6,10 +6,12 @@ in a line; nothing happens silently."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from math import isfinite, isinf
 from typing import TYPE_CHECKING
 
@@ -294,12 +296,18 @@ class _Fitting:
         for name, columns in self._missing.items():
             fits = {column: count for column, count in columns.items() if column not in likely.values()}
             if fits:
-                likely[name] = max(fits, key=fits.__getitem__)
+                # Of columns that fit as often, the one with the most similar name.
+                ranked = [
+                    (count, SequenceMatcher(None, name, column.removeprefix(sources.PARAMS)).ratio(), column)
+                    for column, count in fits.items()
+                ]
+                likely[name] = max(ranked)[2]
         if not likely:
             return
         there = [column.removeprefix(sources.PARAMS) for column in likely.values()]
         line = ", ".join(
-            f"{name} = {json.dumps(column, ensure_ascii=False)}" for name, column in zip(likely, there)
+            f"{_as_key(name)} = {json.dumps(column, ensure_ascii=False)}"
+            for name, column in zip(likely, there)
         )
         raise UsageError(
             f"{self._where}: rows without {listed(list(likely))} have {listed(there)}, which is no parameter here. "
@@ -382,3 +390,8 @@ class _Fitting:
                 with suppress(ValueError):
                     self._space.parameters[name].canonical(self._cells.value(name, cell))
                     found[column] += 1
+
+
+def _as_key(name: str) -> str:
+    """Key of TOML, in quotes where it needs them."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

@@ -122,9 +122,11 @@ def _from_path(name: str, study: str | None) -> Table:
         ) from None
     if head.startswith(_SQLITE) or b'"op_code"' in head.split(b"\n", 1)[0]:
         return _from_storage(name, study)
+    remedy = (
+        _SAVE_AS if head.startswith(b"PK\x03\x04") else "Name another file."
+    )  # workbooks are zip archives
     raise UsageError(
-        f"known points: {name} is no table ({', '.join(TABLES)}), no SQLite file and no journal of Optuna's. Name "
-        "another file."
+        f"known points: {name} is no table ({', '.join(TABLES)}), no SQLite file and no journal of Optuna's. {remedy}"
     )
 
 

@@ -97,7 +97,15 @@ class Trial:
     """
 
     __slots__ = (
-        "__dict__",
+        "_asked_to_save",
+        "_curve",
+        "_directory",
+        "_diverged_in",
+        "_last_step",
+        "_link",
+        "_parent",
+        "_stale",
+        "_storage_error",
         "id",
         "last_report",
         "local_rank",

@@ -38,6 +38,7 @@ torch.backends.cudnn.benchmark = True | torch.backends.cudnn.benchmark
 torch.set_num_threads(3) | torch.get_num_threads()
 torch.autocast("cpu").__enter__() | torch.is_autocast_enabled("cpu")
 torch.set_flush_denormal(True) | sys.float_info.min / 4 == 0
+torch.device("meta").__enter__() | torch.empty(1).device
 torch.nn.modules.module.register_module_forward_hook(print) | len(torch.nn.modules.module._global_forward_hooks)
 numpy.seterr(all="ignore") | numpy.geterr()
 decimal.getcontext().prec = 3 | decimal.Decimal(1) / 3

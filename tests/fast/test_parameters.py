@@ -256,7 +256,7 @@ OUTSIDE = [
     [0.5],
     np.zeros(3),
     Fraction(10**400),
-    np.timedelta64(1),
+    np.timedelta64(1, "s"),
 ]
 
 

@@ -96,6 +96,8 @@ class Proxied(Noisy):
 HALF = TensorDataset(X.half(), X.half().sum(1, keepdim=True))
 
 
+# From Python 3.12 on, loader processes warn where a library has left threads in this process.
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

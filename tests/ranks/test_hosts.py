@@ -16,7 +16,7 @@ from terminal import Terminal
 from hpo.campaign import supervisor
 from hpo.campaign.supervisor import MpirunSettings, Supervisor
 from hpo.cluster import hosts, mpirun_command
-from hpo.cluster.hosts import Fleet, Host, check_room, left, read_hostfile, room, silent
+from hpo.cluster.hosts import Fleet, Host, check_room, crowded, left, read_hostfile, room, silent
 from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.errors import UsageError
@@ -82,6 +82,9 @@ def test_a_hostfile_that_is_wrong(tmp_path: Path) -> None:
             read_hostfile(path)
     with pytest.raises(UsageError, match="nowhere"):
         read_hostfile(tmp_path / "nowhere")
+    path.write_text("a\n", encoding="utf-16")
+    with pytest.raises(UsageError, match="it is not text"):
+        read_hostfile(path)
 
 
 IN_SLURM = {"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "4(x3),2"}
@@ -118,6 +121,7 @@ def test_more_than_four_ranks_for_each_are_refused() -> None:
     check_room(8, "islands = 8", (2, "cores on this host"), "Choose a smaller layout")
     with pytest.raises(UsageError) as caught:
         check_room(9, "islands = 9", (2, "cores on this host"), "Choose a smaller layout")
+    assert crowded(8, (2, "cores on this host")) is None
     for words in ("islands = 9: 9 ranks", "2 cores on this host", "Choose a smaller layout"):
         assert words in str(caught.value)
 
@@ -157,7 +161,7 @@ def test_other_names_and_addresses_of_this_host_are_not_silent(monkeypatch: pyte
         (["a b", "a b", ""], 3, 100.0),  # the network was away
         (["a", ""], 1, 100.0),  # a host has died
         (["a b", "b"], 2, 100.0),
-        (["a b", "a"], 1, 0.0),  # mpirun may reach them in another way
+        (["a b", "a"], 1, 0.0),  # all have died
     ],
 )
 def test_hosts_of_which_none_answers_are_asked_again(
@@ -168,18 +172,24 @@ def test_hosts_of_which_none_answers_are_asked_again(
     monkeypatch.setattr(supervisor, "_NETWORK_S", limit_s)
     monkeypatch.setattr(supervisor, "version_of", lambda mpirun: "mpirun (Open MPI) 5.0.11")
     supervised = Supervisor(["rank"], settings, 3, MpirunSettings(mpirun="mpirun", listed=listed))
+    assert supervised._crowded is None
+    supervised._fleet = Fleet(13, listed)
+    assert "13 ranks are more than 4 for each of the 3 slots" in str(supervised._crowded)
     answered = iter(answers)
     silences: list[frozenset[str]] = []
 
-    def silent(names: list[str]) -> frozenset[str]:
+    def silent(names: list[str], limit_s: float = 0.0) -> frozenset[str]:
         silences.append(frozenset(next(answered).split()))
         return silences[-1]
 
     monkeypatch.setattr(hosts, "silent", silent)
     fleet = supervised._remaining_fleet()
-    gone = silences[-1] if limit_s else frozenset()
     assert len(silences) == asked
-    assert fleet is not None and fleet.hosts == tuple(one for one in listed if one.name not in gone)
+    assert fleet is not None and fleet.hosts == tuple(one for one in listed if one.name not in silences[-1])
+    # Ranks have started on hosts that do not answer: mpirun reaches them in another way.
+    supervised._unreachable, answered = frozenset("ab"), iter(["a b"])
+    fleet = supervised._remaining_fleet()
+    assert fleet is not None and fleet.hosts == listed
 
 
 @pytest.mark.parametrize(

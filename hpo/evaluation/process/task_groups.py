@@ -65,7 +65,7 @@ class TaskGroups:
             ("destroy_process_group", self._destroy),
         ):
             self._real[name] = real = getattr(module, name)
-            function = functools.wraps(real)(functools.partial(method))
+            function = _function(method, real)
             setattr(module, name, function)
             if hasattr(sys.modules["torch.distributed"], name):  # it was imported before this
                 setattr(sys.modules["torch.distributed"], name, function)
@@ -217,3 +217,13 @@ class TaskGroups:
 def _backends(config: str) -> list[str]:
     """The backends named in ``config``: "nccl", "cpu:gloo,cuda:nccl"."""
     return [name.rpartition(":")[2].lower() for name in config.split(",")]
+
+
+def _function(method: Callable[..., None], real: Callable[..., Any]) -> Callable[..., None]:
+    """``method`` as a function, which is pickled by its name."""
+
+    @functools.wraps(real)
+    def stand_in(*arguments: Any, **named: Any) -> None:
+        method(*arguments, **named)
+
+    return stand_in

@@ -79,9 +79,25 @@ def _nesting() -> int:
     return depth
 
 
-def _put_nesting(value: int) -> None:
-    while _nesting() > value:
-        sys.modules["torch"].autocast_decrement_nesting()
+def _stack(depth: Callable[[], int], pop: Callable[[], object]) -> Kind:
+    """A stack, which is restored by popping."""
+
+    def put(value: int) -> None:
+        while depth() > value:
+            pop()
+
+    return Kind(depth, put)
+
+
+def _modes(kind: str) -> Kind:
+    return _stack(
+        lambda: getattr(_module("torch._C"), f"_len_torch_{kind}_stack")(),
+        lambda: getattr(_module("torch._C"), f"_pop_torch_{kind}_stack")(),
+    )
+
+
+def _hooked() -> bool:
+    return _module("torch._C._autograd")._top_saved_tensors_default_hooks(True) is not None
 
 
 def _autocast() -> tuple[Any, ...]:
@@ -158,7 +174,13 @@ KINDS: dict[str, Kind] = {
     ),
     "default dtype": _call("get_default_dtype", "set_default_dtype"),
     "default device": Kind(_default_device, lambda value: _module("torch").set_default_device(value)),
-    "nested autocast": Kind(_nesting, _put_nesting),
+    # A default device is a mode of torch functions, too.
+    "modes of torch functions": _modes("function"),
+    "modes of torch dispatch": _modes("dispatch"),
+    "hooks of saved tensors": _stack(
+        _hooked, lambda: _module("torch._C._autograd")._pop_saved_tensors_default_hooks()
+    ),
+    "nested autocast": _stack(_nesting, lambda: _module("torch").autocast_decrement_nesting()),
     "autocast": Kind(_autocast, _put_autocast),
     "threads of torch": _call("get_num_threads", "set_num_threads"),
     "threads between operations of torch": Kind(lambda: _module("torch").get_num_interop_threads(), _nothing),

@@ -29,7 +29,9 @@ def find_behind(
 ) -> ModuleSpec | None:
     """The specification that the finders behind ``finder`` have of a module."""
     for other in sys.meta_path[sys.meta_path.index(finder) + 1 :]:
-        spec = other.find_spec(name, path, target)
+        # Python passes over old finders, which have find_module alone.
+        find: Any = getattr(other, "find_spec", None)
+        spec: ModuleSpec | None = None if find is None else find(name, path, target)
         if spec is not None:
             return spec
     return None
