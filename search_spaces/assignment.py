@@ -158,6 +158,7 @@ make_task, main = image_campaign(
     constraints=constraints,
     ranks=lambda options: options.ranks_per_worker,
 )
+task = make_task()
 test_accuracy, untrained = make_task.test, make_task.untrained
 
 if __name__ == "__main__":

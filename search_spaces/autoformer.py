@@ -128,7 +128,7 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch, searched_cosine
     from search_spaces.networks.autoformer import Autoformer
 
-    lr, cosine = searched_cosine(options.cosine, p, width=options.dim / DIM, length=options.epochs / EPOCHS)
+    lr, cosine = searched_cosine(options.cosine, p, width=(options.dim, DIM), length=(options.epochs, EPOCHS))
     return Recipe(
         network=Autoformer(
             features=run.data["features"],

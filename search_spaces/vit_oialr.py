@@ -71,8 +71,8 @@ def recipe(p: dict[str, Any], options: Options, run: Run) -> Recipe:
 
     from search_spaces.building_blocks.recipe_parts.schedules import searched_cosine
 
-    width = options.dim / DIM if options.architecture == "source" else 1.0
-    lr, schedule = searched_cosine(options.cosine, p, width=width, length=options.epochs / EPOCHS)
+    width = (options.dim, DIM) if options.architecture == "source" else (1, 1)
+    lr, schedule = searched_cosine(options.cosine, p, width=width, length=(options.epochs, EPOCHS))
     return Recipe(
         network=options.vit(classes=run.classes, qkv_bias=False, drop_path=0.2),
         optimizer=lambda weights: torch.optim.AdamW(weights, lr=lr, weight_decay=options.weight_decay),

@@ -157,7 +157,7 @@ def _left(coordinator: Coordinator, final: int, rate: float, now: float) -> str:
         left.append((coordinator.evaluations - final) / rate)
     if not left:
         return ""
-    # By hand, as timedelta has no room for budgets without end.
+    # timedelta has no room for budgets without end.
     minutes, seconds = divmod(round(max(0.0, min(left))), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
 

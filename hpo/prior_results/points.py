@@ -296,7 +296,7 @@ class _Fitting:
         for name, columns in self._missing.items():
             fits = {column: count for column, count in columns.items() if column not in likely.values()}
             if fits:
-                # Of columns that fit as often, the one with the most similar name.
+                # The column that fits most rows, and of equals the most similar name.
                 ranked = [
                     (count, SequenceMatcher(None, name, column.removeprefix(sources.PARAMS)).ratio(), column)
                     for column, count in fits.items()

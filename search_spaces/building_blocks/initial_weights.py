@@ -64,9 +64,13 @@ def take_file(model: nn.Module, path: str) -> Transfer:
     """``take`` from a safetensors file, with low-rank weights multiplied out; blocks that are not in the file begin as
     identity. UsageError for a file of another kind of network.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    state = multiplied_out(model, load_file(path))
+    try:
+        state = multiplied_out(model, load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise hpo.UsageError(f"init = {path!r}: cannot be read: {error}. Name a safetensors file.") from error
     if not state.keys() & model.state_dict().keys():
         raise hpo.UsageError(
             f"init = {path!r}: none of its {len(state)} tensors has the name of one of the network's. Name a model of "

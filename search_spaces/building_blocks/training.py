@@ -140,7 +140,8 @@ class TrainedTask(hpo.Task):
             check_value(known := tuple(names))
             # A judge returns after a run; a layer's metric, "rank/NAME", is recorded once the method changes the layer.
             needs = () if self._judge else self.objectives
-            check_recorded(needs, (*known, "value", *MEASURED, *(name for name in needs if "/" in name)))
+            measured = MEASURED if getattr(self.options, "architecture", "source") == "deep" else ()
+            check_recorded(needs, (*known, "value", *measured, *(name for name in needs if "/" in name)))
 
         training["report"].check_metrics = check_metrics
         model, result = self.fit(

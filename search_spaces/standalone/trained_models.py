@@ -55,6 +55,8 @@ def noted(directory: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
         raise hpo.UsageError(
             f"{directory / _NOTE} cannot be read: {error}. Remove it: the data are read in its place."
         ) from error
+    if not isinstance(found, dict):
+        return {}, {}
     if isinstance(found.get(_NETWORK), dict) and isinstance(found.get(_INPUTS), dict):
         return found[_NETWORK], found[_INPUTS]
     return found, {}  # earlier versions wrote the facts alone

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -294,3 +295,40 @@ def test_generators_are_given_back_after_an_error() -> None:
         seed_generators(99)
         raise RuntimeError
     assert draw() == expected
+
+
+class ByName(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with names as keys, in an order that is drawn in each epoch."""
+
+    def __init__(self) -> None:
+        self.shift = 0.0
+
+    def set_epoch(self, epoch: int) -> None:
+        torch.manual_seed(epoch)
+        self.shift = float(torch.rand(()))
+
+    def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
+        return torch.full((4,), float(name) + self.shift), torch.zeros(1)
+
+
+def trained_by_name(directory: Path | None, stop_after: int | None = None) -> Tensor:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    calls = iter(range(10**6))
+    trainers.train(
+        model,
+        Subset(ByName(), [str(number) for number in range(8)]),  # type: ignore[arg-type]
+        loss=torch.nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.001),
+        epochs=2,
+        batch_size=1,
+        checkpoint=directory,
+        interrupt=lambda: next(calls) == stop_after,
+    )
+    return model[1].weight.detach()
+
+
+def test_a_run_goes_on_bit_for_bit_where_set_epoch_seeds_the_global_generator(tmp_path: Path) -> None:
+    with pytest.raises(trainers.Interrupted):
+        trained_by_name(tmp_path, stop_after=11)
+    assert torch.equal(trained_by_name(tmp_path), trained_by_name(None))

@@ -331,7 +331,7 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
         assert any(leader._migration.departures(one) for one in chances) is migrates
 
 
-@pytest.mark.parametrize("seed", cases([], [1]))
+@pytest.mark.parametrize("seed", cases([1], []))
 def test_digits_train_on_from_a_parent(tmp_path: Path, seed: int) -> None:
     """Two intervals of two epochs reach what one cannot, and the optimizer's means are taken over."""
     from search_spaces import digits

@@ -111,7 +111,7 @@ def refuse_other_data(saved: Saved, now: Mapping[str, Samples], *, where: str) -
             numbers = ", ".join(str(number) for number, _ in samples)
             raise ValueError(
                 f"The checkpoint in {where} is of other data: samples {numbers} of {name} are not what they were. "
-                f"Is {name} split, listed or made at random? Seed or sort that. Otherwise: {REMEDY}"
+                f"Is {name} split, listed or made at random? Seed or sort that. {REMEDY}"
             )
 
 

@@ -60,7 +60,7 @@ class Fetched(Dataset[object]):
     ) -> None:
         stream = stream_of(samples)
         given = samples if stream is None else stream.samples
-        whole, chosen = _undivided(given)
+        whole = _undivided(given)
         self.on_device = whole.on_device if isinstance(whole, FinishesOnDevice) else None
         """The data set's work on the device; None without any."""
         self.name = type(given).__name__
@@ -70,7 +70,8 @@ class Fetched(Dataset[object]):
         # Subclasses of TensorDataset may have other items than the tensors'.
         self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
         if collate is None and (self._tensors is not None or isinstance(whole, ReadsBatches)):
-            self._samples, self._chosen = whole, chosen
+            # Keys of other data sets need not be numbers.
+            self._samples, self._chosen = whole, _chosen(given)
         self._stream = None if stream is None else StreamReader(stream, rank=rank, ranks=ranks, seed=seed)
         self._collate = _stacked if collate is None else collate
         self._epoch: int | None = None
@@ -145,14 +146,21 @@ def check_reading(name: str, samples: object, *, loader_processes: int, collate:
         )
 
 
-def _undivided(samples: object) -> tuple[Any, Tensor | None]:
-    """Data set that ``samples`` is a part of, if it is a torch Subset, and the indices of its items, None for all."""
+def _undivided(samples: object) -> Any:
+    """Data set that ``samples`` is a part of, if it is a torch Subset; else ``samples``."""
+    while type(samples) is Subset:
+        samples = samples.dataset
+    return samples
+
+
+def _chosen(samples: object) -> Tensor | None:
+    """Indices of a Subset's items in ``_undivided(samples)``; None for all."""
     chosen: Tensor | None = None
     while type(samples) is Subset:
         of_whole = torch.as_tensor(samples.indices, device="cpu")
         chosen = of_whole if chosen is None else of_whole[chosen]
         samples = samples.dataset
-    return samples, chosen
+    return chosen
 
 
 def epoch_setters(samples: object) -> Iterator[Callable[[int], object]]:

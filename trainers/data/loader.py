@@ -78,7 +78,11 @@ class Loader:
         if epoch is not None:
             self._fetched.set_epoch(epoch)
         self._plan.orders = [BatchOrder(epoch, batch) for batch in batches]
-        with closing(self._arrived(self._read())) as copies:
+        # No generator itself: ``set_epoch`` may draw random numbers, and runs before the first step's seeds are set.
+        return self._pairs(self._arrived(self._read()))
+
+    def _pairs(self, arrived: Generator[_Copy]) -> Generator[tuple[object, object]]:
+        with closing(arrived) as copies:
             for copy in copies:
                 yield copy.inputs, copy.targets
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -43,8 +44,8 @@ class ProgressLine:
 
     def _write(self, steps: int) -> None:
         length = self._length
-        epochs = f"epoch {steps / length.steps_per_epoch:.4g}/{length.epochs:.4g}"
-        text = f"{epochs}  step {steps}/{length.steps}{self._metrics}"
+        epoch = (steps - 1) // length.steps_per_epoch + 1
+        text = f"epoch {epoch}/{math.ceil(length.epochs)}  step {steps}/{length.steps}{self._metrics}"
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
         self._width = len(text)

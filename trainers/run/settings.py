@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from os import PathLike
@@ -77,7 +77,9 @@ _RULES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("precision", lambda v: v in PRECISIONS, '"fp32", "tf32" or "bf16"'),
     (
         "activation_checkpointing",
-        lambda v: isinstance(v, Sequence) and not isinstance(v, str) and all(isinstance(n, str) for n in v),
+        lambda v: (
+            isinstance(v, (Sequence, Set)) and not isinstance(v, str) and all(isinstance(n, str) for n in v)
+        ),
         'a sequence of names of modules, such as ("blocks.*",)',
     ),
     (

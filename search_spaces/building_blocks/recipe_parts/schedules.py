@@ -47,17 +47,22 @@ class HalvedEachEpoch(trainers.Schedule):
 
 
 def searched_cosine(
-    form: CosineForm, p: Mapping[str, float], *, width: float, length: float
+    form: CosineForm,
+    p: Mapping[str, float],
+    *,
+    width: tuple[float, float] = (1, 1),
+    length: tuple[float, float] = (1, 1),
 ) -> tuple[float, trainers.Cosine]:
-    """The rate and the cosine of the parameters ``p``, for a network and a run of ``width`` and ``length`` relative to
-    the source's.
+    """The rate and the cosine of the parameters ``p``, for a network of this ``width`` and a run of this ``length``,
+    each beside that of the source.
     """
     # Adam's best rate is inversely proportional to the width (Yang et al. 2022, arXiv 2203.03466, Table 3).
+    # Products come first: checkpoints of earlier versions compare schedules to the last digit.
     made = cosine(
         form,
-        warmup_epochs=p["warmup_epochs"] * length,
-        warmup_lr=p["warmup_lr"] / width,
-        min_lr=p["min_lr"] / width,
+        warmup_epochs=p["warmup_epochs"] * length[0] / length[1],
+        warmup_lr=p["warmup_lr"] * width[1] / width[0],
+        min_lr=p["min_lr"] * width[1] / width[0],
         k_decay=p["k_decay"],
     )
-    return p["lr"] / width, made
+    return p["lr"] * width[1] / width[0], made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpo.space.look_alikes import LookAlikes
@@ -13,6 +15,12 @@ from hpo.views.figures.drawing.theme import label, number
 if TYPE_CHECKING:
     from hpo.individual import Scalar
     from hpo.space.parameters import Categorical
+
+
+# Characters before the first that differs.
+_CONTEXT = 2
+# Characters more in each further attempt to distinguish texts.
+_WIDER = 4
 
 
 def short(value: float) -> str:
@@ -29,12 +37,30 @@ def shortened(text: str, most: int) -> str:
 
 
 def distinct(texts: Sequence[str], most: int) -> list[str]:
-    """``texts`` shortened to ``most`` characters, or to as many as it takes to keep different texts different."""
-    while True:
-        found = [shortened(text, most) for text in texts]
-        if len({*found}) == len({*texts}):
-            return found
-        most += 4
+    """``texts`` shortened to about ``most`` characters so that different texts stay different: where both ends are
+    alike, the middle is shown."""
+    short = {text: shortened(text, most) for text in texts}
+    clashing: set[str] = set()
+    while again := _shared(short):
+        clashing |= again
+        start = max(0, _common(clashing) - _CONTEXT)
+        end = _common(text[: start + _CONTEXT - 1 : -1] for text in clashing)
+        for text in clashing:
+            middle = shortened(text[start : len(text) - end], most - 2)
+            short[text] = f"{'…' if start else ''}{middle}{'…' if end else ''}"
+        most += _WIDER
+    return [short[text] for text in texts]
+
+
+def _common(texts: Iterable[str]) -> int:
+    """Length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda letters: len({*letters}) == 1, zip(*texts)))
+
+
+def _shared(short: Mapping[str, str]) -> set[str]:
+    """Texts whose short form is that of another, too."""
+    counts = Counter(short.values())
+    return {text for text, form in short.items() if counts[form] > 1}
 
 
 def choices(parameter: Categorical, most: int) -> list[str]:
