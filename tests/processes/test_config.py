@@ -230,7 +230,7 @@ WRONG: list[tuple[str | dict[str, object], str, str]] = [
         "[[phase]] number 2: until = 2 must be above",
         "Order",
     ),
-    ('[search]\nonly = { opt = "SGD" }', '[search] only = "SGD": must be a table of choices', ""),
+    ('[search]\nonly = { opt = "SGD" }', '[search] only.opt = "SGD": must be a table of choices', ""),
     # words of other packages
     ("n_jobs = 4", "n_jobs = 4", "--ranks N"),
     ('sampler = "tpe"', 'sampler = "tpe"', '"kind" in [search]'),

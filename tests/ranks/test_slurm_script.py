@@ -137,7 +137,7 @@ def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.Capture
     assert done.stdout == f"{path}:/usr/bin:/bin" and list(file.parent.iterdir()) == [file]
     two = file.rename(file.with_name("a\ntouch b.toml"))
     code, out, err = dry_run(capsys, two, "--nodes=2-4")
-    assert (code, out) == (2, "") and "two lines" in err and len(err.splitlines()) == 1
+    assert (code, out) == (2, "") and "one line" in err and len(err.splitlines()) == 1
 
 
 def test_the_commands_to_follow_a_job_can_be_copied(
