@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterable
 
+from hpo.terminal import one_line
+
 MOST_SHOWN = 200
 """Most characters of a value that a message shows."""
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
@@ -27,10 +29,8 @@ def excerpt(value: object, *, as_json: bool = False) -> str:
 def cut(text: str) -> str:
     """``text`` on one line, cut to MOST_SHOWN characters, with control characters as escape sequences."""
     # A name with a carriage return or a terminal's codes must not change what is seen of a message.
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: MOST_SHOWN + 1]
-    )
-    return shown if len(text) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]} …"
+    shown = one_line(text[:MOST_SHOWN])
+    return shown if len(text) <= MOST_SHOWN else f"{shown} …"
 
 
 def digits(values: Iterable[object], least: int = 4) -> int:

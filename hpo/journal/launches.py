@@ -17,7 +17,7 @@ from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
 from hpo.journal.records import Ended, Finished, Header, Launched
 
-# After so many launches in a row that got nothing done no other is started: their cause will not go away by itself.
+# Launches in a row that got nothing done, after which no other is started: their cause will not go away by itself.
 MOST_IDLE_LAUNCHES = 3
 
 _LOOK_S = 0.5

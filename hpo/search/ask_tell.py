@@ -128,7 +128,7 @@ class Search:
         number = self._asked
         candidate = Candidate(number, Configuration(id=make_id(0, 0, number), params={}))
         self._proposals.fill(candidate, self._population)
-        # Proposals gives up after so many draws, and leaves a configuration that may be known.
+        # Proposals gives up after a limited number of draws, and leaves a configuration that may be known.
         stuck = candidate.draws >= STUCK and not self._duplicates
         if not candidate.key or (stuck and candidate.key in self._proposals.known):
             params, operator = self._last_resort(candidate)

@@ -22,7 +22,7 @@ Report = tuple[str, int, float]
 """(id, steps of the rung, loss there), the loss infinite where no finite number was reported."""
 
 _WINDOW = 1024
-"""Latest reports that a rung keeps: shares and medians of so many differ little from those of all."""
+"""Latest reports that a rung keeps: shares and medians of this number differ little from those of all."""
 _SILENT = 3
 """Completed individuals without a report after which it is unlikely that reports will come."""
 _MEDIAN_STARTUP = 5

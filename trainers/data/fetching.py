@@ -132,7 +132,7 @@ class Collated:
 
 
 def check_reading(name: str, samples: object, *, loader_processes: int, collate: object) -> None:
-    """Raise ValueError if the data set ``name`` cannot be read with so many processes, or with ``collate``."""
+    """Raise ValueError if ``name`` cannot be read by ``loader_processes`` processes, or with ``collate``."""
     if collate is not None and isinstance(samples, ReadsBatches):
         raise ValueError(
             f"collate: {name} has read_batch(), which makes the batches itself. Do there what is to be done, and leave "

@@ -16,7 +16,7 @@ from hpo.islands.messages import End
 _FORCED_END_S = 60.0
 _KNOWN = 5
 """Evaluations that must have completed before others are compared with them."""
-# An evaluation is overdue after so many medians, and not before the least time.
+# Medians after which an evaluation is overdue, and the least time.
 _TIMES = 20
 _LEAST_S = 600.0
 _LOOK_S = 10.0
@@ -108,7 +108,7 @@ class Ending:
 
 
 def refused_sentence(refused: int) -> str:
-    """Sentence for a launch that ends because the constraints ``refused`` so many proposals in a row."""
+    """Sentence for a launch that ends because the constraints refused ``refused`` proposals in a row."""
     return (
         f"the constraints refused {refused} proposals in a row, so the search ended before its budget was used up. "
         "Narrow the ranges to where the constraints hold, or choose parameters that meet them by themselves (such as "

@@ -43,7 +43,7 @@ class UnseenConfigurations:
     ) -> Assignment | None:
         """A configuration whose key is not in ``taken``, to which it is added; None where there is none, or the space
         cannot be listed. The ``leader`` has claimed in vain: it drew for ``drawn_s`` seconds, and the constraints
-        ``refused`` so many draws."""
+        refused ``refused`` draws."""
         if self._configurations is None:
             self._barren += 1
             self.refused += refused

@@ -28,7 +28,7 @@ from hpo.journal.records import Id, Known, Migrated
 from hpo.search.population import Member, PopulationState
 
 _NAME = "journal/snapshot"
-# A snapshot is due for so many bytes of new journals, as fewer are read in a fraction of a second, and for
+# Bytes of new journals for which a snapshot is due, as fewer are read in a fraction of a second, and for
 # this share of the bytes that the last snapshot covers.
 _LEAST_BYTES = 1 << 20
 _LEAST_SHARE = 0.1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
 """Most observations in a study, the best and the latest, by kind. The Gaussian process is fitted for each proposal,
-which takes less than 200 ms with so many."""
+which takes less than 200 ms with this number."""
 _LATEST = 0.5
 """Share of the latest among the observations of a study."""
 _INITIAL = 10
