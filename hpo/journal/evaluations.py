@@ -50,22 +50,10 @@ class Unfinished(NamedTuple):
     attempt: Attempt
 
 
-class EvaluationsState(NamedTuple):
-    """``CurrentEvaluations`` as data."""
-
-    launch: int
-    ended: list[tuple[_Run, str, list[str]]]
-    """Ids by run and status; ``open`` and ``failures`` are records with their launches."""
-    open: list[tuple[int, Started | Finished]]
-    failures: list[tuple[int, Started | Finished]]
-    reopened: dict[str, int]
-    """Number of times that each individual was reopened."""
-
-
 class CurrentEvaluations:
     """Takes records as they are read, and keeps those of unfinished individuals."""
 
-    def __init__(self, state: EvaluationsState | None = None) -> None:
+    def __init__(self) -> None:
         # Run and status by id.
         self._ended: dict[str, tuple[_Run, str]] = {}
         # The values above, each kept once: few differ among millions of individuals.
@@ -74,25 +62,6 @@ class CurrentEvaluations:
         self._failures: dict[str, _Open] = {}
         self._reopened: dict[str, int] = {}
         self._launch = 0
-        if state is not None:
-            self._launch, ended, open_, failures, self._reopened = state
-            for run, status, identities in ended:
-                self._ended.update(dict.fromkeys(identities, (run, status)))
-            self._open = {record.id: _Open.of(launch, record) for launch, record in open_}
-            self._failures = {record.id: _Open.of(launch, record) for launch, record in failures}
-
-    @property
-    def state(self) -> EvaluationsState:
-        ended: dict[tuple[_Run, str], list[str]] = {}
-        for identity, end in self._ended.items():
-            ended.setdefault(end, []).append(identity)
-        return EvaluationsState(
-            self._launch,
-            [(run, status, identities) for (run, status), identities in ended.items()],
-            [(one.order[2], one.record) for one in self._open.values()],
-            [(one.order[2], one.record) for one in self._failures.values()],
-            self._reopened,
-        )
 
     @property
     def ended_ids(self) -> Collection[str]:

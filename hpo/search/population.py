@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -53,20 +53,6 @@ class Member(msgspec.Struct, eq=False, array_like=True):
             self.progress = steps, math.inf if loss is None else loss
 
 
-class PopulationState(NamedTuple):
-    """Members of a ``Population``, each kind in its order, and its counters."""
-
-    best: list[Member]
-    recent: list[Member]
-    failures: list[Member]
-    pruned: list[Member]
-    recent_limit: int
-    completed: int
-    native: int
-    judged: int
-    seen: int
-
-
 class Population:
     """The best, the most recent, the last pruned and the last failed members of an island.
 
@@ -102,24 +88,6 @@ class Population:
         self.judged = 0
         """Number of members that completed, or were pruned as worse than others."""
         self.seen = 0
-
-    @property
-    def state(self) -> PopulationState:
-        """State for ``restore``."""
-        members = (self.best, self.recent, self.failures, self.pruned)
-        return PopulationState(
-            *members, self._recent_limit, self.completed, self.native, self.judged, self.seen
-        )
-
-    def restore(self, state: PopulationState) -> None:
-        """Restore the members and counters of ``state``; both populations must have the same limits."""
-        self.best, recent, failures, pruned, *numbers = state
-        self._recent_limit, self.completed, self.native, self.judged, self.seen = numbers
-        self._ranks = [member.rank for member in self.best]
-        self._ids = {member.id for member in self.best}
-        self._recent, self._failures, self._pruned = (
-            {member.id: member for member in members} for members in (recent, failures, pruned)
-        )
 
     def __iter__(self) -> Iterator[Member]:
         """The best first, then the recent members that are not among them."""

@@ -21,17 +21,19 @@ import time
 from pathlib import Path
 
 from launching import single_threaded
-from resuming import LAUNCHES, SPACE, WORKERS, write_launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from individuals import make_started
 
 import hpo
+from hpo.individual import Outcome
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Header, Started
+from hpo.journal.records import Finished, Header, Started
 from hpo.results.running import Tails
 
 RUNNING_S = 20.0
+LAUNCHES, WORKERS, BATCH = 10, 4, 10_000
+SPACE = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(10)})
 
 
 def evaluate(trial: hpo.Trial) -> float:
@@ -49,6 +51,26 @@ def campaign(directory: Path, evaluations: int, seconds: float) -> hpo.Campaign:
         isolation="inline",
         kind="random",
     )
+
+
+def write_launch(directory: Path, launch: int, each: int) -> None:
+    """``each`` evaluations by every worker."""
+    for worker in range(WORKERS):
+        rng = random.Random(launch * WORKERS + worker)
+        path = journal_path(directory, launch=launch, island=0, worker=worker)
+        with JournalWriter(path, Header.of_this_process(launch=launch, island=0, worker=worker)) as journal:
+            for sequence in range(launch * each, (launch + 1) * each):
+                begun = start(worker, sequence, rng)
+                facts = {
+                    "configuration": begun.configuration,
+                    "attempt": begun.attempt,
+                    "started": begun.time,
+                }
+                outcome = Outcome(status="completed", objectives={"value": rng.random()}, seconds=0.5)
+                journal.append(begun)
+                journal.append(Finished(**facts, finished=begun.time + 0.5, outcome=outcome))
+                if sequence % BATCH == 0:
+                    journal.commit()
 
 
 def measure_running(workers: int) -> dict[str, float]:

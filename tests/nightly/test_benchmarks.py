@@ -69,7 +69,7 @@ KEYS = {
     },
     "flat_cost": {"default"},
     "gpu": {"alone", "busy", "decompositions", "layer", "two_ranks"},
-    "limits": {"codec_us", "importance_s", "of_limit", "overlap_s", "read_s", "status_s"},
+    "limits": {"codec_us", "fold_s", "importance_s", "of_limit", "overlap_s", "read_s", "status_s"},
     "overhead": {
         "curve_dropped_us",
         "curve_written_us",
@@ -99,7 +99,6 @@ KEYS = {
         "seconds_to_simulate",
     },
     "report": {"best_s", "report_processor_s", "report_s", "report_two_s", "size_mb", "size_two_mb"},
-    "resuming": {"again", "eleventh", "journals", "sizes", "to_fold_cpu_s", "to_fold_s"},
     "steps": {"ddp_2", "ddp_4", "loop"},
     "status": {"after_s", "folded_s", "resume_s", "working_s"},
 }

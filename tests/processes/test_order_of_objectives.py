@@ -8,7 +8,6 @@ import pytest
 
 import hpo
 from hpo.campaign.rank.greeting import own_hello
-from hpo.islands.resume import snapshot
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0.0, 1.0), y=hpo.Float(0.0, 1.0))
 COST_FIRST = {"cost": "minimize", "score": "maximize"}
@@ -24,11 +23,9 @@ def campaign(directory: Path, objectives: dict[str, str], evaluations: int) -> h
     return hpo.Campaign(task, directory=directory, evaluations=evaluations, isolation="inline", kind="random")
 
 
-@pytest.mark.parametrize("least_bytes", [0, snapshot._LEAST_BYTES], ids=["snapshot", "journals"])
 def test_a_campaign_goes_on_in_the_order_in_which_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], least_bytes: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(snapshot, "_LEAST_BYTES", least_bytes)
     directory = tmp_path / "run"
     for evaluations, objectives in ((100, COST_FIRST), (110, SCORE_FIRST), (120, COST_FIRST)):
         going_on = campaign(directory, objectives, evaluations)

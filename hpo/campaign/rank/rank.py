@@ -31,7 +31,6 @@ from hpo.evaluation.environment import child_environment
 from hpo.islands.end_reasons import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
-from hpo.islands.resume import snapshot
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.individuals import located
 from hpo.islands.resume.start import start_messages
@@ -129,9 +128,6 @@ class Rank:
                 self._send_all(End("refused", error.exit_code, str(error)))
                 raise
             start = self._send_starts(layout, earlier, launch, hellos)
-            if earlier.snapshot:
-                held.callback(snapshot.write_beside(self._settings.directory, earlier.snapshot))
-                earlier.snapshot = b""
             sinks = held.enter_context(self._sinks())
             opening = Opening(lock, earlier, starting, known, sinks, ended_here(hellos))
             return self._serve(layout, signals, start, opening)
@@ -174,7 +170,6 @@ class Rank:
                 space=definition.task.space,
                 islands=layout.islands,
                 losses=definition.task.losses,
-                take_snapshot=True,
                 withdrawn={number for one in starting.known for number in one.replaces},
             )
         if lock.contested:

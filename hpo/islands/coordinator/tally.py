@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, birthplace, is_known
 from hpo.islands.messages import EvaluationEnd
-from hpo.journal.records import Number
 from hpo.text import digits
 
 _RECENT = 64
@@ -24,7 +23,7 @@ class BestSoFar(NamedTuple):
     id: str
     started: float = 0.0
     params: dict[str, Scalar] | None = None
-    objectives: dict[str, Number] | None = None
+    objectives: dict[str, float] | None = None
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -14,12 +14,10 @@ from typing import Any
 
 from msgspec import structs
 
-from hpo.individual import ENQUEUED, INTERRUPTED, LOST, PRUNED, REEVALUATION, birthplace
+from hpo.individual import ENQUEUED, INTERRUPTED, LOST, PRUNED, REEVALUATION, Scalar, birthplace
 from hpo.islands.coordinator.commands import point_assignment
 from hpo.islands.coordinator.worker_registry import HANGS
-from hpo.islands.resume import snapshot
 from hpo.islands.resume.individuals import (
-    InvalidRecord,
     assignment_of,
     end_of,
     loss_of,
@@ -27,10 +25,9 @@ from hpo.islands.resume.individuals import (
     validated,
 )
 from hpo.islands.resume.known import WITHDRAWN, enter
-from hpo.islands.resume.snapshot import FoldState
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import journal_files, read_file
+from hpo.journal.files import read_directory
 from hpo.journal.records import (
     Command,
     Finished,
@@ -65,11 +62,13 @@ def fold(
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
+    withdrawn: Collection[int] = (),
 ) -> ResumeState:
-    """State of the campaign after ``records``. Individuals of islands that no longer exist go to the island of their
-    number modulo ``islands``. Raises InvalidRecord."""
-    folding = _Fold(space=space, islands=islands, losses=losses)
+    """State of the campaign after ``records``, without the known points of the numbers ``withdrawn``. Individuals of
+    islands that no longer exist go to the island of their number modulo ``islands``. Raises InvalidRecord."""
+    folding = _Fold(space, islands, losses)
     folding.add(records)
+    folding.withdraw(withdrawn)
     return folding.finish()
 
 
@@ -79,117 +78,93 @@ def fold_directory(
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
-    take_snapshot: bool = False,
     withdrawn: Collection[int] = (),
 ) -> ResumeState:
-    """Fold all journals of the campaign in ``directory``, from its snapshot on where that fits them, without the known
-    points of the numbers ``withdrawn``.
+    """``fold`` of all journals of the campaign in ``directory``.
 
     Raises:
         InvalidRecord: a record contradicts others.
         CampaignError: a journal is damaged, was written by another version, or cannot be read.
     """
-    files = journal_files(directory)
-    journals = snapshot.stamps(files)
-    found = snapshot.read(directory, journals, islands)
-    while True:
-        covered = 0 if found is None else found.journals
-        folding = _Fold(space=space, islands=islands, losses=losses, state=found)
-        torn: list[Path] = []
-        try:
-            for path in files[covered:]:
-                folding.add(read_file(path, torn))
-            folding.data.torn += [path.name for path in torn]
-            data = b""
-            if take_snapshot and snapshot.is_due(journals, covered):
-                data = snapshot.encode(directory, journals, islands, folding.state)
-            folding.withdraw(withdrawn)
-            state = folding.finish()
-        except InvalidRecord:
-            if found is None:
-                raise
-            found = None  # the snapshot may be wrong, the journals may not
-            continue
-        state.snapshot = data
-        return state
+    torn: list[Path] = []
+    records = read_directory(directory, torn)
+    state = fold(records, space=space, islands=islands, losses=losses, withdrawn=withdrawn)
+    state.torn = [path.name for path in torn]
+    return state
 
 
 class _Fold:
     """Folds records to a ``ResumeState``, by a method for each type of record that a later launch needs."""
 
     def __init__(
-        self,
-        *,
-        space: Codec,
-        islands: int,
-        losses: Callable[[dict[str, float]], tuple[float, ...]],
-        state: FoldState | None = None,
+        self, space: Codec, islands: int, losses: Callable[[dict[str, float]], tuple[float, ...]]
     ) -> None:
         self._space = space
         self._islands = islands
         self._losses = losses
-        self.data = state or FoldState()
-        self._state = self.data.folded
-        self._evaluations = CurrentEvaluations(self.data.evaluations)
-        reports = self.data.reports.items()
-        self._reports = {island: deque(latest, _REPORTS) for island, latest in reports}
+        self._state = ResumeState()
+        self._evaluations = CurrentEvaluations()
+        self._launch = 0
+        # Time of the last record of the launch that is read.
+        self._updated = -math.inf
+        # Last launch that began while earlier launches may still have run.
+        self._contested = 0
+        self._moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
         # Members by birthplace, until all moves are known.
         self._born: dict[int, Population] = {}
-        for island, members in self.data.born.items():
-            self._born[island] = Population(best=KEPT, pruned=_PRUNED)
-            self._born[island].restore(members)
-
-    @property
-    def state(self) -> FoldState:
-        """State from which a fold of later records may go on."""
-        return structs.replace(
-            self.data,
-            evaluations=self._evaluations.state,
-            reports={island: list(reports) for island, reports in self._reports.items()},
-            born={island: members.state for island, members in self._born.items()},
-        )
+        # Heap of the members that finished last, by birthplace.
+        self._latest: dict[int, list[tuple[float, str, Member]]] = {}
+        # Parameters of kept members.
+        self._configurations: dict[str, dict[str, Scalar]] = {}
+        self._known: dict[int, Known] = {}
+        # Parameters of individuals that were enqueued, by id.
+        self._enqueued: dict[str, dict[str, Scalar]] = {}
 
     def add(self, records: Iterable[Record]) -> None:
         for record in records:
             handle = _HANDLERS.get(type(record))
             if handle is not None:
                 handle(self, record)
-            if record.at > self.data.updated:
-                self.data.updated = record.at
+            if record.at > self._updated:
+                self._updated = record.at
 
     def _on_header(self, record: Header) -> None:
         self._evaluations.take(record)
         launch, began, launches = record.launch, record.time, self._state.launches
-        if self.data.launch:
-            launches[self.data.launch] = launches[self.data.launch][0], self.data.updated
-        before, self.data.updated = launches.get(launch, (began, began))
-        launches[launch] = min(before, began), self.data.updated
-        self.data.launch = launch
+        self._close_launch()
+        before, self._updated = launches.get(launch, (began, began))
+        launches[launch] = min(before, began), self._updated
+        self._launch = launch
+
+    def _close_launch(self) -> None:
+        launches = self._state.launches
+        if self._launch:
+            launches[self._launch] = launches[self._launch][0], self._updated
 
     def _on_launched(self, record: Launched) -> None:
         if record.contested:
-            self.data.contested = max(self.data.contested, self.data.launch)
+            self._contested = max(self._contested, self._launch)
             self._state.leave_numbers()
         if record.code:
-            self._state.codes[self.data.launch] = record.code
+            self._state.codes[self._launch] = record.code
         self._state.commands.launched(record)
 
     def _on_known(self, record: Known) -> None:
-        self.data.known.setdefault(record.number, record)
+        self._known.setdefault(record.number, record)
 
     def withdraw(self, numbers: Collection[int]) -> None:
-        for number in self.data.known.keys() & set(numbers):
-            self.data.known[number] = structs.replace(self.data.known[number], status=WITHDRAWN)
+        for number in self._known.keys() & set(numbers):
+            self._known[number] = structs.replace(self._known[number], status=WITHDRAWN)
 
     def _on_migrated(self, record: Migrated) -> None:
-        self.data.moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
+        self._moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
 
     def _on_left(self, record: Left) -> None:
         if record.may_run or record.reason == HANGS:
-            self._state.hung[record.island, record.worker] = self.data.launch
+            self._state.hung[record.island, record.worker] = self._launch
 
     def _on_reported(self, record: Reported) -> None:
-        reports = self._reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
+        reports = self._state.reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
         reports.append((record.id, record.step, math.inf if record.loss is None else record.loss))
 
     def _on_evaluation(self, record: Started | Finished) -> None:
@@ -198,11 +173,11 @@ class _Fold:
         island, worker, sequence = birthplace(record.id)
         place = island, worker
         state.sequences[place] = max(state.sequences.get(place, 0), sequence + 1)
-        if state.hung.get(place, self.data.launch) < self.data.launch:
+        if state.hung.get(place, self._launch) < self._launch:
             del state.hung[place]
         state.repeats |= configuration.operator == REEVALUATION
         if configuration.operator == ENQUEUED:
-            self.data.enqueued[record.id] = configuration.params
+            self._enqueued[record.id] = configuration.params
         if isinstance(record, Finished):
             # An evaluation that was killed after its grace has an error.
             saved = record.status == INTERRUPTED and record.error is None
@@ -243,27 +218,25 @@ class _Fold:
         member = Member(identity, (), loss, outcome.status, (), progress, configuration.operator)
         population.add(member)
         if loss is not None:
-            newest = self.data.latest.setdefault(island, [])
+            newest = self._latest.setdefault(island, [])
             heapq.heappush(newest, (record.finished, identity, member))
             if len(newest) > _LATEST:
                 heapq.heappop(newest)
-        self.data.configurations[identity] = configuration.params
-        if len(self.data.configurations) > 4096 + 2 * (KEPT + _LATEST + _PRUNED) * len(self._born):
+        self._configurations[identity] = configuration.params
+        if len(self._configurations) > 4096 + 2 * (KEPT + _LATEST + _PRUNED) * len(self._born):
             kept = {one.id for island in self._born for one in self._of(island)}
-            self.data.configurations = {one: self.data.configurations[one] for one in kept}
+            self._configurations = {one: self._configurations[one] for one in kept}
 
     def _of(self, island: int) -> list[Member]:
-        return _in_order(self._born[island], self.data.latest.get(island, []))
+        return _in_order(self._born[island], self._latest.get(island, []))
 
     def finish(self) -> ResumeState:
-        space, islands = self._space, self._islands
-        state = ResumeState(**vars(self._state), reports=self._reports, torn=self.data.torn)
-        if self.data.launch:
-            state.launches[self.data.launch] = state.launches[self.data.launch][0], self.data.updated
+        space, islands, state = self._space, self._islands, self._state
+        self._close_launch()
         for island in sorted(self._born):
             for member in self._of(island):
-                moves = self.data.moves.get(member.id, {})
-                genome = space.encode(validated(space, member.id, self.data.configurations[member.id]))
+                moves = self._moves.get(member.id, {})
+                genome = space.encode(validated(space, member.id, self._configurations[member.id]))
                 history = tuple(moves[hop].source for hop in sorted(moves))
                 for home in sorted(_homes(island, moves, islands)):
                     population = state.populations.setdefault(home, Population(pruned=_PRUNED))
@@ -276,19 +249,19 @@ class _Fold:
             interrupted = isinstance(record, Finished) and record.status == INTERRUPTED
             state.tally.unfinished[record.id] = INTERRUPTED if interrupted else LOST
             assignment = assignment_of(record, attempt, space=space)
-            if launch < self.data.contested:
+            if launch < self._contested:
                 # A copy is made when the individual begins: that launch may have had no time for it.
                 assignment = assignment.as_contested()
             state.keys.add(assignment.key)
             state.pending.append(assignment)
-        begun = Counter(space.key(params) for params in self.data.enqueued.values())
+        begun = Counter(space.key(params) for params in self._enqueued.values())
         for command, params in state.commands.points:
             point = point_assignment(validated(space, command, params), space.key)
             if begun[point.key]:
                 begun[point.key] -= 1
             else:
                 state.enqueued.append(point)
-        enter(state, self.data.known.values(), space=space, islands=islands, losses=self._losses)
+        enter(state, self._known.values(), space=space, islands=islands, losses=self._losses)
         return state
 
 

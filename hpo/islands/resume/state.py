@@ -10,7 +10,6 @@ from typing import NamedTuple
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.messages import Assignment
 from hpo.journal.commands import Standing
-from hpo.journal.records import Hash, Id
 from hpo.search.population import Population
 
 # Numbers that a launch which was thought dead may use in each worker for individuals that are not on record.
@@ -27,8 +26,8 @@ class Resting(NamedTuple):
 
 
 @dataclass
-class Folded:
-    """Part of the state that the fold of later journals goes on from as it is."""
+class ResumeState:
+    """The state with which a new launch goes on."""
 
     keys: set[str] = field(default_factory=set)
     """Keys of all configurations."""
@@ -38,7 +37,7 @@ class Folded:
     hung: dict[tuple[int, int], int] = field(default_factory=dict)
     """Last launch that gave up ranks of a worker that may run, by island and worker, unless the worker has records of a
     later launch."""
-    resting: dict[Id, Resting] = field(default_factory=dict)
+    resting: dict[str, Resting] = field(default_factory=dict)
     """Pruned individuals that have saved themselves and may go on."""
     continued: set[str] = field(default_factory=set)
     """Individuals whose lineages went on."""
@@ -47,22 +46,12 @@ class Folded:
     repeats: bool = False
     """Whether a configuration was evaluated again on purpose."""
     commands: Standing = field(default_factory=Standing)
-    codes: dict[int, Hash] = field(default_factory=dict)
+    codes: dict[int, str] = field(default_factory=dict)
     """Hash of the task's code by launch, where it is on record."""
     launches: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Begin and time of the last record, by launch."""
     first_number: int = 0
     """Least number of new individuals of any worker."""
-
-    def leave_numbers(self) -> None:
-        """Number new individuals of all workers far from all numbers on record."""
-        self.first_number = max(self.first_number, *self.sequences.values(), 0) + _UNRECORDED
-
-
-@dataclass
-class ResumeState(Folded):
-    """The state with which a new launch goes on."""
-
     pending: list[Assignment] = field(default_factory=list)
     """Unfinished individuals."""
     populations: dict[int, Population] = field(default_factory=dict)
@@ -83,8 +72,6 @@ class ResumeState(Folded):
     """Whether the last launch may still run."""
     leading: list[tuple[float, str]] = field(default_factory=list)
     """Loss and id of the best completed individuals, where there is one objective."""
-    snapshot: bytes = b""
-    """Data for ``hpo.islands.resume.snapshot.write_beside``, empty where no snapshot is due."""
 
     @property
     def code(self) -> str:
@@ -97,6 +84,10 @@ class ResumeState(Folded):
         # Ranks that were given up may have gone on for a moment, and begun individuals that no journal names.
         unrecorded = _UNRECORDED if place in self.hung else 0
         return max(self.first_number, self.sequences.get(place, 0) + unrecorded)
+
+    def leave_numbers(self) -> None:
+        """Number new individuals of all workers far from all numbers on record."""
+        self.first_number = max(self.first_number, *self.sequences.values(), 0) + _UNRECORDED
 
     def contest(self) -> None:
         """Avoid the directories of the last launch, which may still run: those of individuals on record, and of numbers
