@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+import hpo
+from hpo.journal.directory import write_identity
 from hpo.journal.files import journal_path
 from hpo.journal.records import Record, decode, flat
 
@@ -61,6 +63,21 @@ def finished(
     status = "failed" if objectives is None else "completed"
     end = {"started": T + sequence, "finished": T + sequence + 0.5, "status": status, "objectives": values}
     return {"type": "finished", **place, **origin, **end, "metrics": {}, "error": None, **fields}
+
+
+def campaign(
+    directory: Path,
+    *workers: Iterable[Mapping[str, object]],
+    objectives: Mapping[str, str] | None = None,
+    space: hpo.SearchSpace | None = None,
+    time: float = 1.0,
+) -> Path:
+    """A campaign in ``directory`` whose ``workers`` wrote these tables in its first launch."""
+    identity = {"task": "x:y", "objectives": objectives or {"value": "minimize"}, "seed": 0}
+    write_identity(directory, identity if space is None else {**identity, "space": space.describe()})
+    for worker, tables in enumerate(workers):
+        write(directory, tables, 1, worker, time)
+    return directory
 
 
 def launched(**fields: object) -> dict[str, Any]:

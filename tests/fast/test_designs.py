@@ -7,14 +7,13 @@ from itertools import product
 
 import pytest
 from simulation import Simulation
+from simulation.campaigns import finished
 
 import hpo
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import make_id
-from hpo.journal.records import Finished
 from hpo.search.kinds.grid import GridBreeder
-from hpo.search.kinds.initial_design import InitialDesign
 from hpo.search.phases import make_breeder
 from hpo.search.population import Population
 from hpo.search.protocols import SearchContext
@@ -27,6 +26,15 @@ SPACE = hpo.SearchSpace(
 )
 
 
+def simulated(space, breeder, **settings):
+    """A campaign of two islands, to its end."""
+    simulation = Simulation(
+        space, lambda params: 0.0, islands=2, duration=lambda number: 1.0, breeder=breeder, seed=1, **settings
+    )
+    simulation.run()
+    return simulation
+
+
 def design(kind, workers):
     return make_breeder(SPACE, SearchSettings(kind="evolution", initial=kind), SearchContext(workers=workers))
 
@@ -37,21 +45,19 @@ def point(breeder, seed, island, worker, sequence):
 
 @pytest.mark.parametrize("kind", ["sobol", "latin-hypercube"])
 def test_workers_share_one_design_and_a_resumed_one_goes_on(kind):
-    workers = 4
-    points = {}
-    for worker in range(workers):
-        first = design(kind, workers)
-        for sequence in range(5):
-            child = point(first, 7, 0, worker, sequence)
-            if child is not None:
-                points[sequence, worker] = child.genome
-                assert child.operator == kind
-                # Another launch, which has drawn nothing before.
-                assert point(design(kind, workers), 7, 0, worker, sequence) == child
+    workers, points = 4, {}
+    known = design(kind, workers)
+    for worker, sequence in product(range(workers), range(5)):
+        # Each of another launch, which has drawn nothing before, as one that has.
+        child, again = (point(breeder, 7, 0, worker, sequence) for breeder in (known, design(kind, workers)))
+        assert child == again
+        if child is not None:
+            points[sequence, worker] = child.genome
+            assert child.operator == kind
     assert len(points) == 16 and len(set(points.values())) == 16
-    assert point(design(kind, workers), 7, 0, 0, 4) is None
-    assert point(design(kind, workers), 8, 0, 0, 0) != point(design(kind, workers), 7, 0, 0, 0)
-    assert point(design(kind, workers), 7, 1, 0, 0) != point(design(kind, workers), 7, 0, 0, 0)
+    assert {sequence for sequence, _ in points} == {0, 1, 2, 3}
+    for seed, island in ((8, 0), (7, 1)):
+        assert point(known, seed, island, 0, 0).genome != points[0, 0]
     for genome in points.values():
         assert SPACE.validate(SPACE.decode(genome)) == SPACE.decode(genome)
     # Spread: one in each sixteenth of each number, both choices equally often.
@@ -81,19 +87,10 @@ def test_the_design_comes_first_in_a_search_and_a_campaign():
     assert operators[:16] == ["sobol"] * 16 and "sobol" not in operators[16:]
 
     settings = SearchSettings(kind="evolution", initial="sobol")
-    simulation = Simulation(
-        SPACE,
-        lambda params: params["x"],
-        workers=8,
-        islands=2,
-        evaluations=60,
-        duration=lambda number: 1.0,
-        breeder=lambda rank: make_breeder(SPACE, settings, SearchContext(workers=4)),
-        seed=1,
+    simulation = simulated(
+        SPACE, lambda rank: make_breeder(SPACE, settings, SearchContext(workers=4)), workers=8, evaluations=60
     )
-    simulation.run()
-    records = [record for journal in simulation.journals for record in journal.committed]
-    drawn = [record for record in records if getattr(record, "operator", "") == "sobol"]
+    drawn = [record for record in finished(simulation) if record.operator == "sobol"]
     assert len(drawn) == 2 * 16
     assert {record.sequence for record in drawn} == {0, 1, 2, 3}
 
@@ -132,46 +129,14 @@ def test_a_value_that_a_condition_names_is_not_looked_for_in_a_huge_range():
 def test_workers_and_islands_go_through_one_grid(evaluations):
     """27 points of the grid first; then, the space being infinite, random ones."""
     space = hpo.SearchSpace({name: hpo.Float(0, 1) for name in "abc"})
-    simulation = Simulation(
-        space,
-        lambda params: params["a"],
-        workers=6,
-        islands=2,
-        evaluations=evaluations,
-        duration=lambda number: 1.0,
-        breeder=lambda rank: GridBreeder(space, 3),
-        seed=4,
-    )
-    simulation.run()
-    records = [
-        record
-        for journal in simulation.journals
-        for record in journal.committed
-        if isinstance(record, Finished)
-    ]
+    simulation = simulated(space, lambda rank: GridBreeder(space, 3), workers=6, evaluations=evaluations)
+    records = finished(simulation)
     points = {tuple(one.params.values()) for one in records if one.operator == "grid"}
     assert points == set(product((0.0, 0.5, 1.0), repeat=3))
     assert len(records) == evaluations
     assert sum(one.operator == "grid" for one in records) == 27
 
 
-def test_a_finite_space_is_used_up():
-    space = hpo.SearchSpace(a=hpo.Int(0, 3), b=hpo.Categorical(*"xyz"))
-    search = hpo.Search(space, kind="grid")
-    asked = [search.ask() for _ in range(12)]
-    assert {one.operator for one in asked} == {"grid"}
-    with pytest.raises(hpo.SpaceExhausted, match="all 12"):
-        search.ask()
-
-
-def test_a_restricted_grid_and_one_too_large():
-    search = hpo.Search(SPACE, kind="grid", grid_points=2, only={"kind": ["b"]})
-    assert {search.ask().params["kind"] for _ in range(8)} == {"b"}
+def test_a_grid_that_is_too_large_is_refused():
     with pytest.raises(UsageError, match="grid_points = 10 makes 10000000000 configurations, and 100000 are"):
         GridBreeder(hpo.SearchSpace({f"x{i}": hpo.Float(0, 1) for i in range(10)}), 10)
-
-
-def test_a_designed_breeder_is_otherwise_the_one_inside():
-    designed = InitialDesign(GridBreeder(SPACE, 2), SPACE, "sobol", workers=1)
-    plain = GridBreeder(SPACE, 2)
-    assert designed.breed(Population(), random.Random(1)) == plain.breed(Population(), random.Random(1))

@@ -11,15 +11,17 @@ import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from individuals import make_individual, make_record
+from individuals import make_finished, make_individual, make_record
 from msgspec.structs import replace
 from scipy.stats import spearmanr
 
 import hpo
 from hpo.individual import Individual
+from hpo.journal.records import Header
 from hpo.results.analysis.ancestry import changes, family
 from hpo.results.analysis.fidelity import Progress, correlations, kept, progress
 from hpo.results.analysis.island_success import good, migrations, success
+from hpo.results.parts import PartsFold
 from hpo.results.record import Launch
 from hpo.views.figures import parallel
 from hpo.views.figures.drawing.labels import choices, distinct
@@ -38,7 +40,6 @@ SPACE = hpo.SearchSpace(
         NASTY: hpo.Int(1, 9),
     }
 )
-NAMES = ("importance", "parallel", "slices", "islands", "family", "budget", "noise", "front", "hypervolume")
 
 
 def one(
@@ -289,11 +290,16 @@ def test_what_the_data_do_not_fill_is_not_drawn(name, shown, reason):
 
 
 @pytest.mark.parametrize("ways", [None, {"value": "maximize", NASTY: "minimize"}])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_nothing_from_outside_is_markup(name, ways):
     found, curves = campaign(objectives=ways)
+    parts = PartsFold()
+    parts.enter(Header(version=1, launch=1, island=0, worker=0, host=NASTY, time=0.0))
+    parts.add(
+        make_finished(id="0-0-0", params={}, operator=NASTY, started=0.0, finished=1.0, status="failed")
+    )
     try:
-        figure = draw(name, source(found, curves, objectives=ways))
+        figure = draw(name, source(found, curves, objectives=ways, starts_and_ends=parts))
     except NotDrawn:
         assert name in (("front", "hypervolume") if ways is None else ("noise",))
         return

@@ -12,35 +12,14 @@ import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journals import T
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal import directory as directories
 from hpo.journal.curves import CurveWriter, curve_path
 from hpo.journal.files import fence, journal_part, journal_path
 from hpo.results import curves, follow
 from hpo.results.follow import CurveFollower, Follower, Poll
 from hpo.results.record import load
-
-_T = 1.7e9
-
-
-def _finished(sequence: int) -> dict[str, Any]:
-    place = {"id": f"0-0-{sequence}", "island": 0, "worker": 0, "sequence": sequence, "params": {"lr": 0.1}}
-    origin = {
-        "type": "finished",
-        "operator": "random",
-        "parents": [],
-        "retries": 0,
-        "metrics": {},
-        "error": None,
-    }
-    end = {"started": _T, "finished": _T + sequence, "status": "completed", "objectives": {"value": 0.5}}
-    return {**origin, **place, **end}
-
-
-def _begin(directory: Path) -> Path:
-    directories.write_identity(directory, {"task": "x:y", "objectives": {"value": "minimize"}, "seed": 0})
-    return directory
 
 
 def _everything(follower: Follower | CurveFollower) -> list[Poll]:
@@ -52,7 +31,7 @@ def _everything(follower: Follower | CurveFollower) -> list[Poll]:
 
 # Few individuals and workers, so that the same one is met in several journals, in every order.
 _number = st.integers(0, 1)
-_time = st.integers(0, 9).map(lambda seconds: _T + seconds)
+_time = st.integers(0, 9).map(lambda seconds: T + seconds)
 _run = {"retries": _number, "promoted": _number, "reopened": _number}
 
 
@@ -145,7 +124,7 @@ class _Writers:
         path = journal_part(first, self.parts.setdefault(place, 0))
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(journals.line(journals.header(launch, worker, _T)))
+            path.write_bytes(journals.line(journals.header(launch, worker, T)))
         return path
 
     def append(self, place: tuple[int, int], table: dict[str, Any]) -> None:
@@ -170,7 +149,7 @@ class _Writers:
 def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, Any]], most: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(follow, "_BYTES_A_POLL", most)
-        home = _begin(Path(folder))
+        home = journals.campaign(Path(folder))
         writers, follower = _Writers(home), Follower(home)
         for action, place, argument in [*steps, ("poll", None, None)]:
             if action != "poll":
@@ -187,7 +166,7 @@ def test_where_nothing_changed_no_journal_of_an_earlier_launch_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for launch in (1, 2):
-        journals.write(_begin(tmp_path), [_finished(launch)], launch=launch)
+        journals.write(journals.campaign(tmp_path), [journals.finished(f"0-0-{launch}", 0.5)], launch=launch)
     follower = Follower(tmp_path)
     follower.poll()
     opened: list[str] = []
@@ -198,15 +177,15 @@ def test_where_nothing_changed_no_journal_of_an_earlier_launch_is_opened(
 
 
 def test_damage_is_said_until_it_is_repaired_and_costs_no_record(tmp_path: Path) -> None:
-    path = journals.write(_begin(tmp_path), [_finished(0)])
+    path = journals.write(journals.campaign(tmp_path), [journals.finished("0-0-0", 0.5)])
     follower = Follower(tmp_path)
     follower.poll()
-    whole = path.read_bytes() + journals.line(_finished(1))
-    path.write_bytes(whole + b"nonsense\n" + journals.line(_finished(2)))
+    whole = path.read_bytes() + journals.line(journals.finished("0-0-1", 0.5))
+    path.write_bytes(whole + b"nonsense\n" + journals.line(journals.finished("0-0-2", 0.5)))
     for _ in range(2):
         with pytest.raises(JournalDamaged, match="line 4"):
             follower.poll()
-    path.write_bytes(whole + journals.line(_finished(2)))
+    path.write_bytes(whole + journals.line(journals.finished("0-0-2", 0.5)))
     assert follower.poll().new
     assert follower.record() == load(tmp_path)
 
@@ -215,7 +194,7 @@ def test_a_directory_that_is_no_campaign_or_none_any_more_is_said(tmp_path: Path
     with pytest.raises(CampaignError, match="holds no campaign"):
         Follower(tmp_path).poll()
     home = tmp_path / "campaign"
-    journals.write(_begin(home), [_finished(0)])
+    journals.write(journals.campaign(home), [journals.finished("0-0-0", 0.5)])
     follower = Follower(home)
     follower.poll()
     shutil.rmtree(home)
@@ -228,7 +207,7 @@ def test_curves_come_with_the_records_and_make_the_same_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "_BYTES_A_POLL", 1)
-    journals.write(_begin(tmp_path), [_finished(0)])
+    journals.write(journals.campaign(tmp_path), [journals.finished("0-0-0", 0.5)])
     follower = CurveFollower(tmp_path)
     assert list(follower.frame().columns) == ["id", "step", "value", "time"]
     for launch, identity in ((1, "0-0-0"), (2, "0-0-1"), (1, "0-0-2")):
@@ -245,7 +224,7 @@ def test_curves_come_with_the_records_and_make_the_same_table(
 
 
 def test_a_journal_that_cannot_be_read_is_read_when_it_can(tmp_path: Path) -> None:
-    path = journals.write(_begin(tmp_path), [_finished(0)])
+    path = journals.write(journals.campaign(tmp_path), [journals.finished("0-0-0", 0.5)])
     follower = Follower(tmp_path)
     aside = path.rename(tmp_path / "aside")
     path.mkdir()

@@ -15,7 +15,6 @@ from journals import T
 
 import hpo
 from hpo.errors import UsageError
-from hpo.journal import directory
 from hpo.results import result as results
 from hpo.results.analysis import pareto as fronts
 from hpo.results.overview import folded
@@ -39,9 +38,7 @@ def known(number: int, gain: float, cost: float) -> dict[str, object]:
 
 
 def home(path: Path, records: list[dict[str, object]], *, objectives=WAYS, **launched: object) -> Path:
-    directory.write_identity(path, {"task": "x:y", "objectives": objectives, "seed": 0})
-    journals.write(path, [journals.launched(time=1.0, **launched), *records])
-    return path
+    return journals.campaign(path, [journals.launched(time=1.0, **launched), *records], objectives=objectives)
 
 
 def test_crowding_is_debs():

@@ -8,8 +8,7 @@ import sys
 
 import optuna
 import pytest
-from cases import cases
-from test_surrogate import populated
+from populations import population_of, searched_alone
 
 import hpo
 from hpo.errors import UsageError
@@ -17,56 +16,24 @@ from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.search.kinds.optuna_samplers import OptunaBreeder
 from hpo.search.population import Member, Population
 
-SPACE = hpo.SearchSpace(
-    momentum=hpo.Float(0.0, 0.99, when={"optimizer": "sgd"}),
-    optimizer=hpo.Categorical("sgd", "adam", None),
-    rate=hpo.Float(1e-5, 1.0, log=True),
-    depth=hpo.Int(1, 64, log=True),
-    width=hpo.Ordinal(16, 32, 64),
-    nested=hpo.Int(0, 3, when={"momentum_kind": "b"}),
-    momentum_kind=hpo.Categorical("a", "b", when={"optimizer": "sgd"}),
-)
 KINDS = ("tpe", "gp", "optuna-cmaes")
 LINE = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
-
-
-@pytest.mark.parametrize("kind", cases(["tpe", "optuna-cmaes"], ["gp"]))
-def test_conditional_logarithmic_ordered_and_failed_ones_the_same_again(kind):
-    losses = [None if n % 5 == 0 else float(n) for n in range(16)]
-    proposals = []
-    for _ in range(2):
-        breeder, population = OptunaBreeder(SPACE, kind), populated(SPACE, losses)
-        bred = []
-        for number in range(5):
-            child = breeder.breed(population, random.Random(number))
-            bred.append(child)
-            population.add(Member(f"0-1-{number}", child.genome, (-float(number),), COMPLETED))
-        proposals.append(bred)
-    assert proposals[0] == proposals[1]
-    assert {child.operator for child in bred} == {kind}
-    assert len({child.genome for child in bred}) == 5
-    for child in bred:
-        for gene, (low, high) in zip(child.genome, SPACE.limits.values(), strict=True):
-            assert low <= gene <= high and isinstance(gene, int) == isinstance(low, int)
-        params = SPACE.decode(child.genome)
-        assert SPACE.validate(params) == params and SPACE.encode(params) == child.genome
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_others_found_draws_the_proposals(kind):
     """The observations are all of others; the good ones lie in a corner."""
-    population, rng = Population(), random.Random(0)
-    for number in range(60):
-        x, y = rng.random(), rng.random()
-        population.add(Member(f"1-0-{number}", (x, y), ((x - 0.1) ** 2 + (y - 0.9) ** 2,), COMPLETED))
-    breeder = OptunaBreeder(LINE, kind)
-    near = 0
-    for number in range(24):
-        child = breeder.breed(population, random.Random(number))
-        x, y = child.genome
-        near += math.hypot(x - 0.1, y - 0.9) < 0.35
-        population.add(Member(f"0-0-{number}", child.genome, ((x - 0.1) ** 2 + (y - 0.9) ** 2,), COMPLETED))
-    assert near >= 12, near  # chance: 5
+    rng = random.Random(0)
+
+    def away(genome):
+        return math.hypot(genome[0] - 0.1, genome[1] - 0.9)
+
+    drawn = [(rng.random(), rng.random()) for _ in range(60)]
+    population = population_of(((one, away(one) ** 2) for one in drawn), worker="1-0")
+    bred = searched_alone(
+        OptunaBreeder(LINE, kind), lambda child, _: away(child.genome) ** 2, 36, into=population
+    )
+    assert sum(away(child.genome) < 0.35 for child in bred) >= 15  # chance: 7
 
 
 @pytest.mark.parametrize("kind", ["tpe", "gp"])
@@ -105,34 +72,15 @@ def test_a_study_is_bounded_and_keeps_the_best(kind):
 
 
 def test_cmaes_goes_on_from_generation_to_generation():
-    breeder, population = OptunaBreeder(LINE, "optuna-cmaes"), Population()
-    generations = []
-    for number in range(150):
-        child = breeder.breed(population, random.Random(number))
-        x, y = child.genome
-        population.add(Member(f"0-0-{number}", child.genome, ((x - 0.2) ** 2 + (y - 0.7) ** 2,), COMPLETED))
+    breeder, population, generations = OptunaBreeder(LINE, "optuna-cmaes"), Population(), []
+
+    def value(child, number):
         generations.append(breeder._generation)
+        return (child.genome[0] - 0.2) ** 2 + (child.genome[1] - 0.7) ** 2
+
+    searched_alone(breeder, value, 150, into=population)
     assert generations == sorted(generations) and generations[-1] >= 10
     assert population.best[0].losses[0] < 1e-4
-
-
-def test_known_configurations_are_not_proposed_while_there_are_others():
-    space = hpo.SearchSpace(a=hpo.Categorical(*"abcd"), b=hpo.Int(0, 3))
-    search = hpo.Search(space, kind="tpe")
-    asked = [search.ask() for _ in range(3)]
-    for _ in range(13):
-        search.tell(asked.pop(0), random.Random(len(asked)).random())
-        asked.append(search.ask())
-    with pytest.raises(hpo.SpaceExhausted):
-        search.ask()
-
-
-def test_some_choices_only():
-    search = hpo.Search(SPACE, kind="tpe", only={"optimizer": ["adam", "sgd"]}, seed=2)
-    for number in range(30):
-        one = search.ask()
-        assert one.params["optimizer"] in ("sgd", "adam")
-        search.tell(one, float(number))
 
 
 def test_optuna_stays_quiet_and_as_it_was(capfd, recwarn):
@@ -162,10 +110,3 @@ def test_what_cannot_be_is_refused(monkeypatch):
     with pytest.raises(UsageError, match="needs optuna and cmaes"):
         hpo.Search(LINE, kind="optuna-cmaes")
     assert "tpe" not in hpo.Search(LINE, kind="portfolio")._breeder._breeders
-
-
-def test_several_objectives_are_bred_by_evolution():
-    rng = random.Random(1)
-    population = populated(LINE, [(rng.random(), rng.random()) for _ in range(30)])
-    bred = {OptunaBreeder(LINE, "tpe").breed(population, random.Random(n)).operator for n in range(20)}
-    assert bred <= {"random", "evolution"}

@@ -6,16 +6,16 @@ import random
 from typing import get_args
 
 import pytest
+from populations import Around, population_of, searched_alone
 from simulation import Simulation
 
 import hpo
 from hpo.config.settings import Kind, SearchSettings
-from hpo.individual import COMPLETED, FAILED
+from hpo.individual import COMPLETED
 from hpo.journal.records import Finished
 from hpo.search.kinds.portfolio import PortfolioBreeder
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Breeder, Offspring
 
 SPACE = hpo.SearchSpace(
     x=hpo.Float(-1, 1), y=hpo.Float(-1, 1), n=hpo.Int(0, 40), c=hpo.Categorical("a", "b", "c")
@@ -23,37 +23,16 @@ SPACE = hpo.SearchSpace(
 NUMBERS = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(3)})
 
 
-class Fixed(Breeder):
-    """Proposes values around a place of its own."""
-
-    def __init__(self, place):
-        self.place = place
-        self.learnt = []
-
-    def breed(self, population, rng):
-        return Offspring((self.place + 0.1 * rng.random(),), operator="whatever")
-
-    def learn(self, member):
-        self.learnt.append(member.id)
-
-
-def spend(breeders, value, individuals=300, seed=0):
+def spend(breeders, value):
     """What share each got of the last hundred."""
-    portfolio, population, operators = PortfolioBreeder(breeders), Population(), []
-    for number in range(individuals):
-        child = portfolio.breed(population, random.Random(f"{seed}/{number}"))
-        operators.append(child.operator)
-        loss = value(child.genome[0], number)
-        status = COMPLETED if loss is not None else FAILED
-        losses = None if loss is None else (loss,)
-        member = Member(f"0-0-{number}", child.genome, losses, status, operator=child.operator)
-        population.add(member)
-        portfolio.learn(member)
-    return {name: operators[-100:].count(name) / 100 for name in breeders}, portfolio
+    portfolio = PortfolioBreeder(breeders)
+    bred = searched_alone(portfolio, lambda child, number: value(child.genome[0], number), 300)
+    operators = [child.operator for child in bred[-100:]]
+    return {name: operators.count(name) / 100 for name in breeders}, portfolio
 
 
 def test_who_finds_gets_the_budget_and_loses_it_when_others_find_more():
-    breeders = {"poor": Fixed(0.8), "good": Fixed(0.1), "worse": Fixed(0.5)}
+    breeders = {"poor": Around(0.8), "good": Around(0.1), "worse": Around(0.5)}
     shares, portfolio = spend(breeders, lambda x, number: x)
     assert shares["good"] > 0.7 and min(shares.values()) > 0.0
     assert portfolio.shares()["good"] > 0.5
@@ -63,7 +42,7 @@ def test_who_finds_gets_the_budget_and_loses_it_when_others_find_more():
 
 
 def test_only_ranks_count_and_failures_are_worst():
-    breeders = {"a": Fixed(0.1), "b": Fixed(0.5)}
+    breeders = {"a": Around(0.1), "b": Around(0.5)}
     plain, _ = spend(breeders, lambda x, number: x)
     blown, _ = spend(breeders, lambda x, number: 1e6 ** (50 * x))
     assert plain == blown
@@ -80,7 +59,7 @@ def test_nothing_is_stored_and_what_peers_bred_counts():
         population.add(Member(f"0-{number % 5}-{number}", (0.5,), (loss,), COMPLETED, operator=name))
     shares = []
     for _ in range(2):
-        portfolio = PortfolioBreeder({"a": Fixed(0.1), "b": Fixed(0.5)})
+        portfolio = PortfolioBreeder({"a": Around(0.1), "b": Around(0.5)})
         assert portfolio.shares()["a"] > portfolio.shares()["b"]
         portfolio.breed(population, random.Random(0))
         shares.append(portfolio.shares())
@@ -94,14 +73,14 @@ def test_the_first_is_believed_in_until_others_have_shown_more_than_luck():
         for number in range(60):
             name = "b" if number in places else "a"
             population.add(Member(f"0-0-{number}", (0.5,), (number / 60,), COMPLETED, operator=name))
-        portfolio = PortfolioBreeder({"a": Fixed(0.1), "b": Fixed(0.5), "c": Fixed(0.9)})
+        portfolio = PortfolioBreeder({"a": Around(0.1), "b": Around(0.5), "c": Around(0.9)})
         portfolio.breed(population, random.Random(0))
         assert portfolio.shares()["c"] < 0.05
         return portfolio.shares()["b"]
 
     assert share() < 0.05 and share(20, 40) < 0.05, "who was hardly tried cost more than its least share"
     assert share(0, 40) < 0.25 < share(0, 1) and share(0, 1, 2) > 0.6
-    assert PortfolioBreeder({"a": Fixed(0.1), "b": Fixed(0.5)}).shares()["b"] < 0.05
+    assert PortfolioBreeder({"a": Around(0.1), "b": Around(0.5)}).shares()["b"] < 0.05
 
 
 def test_it_begins_as_its_first_does_alone():
@@ -165,13 +144,13 @@ def test_islands_of_all_kinds_in_one_campaign(exchange):
 
 def test_migrants_are_observations_to_other_kinds():
     """An island that has evaluated nothing good itself proposes near what came from elsewhere."""
-    population, rng = Population(), random.Random(0)
-    for number in range(12):
-        genome = (rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0))
-        population.add(Member(f"0-0-{number}", genome, (sum(genome),), COMPLETED))
-    for number in range(24):
-        genome = (0.1 + 0.1 * rng.random(), 0.1 + 0.1 * rng.random(), 0.1 + 0.1 * rng.random())
-        population.add(Member(f"3-0-{number}", genome, (sum(genome),), COMPLETED, (3,)))
+    rng = random.Random(0)
+    own, foreign = (
+        [[rng.uniform(low, high) for _ in range(3)] for _ in range(count)]
+        for low, high, count in ((0.6, 1.0, 12), (0.1, 0.2, 24))
+    )
+    population = population_of((genome, sum(genome)) for genome in own)
+    population_of(((genome, sum(genome)) for genome in foreign), into=population, worker="3-0", history=(3,))
     for kind in ("surrogate", "evolution", "tpe", "cmaes", "portfolio"):
         breeder = make_breeder(NUMBERS, SearchSettings(kind=kind, random=0.0))
         bred = [breeder.breed(population, random.Random(n)).genome for n in range(12)]

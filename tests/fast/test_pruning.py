@@ -12,31 +12,29 @@ import pytest
 from cases import cases
 from individuals import changed, make_candidate
 from refusals import refused
-from simulation import Curve, pruning_settings
+from simulation import Curve, Simulation, pruning_settings
 from simulation.campaigns import SPACE, final, losses, make, records_of
-from simulation.pruned import check_ends, curve_of, pruned_campaign, run_disturbed
+from simulation.pruned import curve_of, pruned_campaign, run_disturbed
 
 import hpo
 from hpo.config.layout import Layout
 from hpo.config.settings import SearchSettings
-from hpo.individual import COMPLETED, PRUNED, Attempt
-from hpo.islands.end_reasons import DONE
+from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.records import Finished, Reported, Started
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
-from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport
+from hpo.search.protocols import GO, PAUSE, STOP, Candidate, TrialReport, Verdict
 from hpo.search.stopping_rules import Halving, PruningSettings, make_rule, of_search
 
+
+def candidate(identity: str, **attempt: Any) -> Candidate:
+    return make_candidate(token=0, id=identity, key=identity, operator="random", **attempt)
+
+
 HALVING = pruning_settings("halving", min_steps=1, reduction=3)
-
-
-def candidate(identity: str) -> Candidate:
-    return make_candidate(
-        token=0, id=identity, sequence=0, genome=(), params={}, key=identity, operator="random"
-    )
 
 
 def stopping(settings: PruningSettings, sign: float = 1.0, *, end: int | None = 10**9) -> Pruner:
@@ -45,6 +43,12 @@ def stopping(settings: PruningSettings, sign: float = 1.0, *, end: int | None = 
     if end is not None:
         made.learn_end(end)
     return made
+
+
+def verdicts(rule: Pruner, identity: str, *reports: tuple[int, float], **facts: Any) -> list[Verdict]:
+    """On the reports of an evaluation that begins: steps and values."""
+    rule.start(candidate(identity))
+    return [rule.report(TrialReport(identity, step, value, **facts))[0] for step, value in reports]
 
 
 @pytest.mark.parametrize("first, reduction", [(1, 2), (1, 4), (3, 3), (5, 4)])
@@ -120,8 +124,7 @@ def test_the_median_rule_compares_at_ever_rarer_steps() -> None:
 def test_larger_is_better_where_the_objective_is_maximised() -> None:
     rule = stopping(HALVING, sign=-1.0)
     for identity, value, expected in [("a", 0.1, GO), ("b", 0.9, GO), ("c", 0.5, PAUSE), ("d", 0.95, GO)]:
-        rule.start(candidate(identity))
-        assert rule.report(TrialReport(identity, 1, value))[0] == expected
+        assert verdicts(rule, identity, (1, value)) == [expected]
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
@@ -138,36 +141,18 @@ def test_what_is_not_finite_is_the_worst_where_others_are(worst: float, kind: st
 
 def test_patience_lets_one_fail_so_many_rungs_in_a_row() -> None:
     rule = stopping(pruning_settings("halving", reduction=2, patience=1))
-    rule.start(candidate("good"))
-    for step in (1, 2, 4, 8):
-        rule.report(TrialReport("good", step, 0.0))
-    rule.start(candidate("late"))
-    assert [rule.report(TrialReport("late", step, 1.0))[0] for step in (1, 2)] == [GO, STOP]
-    rule.start(candidate("crosses"))
-    assert [
-        rule.report(TrialReport("crosses", step, value))[0] for step, value in ((1, 1.0), (2, -1.0), (4, 1.0))
-    ] == [GO] * 3
+    verdicts(rule, "good", (1, 0.0), (2, 0.0), (4, 0.0), (8, 0.0))
+    assert verdicts(rule, "late", (1, 1.0), (2, 1.0)) == [GO, STOP]
+    assert verdicts(rule, "crosses", (1, 1.0), (2, -1.0), (4, 1.0)) == [GO] * 3
 
 
-def test_a_task_that_cannot_save_is_stopped_at_the_rung() -> None:
+@pytest.mark.parametrize("saves", [(True, False), (False, True), (False, False)])
+def test_a_task_that_can_save_is_asked_to_at_the_rung_and_any_other_stopped(saves: tuple[bool, bool]) -> None:
+    """Whether it has asked if it is to save, in an earlier evaluation of this worker and in this one."""
     rule = stopping(HALVING)
-    rule.start(candidate("good"))
-    for step in (1, 2):
-        rule.report(TrialReport("good", step, 0.0))
-    rule.start(candidate("bad"))
-    assert rule.report(TrialReport("bad", 1, 1.0))[0] == STOP
-    assert rule.last == (1, 1.0) and rule.condemned
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_a_task_that_can_save_is_asked_to_at_the_rung(before: bool) -> None:
-    """It has asked whether to save, in this evaluation or in an earlier one of this worker."""
-    rule = stopping(HALVING)
-    rule.start(candidate("good"))
-    for step in (1, 2):
-        rule.report(TrialReport("good", step, 0.0, saves=before))
-    rule.start(candidate("bad"))
-    assert rule.report(TrialReport("bad", 1, 1.0, saves=not before))[0] == PAUSE
+    verdicts(rule, "good", (1, 0.0), (2, 0.0), saves=saves[0])
+    assert verdicts(rule, "bad", (1, 1.0), saves=saves[1]) == [PAUSE if any(saves) else STOP]
+    assert rule.condemned
     assert rule.report(TrialReport("bad", 2, 0.5))[0] == STOP, "it went on without saving"
     assert rule.last == (1, 1.0), "the report at the rung counts"
 
@@ -176,16 +161,13 @@ def test_one_whose_task_may_or_may_not_save_is_stopped_when_it_reports_again() -
     """Nothing is known at a worker's very first report: what ends there has ended at the rung."""
     rule = stopping(HALVING)
     rule.observe([("other", 1, 0.0)])
-    rule.start(candidate("first"))
-    assert [rule.report(TrialReport("first", step, 1.0))[0] for step in (1, 2)] == [PAUSE, STOP]
+    assert verdicts(rule, "first", (1, 1.0), (2, 1.0)) == [PAUSE, STOP]
     assert rule.last == (1, 1.0)
 
 
 def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused() -> None:
     rule = stopping(HALVING)
-    one = candidate("a")
-    one.attempt = Attempt(resumed_at_step=3)
-    rule.start(one)
+    rule.start(candidate("a", resumed_at_step=3))
     assert [rule.report(TrialReport("a", step, 9.0)) for step in (1, 2, 3, 8)] == [(GO, None)] * 4
     assert rule.report(TrialReport("a", 9, 9.0)) == (GO, ("a", 9, 9.0))  # the first there
 
@@ -201,9 +183,7 @@ def test_one_that_was_interrupted_is_not_compared_where_it_had_passed(
     rule.observe([("other", step, 0.0) for step in (4, 8, 12, 16, 20, 36)])
     if known:
         rule.observe([("a", step, -1.0) for step in (4, 8, 12)])
-    one = candidate("a")
-    one.attempt = Attempt(resumed=True)
-    rule.start(one)
+    rule.start(candidate("a", resumed=True))
     reports = {step: rule.report(TrialReport("a", step, 9.0)) for step in range(first, 37)}
     judged = [step for step, (verdict, _) in reports.items() if verdict != GO]
     if kind == "median":
@@ -225,20 +205,16 @@ def test_median_stops_what_was_interrupted_only_where_it_began_from_the_start(ev
         ("anew", True, range(every, 41, every), 2.0),
         ("further", True, range(4 * every, 41, every), 2.0),
     ]:
-        one = candidate(identity)
-        one.attempt = Attempt(resumed=resumed)
-        rule.start(one)
-        verdicts = {rule.report(TrialReport(identity, step, value))[0] for step in steps}
-        assert (STOP in verdicts) is (identity == "anew")
+        rule.start(candidate(identity, resumed=resumed))
+        stopped = [rule.report(TrialReport(identity, step, value))[0] == STOP for step in steps]
+        assert any(stopped) is (identity == "anew")
 
 
 def test_one_that_crashes_after_it_has_failed_at_a_rung_fails_there_again() -> None:
     rule = stopping(HALVING)
     rule.observe([("other", 1, 0.0)])
-    one = candidate("a")
     for resumed in (False, True):
-        one.attempt = Attempt(resumed=resumed)
-        rule.start(one)
+        rule.start(candidate("a", resumed=resumed))
         assert rule.report(TrialReport("a", 1, 9.0))[0] == PAUSE
 
 
@@ -254,9 +230,7 @@ def test_nobody_is_stopped_at_the_last_step(known_from: str) -> None:
         steps=lambda params: 9 if known_from == "by the task" else None,
     )
     if known_from == "by one that completed":
-        rule.start(candidate("whole"))
-        for step in range(1, 10):
-            rule.report(TrialReport("whole", step, 0.0))
+        verdicts(rule, "whole", *((step, 0.0) for step in range(1, 10)))
         rule.completed()
     elif known_from == "by the island":
         rule.learn_end(9)
@@ -265,20 +239,15 @@ def test_nobody_is_stopped_at_the_last_step(known_from: str) -> None:
 
     rule.start(candidate("end"))
     assert rule.report(TrialReport("end", 9, 1.0, last_step=last)) == (GO, ("end", 9, 1.0))
-    rule.start(candidate("late"))
-    verdicts = [
-        rule.report(TrialReport("late", step, 1.0, last_step=last, saves=True))[0] for step in (3, 9, 10)
-    ]
-    assert verdicts == [PAUSE, GO, GO] and rule.last == (10, 1.0) and not rule.condemned
+    late = verdicts(rule, "late", (3, 1.0), (9, 1.0), (10, 1.0), last_step=last, saves=True)
+    assert late == [PAUSE, GO, GO] and rule.last == (10, 1.0) and not rule.condemned
 
 
 def test_a_longer_run_is_judged_where_a_shorter_one_ended() -> None:
     rule = stopping(HALVING, end=27)
     rule.observe([("other", step, 0.0) for step in (1, 3, 9, 27)])
-    rule.start(candidate("third"))
-    assert rule.report(TrialReport("third", 9, 1.0, saves=True))[0] == PAUSE
-    rule.start(candidate("short"))
-    assert rule.report(TrialReport("short", 9, 1.0, last_step=9, saves=True))[0] == GO
+    assert verdicts(rule, "third", (9, 1.0), saves=True) == [PAUSE]
+    assert verdicts(rule, "short", (9, 1.0), last_step=9, saves=True) == [GO]
 
 
 def test_a_whole_run_is_as_long_as_the_longest_that_completed() -> None:
@@ -291,18 +260,15 @@ def test_a_whole_run_is_as_long_as_the_longest_that_completed() -> None:
     assert rule.report(TrialReport("a", 3, 1.0, saves=True)) == (GO, ("a", 3, 1.0)) and not rule.condemned
     assert rule.report(TrialReport("a", 4, 2.0, saves=True)) == (PAUSE, None) and rule.condemned
     assert rule.last == (3, 1.0)
-    rule.start(candidate("b"))
-    assert rule.report(TrialReport("b", 9, 1.0, saves=True))[0] == GO
+    assert verdicts(rule, "b", (9, 1.0), saves=True) == [GO]
 
 
 def test_until_the_last_step_is_known_nobody_is_stopped() -> None:
     """What fails at a rung may be at its end there."""
     rule = stopping(HALVING, end=None)
     rule.observe([("other", step, 0.0) for step in (1, 3, 9)])
-    rule.start(candidate("a"))
-    assert [rule.report(TrialReport("a", step, math.nan))[0] for step in range(1, 10)] == 9 * [GO]
-    rule.start(candidate("b"))
-    assert rule.report(TrialReport("b", 1, 1.0, saves=True))[0] == GO
+    assert verdicts(rule, "a", *((step, math.nan) for step in range(1, 10))) == [GO] * 9
+    assert verdicts(rule, "b", (1, 1.0), saves=True) == [GO]
     rule.learn_end(9)
     assert rule.report(TrialReport("b", 2, 1.0))[0] == GO, "between rungs nothing is decided"
     assert rule.report(TrialReport("b", 3, 1.0))[0] == PAUSE
@@ -312,10 +278,7 @@ def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
     forgotten: list[str] = []
     rule = Pruner(HALVING, sign=1.0, forget=forgotten.append)
     rule.learn_end(9)
-    rule.start(candidate("best"))
-    rule.report(TrialReport("best", 1, 0.0))
-    rule.start(candidate("second"))
-    assert rule.report(TrialReport("second", 1, 0.5))[0] == PAUSE
+    assert verdicts(rule, "best", (1, 0.0)) + verdicts(rule, "second", (1, 0.5)) == [GO, PAUSE]
     rule.rest(candidate("second"), 1)
     for number in range(4):
         assert rule.promoted() is None
@@ -323,17 +286,6 @@ def test_a_paused_one_is_promoted_when_the_island_turns_out_worse() -> None:
     found = rule.promoted()  # 2 of 6 go on
     assert found is not None and (found.id, found.resumed_at_step) == ("second", 1)
     assert rule.promoted() is None and not forgotten
-
-
-def test_what_paused_ones_saved_is_bounded() -> None:
-    forgotten: list[str] = []
-    rule = Pruner(HALVING, sign=1.0, forget=forgotten.append)
-    rule.learn_end(9)
-    for number in range(200):
-        rule.start(candidate(str(number)))
-        if rule.report(TrialReport(str(number), 1, 0.01 * number))[0] == PAUSE:
-            rule.rest(candidate(str(number)), 1)
-    assert len(forgotten) > 150 and len(set(forgotten)) == len(forgotten)
 
 
 def test_of_many_paused_ones_that_may_go_on_the_latest_stay() -> None:
@@ -392,8 +344,7 @@ def test_every_setting_of_early_stopping_holds(rule: str, startup: int) -> None:
 def test_without_a_pruner_nothing_is_stopped() -> None:
     assert of_search(SearchSettings(), {"a": "minimize", "b": "minimize"}) is None
     rule = Pruner(None, sign=1.0, forget=lambda identity: None)
-    rule.start(candidate("a"))
-    assert [rule.report(TrialReport("a", step, math.nan))[0] for step in range(9)] == [GO] * 9
+    assert verdicts(rule, "a", *((step, math.nan) for step in range(9))) == [GO] * 9
     assert rule.news == [] and rule.known() == []
 
 
@@ -405,17 +356,7 @@ def test_a_pruned_member_is_never_the_best_and_gives_way_to_itself_when_it_has_c
     assert [one.id for one in population.pruned] == ["0-0-0"] and not population.failures
     population.add(Member("0-0-0", (0.5,), (-200.0,), COMPLETED))
     assert [one.id for one in population.best] == ["0-0-0", "0-0-1"] and not population.pruned
-    assert (population.seen, population.judged) == (2, 2)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_budgets_are_exact_with_pauses_and_promotions(seed: int) -> None:
-    simulation, settings = pruned_campaign(seed)
-    simulation.run()
-    assert simulation.coordinator.end is not None and simulation.coordinator.end.reason == DONE
-    counts = check_ends(records_of(simulation), settings["evaluations"], complete=True)
-    reported = {status: count for status, count in simulation.coordinator.tally.counts.items() if count}
-    assert reported == dict(counts)
+    assert (population.seen, population.judged, population.completed) == (2, 2, 2)
 
 
 def test_promoted_ones_go_on_where_they_paused() -> None:
@@ -443,13 +384,6 @@ def test_whatever_happens_with_pauses_the_budget_is_met_exactly(chunk: int) -> N
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def test_the_same_seed_prunes_the_same() -> None:
-    first, _ = pruned_campaign(7)
-    second, _ = pruned_campaign(7)
-    first.run(), second.run()
-    assert [one.committed for one in first.journals] == [one.committed for one in second.journals]
-
-
 def test_all_of_an_island_know_its_reports() -> None:
     simulation, _ = make(
         3, workers=6, islands=2, evaluations=60, curve=curve_of(3), pruning=HALVING, migration=0.0
@@ -464,24 +398,32 @@ def test_all_of_an_island_know_its_reports() -> None:
         assert known == {one for one in reported if one[0] == leader.place.island}
 
 
-def test_a_resumed_campaign_knows_the_reports() -> None:
+def pruned_launch(until: float = math.inf) -> tuple[list[Any], ResumeState]:
+    """The records of a launch, and what the next knows of it."""
     simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
-    simulation.run(until=3.0)
+    simulation.run(until=until)
     records = records_of(simulation)
-    earlier = fold(records, space=SPACE, islands=1, losses=losses)
+    return records, fold(records, space=SPACE, islands=1, losses=losses)
+
+
+def next_launch(earlier: ResumeState) -> Simulation:
+    again, _ = make(
+        4, workers=2, islands=1, evaluations=80, curve=curve_of(3), pruning=HALVING, earlier=earlier
+    )
+    return again
+
+
+def test_a_resumed_campaign_knows_the_reports() -> None:
+    records, earlier = pruned_launch(until=3.0)
     reported = [(one.id, one.step) for one in records if isinstance(one, Reported)]
     assert reported and [(identity, step) for identity, step, _ in earlier.reports[0]] == reported
-    again, _ = make(
-        4, workers=2, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING, earlier=earlier
-    )
+    again = next_launch(earlier)
     assert {(one[0], one[1]) for one in again._starts[0].reports} == set(reported)
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_one_whose_checkpoint_is_gone_is_not_promoted(there: bool) -> None:
-    simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
-    simulation.run()
-    earlier = fold(records_of(simulation), space=SPACE, islands=1, losses=losses)
+    _, earlier = pruned_launch()
     assert earlier.resting and earlier.saves
     layout = Layout.plan(ranks=2, islands=1, ranks_per_worker=1)
     starts = start_messages(layout, earlier, 2, ["a", "a"], holds=lambda identity: there)
@@ -491,17 +433,13 @@ def test_one_whose_checkpoint_is_gone_is_not_promoted(there: bool) -> None:
 
 def test_what_paused_goes_on_as_often_reopened_and_from_the_same_parent() -> None:
     """Or the end of it would not count: it is of the run before."""
-    simulation, _ = make(3, workers=4, islands=1, evaluations=40, curve=curve_of(3), pruning=HALVING)
-    simulation.run()
-    records = records_of(simulation)
+    records, _ = pruned_launch()
     paused = next(one for one in records if isinstance(one, Finished) and one.resting)
     index = records.index(paused)
     records[index] = changed(paused, reopened=1, inherits="0-0-0", parents=("0-0-0",))
     earlier = fold(records, space=SPACE, islands=1, losses=losses)
     assert earlier.resting[paused.id] == (1, "0-0-0", paused.finished)
-    again, _ = make(
-        4, workers=2, islands=1, evaluations=80, curve=curve_of(3), pruning=HALVING, earlier=earlier
-    )
+    again = next_launch(earlier)
     starts = [one for one in again._starts if paused.id in one.owned]
     assert len(starts) == 1 and starts[0].resting[paused.id] == (1, "0-0-0")
     member = Member(paused.id, SPACE.encode(paused.params), None, PRUNED, progress=(1, 0.5))
@@ -588,17 +526,10 @@ def test_the_last_report_of_a_pruned_one_is_in_the_table(
                 raise hpo.Interrupted
         return dict.fromkeys(objectives, x)
 
-    task = hpo.Task(
-        hpo.SearchSpace(x=hpo.Float(0.1, 1.0)), evaluate, objectives=dict.fromkeys(objectives, "maximize")
-    )
-    result = hpo.Campaign(
-        task,
-        directory=tmp_path / "run",
-        evaluations=40,
-        isolation="inline",
-        pruner="halving",
-        reported="f1",
-    ).run()
+    directions = dict.fromkeys(objectives, "maximize")
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.1, 1.0)), evaluate, objectives=directions)
+    settings = {"isolation": "inline", "pruner": "halving", "reported": "f1"}
+    result = hpo.Campaign(task, directory=tmp_path / "run", evaluations=40, **settings).run()
     table = result.dataframe()
     pruned = table[table["status"] == PRUNED]
     assert len(pruned) > 3
@@ -614,12 +545,8 @@ def test_a_task_that_says_its_steps_is_stopped_from_the_first_on(tmp_path: Path)
         return 0.0
 
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    for steps, completed in ((9, 1), (None, 1), (3, 1)):
-        result = hpo.Campaign(
-            hpo.Task(space, evaluate, steps=steps),
-            directory=tmp_path / str(steps),
-            evaluations=10,
-            isolation="inline",
-            pruner="halving",
-        ).run()
-        assert sum(one.status == COMPLETED for one in result.individuals) == completed, steps
+    settings = {"evaluations": 10, "isolation": "inline", "pruner": "halving"}
+    for steps in (9, None, 3):
+        task = hpo.Task(space, evaluate, steps=steps)
+        result = hpo.Campaign(task, directory=tmp_path / str(steps), **settings).run()
+        assert sum(one.status == COMPLETED for one in result.individuals) == 1, steps

@@ -7,12 +7,14 @@ import math
 import random
 import statistics
 from collections import Counter, deque
+from itertools import product
 from pathlib import Path
 
 import journals
 import numpy
 import pytest
 from individuals import make_candidate
+from populations import Around, population_of, searched_alone
 from refusals import refused
 from simulation import pruning_settings
 
@@ -20,7 +22,6 @@ import hpo
 from hpo.cli import main
 from hpo.config.reader import from_keywords
 from hpo.individual import COMPLETED, FAILED, REEVALUATION, Configuration
-from hpo.journal.directory import write_identity
 from hpo.journal.inspection import check
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
@@ -28,7 +29,7 @@ from hpo.search.models.estimates import estimates, exact
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
-from hpo.search.protocols import GO, Breeder, Offspring, TrialReport
+from hpo.search.protocols import GO, TrialReport
 from hpo.space.restricted import restricted
 from search_spaces.standalone.trained_models import of_campaign
 
@@ -65,26 +66,6 @@ def test_an_estimate_is_the_posterior_of_a_normal_mean():
             assert found.after(0) == found.deviation
 
 
-def test_a_change_of_units_changes_nothing_else():
-    rng = random.Random(1)
-    _, losses = drawn(rng)
-    plain = estimates(losses)
-    for scale, shift in ((1e-3, 0.0), (250.0, -7.0)):
-        other = estimates([[scale * one + shift for one in own] for own in losses])
-        for one, also in zip(plain, other, strict=True):
-            assert also.mean == pytest.approx(scale * one.mean + shift)
-            assert also.deviation == pytest.approx(scale * one.deviation)
-
-
-def test_evaluated_once_each_they_stay_in_order():
-    rng = random.Random(2)
-    losses = [[rng.expovariate(1.0)] for _ in range(50)]
-    means = [one.mean for one in estimates(losses)]
-    assert sorted(range(50), key=lambda index: means[index]) == sorted(
-        range(50), key=lambda index: losses[index][0]
-    )
-
-
 def test_one_evaluation_that_diverged_does_not_make_the_others_uncertain():
     rng = random.Random(3)
     _, losses = drawn(rng, noise=0.1)
@@ -93,13 +74,6 @@ def test_one_evaluation_that_diverged_does_not_make_the_others_uncertain():
     assert all(math.isfinite(one.mean) and one.deviation < 1.0 for one in found)
     assert max(one.mean for one in found[1:]) < 10.0
     assert found[0].mean > min(one.mean for one in found)
-
-
-def test_what_was_lucky_once_is_believed_less_than_what_was_good_five_times():
-    lucky, steady = [0.0], [-0.5, 0.7, 0.1, 0.6, -0.4]
-    found = estimates([lucky, steady, *[[0.5 + i / 20, 1.3 - i / 20] for i in range(10)]])
-    assert found[1].mean < found[0].mean
-    assert found[1].deviation < found[0].deviation
 
 
 def test_equal_ones_are_estimated_without_a_division_by_zero():
@@ -128,25 +102,12 @@ def test_exact_takes_repetitions_of_two_configurations_and_no_difference():
     assert not exact([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0000001]])
 
 
-class Fixed(Breeder):
-    """Proposes places drawn at random."""
-
-    def __init__(self):
-        self.learnt = []
-
-    def breed(self, population, rng):
-        return Offspring((rng.random(),), operator="whatever")
-
-    def learn(self, member):
-        self.learnt.append(member.id)
-
-
 UNIT = hpo.SearchSpace(x=hpo.Float(0, 1))
 
 
 def evaluated(share, value, individuals=400, seed=0, delay=0):
     """What was proposed, in order. ``delay``: so many are under way when the next is proposed."""
-    inner = Fixed()
+    inner = Around(0.0, 1.0)
     breeder, population = ReevaluatingBreeder(UNIT, inner, share), Population()
     noise, children, under_way = random.Random(seed), [], deque()
 
@@ -213,9 +174,8 @@ def test_a_lucky_one_whose_repetitions_fail_is_left():
 
 
 def test_a_repetition_that_failed_and_is_evaluated_again_counts_as_what_it_came_to():
-    breeder, population, rng = ReevaluatingBreeder(UNIT, Fixed(), 0.5), Population(), random.Random(0)
-    for number in range(20):
-        population.add(Member(f"0-0-{number}", (number / 20,), (float(number),), COMPLETED))
+    breeder, rng = ReevaluatingBreeder(UNIT, Around(0.0, 1.0), 0.5), random.Random(0)
+    population = population_of(((number / 20,), number) for number in range(20))
     identity = next(
         f"0-1-{n}" for n in range(50) if (bred := breeder.propose_first(f"0-1-{n}", 0, population, rng))
     )
@@ -229,12 +189,8 @@ def test_a_repetition_that_failed_and_is_evaluated_again_counts_as_what_it_came_
 
 
 def test_it_remembers_a_bounded_number_and_the_repeated_ones_among_them():
-    breeder, population = ReevaluatingBreeder(UNIT, Fixed(), 0.2), Population()
-    rng = random.Random(5)
-    for number in range(3_000):
-        child = breeder.propose_first(f"0-0-{number}", 0, population, rng) or breeder.breed(population, rng)
-        loss = child.genome[0] + 0.05 * rng.gauss(0, 1)
-        population.add(Member(f"0-0-{number}", child.genome, (loss,), COMPLETED, operator=child.operator))
+    breeder, noise = ReevaluatingBreeder(UNIT, Around(0.0, 1.0), 0.2), random.Random(5)
+    searched_alone(breeder, lambda child, number: child.genome[0] + 0.05 * noise.gauss(0, 1), 3_000)
     assert len(breeder._known) <= 700
     assert max(len(own) for own in breeder._known.values()) > 10
 
@@ -243,10 +199,9 @@ def test_what_came_from_elsewhere_and_is_not_in_the_island_s_space_is_not_repeat
     space = restricted(
         hpo.SearchSpace(c=hpo.Categorical("a", "b", "c"), x=hpo.Float(0, 1)), {"c": ["a", "b"]}
     )
-    breeder, population, rng = ReevaluatingBreeder(space, Fixed(), 0.5), Population(), random.Random(0)
-    for number in range(60):
-        genome = (number % 3, rng.random())
-        population.add(Member(f"0-0-{number}", genome, (rng.random() - (number % 3 == 2),), COMPLETED))
+    breeder, rng = ReevaluatingBreeder(space, Around(0.0, 1.0), 0.5), random.Random(0)
+    drawn = [(number % 3, rng.random()) for number in range(60)]
+    population = population_of((genome, rng.random() - (genome[0] == 2)) for genome in drawn)
     again = [breeder.propose_first(f"0-1-{number}", 0, population, rng) for number in range(100)]
     assert {child.genome[0] for child in again if child is not None} == {0, 1}
 
@@ -275,19 +230,9 @@ def test_every_other_kind_repeats(kind):
         pytest.importorskip("optuna")
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
     settings = from_keywords(directory=".", evaluations=1, kind=kind, reevaluate=0.5).search
-    breeder, population, rng, operators = (
-        make_breeder(space, settings),
-        Population(),
-        random.Random(0),
-        Counter(),
-    )
-    for number in range(80):
-        child = breeder.propose_first(f"0-0-{number}", 0, population, rng) or breeder.breed(population, rng)
-        operators[child.operator] += 1
-        member = Member(f"0-0-{number}", child.genome, (rng.random(),), COMPLETED, operator=child.operator)
-        population.add(member)
-        breeder.learn(member)
-    assert 10 < operators[REEVALUATION] < 60
+    rng = random.Random(0)
+    bred = searched_alone(make_breeder(space, settings), lambda child, number: rng.random(), 80)
+    assert 10 < len(repeated(bred)) < 60
 
 
 def test_a_repetition_is_not_stopped_early():
@@ -390,14 +335,13 @@ def test_checkpoints_are_of_what_is_believed_to_be_best_and_of_each_configuratio
 
 
 def test_the_order_for_checkpoints_is_by_belief_and_of_a_configuration_the_better_evaluation_first():
-    breeder, population = ReevaluatingBreeder(UNIT, Fixed(), 0.3), Population()
+    breeder, population = ReevaluatingBreeder(UNIT, Around(0.0, 1.0), 0.3), Population()
     losses = {
         "lucky": (0.1, [-1.0, 2.0, 1.5]), "good": (0.2, [0.1, -0.2, 0.3]), "fair": (0.3, [0.6, 0.8]),
         **{f"other{n}": (0.4 + n / 100, [1.0 + n / 10]) for n in range(20)},
     }  # fmt: skip
     for name, (x, own) in losses.items():
-        for number, loss in enumerate(own):
-            population.add(Member(f"{name}-{number}", (x,), (loss,), COMPLETED))
+        population_of((((x,), loss) for loss in own), into=population, worker=name)
     pairs = [
         (loss, f"{name}-{number}") for name, (_, own) in losses.items() for number, loss in enumerate(own)
     ]
@@ -415,9 +359,8 @@ def test_a_repetition_that_failed_counts_against_its_configuration(tmp_path: Pat
         return value if value > 0.3 else math.nan
 
     task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), fragile, direction="minimize")
-    result = hpo.Campaign(
-        task, directory=tmp_path, evaluations=200, kind="random", isolation="inline", reevaluate=0.5
-    ).run()
+    settings = {"kind": "random", "isolation": "inline", "reevaluate": 0.5}
+    result = hpo.Campaign(task, directory=tmp_path, evaluations=200, **settings).run()
     failed = [one for one in result.individuals if one.operator == REEVALUATION and one.status == "invalid"]
     assert failed
     one = next(one for one in result.repeated if one.failed)
@@ -442,39 +385,23 @@ def test_a_repetition_that_failed_counts_against_its_configuration(tmp_path: Pat
 )
 def test_status_says_how_often_the_best_was_evaluated(tmp_path: Path, capsys, losses, best):
     """Evaluations of the configurations 0 to 3, and then only of the last."""
-    write_identity(tmp_path, {"task": "x:y", "objectives": {"value": "minimize"}, "seed": 0})
-    journals.write(
-        tmp_path,
-        [
-            {
-                "type": "finished", "id": f"0-0-{number}", "island": 0, "worker": 0, "sequence": number,
-                "params": {"x": min(number, 3)}, "operator": REEVALUATION if number in (2, 5) else "random",
-                "parents": [], "retries": 0, "started": 1.0, "finished": 2.0, "status": COMPLETED,
-                "objectives": {"value": loss}, "metrics": {}, "error": None,
-            }
-            for number, loss in enumerate(losses)
-        ],
-    )  # fmt: skip
+    operators = {2: REEVALUATION, 5: REEVALUATION}
+    ends = [
+        journals.finished(f"0-0-{n}", loss, params={"x": min(n, 3)}, operator=operators.get(n, "random"))
+        for n, loss in enumerate(losses)
+    ]
+    journals.campaign(tmp_path, ends)
     assert main(["status", str(tmp_path)]) == 0
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("best ")]
     assert line.removeprefix("best").lstrip().startswith(best)
 
 
-def test_without_it_the_best_is_the_best_value(tmp_path: Path):
-    result = campaign(tmp_path / "run", 60)
-    assert result.best.value == min(one.value or 0.0 for one in result.individuals)
-    assert result.repeated == []
-
-
-def test_a_repetition_may_come_as_often_as_it_is_bred():
-    params = UNIT.decode((0.5,))
-
-    def keys(*operators: str) -> set[str]:
-        return {
-            key_of(UNIT, Configuration(id=name, params=params, operator=operator))
-            for operator in operators
-            for name in ("0-0-1", "0-0-2")
-        }
-
-    plain = keys("random", "evolution")
-    assert len(plain) == 1 and len(plain | keys(REEVALUATION)) == 3
+def test_a_repetition_may_come_as_often_as_it_is_bred_and_a_configuration_from_each_checkpoint():
+    """A repetition is a key of its own each time."""
+    made = [*product(("random", "evolution"), [""]), (REEVALUATION, ""), ("continue", "a"), ("exploit", "b")]
+    keys = Counter(
+        key_of(UNIT, Configuration(id=name, params={"x": 0.5}, operator=operator, inherits=parent))
+        for operator, parent in made
+        for name in ("0-0-1", "0-0-2")
+    )
+    assert sorted(keys.values()) == [1, 1, 2, 2, 4]

@@ -26,7 +26,7 @@ SPACE = hpo.SearchSpace(
     depth=hpo.Int(1, 9),
 )
 ONLY: dict[str, Any] = {"optimizer": ["nadam", "adam"], "width": [2]}
-KINDS = ["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random"]
+KINDS = ["default", "surrogate", "evolution", "genetic", "cmaes", "pso", "nelder-mead", "random", "tpe"]
 
 
 def test_draws_keep_to_it_and_reach_all_that_is_left() -> None:
@@ -190,21 +190,6 @@ def test_a_finite_part_of_a_space_is_used_up_and_nothing_beyond_it_is_evaluated(
     ).run()
     assert result.reason == "exhausted"
     assert sorted(map(str, found)) == sorted(str(one.params) for one in result.individuals)
-
-
-def test_islands_of_a_campaign_evaluate_what_is_theirs(tmp_path: Path) -> None:
-    search = hpo.Search(SPACE, only={"optimizer": ["sgd"]})
-    assert {search.ask().params["optimizer"] for _ in range(20)} == {"sgd"}
-
-    task = hpo.Task(SPACE, lambda trial: float(trial.params["lr"]))  # type: ignore[arg-type]
-    result = hpo.Campaign(
-        task,
-        directory=tmp_path / "one",
-        evaluations=20,
-        isolation="inline",
-        island=[{"only": {"optimizer": ["adam"]}}],
-    ).run()
-    assert {one.params["optimizer"] for one in result.individuals} == {"adam"}
 
 
 def test_a_campaign_file_gives_it_to_an_island(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from written import Written
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES
-from hpo.journal import directory
 from hpo.journal.files import journal_path
 from hpo.journal.lock import acquire
 from hpo.results import overview
@@ -43,8 +42,7 @@ class _Home:
 
     def __init__(self, path: Path, objectives: dict[str, str] | None = None) -> None:
         self.path = path
-        identity = {"task": "x:y", "objectives": objectives or {"value": "minimize"}, "seed": 0}
-        directory.write_identity(path, identity)
+        journals.campaign(path, objectives=objectives)
 
     def launch(self, number: int, *files: list[dict[str, object]], at: float = T) -> None:
         for worker, records in enumerate(files):

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from populations import populated, population_of
 from scipy.stats import norm
 from simulation import Simulation
 
@@ -23,6 +24,7 @@ from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.ensemble import ModelEnsemble, import_in_background
 from hpo.search.models.gaussian import Gaussian
 from hpo.search.models.observations import Observations, normal_scores, value_scores
+from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.protocols import SearchContext
 
@@ -38,29 +40,21 @@ def spaces(draw):
         if parents and draw(st.booleans()):
             parent = draw(st.sampled_from(sorted(parents)))
             when = {parent: draw(st.sampled_from(parents[parent]))}
-        kind = draw(st.sampled_from(["float", "log", "int", "choice", "many", "one", "ordered"]))
+        kind = draw(st.sampled_from(["float", "log", "int", "log int", "choice", "many", "one", "ordered"]))
         name = f"p{index}"
         parameters[name] = {
             "float": lambda when: hpo.Float(-3, 5, when=when),
             "log": lambda when: hpo.Float(1e-6, 1, log=True, when=when),
-            "int": lambda when: hpo.Int(1, 4, when=when),
+            "int": lambda when: hpo.Int(-1, 4, when=when),
+            "log int": lambda when: hpo.Int(1, 1000, log=True, when=when),
             "choice": lambda when: hpo.Categorical("a", "b", "c", when=when),
             "many": lambda when: hpo.Categorical(*range(40), when=when),
             "one": lambda when: hpo.Categorical("only", when=when),
             "ordered": lambda when: hpo.Ordinal(8, 16, 64, when=when),
         }[kind](when)
-        if kind in ("choice", "ordered"):
-            parents[name] = parameters[name].choices
+        if kind in ("int", "choice", "ordered"):
+            parents[name] = list(parameters[name].values())
     return hpo.SearchSpace(parameters)
-
-
-def populated(space, losses, seed=0):
-    population, rng = Population(), random.Random(seed)
-    for number, value in enumerate(losses):
-        status = FAILED if value is None else COMPLETED
-        told = None if value is None else value if isinstance(value, tuple) else (value,)
-        population.add(Member(f"0-0-{number}", space.sample(rng), told, status))
-    return population
 
 
 values = st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-1e300, 1e300))
@@ -112,20 +106,6 @@ def test_children_are_genomes_of_their_parents(space, seed):
     clones, _ = offspring.children(parents[:1], 60, generator, 0.7, (0.01, 1 / 3))
     changed = (clones != parents[0]).any(axis=0)
     assert not (changed & ~offspring.active(parents[:1])[0]).any()
-
-
-def test_integers_and_their_conditions_are_those_of_the_space():
-    space = hpo.SearchSpace(
-        n=hpo.Int(1, 1000, log=True), m=hpo.Int(-3, 4), inner=hpo.Float(0, 1, when={"m": (0, 2)})
-    )
-    offspring = VectorisedGenomes(space)
-    genomes = offspring.drawn(400, np.random.default_rng(0))
-    exists = offspring.active(genomes)
-    for genome, there in zip(genomes.tolist(), exists[:, 2]):
-        params = space.decode(tuple(genome))
-        assert there == (params["m"] in (0, 2))
-    stand_in = np.array([space.encode(space.decode(tuple(genome))) for genome in genomes.tolist()])
-    assert offspring.rows(genomes)[:, :2] == pytest.approx(stand_in[:, :2], abs=1e-12)
 
 
 def test_scores_know_ranks_only():
@@ -215,9 +195,7 @@ def test_the_model_that_foretells_judges():
 def test_a_proposal_names_those_that_it_was_bred_from():
     """Each possible parent has one choice alone, and without crossover a child has most of its choices from one."""
     space = hpo.SearchSpace({f"c{index}": hpo.Categorical(*range(40)) for index in range(16)})
-    population = Population()
-    for number in range(25):
-        population.add(Member(f"0-0-{number}", (number,) * 16, (float(number % 7),), COMPLETED))
+    population = population_of(((number,) * 16, number % 7) for number in range(25))
     breeder = SurrogateBreeder(space, SearchSettings(random=0.0, crossover=0.0))
     named = set()
     for number in range(10):
@@ -230,9 +208,8 @@ def test_a_proposal_names_those_that_it_was_bred_from():
 
 def test_pruned_ones_are_no_better_than_the_median_and_count_anew_when_they_go_on():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    population, known = Population(), Observations(VectorisedGenomes(space))
-    for number in range(5):
-        population.add(Member(f"0-0-{number}", (number / 5,), (float(number),), COMPLETED))
+    known = Observations(VectorisedGenomes(space))
+    population = population_of(((number / 5,), number) for number in range(5))
     population.add(Member("0-1-0", (0.9,), None, PRUNED, progress=(2, 0.5)))
     population.add(Member("0-1-1", (0.95,), None, PRUNED, progress=(2, math.inf)))
     assert len(known.observe(population)) == 5
@@ -254,11 +231,13 @@ def test_a_failure_that_is_evaluated_again_counts_anew():
     assert not known.failed and known.observe(population) == []
 
 
-def test_several_objectives_are_bred_by_evolution():
+@pytest.mark.parametrize("kind", ["surrogate", "tpe"])
+def test_several_objectives_are_bred_by_evolution(kind):
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
     rng = random.Random(1)
     population = populated(space, [(rng.random(), rng.random()) for _ in range(30)])
-    bred = {SurrogateBreeder(space).breed(population, random.Random(n)).operator for n in range(30)}
+    breeder = make_breeder(space, SearchSettings(kind=kind))
+    bred = {breeder.breed(population, random.Random(n)).operator for n in range(30)}
     assert bred <= {"random", "evolution"}
 
 
@@ -277,13 +256,8 @@ def test_nothing_is_proposed_twice_before_the_space_is_used_up():
 
 def test_failures_guide_away():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    losses = [None if (n % 2) else 1.0 for n in range(60)]
-    population = Population()
-    rng = random.Random(3)
-    for number, value in enumerate(losses):
-        x = 0.5 + rng.random() / 2 if value is None else rng.random() / 2
-        told = None if value is None else (abs(x - 0.5),)
-        population.add(Member(f"0-0-{number}", (x,), told, FAILED if value is None else COMPLETED))
+    places = [(number % 2 + random.Random(number).random()) / 2 for number in range(60)]
+    population = population_of(((x,), None if x > 0.5 else 0.5 - x) for x in places)
     breeder = SurrogateBreeder(space)
     proposed = [breeder.breed(population, random.Random(n)).genome[0] for n in range(20)]
     assert sum(x < 0.52 for x in proposed) >= 15
@@ -295,12 +269,9 @@ def test_what_a_constraint_excludes_is_not_proposed_where_the_best_lies_beside_i
     def allows(params):
         return params["x"] + params["y"] < 0.8
 
-    population, rng = Population(), random.Random(3)
-    while len(population) < 30:
-        genome = space.sample(rng)
-        if allows(params := space.decode(genome)):
-            loss = (-params["x"] - 2 * params["y"],)
-            population.add(Member(f"0-0-{len(population)}", genome, loss, COMPLETED))
+    drawn = (space.sample(random.Random(number)) for number in range(150))
+    allowed = [genome for genome in drawn if allows(space.decode(genome))][:30]
+    population = population_of((genome, -genome[0] - 2 * genome[1]) for genome in allowed)
 
     def proposed(breeder):
         return [space.decode(breeder.breed(population, random.Random(n)).genome) for n in range(10)]
@@ -497,33 +468,14 @@ def test_other_choices_are_tried_while_the_best_stalls():
     space = hpo.SearchSpace(c=hpo.Categorical("a", "b", "c"), x=hpo.Float(0, 1))
 
     def of_the_leading(last):
-        population, rng = Population(), random.Random(0)
-        for number in range(18):
-            choice, x = number % 3, rng.random()
-            told = (0.1 + (x - 0.2) ** 2 if choice == 0 else 3.0 + x,)
-            population.add(Member(f"0-0-{number}", (choice, x), told, COMPLETED))
-        for number in range(6):
-            population.add(Member(f"0-1-{number}", (0, 0.2 + number / 1000), (last(number),), COMPLETED))
+        drawn = [(number % 3, random.Random(number).random()) for number in range(18)]
+        population = population_of(
+            (one, 3.0 + one[1] if one[0] else 0.1 + (one[1] - 0.2) ** 2) for one in drawn
+        )
+        tuned = (((0, 0.2 + number / 1000), last(number)) for number in range(6))
+        population_of(tuned, into=population, worker="0-1")
         breeder = SurrogateBreeder(space)
         return [breeder.breed(population, random.Random(n)).genome[0] for n in range(20)].count(0)
 
     assert of_the_leading(lambda number: 0.1 + 1e-9 * number) <= 12
     assert of_the_leading(lambda number: 0.1 - 0.1 * number) >= 15
-
-
-def test_it_needs_fewer_evaluations_than_evolution():
-    space = hpo.SearchSpace({f"c{i}": hpo.Categorical(*"abcde") for i in range(6)})
-    target = "abcdea"
-
-    def best(kind, seed):
-        search, least = hpo.Search(space, seed=seed, kind=kind), math.inf
-        for _ in range(60):
-            one = search.ask()
-            value = sum(a != b for a, b in zip(one.params.values(), target))
-            search.tell(one, value)
-            least = min(least, value)
-        return least
-
-    assert sum(best("surrogate", seed) for seed in range(6)) < sum(
-        best("evolution", seed) for seed in range(6)
-    )

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from populations import population_of, searched_alone
+from refusals import refused
 
 import hpo
 from hpo.config.settings import Kind, SearchSettings
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAILED, PRUNED
+from hpo.individual import COMPLETED, PRUNED
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
@@ -33,15 +35,15 @@ MIXED = hpo.SearchSpace(
     width=hpo.Ordinal(16, 32, 64, 128),
     optimizer=hpo.Categorical("sgd", "adam", "rmsprop"),
     momentum=hpo.Float(0.0, 0.99, when={"optimizer": "sgd"}),
+    schedule=hpo.Categorical("step", None, when={"optimizer": "sgd"}),
+    period=hpo.Int(0, 3, when={"schedule": "step"}),
 )
 SPHERE = hpo.SearchSpace({f"x{i}": hpo.Float(-1, 1) for i in range(4)})
 
 
-def settings(kind, **changes):
-    return SearchSettings(kind=kind, **changes)
-
-
 def loss(params):
+    if params["width"] == 16:
+        return None
     return (
         params["x"] ** 2
         + (math.log10(params["rate"]) + 3) ** 2
@@ -57,19 +59,11 @@ def sphere(params):
 
 def search(kind, space, goal, evaluations, seed, **changes):
     """A serial search by one worker; returns the offspring and the best loss."""
-    population = Population()
-    breeder = make_breeder(space, settings(kind).model_copy(update=changes))
-    bred, best = [], math.inf
-    for number in range(evaluations):
-        child = breeder.breed(population, random.Random(f"{seed}/{number}"))
-        params = space.decode(child.genome)
-        value = goal(params)
-        best = min(best, value)
-        bred.append(child)
-        member = Member(f"0-0-{number}", tuple(child.genome), (value,), COMPLETED, operator=child.operator)
-        population.add(member)
-        breeder.learn(member)
-    return bred, best
+    breeder, population = make_breeder(space, SearchSettings(kind=kind, **changes)), Population()
+    bred = searched_alone(
+        breeder, lambda child, number: goal(space.decode(child.genome)), evaluations, seed, into=population
+    )
+    return bred, population.best[0].losses[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,16 +88,6 @@ def test_every_kind_beats_chance_on_a_smooth_function(kind):
     for seed in range(seeds):
         wins += search(kind, SPHERE, sphere, size, seed)[1] < search("random", SPHERE, sphere, size, seed)[1]
     assert wins >= seeds - 1 - (kind not in SLOW)
-
-
-def test_parents_are_named():
-    for kind in ("default", "genetic"):
-        bred, _ = search(kind, MIXED, loss, 60, seed=3)
-        named = [child for child in bred if child.operator != "random"]
-        assert named
-        for child in named:
-            assert 1 <= len(child.parents) <= 2
-            assert all(parent.startswith("0-0-") for parent in child.parents)
 
 
 def test_genetic_breeds_from_as_many_as_are_kept():
@@ -153,11 +137,9 @@ CHOICES = hpo.SearchSpace({f"c{index}": hpo.Categorical("a", "b", "c") for index
 def children_of_two(kind, **rates):
     """A hundred. Half of their possible parents have "a" alone, the others "b" alone; no rate but those given is
     above 0."""
-    population = Population()
-    for number in range(24):
-        population.add(Member(f"0-0-{number}", (number % 2,) * 12, (1.0,), COMPLETED))
+    population = population_of(((number % 2,) * 12, 1.0) for number in range(24))
     rates = {"crossover": 0.0, "mutation": 0.0, "random": 0.0, **rates}
-    breeder = make_breeder(CHOICES, settings(kind, pool=20, **rates))
+    breeder = make_breeder(CHOICES, SearchSettings(kind=kind, pool=20, **rates))
     return [breeder.breed(population, random.Random(number)) for number in range(100)]
 
 
@@ -232,22 +214,18 @@ def test_without_propulate_kinds_that_need_it_are_refused_and_the_others_run(mon
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
     there = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "propulate" else there(name))
-    for kind in ("genetic", "cmaes", "pso", "nelder-mead"):
-        with pytest.raises(UsageError) as refusal:
-            make_breeder(space, settings(kind))
-        text = str(refusal.value)
-        assert f'kind = "{kind}" needs propulate' in text
-        assert "pip install --no-deps propulate==1.2.2" in text
-        assert '"default"' in text and '"surrogate"' in text and text.count(f'"{kind}"') == 1
-        with pytest.raises(UsageError, match="needs propulate"):
-            hpo.Campaign(
-                hpo.Task(space, lambda trial: 0.0), directory=tmp_path / "never", evaluations=1, kind=kind
-            ).check()
-    assert not (tmp_path / "never").exists()
+    task = hpo.Task(space, lambda trial: 0.0)
     for kind in get_args(Kind):
-        if kind not in ("genetic", "cmaes", "pso", "nelder-mead", "pbt", "grid"):
-            assert make_breeder(space, settings(kind)).breed(Population(), random.Random(0)).operator
-    assert "cmaes" not in make_breeder(space, settings("portfolio"))._breeders
+        campaign = hpo.Campaign(task, directory=tmp_path / "never", evaluations=1, kind=kind)
+        if kind in ("genetic", "cmaes", "pso", "nelder-mead"):
+            refused(
+                campaign.check, f'kind = "{kind}"', "pip install --no-deps propulate==1.2.2", '"surrogate"'
+            )
+        elif kind not in ("pbt", "grid"):
+            breeder = make_breeder(space, SearchSettings(kind=kind))
+            assert breeder.breed(Population(), random.Random(0)).operator
+    assert not (tmp_path / "never").exists()
+    assert "cmaes" not in make_breeder(space, SearchSettings(kind="portfolio"))._breeders
 
 
 def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
@@ -256,9 +234,7 @@ def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
         inner=hpo.Float(0, 1, when={"kind": "b"}),
         size=hpo.Ordinal(1, 2, 4, 8, 16),
     )
-    population = Population()
-    for number in range(20):
-        population.add(Member(f"0-0-{number}", (0, 0.25, 2), (float(number),), COMPLETED))
+    population = population_of(((0, 0.25, 2), number) for number in range(20))
     breeder = EvolutionBreeder(space)
     steps = Counter()
     for number in range(300):
@@ -274,24 +250,22 @@ def test_mutation_changes_only_what_exists_and_steps_to_neighbours():
 
 def test_the_neighbourhood_of_failures_is_avoided():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    population = Population()
-    for number in range(20):
-        population.add(Member(f"0-0-{number}", (0.5 + number / 1000,), (0.0 + number,), COMPLETED))
-    share = {}
-    for label in ("without", "with"):
-        if label == "with":
-            for number in range(20):
-                population.add(Member(f"0-1-{number}", (0.55 + number / 50,), None, FAILED))
+    population = population_of(((0.5 + number / 1000,), number) for number in range(20))
+
+    def share():
         breeder = EvolutionBreeder(space)
         children = [breeder.breed(population, random.Random(n)) for n in range(400)]
         genes = [child.genome[0] for child in children if child.operator != "random"]
-        share[label] = sum(gene > 0.55 for gene in genes) / len(genes)
-    assert share["with"] < share["without"] / 3
+        return sum(gene > 0.55 for gene in genes) / len(genes)
+
+    without = share()
+    population_of((((0.55 + number / 50,), None) for number in range(20)), into=population, worker="0-1")
+    assert share() < without / 3
 
 
 def test_cmaes_refuses_one_parameter():
     with pytest.raises(UsageError, match="at least two"):
-        make_breeder(hpo.SearchSpace(x=hpo.Float(0, 1)), settings("cmaes"))
+        make_breeder(hpo.SearchSpace(x=hpo.Float(0, 1)), SearchSettings(kind="cmaes"))
 
 
 FIXED = hpo.SearchSpace(

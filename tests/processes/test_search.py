@@ -28,32 +28,6 @@ def run(search, evaluations, sign=1.0):
     return best
 
 
-KINDS = [
-    "default",
-    "surrogate",
-    "evolution",
-    "genetic",
-    "cmaes",
-    "pso",
-    "nelder-mead",
-    "random",
-    "portfolio",
-    "grid",
-    "tpe",
-]
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "grid", "tpe"])
-def test_every_kind_asks_and_learns_and_repeats_itself(kind):
-    first, second = hpo.Search(SPACE, seed=3, kind=kind), hpo.Search(SPACE, seed=3, kind=kind)
-    for _ in range(30):
-        one, other = first.ask(), second.ask()
-        assert one == other
-        assert SPACE.validate(one.params) == one.params
-        first.tell(one, goal(one.params))
-        second.tell(other, goal(other.params))
-
-
 def test_what_is_told_moves_a_swarm():
     search = hpo.Search(SPACE, seed=1, kind="pso")
     operators = []
