@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import io
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import synthetic
 from PIL import Image
 from places import ROOT
 from playwright.sync_api import Page, sync_playwright
+from terminal import Terminal
 
 from hpo.cli import main as hpo
 
@@ -81,32 +77,23 @@ def report(page: Page, home: Path) -> None:
     keep(page, "report.png", 1280)
 
 
-@contextmanager
-def command(home: Path, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """An hpo command that is asked to end, and waited for."""
-    started = subprocess.Popen(
-        [sys.executable, "-m", "hpo", *map(str, words)], cwd=home, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield started
-    finally:
-        started.send_signal(signal.SIGTERM)
-        started.wait(120)
-
-
 def live_page(page: Page, home: Path) -> None:
-    (home / "task.py").write_text(TASK)
-    (home / "c.toml").write_text(CAMPAIGN)
-    with command(home, "run", "c.toml", "--ranks", 4) as campaign:
+    terminal = Terminal(home)
+    terminal.write("task.py", TASK)
+    terminal.write("c.toml", CAMPAIGN)
+    try:
+        campaign = terminal.start("run", "c.toml", "--ranks", 4)
         while not (home / "images" / "campaign.json").exists():
-            assert campaign.poll() is None
+            assert campaign.process.poll() is None
             page.wait_for_timeout(200)
-        with command(home, "watch", "images", "--port", 0) as server:
-            assert server.stdout is not None
-            page.goto(server.stdout.readline().strip())
-            page.wait_for_selector("figure[data-plot=history] path", state="attached", timeout=120_000)
-            page.wait_for_timeout(20_000)
-            keep(page, "watch.png", 1000)
+        server = terminal.start("watch", "images", "--port", 0)
+        assert server.process.stdout is not None
+        page.goto(server.process.stdout.readline().strip())
+        page.wait_for_selector("figure[data-plot=history] path", state="attached", timeout=120_000)
+        page.wait_for_timeout(20_000)
+        keep(page, "watch.png", 1000)
+    finally:
+        terminal.kill()
 
 
 def main() -> None:

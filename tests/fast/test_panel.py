@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import sys
-import termios
 import time
-from fcntl import ioctl
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from individuals import make_finished, make_started
 from rich.console import Console, Group
 from rich.text import Text
+from screens import Screen, set_size
 
 from hpo import cli
 from hpo.campaign.live_panel import Printed
@@ -152,33 +149,17 @@ def test_nothing_is_drawn_where_the_cursor_cannot_be_moved(
 ROWS = 40
 
 
-class Terminal:
-    """A terminal, as a person sees it."""
+class Terminal(Screen):
+    """A terminal that can be resized."""
 
     def __init__(self, columns: int) -> None:
-        self.master, self.handle = os.openpty()
-        self.screen = pyte.Screen(columns, ROWS)
-        self._stream = pyte.ByteStream(self.screen)
-        self.written = 0
+        master, self.handle = os.openpty()
+        super().__init__(master, columns, ROWS)
         self.resize(columns)
-        os.set_blocking(self.master, False)
 
     def resize(self, columns: int) -> None:
-        ioctl(self.handle, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+        set_size(self.handle, columns, ROWS)
         self.screen.resize(ROWS, columns)
-
-    @property
-    def rows(self) -> list[str]:
-        try:
-            while data := os.read(self.master, 1 << 16):
-                self.written += len(data)
-                self._stream.feed(data)
-        except BlockingIOError:
-            pass
-        rows = [row.rstrip() for row in self.screen.display]
-        while rows and not rows[-1]:
-            rows.pop()
-        return rows
 
     def close(self) -> None:
         os.close(self.master)

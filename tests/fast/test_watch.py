@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Answer:
     body: bytes
 
 
-async def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str = "GET") -> Answer:
+def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str = "GET") -> Answer:
     """One request, whose whole answer is waited for."""
     answer = Answer(0, {}, b"")
 
@@ -62,7 +63,7 @@ async def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str 
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "root_path": "",
         "query_string": query.encode(), "headers": names, "scheme": "http", "server": ("127.0.0.1", 4711),
     }  # fmt: skip
-    await asyncio.wait_for(app(scope, receive, send), 20)
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
     return answer
 
 
@@ -82,51 +83,37 @@ ROUTES = ("/", "/parts/words", "/page.js", "/plotly.js", "/live.css", "/nothing"
 
 def test_every_route_is_closed_without_the_token(tmp_path: Path) -> None:
     app = app_for(tmp_path)
-
-    async def statuses(suffix: str, *headers: tuple[str, str]) -> set[int]:
-        answers = [
-            await ask(app, route + suffix, HOST, *headers, method=method)
-            for route in (*ROUTES, "/events")
-            for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT")
-        ]
-        assert all(answer.headers.items() >= HEADERS.items() for answer in answers)
-        return {answer.status for answer in answers}
-
     cookie = ("cookie", "hpo=a-token; token=a-token")
-    for suffix in ("", "?token=", "?token=a-toke", "?token=a-token%20", "?token=ä"):
-        assert asyncio.run(statuses(suffix)) == {403}, suffix
-    assert asyncio.run(statuses("", cookie)) == {403}
+    tokens = [("", cookie), *((f"?token={token}",) for token in ("", "a-toke", "a-token%20", "ä")), ("",)]
+    for (suffix, *headers), route in product(tokens, (*ROUTES, "/events")):
+        for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT"):
+            answer = ask(app, route + suffix, HOST, *headers, method=method)
+            assert answer.status == 403 and answer.headers.items() >= HEADERS.items(), (suffix, route, method)
 
 
 def test_the_token_becomes_a_cookie_that_opens_all_and_leaves_the_address(tmp_path: Path) -> None:
     app = app_for(tmp_path)
-
-    async def visit() -> None:
-        first = await ask(app, f"/?token={TOKEN}")
-        assert first.status == 303 and TOKEN not in first.headers["location"]
-        cookie, _, attributes = first.headers["set-cookie"].partition(";")
-        assert TOKEN not in cookie
-        assert {"httponly", "samesite=strict", "path=/"} == set(
-            attributes.lower().replace(" ", "").split(";")
-        )
-        brought = ("cookie", f"other=1; {cookie}")
-        answers = {route: await ask(app, route, HOST, brought) for route in ROUTES}
-        assert [one.status for one in answers.values()] == [200] * 5 + [404] * 2
-        assert all(one.headers.items() >= HEADERS.items() for one in answers.values())
-        assert b"<script>alert" not in answers["/"].body
-        # Another server has another token: its cookie is another one, and opens nothing here.
-        assert cookie != (await ask(app_for_other, "/?token=other")).headers["set-cookie"].partition(";")[0]
-
-    app_for_other = app_for(tmp_path, token="other")
-    asyncio.run(visit())
+    first = ask(app, f"/?token={TOKEN}")
+    assert first.status == 303 and TOKEN not in first.headers["location"]
+    cookie, _, attributes = first.headers["set-cookie"].partition(";")
+    assert TOKEN not in cookie
+    assert {"httponly", "samesite=strict", "path=/"} == set(attributes.lower().replace(" ", "").split(";"))
+    brought = ("cookie", f"other=1; {cookie}")
+    answers = {route: ask(app, route, HOST, brought) for route in ROUTES}
+    assert [one.status for one in answers.values()] == [200] * 5 + [404] * 2
+    assert all(one.headers.items() >= HEADERS.items() for one in answers.values())
+    assert b"<script>alert" not in answers["/"].body
+    # Another server has another token: its cookie is another one, and opens nothing here.
+    other = ask(app_for(tmp_path, token="other"), "/?token=other").headers["set-cookie"]
+    assert cookie != other.partition(";")[0]
 
 
 def test_who_comes_by_a_link_elsewhere_can_go_on(tmp_path: Path) -> None:
     """The browser withholds the cookie from a redirect that another site began."""
     app = app_for(tmp_path)
-    foreign = asyncio.run(ask(app, "/", HOST, ("sec-fetch-site", "cross-site")))
+    foreign = ask(app, "/", HOST, ("sec-fetch-site", "cross-site"))
     assert foreign.status == 403 and b'href="./"' in foreign.body
-    assert b"href" not in asyncio.run(ask(app, "/")).body
+    assert b"href" not in ask(app, "/").body
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
@@ -135,24 +122,24 @@ def test_a_page_of_another_name_is_refused(tmp_path: Path, token: str | None) ->
     query = "" if token is None else f"?token={token}"
 
     def status(host: str) -> int:
-        return asyncio.run(ask(app, "/page.css" + query, ("host", host))).status
+        return ask(app, "/page.css" + query, ("host", host)).status
 
     foreign = ("evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example:80", "", "[")
     for host in foreign:
         assert status(host) == 403, host
     for host in ("localhost:8080", "127.0.0.1", "LOCALHOST", "[::1]:9"):
         assert status(host) == 200, host
-    assert asyncio.run(ask(app, "/page.css" + query, ("accept", "*/*"))).status == 403
+    assert ask(app, "/page.css" + query, ("accept", "*/*")).status == 403
 
 
 def test_the_page_can_only_be_read(tmp_path: Path) -> None:
     app = app_for(tmp_path, None)
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         for route in ROUTES:
-            answer = asyncio.run(ask(app, route, method=method))
+            answer = ask(app, route, method=method)
             assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD"), (method, route)
     for route in (*ROUTES, "/events"):
-        assert asyncio.run(ask(app, route, method="HEAD")).status in (200, 404)
+        assert ask(app, route, method="HEAD").status in (200, 404)
 
 
 def test_the_policy_allows_no_foreign_and_no_written_script() -> None:
@@ -164,7 +151,7 @@ def test_the_policy_allows_no_foreign_and_no_written_script() -> None:
 
 
 def test_the_page_has_no_script_in_its_text(tmp_path: Path) -> None:
-    text = asyncio.run(ask(app_for(tmp_path, None), "/")).body.decode()
+    text = ask(app_for(tmp_path, None), "/").body.decode()
     assert text.count("<script") == text.count("<script src=") > 3
     assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "onload" not in text
@@ -172,8 +159,8 @@ def test_the_page_has_no_script_in_its_text(tmp_path: Path) -> None:
 
 def test_parts_are_the_same_compressed_and_not(tmp_path: Path) -> None:
     app = app_for(tmp_path, None)
-    plain = asyncio.run(ask(app, "/parts/words"))
-    packed = asyncio.run(ask(app, "/parts/words", HOST, ("accept-encoding", "br, gzip")))
+    plain = ask(app, "/parts/words")
+    packed = ask(app, "/parts/words", HOST, ("accept-encoding", "br, gzip"))
     assert "content-encoding" not in plain.headers and packed.headers["content-encoding"] == "gzip"
     assert gzip.decompress(packed.body) == plain.body
     assert json.loads(plain.body) == {"text": "</script>"}
@@ -211,14 +198,11 @@ def test_the_stream_says_what_there_is_then_what_changes_and_ends(tmp_path: Path
 
 
 def test_there_are_not_more_streams_than_the_server_bears(tmp_path: Path) -> None:
-    async def crowd() -> int:
-        streams = server.Streams()
-        app = server.application(page_with(tmp_path), streams, title="x", token=None)
-        for _ in range(64):
-            streams.open()
-        return (await ask(app, "/events")).status
-
-    assert asyncio.run(crowd()) == 503
+    streams = server.Streams()
+    app = server.application(page_with(tmp_path), streams, title="x", token=None)
+    for _ in range(64):
+        streams.open()
+    assert ask(app, "/events").status == 503
 
 
 @contextmanager

@@ -1,20 +1,15 @@
 """Live page and report in a real browser, of a real campaign with two objectives, pruning, failures and two launches:
 the live page grows without being loaded again, every figure holds marks, nothing is said on the console, nothing comes
-from elsewhere, and no text of a task does anything.
-
-Needs Debian's chromium (apt-get install chromium)."""
+from elsewhere, and no text of a task does anything."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from browser import NEEDED, check_figures, opened
 from individuals import make_finished
 from terminal import Command, Terminal, wait_until
 
@@ -22,16 +17,7 @@ from hpo.individual import COMPLETED, FAILED, PRUNED
 from hpo.journal.files import journal_path
 from hpo.journal.records import encode
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is missing: bash jobs/setup.sh dev browser"
-)
-
-_BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-pytestmark = [
-    pytest.mark.skipif(_BROWSER is None, reason="chromium is missing: apt-get install chromium"),
-    pytest.mark.timeout(600),
-]
+pytestmark = NEEDED
 
 TASK = """
 import os, time, hpo
@@ -72,37 +58,7 @@ _FIGURES = {
     *("history", "hours", "curves", "timeline", "importance", "parallel", "slices", "islands", "family"),
     *("budget", "front", "hypervolume"),
 }
-_MARKS = """() => Object.fromEntries([...document.querySelectorAll("figure[data-plot]")].map(
-    (one) => [one.dataset.plot, one.querySelectorAll("path, rect, circle, line").length]))"""
 _ENDED = """() => [...document.querySelectorAll(".fact")].map((one) => one.textContent).join(" ")"""
-
-
-class _Seen:
-    """What a page has said, asked for and opened. ``own``: the beginnings of addresses that are its own."""
-
-    def __init__(self, page: Any, own: str) -> None:
-        self.console, self.foreign, self.dialogs = list[str](), list[str](), list[str]()
-        self._own = (own, "data:", "blob:")
-        page.on("console", lambda message: self.console.append(message.text))
-        page.on("pageerror", lambda error: self.console.append(str(error)))
-        page.on("dialog", self._dialog)
-        page.on("request", self._request)
-
-    def _dialog(self, dialog: Any) -> None:
-        self.dialogs.append(dialog.message)
-        dialog.dismiss()
-
-    def _request(self, request: Any) -> None:
-        if not request.url.startswith(self._own):
-            self.foreign.append(request.url)
-
-
-@contextmanager
-def _page() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=_BROWSER, args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": 1400, "height": 900})
-        browser.close()
 
 
 def _watch(terminal: Terminal) -> tuple[Command, str]:
@@ -113,14 +69,8 @@ def _watch(terminal: Terminal) -> tuple[Command, str]:
 
 def _check_figures(page: Any) -> None:
     """All that two objectives, islands and a pruner have are there and hold marks; no text of a task is markup."""
-    page.wait_for_function(
-        f"(names) => {{ const found = ({_MARKS})(); return names.every((one) => found[one] > 10); }}",
-        arg=sorted(_FIGURES),
-        timeout=180_000,
-    )
-    assert all(count > 10 for count in page.evaluate(_MARKS).values())
+    check_figures(page, _FIGURES)
     shown = page.inner_text("body")
-    assert "could not be drawn" not in shown
     assert "<img src=x onerror=alert(3)>" in shown
     assert "<script>alert(1)</script>" in shown
     assert page.locator("img, b b, figure i, iframe").count() == 0
@@ -150,11 +100,8 @@ def test_the_pages_of_a_campaign(terminal: Terminal) -> None:
         seconds=60,
     )
     command, url = _watch(terminal)
-    own = url.partition("?")[0]
-    with _page() as page:
-        seen = _Seen(page, own)
-        page.goto(url, timeout=120_000)
-        assert page.url == own
+    with opened(url, silent=False) as (page, seen):
+        assert page.url == url.partition("?")[0]
         page.evaluate("window.loadedOnce = true")
         page.wait_for_selector("figure[data-plot=history] path", state="attached", timeout=120_000)
         wait_until(lambda: len(terminal.records("finished")) > 100, "a third of the campaign", seconds=120)
@@ -186,8 +133,5 @@ def test_the_pages_of_a_campaign(terminal: Terminal) -> None:
 def _check_report(terminal: Terminal, path: Path) -> None:
     done = terminal.hpo("report", "run", seconds=120)
     assert done.returncode == 0, done.stderr
-    with _page() as page:
-        seen = _Seen(page, path.as_uri())
-        page.goto(path.as_uri(), timeout=120_000)
+    with opened(path.as_uri()) as (page, _):
         _check_figures(page)
-    assert (seen.console, seen.foreign, seen.dialogs) == ([], [], [])

@@ -6,16 +6,13 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import struct
 import sys
-import termios
 import time
-from fcntl import ioctl
 from pathlib import Path
 
-import pyte
 import pytest
 from places import ROOT
+from screens import Screen, set_size
 from terminal import wait_until
 
 from hpo.journal import directory, lock
@@ -50,34 +47,17 @@ print("after")
 """
 
 
-class Person:
+class Person(Screen):
     """Sits at a terminal, on which SCRIPT runs."""
 
-    def __init__(self, place: Path, then: str, **environment: str) -> None:
-        self.screen = pyte.Screen(80, 30)
-        self._stream = pyte.ByteStream(self.screen)
-        self.place = place
-        self.written = b""
-        self.pid, self.master = pty.fork()
+    def __init__(self, place: Path, then: str) -> None:
+        self.pid, master = pty.fork()
         if self.pid == 0:
             os.chdir(place)
-            ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 80, 0, 0))
-            variables = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environment}
+            set_size(1, 80, 30)
+            variables = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
             os.execve(sys.executable, [sys.executable, "-c", SCRIPT.format(then=then)], variables)
-        os.set_blocking(self.master, False)
-
-    @property
-    def rows(self) -> list[str]:
-        try:
-            while data := os.read(self.master, 1 << 16):
-                self.written += data
-                self._stream.feed(data)
-        except OSError:  # nothing there; or, as a pseudo-terminal puts it, nobody there
-            pass
-        rows = [row.rstrip() for row in self.screen.display]
-        while rows and not rows[-1]:
-            rows.pop()
-        return rows
+        super().__init__(master, 80, 30)
 
     def sees(self, words: str) -> None:
         wait_until(lambda: any(words in row for row in self.rows), words, pause_s=0.02)
