@@ -1,5 +1,5 @@
 """What all tests share: one thread a process, set before anything that starts threads is imported; signals as at a
-terminal; the options of jobs/check.sh; a terminal and mpirun."""
+terminal; the options of jobs/check.sh; a terminal, mpirun and a written campaign."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import mpi_scripts
 import skips
 from slurm import Slurm, User
 from terminal import Terminal, wait_until
+from written import Written
 
 # Under nohup or in a shell's background they are ignored, and by all that the tests start, which test them.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -68,6 +69,16 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def mpirun() -> mpi_scripts.Run:
     """``mpirun(ranks, script, *arguments)``: see ``mpi_scripts.run``."""
     return mpi_scripts.run
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """The directory of a campaign with one that completed, one that failed and one that was pruned."""
+    campaign = Written(tmp_path / "digits")
+    campaign.evaluate(0, 1.0, metrics={"size": 7, "note": "text"})
+    campaign.evaluate(1, None, "failed")
+    campaign.evaluate(2, 3.0, "pruned")
+    return campaign
 
 
 @pytest.fixture(scope="session")

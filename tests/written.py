@@ -37,18 +37,19 @@ def params(number: int) -> dict[str, Any]:
 class Written:
     """One worker's journal and curves in ``path``; what is added is on disk at once."""
 
-    def __init__(self, path: Path, objectives: dict[str, str] | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, path: Path, objectives: dict[str, str] | None = None, *, seed: int = 0, worker: int = 0
+    ) -> None:
         self.path = path
         self.objectives = objectives or {"value": "minimize"}
         task = hpo.Task(SPACE, lambda trial: 0.0, objectives=self.objectives)
         write_identity(
             path, {"task": "x:task", "options": {}, **task.describe(), "seed": seed, "created": BEGAN}
         )
-        self._journal = JournalWriter(
-            journal_path(path, launch=1, island=0, worker=0),
-            Header(version=1, launch=1, island=0, worker=0, host="node", pid=1, time=BEGAN),
-        )
-        self._curves = CurveWriter(curve_path(path, launch=1, island=0, worker=0), 0.0)
+        place = {"launch": 1, "island": 0, "worker": worker}
+        header = Header(version=1, **place, host="node", pid=1, time=BEGAN)
+        self._journal = JournalWriter(journal_path(path, **place), header)
+        self._curves = CurveWriter(curve_path(path, **place), 0.0)
         launched = Launched(evaluations=100, deadline_s=None, islands=1, workers=1, time=BEGAN)
         self._write(launched)
 

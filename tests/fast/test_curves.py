@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -247,7 +249,7 @@ def test_an_evaluation_whose_curve_cannot_be_written_completes(tmp_path: Path) -
     recording = Recording(CurveFile(path=str(written(tmp_path / "gone")), every_s=0.0))
     job = make_job(id="0-0-0", params={}, seed=0, directory=str(tmp_path))
     recording.begin(job)
-    Trial(Quiet(), job, curve=recording.curve).report(1, 0.5)
+    trial_of(recording.curve).report(1, 0.5)
     outcome = recording.finish(TaskOutcome(status=COMPLETED, objectives={"value": 1.0}))
     assert outcome.status == COMPLETED and "No such file" in "".join(outcome.remarks.values())
 
@@ -255,32 +257,16 @@ def test_an_evaluation_whose_curve_cannot_be_written_completes(tmp_path: Path) -
 # --- trials -----------------------------------------------------------------------------------------------------------
 
 
-class Quiet:
-    device = "cpu"
-    comm = None
-
-    def report(self, step: int, value: float, last_step: int | None) -> bool:
-        return False
-
-    def should_checkpoint_soon(self) -> bool:
-        return self.should_checkpoint()
-
-    def should_checkpoint(self) -> bool:
-        return False
+def trial_of(curve: object) -> Trial:
+    link = SimpleNamespace(device="cpu", comm=None, report=lambda *report: False)
+    return Trial(link, make_job(id="0-0-0", params={}, seed=0, directory="."), curve=curve)
 
 
-class Kept:
+class Kept(list[Any]):
     """A curve that remembers."""
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, float, dict[str, object]]] = []
-
-    def add(self, step: int, value: float, metrics: dict[str, object]) -> None:
-        self.rows.append((step, value, metrics))
-
-
-def trial_of(curve: Kept) -> Trial:
-    return Trial(Quiet(), make_job(id="0-0-0", params={}, seed=0, directory="."), curve=curve)
+    def add(self, *row: object) -> None:
+        self.append(row)
 
 
 @pytest.mark.parametrize("name", ["id", "time"])
@@ -289,17 +275,17 @@ def test_names_of_columns_are_no_metrics(name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} = 3"):
         trial_of(curve).report(1, 0.5, **{name: 3})  # type: ignore[arg-type]
     trial_of(curve).report(step=1, value=0.5, loss=1)
-    assert len(curve.rows) == 1
+    assert len(curve) == 1
 
 
 def test_all_metrics_are_reported_but_strange_values_and_names_of_columns() -> None:
     curve = Kept()
     trial = trial_of(curve)
     trial.report(0, 0.5, odd=object(), loss=2, self=1, trial=2, report=3)
-    assert curve.rows.pop() == (0, 0.5, {"loss": 2, "self": 1, "trial": 2, "report": 3})
+    assert curve.pop() == (0, 0.5, {"loss": 2, "self": 1, "trial": 2, "report": 3})
     assert "odd" in trial.remarks and trial.metrics == {}
     trial = trial_of(curve)
     report = trial.training(value="value")["report"]
     report(1, {"value": 0.5, "loss": 2.0, "time": 3.0})
-    assert curve.rows == [(1, 0.5, {"loss": 2.0})]
+    assert curve == [(1, 0.5, {"loss": 2.0})]
     assert list(trial.remarks) == ["time"]

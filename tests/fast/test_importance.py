@@ -11,7 +11,6 @@ from individuals import make_individual, make_record
 import hpo
 from hpo.errors import CampaignError, UsageError
 from hpo.results.analysis.importance import MOST, importance
-from hpo.space.space import described_space
 from hpo.views.terminal import best_report
 
 SPACE = hpo.SearchSpace(
@@ -129,18 +128,6 @@ def test_several_objectives_have_shares_of_their_own():
 def test_too_little_is_refused_with_a_sentence(count, values, words):
     with pytest.raises(CampaignError, match=words):
         importance(record(count, values))
-
-
-def test_a_space_comes_back_from_its_description():
-    again = described_space(json.loads(json.dumps(SPACE.describe())))
-    assert again.describe() == SPACE.describe() and again.names == SPACE.names
-    rng = random.Random(5)
-    for _ in range(50):
-        genome = SPACE.sample(rng)
-        assert again.decode(genome) == SPACE.decode(genome)
-    for wrong in (None, {"a": {"type": "complex"}}, {"a": 3}, {"a": {"type": "float", "low": 1}}):
-        with pytest.raises(CampaignError, match=r"campaign.json describes no search space"):
-            described_space(wrong)
 
 
 def test_best_tells_it(tmp_path):

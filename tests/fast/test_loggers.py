@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from individuals import make_started
 from refusals import refused
-from written import BEGAN, Written
+from written import Written
 
 from hpo.errors import CampaignError, HpoError
 from hpo.individual import Individual
-from hpo.journal.curves import CurveWriter, Point, Sample, curve_path
-from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Header
+from hpo.journal.curves import Point, Sample
 from hpo.loggers import command, registry
 from hpo.loggers.log import CampaignLog, sink_folder
 from hpo.loggers.sink import LoggedCampaign, distinct, reported
@@ -130,20 +127,10 @@ def test_what_went_on_on_another_worker_of_the_launch_comes_in_its_order(
 ) -> None:
     """The files of the worker that took it over are read before those of the one that began it."""
     campaign = Written(tmp_path / "x")
-    place = {"launch": 1, "island": 0, "worker": 1}
-    journal = JournalWriter(
-        journal_path(campaign.path, **place), Header(version=1, **place, host="node", pid=1, time=BEGAN)
-    )
-    curves = CurveWriter(curve_path(campaign.path, **place), 0.0)
-    journal.append(make_started(**campaign._who(3), time=BEGAN + 30))
-    journal.commit()
-    for step in (1, 2, 3):
-        curves.write(
-            Point(id="0-0-3", step=step, value=step / 8, time=BEGAN + 30 + step / 10, began=BEGAN + 30)
-        )
-    campaign.start(3)
-    for step in (4, 5, 6):
-        campaign.report(3, step, step / 8, attempt=1)
+    for attempt, worker in enumerate((Written(campaign.path, worker=1), campaign)):
+        worker.start(3)
+        for step in range(3 * attempt + 1, 3 * attempt + 4):
+            worker.report(3, step, step / 8, attempt=attempt)
     campaign.finish(3, 0.75)
     campaign.evaluate(4, 0.5)
     log = _log(campaign)

@@ -16,9 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from hpo.errors import UsageError
+from hpo.errors import CampaignError, UsageError
 from hpo.search.kinds.propulate_kinds import make_individual
-from hpo.space.space import Categorical, Float, Genome, Int, Ordinal, Parameter, Params, SearchSpace
+from hpo.space.space import (
+    Categorical,
+    Float,
+    Genome,
+    Int,
+    Ordinal,
+    Parameter,
+    Params,
+    SearchSpace,
+    described_space,
+)
 
 EXAMPLE = SearchSpace(
     lr=Float(1e-5, 1e-1, log=True),
@@ -293,9 +303,22 @@ def test_spaces_that_cannot_be(define: Callable[[], SearchSpace], words: list[st
     refused(define, *words)
 
 
-@given(spaces())
-def test_the_description_passes_through_json_without_a_difference(space: SearchSpace) -> None:
-    assert space.differences(json.loads(json.dumps(space.describe()))) == []
+@given(st.data())
+def test_a_space_comes_back_from_its_description(data: st.DataObject) -> None:
+    space = data.draw(spaces())
+    described = json.loads(json.dumps(space.describe()))
+    assert space.differences(described) == []
+    again = described_space(described)
+    assert again.describe() == space.describe() and again.names == space.names
+    genome = data.draw(genomes(space))
+    assert same(again.decode(genome), space.decode(genome))
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, {"a": {"type": "complex"}}, {"a": 3}, {"a": {"type": "float", "low": 1}}]
+)
+def test_what_describes_no_space_is_refused(wrong: object) -> None:
+    refused(lambda: described_space(wrong), "campaign.json describes no search space", error=CampaignError)
 
 
 def test_differences_are_told_in_sentences() -> None:

@@ -15,15 +15,6 @@ from written import Written, params
 CURVE = [[1, 2.0], [2, 1.5], [3, 1.0 + 1 / 3]]
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    campaign = Written(tmp_path / "digits")
-    campaign.evaluate(0, 1.0, metrics={"size": 7, "note": "text"})
-    campaign.evaluate(1, None, "failed")
-    campaign.evaluate(2, 3.0, "pruned")
-    return campaign
-
-
 def _printed(script: str, *arguments: object, **variables: str) -> Any:
     """What a script of Python prints last, as JSON."""
     done = subprocess.run(

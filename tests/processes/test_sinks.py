@@ -21,15 +21,6 @@ from hpo.loggers import command, processes
 ROWS = [(1, 1.0 + 1.0), (2, 1.0 + 0.5), (3, 1.0 + 1 / 3)]
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    campaign = Written(tmp_path / "digits")
-    campaign.evaluate(0, 1.0, metrics={"size": 7, "note": "text"})
-    campaign.evaluate(1, None, "failed")
-    campaign.evaluate(2, 3.0, "pruned")
-    return campaign
-
-
 def _events(folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
