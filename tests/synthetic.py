@@ -12,6 +12,7 @@ import argparse
 import heapq
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,6 +77,7 @@ class _Job:
 
 @dataclass
 class _Campaign:
+    path: Path
     rng: random.Random
     objectives: dict[str, str]
     islands: int
@@ -83,7 +85,9 @@ class _Campaign:
     pools: list[list[tuple[float, str, dict[str, Scalar]]]]
     rungs: dict[int, list[float]] = field(default_factory=dict)
     begun: int = 0
+    done: int = 0
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    unfinished: list[_Job] = field(default_factory=list)
 
     def job(self, island: int, worker: int) -> _Job:
         rng, pool = self.rng, self.pools[island]
@@ -164,99 +168,124 @@ def make(
     islands: int = 3,
     workers: int = 4,
     seed: int = 0,
-    killed_after: float = 0.55,
-    prune: bool = True,
     task: str = "search_spaces.digits:task",
 ) -> Path:
     """The directory ``path`` of a campaign with ``workers`` workers on each of the ``islands``; the first launch is
-    killed after that share of the evaluations, 1.0: there is one launch only."""
+    killed after 55 % of the evaluations."""
     ways = dict([("accuracy", "maximize"), ("kiloweights", "minimize")][:objectives])
     identity = {"task": task, "options": {"epochs": STEPS}, "space": SPACE.describe(), "objectives": ways}
     directory.write_identity(path, {**identity, "seed": seed, "created": _BEGAN})
-    campaign = _Campaign(random.Random(seed), ways, islands, workers, [[] for _ in range(islands)])
-    done = 0
-    unfinished: list[_Job] = []
-    now = _BEGAN
-    for launch, share in ((1, killed_after), (2, 1.0)):
-        if done >= evaluations:
-            break
-        now, done, unfinished = _launch(
-            path, campaign, launch, now + 5400 * (launch - 1), done, evaluations, share, unfinished, prune
-        )
+    campaign = _Campaign(path, random.Random(seed), ways, islands, workers, [[] for _ in range(islands)])
+    now = _Launch(campaign, 1, _BEGAN).run(evaluations, stop=int(evaluations * 0.55))
+    _Launch(campaign, 2, now + 5400).run(evaluations)
     return path
 
 
-def _launch(
-    path: Path,
-    campaign: _Campaign,
-    launch: int,
-    began: float,
-    done: int,
-    evaluations: int,
-    share: float,
-    unfinished: list[_Job],
-    prune: bool,
-) -> tuple[float, int, list[_Job]]:
-    rng = campaign.rng
-    places = [(island, worker) for island in range(campaign.islands) for worker in range(campaign.workers)]
-    lines: dict[tuple[int, int], list[Record]] = {place: [] for place in places}
-    points: dict[tuple[int, int], list[curves.Point]] = {place: [] for place in places}
-    first = lines[0, 0]
-    asked = {
-        "evaluations": evaluations,
-        "deadline_s": None,
-        "islands": campaign.islands,
-        "workers": len(places),
-    }
-    first.append(Launched(**asked, ranks_per_worker=4, time=began + 2))
-    stop = int(evaluations * share)
-    gone = places[-1] if launch == 2 and len(places) > 1 else None
-    heap = [(began + 4 + rng.uniform(0, 6), place) for place in places]
-    heapq.heapify(heap)
-    admitted, running, now = done, {}, began
-    hops: dict[str, int] = {}
-    while heap:
-        now, place = heapq.heappop(heap)
-        if place in running:
-            job, since = running.pop(place)
-            done += _finish(campaign, lines, points, place, job, since, now, hops, prune)
-        if done >= stop and share < 1:
-            break
-        if gone == place and now > began + 4000:
-            reason = (
-                "evaluations fail here that work elsewhere: CUDA error: uncorrectable ECC error encountered"
-            )
-            first.append(Left(island=place[0], worker=place[1], reason=reason, time=now))
-            gone = None
-            continue
-        if unfinished:
-            job = unfinished.pop()
-        elif admitted < evaluations:
-            job = campaign.job(*place)
-        else:
-            continue
-        admitted += 1
-        lines[place].append(make_started(**_fields(job), time=now))
-        ends = now + job.seconds
-        if prune and job.ends == COMPLETED and (rung := campaign.stops_at(job)) is not None:
-            job.ends, ends = PRUNED, now + job.seconds * rung / STEPS
-            job.values = job.values[:rung]
-        running[place] = (job, now)
-        heapq.heappush(heap, (ends, place))
-    if share == 1:
-        first.append(Ended(reason="done", exit=0, time=now + 1))
-    for place, records in lines.items():
-        file = journal_path(path, launch=launch, island=place[0], worker=place[1])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        host = f"gpu{(place[0] * campaign.workers + place[1]) // 4 + 10 * launch:02d}"
-        head = Header(version=1, launch=launch, island=place[0], worker=place[1], host=host, time=began)
-        records.sort(key=lambda one: one.at)
-        file.write_bytes(b"".join(map(encode, [head, *records])))
-        if points[place]:
-            file = curves.curve_path(path, launch=launch, island=place[0], worker=place[1])
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(b"".join(map(curves.encode, points[place])))
-    return now, done, [job for job, _ in running.values()]
+class _Launch:
+    def __init__(self, campaign: _Campaign, number: int, began: float) -> None:
+        self.campaign, self.number, self.began = campaign, number, began
+        self.places = [(i, w) for i in range(campaign.islands) for w in range(campaign.workers)]
+        self.lines: dict[tuple[int, int], list[Record]] = {place: [] for place in self.places}
+        self.points: dict[tuple[int, int], list[curves.Point]] = {place: [] for place in self.places}
+        self.hops: dict[str, int] = {}
+
+    def run(self, evaluations: int, stop: int | None = None) -> float:
+        """Evaluate until ``stop`` are done, None: all; returns the time of the end."""
+        campaign, began, places = self.campaign, self.began, self.places
+        first = self.lines[0, 0]
+        asked = {"evaluations": evaluations, "deadline_s": None, "islands": campaign.islands}
+        first.append(Launched(**asked, workers=len(places), ranks_per_worker=4, time=began + 2))
+        gone = places[-1] if self.number == 2 and len(places) > 1 else None
+        heap = [(began + 4 + campaign.rng.uniform(0, 6), place) for place in places]
+        heapq.heapify(heap)
+        admitted, running, now = campaign.done, {}, began
+        while heap:
+            now, place = heapq.heappop(heap)
+            if place in running:
+                job, since = running.pop(place)
+                self._finish(place, job, since, now)
+            if stop is not None and campaign.done >= stop:
+                break
+            if gone == place and now > began + 4000:
+                reason = "evaluations fail here that work elsewhere: CUDA error: uncorrectable ECC error encountered"
+                first.append(Left(island=place[0], worker=place[1], reason=reason, time=now))
+                gone = None
+                continue
+            if campaign.unfinished:
+                job = campaign.unfinished.pop()
+            elif admitted < evaluations:
+                job = campaign.job(*place)
+            else:
+                continue
+            admitted += 1
+            self.lines[place].append(make_started(**_fields(job), time=now))
+            ends = now + job.seconds
+            if job.ends == COMPLETED and (rung := campaign.stops_at(job)) is not None:
+                job.ends, ends = PRUNED, now + job.seconds * rung / STEPS
+                job.values = job.values[:rung]
+            running[place] = (job, now)
+            heapq.heappush(heap, (ends, place))
+        if stop is None:
+            first.append(Ended(reason="done", exit=0, time=now + 1))
+        campaign.unfinished = [job for job, _ in running.values()]
+        self._write()
+        return now
+
+    def _write(self) -> None:
+        for (island, worker), records in self.lines.items():
+            where = {"launch": self.number, "island": island, "worker": worker}
+            host = f"gpu{(island * self.campaign.workers + worker) // 4 + 10 * self.number:02d}"
+            head = Header(version=1, **where, host=host, time=self.began)
+            records.sort(key=lambda one: one.at)
+            _written(journal_path(self.campaign.path, **where), map(encode, [head, *records]))
+            if points := self.points[island, worker]:
+                _written(curves.curve_path(self.campaign.path, **where), map(curves.encode, points))
+
+    def _finish(self, place: tuple[int, int], job: _Job, since: float, now: float) -> None:
+        campaign, lines, island = self.campaign, self.lines[place], place[0]
+        steps = {COMPLETED: STEPS, PRUNED: len(job.values), TIMEOUT: 17, INVALID: 3, CRASHED: 6}.get(
+            job.ends, 0
+        )
+        for step in range(1, steps + 1):
+            value = job.values[step - 1] if job.ends != INVALID or step < 3 else math.nan
+            when = since + (now - since) * step / max(steps, 1)
+            metrics = {"loss": round(-math.log(max(value, 1e-3)), 5)} if math.isfinite(value) else {}
+            point = {"id": job.id, "step": step, "value": round(value, 5), "time": when, "began": since}
+            self.points[place].append(curves.Point(**point, metrics=metrics))
+            if step in RUNGS:
+                lines.append(Reported(id=job.id, island=island, step=step, loss=-value, time=when))
+        objectives = None
+        metrics: dict[str, object] = {"epochs": steps}
+        if job.ends == COMPLETED:
+            values = {"accuracy": round(job.values[-1], 5), "kiloweights": weights(job.params)}
+            objectives = {name: values[name] for name in campaign.objectives}
+        if job.ends == PRUNED:
+            metrics |= {"pruned_step": steps, "pruned_value": round(job.values[-1], 5)}
+        error = {
+            FAILED: f'Traceback (most recent call last):\n  File "digits.py", line 88, in evaluate\n{_MEMORY}',
+            TIMEOUT: "killed after timeout = 600 s",
+            CRASHED: "evaluator of rank 0 ended by signal 11 (SIGSEGV)",
+            INVALID: "the task returned accuracy = nan",
+        }.get(job.ends)
+        end = {
+            "started": since,
+            "finished": now,
+            "status": job.ends,
+            "objectives": objectives,
+            "error": error,
+        }
+        lines.append(make_finished(**_fields(job), **end, metrics=metrics, steps=steps or None))
+        if job.ends == COMPLETED:
+            campaign.pools[island].append((job.values[-1], job.id, job.params))
+            if campaign.islands > 1 and campaign.rng.random() < 0.2:
+                value, identity, params = max(campaign.pools[island])
+                target = (island + 1) % campaign.islands
+                if all(one[1] != identity for one in campaign.pools[target]):
+                    self.hops[identity] = self.hops.get(identity, 0) + 1
+                    campaign.pools[target].append((value, identity, params))
+                    move = {"id": identity, "source": island, "target": target, "hop": self.hops[identity]}
+                    lines.append(Migrated(**move, copy=True, time=now))
+        campaign.done += int(job.ends in FINAL)
 
 
 def _fields(job: _Job) -> dict[str, object]:
@@ -264,60 +293,9 @@ def _fields(job: _Job) -> dict[str, object]:
     return {name: getattr(job, name) for name in names}
 
 
-def _finish(
-    campaign: _Campaign,
-    lines: dict[tuple[int, int], list[Record]],
-    points: dict[tuple[int, int], list[curves.Point]],
-    place: tuple[int, int],
-    job: _Job,
-    since: float,
-    now: float,
-    hops: dict[str, int],
-    prune: bool,
-) -> int:
-    steps = {COMPLETED: STEPS, PRUNED: len(job.values), TIMEOUT: 17, INVALID: 3, CRASHED: 6}.get(job.ends, 0)
-    for step in range(1, steps + 1):
-        value = job.values[step - 1] if job.ends != INVALID or step < 3 else math.nan
-        when = since + (now - since) * step / max(steps, 1)
-        metrics = {"loss": round(-math.log(max(value, 1e-3)), 5)} if math.isfinite(value) else {}
-        points[place].append(
-            curves.Point(id=job.id, step=step, value=round(value, 5), time=when, began=since, metrics=metrics)
-        )
-        if prune and step in RUNGS:
-            lines[place].append(Reported(id=job.id, island=place[0], step=step, loss=-value, time=when))
-    values = objectives = None
-    metrics: dict[str, object] = {"epochs": steps}
-    if job.ends == COMPLETED:
-        values = {"accuracy": round(job.values[-1], 5), "kiloweights": weights(job.params)}
-        objectives = {name: values[name] for name in campaign.objectives}
-    if job.ends == PRUNED:
-        metrics |= {"pruned_step": steps, "pruned_value": round(job.values[-1], 5)}
-    error = {
-        FAILED: f'Traceback (most recent call last):\n  File "digits.py", line 88, in evaluate\n{_MEMORY}',
-        TIMEOUT: "killed after timeout = 600 s",
-        CRASHED: "evaluator of rank 0 ended by signal 11 (SIGSEGV)",
-        INVALID: "the task returned accuracy = nan",
-    }.get(job.ends)
-    end = {
-        "started": since,
-        "finished": now,
-        "status": job.ends,
-        "objectives": objectives,
-        "metrics": metrics,
-    }
-    lines[place].append(make_finished(**_fields(job), **end, error=error, steps=steps or None))
-    if job.ends == COMPLETED:
-        island = place[0]
-        campaign.pools[island].append((job.values[-1], job.id, job.params))
-        if campaign.islands > 1 and campaign.rng.random() < 0.2:
-            value, identity, params = max(campaign.pools[island])
-            target = (island + 1) % campaign.islands
-            if all(one[1] != identity for one in campaign.pools[target]):
-                hops[identity] = hops.get(identity, 0) + 1
-                campaign.pools[target].append((value, identity, params))
-                move = {"id": identity, "source": island, "target": target, "hop": hops[identity]}
-                lines[place].append(Migrated(**move, copy=True, time=now))
-    return int(job.ends in FINAL)
+def _written(file: Path, lines: Iterable[bytes]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"".join(lines))
 
 
 def main() -> None:

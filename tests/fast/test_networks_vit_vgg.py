@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import trainers
 from search_spaces.networks.vgg import VGG16, cifar_vgg16
 from search_spaces.networks.vit import DropPath, ViT
 from trainers.lowrank.layers import matrix_weights
@@ -88,27 +87,6 @@ def test_the_methods_find_all_matrices_of_blocks() -> None:
     ]
     assert found == {"patches", *of_blocks}
     assert len(list(matrix_weights(cifar_vgg16(width=16), last=False))) == 13
-
-
-@pytest.mark.parametrize("kind", ["vit", "vgg"])
-def test_low_rank_layers_leave_the_outputs_of_the_merged_model(kind: str) -> None:
-    torch.manual_seed(0)
-    network = small(qkv_bias=False) if kind == "vit" else cifar_vgg16(width=16, classes=5)
-    images = torch.utils.data.TensorDataset(torch.randn(32, 3, 32, 32), torch.arange(32) % 5)
-    trainers.train(
-        network,
-        images,
-        loss=nn.functional.cross_entropy,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        method=trainers.OIALR(delay=2, update_every=1, sigma_cutoff=0.3),
-        epochs=2,
-        batch_size=8,
-    )
-    network.eval()
-    x = torch.randn(4, 3, 32, 32)
-    factored = network(x)
-    assert any(weight.factors for weight in matrix_weights(network))
-    assert torch.allclose(trainers.merged(network)(x), factored, atol=1e-5)
 
 
 def test_images_that_do_not_divide_are_refused() -> None:

@@ -164,14 +164,6 @@ def test_a_pickle_cut_anywhere_is_refused_in_a_sentence() -> None:
     for length in [*range(150), len(content) - 30, len(content) - 1]:
         with pytest.raises(ValueError, match=r"^here .*binary form"):
             read_pickled(content[:length], source="here")
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        damaged = bytearray(content)
-        damaged[int(rng.integers(0, 200))] = int(rng.integers(0, 256))
-        try:
-            read_pickled(bytes(damaged), source="here")
-        except ValueError as error:
-            assert str(error).startswith("here ")
 
 
 # Wrong files

@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from places import ROOT, TESTS
+from places import ROOT
 
 import hpo
 from hpo.cluster.hosts import Host
@@ -139,44 +139,11 @@ def test_a_score_has_the_module_s_name_for_it(compare: ModuleType) -> None:
         assert compare.reached(0.5725, what) == shown
 
 
-def test_the_table_names_what_the_task_measures(
-    compare: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A campaign whose two tests have been made already."""
-    (tmp_path / "scored.py").write_text(
-        "import hpo\n"
-        "MEASURE = 'micro-F1'\n"
-        "space = hpo.SearchSpace(x=hpo.Float(0.0, 1.0))\n"
-        "task = hpo.Task(space, lambda trial: trial.params['x'], direction='maximize', default={'x': 0.25})\n"
-    )
-    file = tmp_path / "scored.toml"
-    file.write_text(
-        f'task = "scored:task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 4\n'
-        '[evaluation]\nisolation = "inline"\n'
-    )
-    monkeypatch.chdir(tmp_path)
-    hpo.Campaign.from_file(file).run()
-    (tmp_path / "run" / "test").mkdir()
-    for one in hpo.Result(tmp_path / "run").individuals:
-        (tmp_path / "run" / "test" / f"{one.id}.json").write_text(json.dumps({"test": 0.5}))
-    capsys.readouterr()
-    assert compare.main([str(file)]) == 0
-    shown = capsys.readouterr().out
-    assert "validation micro-F1" in shown and "test micro-F1" in shown
-    assert "25.00%" in shown and "50.00%" in shown
-    assert "accuracy" not in shown
-    assert "by validation micro-F1 alone" in shown
-
-
 def table(
     compare: ModuleType,
     best: dict[str, Any],
     full: dict[str, Any] | None = None,
     *,
-    what: str = "accuracy",
     objectives: dict[str, float] | None = None,
     measured: str = "value",
 ) -> tuple[dict[str, list[str]], list[str]]:
@@ -193,7 +160,7 @@ def table(
     if full is not None:
         columns["full rank"] = compare.Baseline(id="ddp", params={"lr": 0.1}, options={})
         tests["full rank"] = full
-    lines = compare.table(result, columns, tests, what, measured).splitlines()
+    lines = compare.table(result, columns, tests, "accuracy", measured).splitlines()
     return {name: cells for name, *cells in (re.split("  +", line) for line in lines) if cells}, lines
 
 
@@ -348,36 +315,26 @@ def test_the_baseline_of_table_4_4_has_the_untuned_schedule(
 
 
 @pytest.fixture
-def on_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """on_nodes(sent, **task_options): the file of a campaign of four ranks a worker, whose evaluations sent ``sent``
-    bytes between nodes.
-    """
+def on_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a campaign of four ranks a worker, whose evaluations sent bytes between nodes."""
     (tmp_path / "sending.py").write_text(
         "import hpo\n"
-        "def make_task(sent: float = 0.0, ranks_per_node: int = 0) -> hpo.Task:\n"
-        "    def evaluate(trial):\n"
-        "        return {'value': trial.params['x'], 'bytes_between_nodes': sent}\n"
-        "    space = hpo.SearchSpace(x=hpo.Float(0.0, 1.0))\n"
-        "    return hpo.Task(space, evaluate, direction='maximize', default={'x': 0.25})\n"
+        "space = hpo.SearchSpace(x=hpo.Float(0.0, 1.0))\n"
+        "def evaluate(trial):\n"
+        "    return {'value': trial.params['x'], 'bytes_between_nodes': 5.0}\n"
+        "task = hpo.Task(space, evaluate, direction='maximize', default={'x': 0.25})\n"
     )
     monkeypatch.chdir(tmp_path)
     for name in ("SLURM_NTASKS_PER_NODE", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
 
-    def made(sent: float, **options: int) -> Path:
-        file, layout = tmp_path / "sending.toml", "[layout]\nranks_per_worker = 4\n"
-        file.write_text(
-            f'task = "sending:make_task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 2\n{layout}'
-            f'[evaluation]\nisolation = "inline"\n[task_options]\nsent = {sent}\n'
-            + "".join(f"{name} = {value}\n" for name, value in options.items())
-        )
-        text = file.read_text()
-        file.write_text(text.replace(layout, ""))  # one rank can say what four have sent
-        hpo.Campaign.from_file(file).run()
-        file.write_text(text)
-        return file
-
-    return made
+    file = tmp_path / "sending.toml"
+    text = f'task = "sending:task"\ndirectory = "{tmp_path / "run"}"\nevaluations = 2\n'
+    text += 'evaluation.isolation = "inline"\n'
+    file.write_text(text)  # one rank can say what four have sent
+    hpo.Campaign.from_file(file).run()
+    file.write_text(text + "layout.ranks_per_worker = 4\n")
+    return file
 
 
 @pytest.fixture
@@ -394,52 +351,50 @@ def in_a_job(compare: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 def test_what_was_sent_between_nodes_is_not_measured_on_one_by_default(
     compare: ModuleType,
-    on_nodes: Callable[..., Path],
+    on_nodes: Path,
     in_a_job: Callable[[int], None],
     started: list[list[str]],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There DASO and local SGD across nodes would be plain averaging."""
-    file = on_nodes(5.0)
     for arguments, names in (
         ([], ("4 ranks would be on one node", "--nodes N")),
         (["--nodes=2"], ("4 ranks on 2 nodes", "--nodes")),
         (["--nodes=3"], ("4 ranks on 3 nodes", "--nodes")),
     ):
-        assert compare.main([str(file), *arguments]) == hpo.CampaignError.exit_code
+        assert compare.main([str(on_nodes), *arguments]) == hpo.CampaignError.exit_code
         printed = capsys.readouterr().err
         assert all(name in printed for name in names), printed
     assert not started
     in_a_job(2)
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")  # a node is one task
-    assert compare.main([str(file), "--nodes=2"]) == hpo.CampaignError.exit_code
+    assert compare.main([str(on_nodes), "--nodes=2"]) == hpo.CampaignError.exit_code
     assert "--gpus-per-node" in capsys.readouterr().err and not started
     monkeypatch.delenv("SLURM_GPUS_PER_TASK")
-    assert compare.main([str(file), "--nodes=2"]) == 0
+    assert compare.main([str(on_nodes), "--nodes=2"]) == 0
     assert started and all(command[:2] == ["srun", "--nodes=2"] for command in started)
     # Scores that have been measured are printed anywhere.
     started.clear()
-    assert compare.main([str(file)]) == 0
+    assert compare.main([str(on_nodes)]) == 0
     assert not started
-    shutil.rmtree(file.parent / "run" / "test")
-    assert compare.main([str(file), "--nodes=1"]) == 0
+    shutil.rmtree(on_nodes.parent / "run" / "test")
+    assert compare.main([str(on_nodes), "--nodes=1"]) == 0
     assert started and all("--standalone" in command for command in started)
 
 
 def test_in_slurm_it_is_measured_on_the_allocation_s_nodes(
     compare: ModuleType,
-    on_nodes: Callable[..., Path],
+    on_nodes: Path,
     in_a_job: Callable[[int], None],
     started: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = on_nodes(5.0)
     in_a_job(3)
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
     assert [compare.nodes_for(ranks) for ranks in (1, 2, 4, 16)] == [1, 1, 2, 3]
-    assert compare.main([str(file)]) == 0
+    assert compare.main([str(on_nodes)]) == 0
     assert started and all(command[:2] == ["srun", "--nodes=2"] for command in started)
     for command in started:
         # All of the job's cores on each node, and a meeting on the first of them, wherever this is started.
@@ -460,42 +415,3 @@ def test_ranks_may_pose_as_nodes(compare: ModuleType) -> None:
     best.objectives["bytes_between_nodes"] = 0.0
     assert not needs(None)
     assert not compare.needs_nodes(SimpleNamespace(), {}, 4, SimpleNamespace(metrics={}, objectives=None))
-
-
-def test_a_test_on_two_nodes_is_one_training(
-    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """srun here starts its command once for each node, on this host; tests/ranks/test_slurm.py has a real one."""
-    (tmp_path / "srun").write_text(
-        '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do case $1 in --nodes=*) n=${1#--nodes=};; esac; shift; done\n'
-        'i=0; while [ $i -lt "$n" ]; do "$@" & i=$((i + 1)); done; wait\n'
-    )
-    (tmp_path / "srun").chmod(0o755)
-    (tmp_path / "sized.py").write_text(
-        "import json, os, sys\n"
-        "where = [one for one in sys.argv if one.startswith('--directory=')][0].split('=')[1]\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    print(json.dumps({'test': float(os.environ['WORLD_SIZE']), 'directory': where}))\n"
-    )
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(compare.slurm_job, "allocation", lambda environment: (Host("localhost", 2),) * 2)
-    one = SimpleNamespace(id="0-3", params={"x": 0.5})
-    found = compare.trained_anew("sized", tmp_path, one, compare.Place(ranks=4, nodes=2), [], limit_s=100)
-    assert found == {"test": 4.0, "directory": str(tmp_path / "test" / "0-3.run")}
-
-
-def test_the_benchmark_of_campaigns_prints_rows_as_readme_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "benchmarks"))
-    campaigns = importlib.import_module("campaigns")
-    row = {
-        "name": "imagenet_daso", "evaluations": 24, "folds": 0, "test_seeds": 3, "measure": "accuracy",
-        "costs": "steps", "best": [0.986, 0.986, 0.977], "default": 0.975, "difference": 0.008,
-        "standard_error": 0.007, "better": "yes", "searches": [{"cost_ratio": one} for one in (0.4, 0.4, 0.36)],
-    }  # fmt: skip
-    text = (ROOT / "search_spaces" / "README.md").read_text()
-    assert campaigns.head(3) in text and campaigns.line(row) in text
-    row |= {"name": "autoformer", "evaluations": 16, "measure": "MSE", "costs": "trainable_fraction"}
-    row |= {"best": [0.4, 0.39, 0.425], "default": 0.4, "difference": 0.005, "standard_error": 0.014}
-    row |= {"better": "no", "searches": [{"cost_ratio": one} for one in (1.0, 0.5, 0.2)]}
-    assert campaigns.line(row) in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import operator
 import os
 import pickle
 import shutil
@@ -20,8 +19,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
 pytest.importorskip("rasterio", reason="needs the extra bigearthnet")
@@ -135,16 +132,6 @@ def test_bilinear_upsampling_keeps_a_gradient_straight() -> None:
     assert grids["nearest"].diff().tolist() == [0.0, 10.0] * 59 + [0.0]
 
 
-@given(indices=st.lists(st.integers(0, PATCHES // 2 - 1), min_size=1, max_size=20))
-def test_batches_are_the_items(store: Path, indices: list[int]) -> None:
-    samples = PatchImages(load_bigearthnet(store, "train"), size=20)
-    images, targets = samples.images(torch.tensor(indices))
-    items = [samples[i] for i in indices]
-    assert torch.equal(images, torch.stack([image for image, _ in items]))
-    assert torch.equal(targets, torch.stack([target for _, target in items]))
-    assert torch.equal(torch.from_numpy(samples.patches.targets())[indices], targets)
-
-
 def test_the_trainers_get_images_of_what_is_read(store: Path) -> None:
     samples = PatchImages(load_bigearthnet(store, "train", bands=["B04", "B01"]), size=60)
     stored, _ = samples.read_batch([3])
@@ -154,6 +141,7 @@ def test_the_trainers_get_images_of_what_is_read(store: Path) -> None:
     expected = samples.images([3, 1, 2])
     assert torch.equal(images, expected[0])  # type: ignore[arg-type]
     assert torch.equal(targets, expected[1])  # type: ignore[arg-type]
+    assert np.array_equal(samples.patches.targets()[[3, 1, 2]], targets)
 
 
 @pytest.mark.parametrize("folds", [0, 2])
@@ -167,7 +155,6 @@ def test_training_on_the_file_is_training_on_what_is_in_memory(
         patch_task._part.cache_clear()
         task = bigearthnet.make_task(data=str(store), epochs=1, batch_size=6, folds=folds)
         result = task.evaluate(hpo.Trial.alone(params, directory=tmp_path / str(in_memory_bytes)))
-        assert isinstance(result, dict)
         found.append(
             {
                 name: value
@@ -568,13 +555,8 @@ def test_a_place_that_cannot_be_written(
     )
 
     sync = os.fsync
-    # A full disk at each of the four flushes.
-    for name, before in (
-        ("patches.partial.npy", 0),
-        ("pixels.npy", 1),
-        ("pixels.npy", 2),
-        ("patches.partial.npy", 3),
-    ):
+    # A full disk at the first two flushes.
+    for before, name in enumerate(("patches.partial.npy", "pixels.npy")):
         left = before
 
         def full(file: int) -> None:
@@ -642,10 +624,6 @@ def test_wrong_commands_are_refused(
 
 
 # --- work shared by processes, and made-up stores -------------------------------------------------------------
-
-
-def test_results_come_in_order() -> None:
-    assert list(in_processes(operator.neg, range(50), processes=2)) == [-number for number in range(50)]
 
 
 def test_progress_is_shown_a_line_a_minute(

@@ -44,7 +44,7 @@ def test_the_default_is_a_point_of_the_space_and_the_choices_are_those_of_the_mo
     assert set(parameters["activation"].choices) == set(small_resnet.ACTIVATIONS)  # type: ignore[attr-defined]
 
 
-# Every activation and order takes a step in test_networks_small_resnet.
+# Every activation and order takes a step in test_networks_resnet.
 @pytest.mark.parametrize(
     ("optimizer", "schedule"),
     combinations(*(digits.space.parameters[name].values() for name in ("optimizer", "schedule"))),
@@ -53,7 +53,6 @@ def test_every_optimizer_and_schedule_trains(optimizer: str, schedule: str, tmp_
     params = chosen(optimizer=optimizer, schedule=schedule, lr=0.01, warmup_epochs=1, width=4)
     watched = trial(params, tmp_path)
     found = digits.make_task(**FAST).evaluate(watched)
-    assert isinstance(found, dict)
     assert set(found) == {"value", *RECORDED} and 0 <= found["value"] <= 1
     assert math.isfinite(found["train_loss"])
     assert watched.last_report == (1, found["value"])
@@ -90,7 +89,6 @@ def test_final_fraction_is_what_is_left_at_the_end_and_warm_up_leaves_half_of_a_
 def test_a_run_that_diverges_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = dict(chosen(optimizer="sgd", momentum=0.99, weight_decay=1e-6), lr=1e30)
     found = digits.make_task(**FAST).evaluate(trial(params, tmp_path))
-    assert isinstance(found, dict)
     assert math.isnan(found["value"])
 
 
@@ -101,25 +99,6 @@ def test_the_search_never_reads_the_test_part(tmp_path: Path, monkeypatch: pytes
     digits.make_task(**FAST).evaluate(trial(dict(digits.default), tmp_path))
     with pytest.raises(TypeError, match="NoneType has no length"):
         digits.test_accuracy(digits.default, **FAST)
-
-
-def evaluated(rank: int, directory: str) -> dict[str, float]:
-    size = torch.distributed.get_world_size()
-    both = hpo.Trial.alone(dict(digits.default), directory=directory, rank=rank, size=size)
-    found = digits.make_task(epochs=8).evaluate(both)
-    assert isinstance(found, dict)
-    return found
-
-
-def test_two_ranks_share_the_work_and_agree(tmp_path: Path) -> None:
-    one, other = run_ranks(2, evaluated, str(tmp_path / "two"))
-    assert one["value"] == other["value"]
-    assert one["bytes_inside_nodes"] > 0
-    alone_found = digits.make_task(epochs=8).evaluate(trial(dict(digits.default), tmp_path / "one"))
-    assert isinstance(alone_found, dict)
-    # The same batches; only batch normalisation sees half of each.
-    assert one["value"] > 0.6
-    assert abs(one["value"] - alone_found["value"]) < 0.1
 
 
 class Reporting(hpo.Trial):
@@ -134,7 +113,6 @@ class Reporting(hpo.Trial):
 def reported(rank: int, directory: str) -> list[int]:
     size = torch.distributed.get_world_size()
     both = Reporting.alone(dict(digits.default), directory=directory, rank=rank, size=size)
-    assert isinstance(both, Reporting)
     both.epochs = []
     digits.make_task(**{**FAST, "epochs": 3}).evaluate(both)
     return both.epochs
@@ -202,10 +180,6 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, monkeypatch: pytes
     assert torch.equal(images.test.tensors[1], torch.from_numpy(classes["t10k"]).long())
     first, labels = images.train.tensors[0][:, 0, 0, 0], images.train.tensors[1]
     assert torch.corrcoef(torch.stack([first, labels.float()]))[0, 1] > 0.9999
-    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x0b\1"))
-    load_images.cache_clear()
-    with pytest.raises(ValueError, match="no idx file of bytes"):
-        load_images("fashion-mnist")
     monkeypatch.setattr(small_images, "FASHION_MNIST", tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
         load_images("fashion-mnist")
@@ -273,16 +247,7 @@ def test_under_torchrun() -> None:
     assert found["bytes_inside_nodes"] > 0
 
 
-@pytest.mark.parametrize(
-    ("anew", "attempt"),
-    [
-        ((), ".attempt-2"),  # as where a rank hung, and the individual went on in a copy
-        (("--anew", "--train-samples", "40", "--test-seeds", "1"), ""),
-    ],
-)
-def test_the_model_of_a_campaign_is_exported(
-    anew: tuple[str, ...], attempt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_model_of_a_campaign_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, path = tmp_path / "campaign.toml", tmp_path / "best.safetensors"
     file.write_text(
         f"""
@@ -297,10 +262,11 @@ def test_the_model_of_a_campaign_is_exported(
     hpo.Campaign.from_file(file).run()
     best = hpo.Result(tmp_path / "run").best
     place = tmp_path / "run" / "evaluations" / best.id
-    place.rename(place.with_name(f"{best.id}{attempt}"))
-    place.mkdir(exist_ok=True)
+    # As where a rank hung, and the individual went on in a copy.
+    place.rename(place.with_name(f"{best.id}.attempt-2"))
+    place.mkdir()
     capsys.readouterr()
-    assert main("--campaign", str(tmp_path / "run"), "--export", str(path), *anew) == 0
+    assert main("--campaign", str(tmp_path / "run"), "--export", str(path)) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["exported"] == str(path) and found["params"] == best.params
     model = trainers.load_model(digits.untrained(best.params), path)
@@ -308,4 +274,4 @@ def test_the_model_of_a_campaign_is_exported(
     again = trainers.evaluate(
         model, images.validation, metrics={"accuracy": image_task.accuracy}, batch_size=256
     )
-    assert again["accuracy"] == pytest.approx(found["value"] if anew else best.value)
+    assert again["accuracy"] == pytest.approx(best.value)

@@ -308,7 +308,7 @@ def test_folds_of_a_series_are_stretches_that_share_no_point(tmp_path: Path) -> 
 
 def test_folds_of_patches_are_of_the_training_part(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {name: TensorDataset(torch.arange(count)) for name, count in (("train", 10), ("validation", 3))}
-    monkeypatch.setattr(patch_task, "_part", lambda data, name, **size: parts[name])
+    monkeypatch.setattr(patch_task, "_part", lambda options, name: parts[name])
     options = bigearthnet.Options(small=True, folds=2)
     each = [options.of_fold(options.parts(), Fold(index=index, folds=2)) for index in range(2)]
     held = [[int(one[0]) for one in part.validation] for part in each]  # type: ignore[attr-defined]
@@ -320,7 +320,6 @@ def test_what_a_training_costs_may_be_the_second_objective(tmp_path: Path) -> No
     task = vit_oialr.make_task(second_objective="trainable_fraction", epochs=1, train_samples=64)
     assert task.objectives == {"trainable_fraction": "minimize", "accuracy": "maximize"}
     found = task.evaluate(hpo.Trial.alone(task.default, directory=tmp_path))
-    assert isinstance(found, dict)
     assert "value" not in found
     assert 0 < found["trainable_fraction"] <= 1
     assert 0 <= found["accuracy"] <= 1
