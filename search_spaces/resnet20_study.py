@@ -18,15 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import hpo
 from hpo.individual import COMPLETED
 from search_spaces import assignment
 from search_spaces.options import Count, wrong
-
-if TYPE_CHECKING:
-    pass
 
 Experiment = Literal["E1", "E2.1", "E2.2", "E2.3", "E3.1", "E3.2.1", "E3.2.2", "E3.2.3", "E3.2.4", "E3.3"]
 
@@ -69,7 +66,7 @@ def configurations(experiment: Experiment, ranks: int) -> Found:
     found = {
         "E1": lambda: _synchronous({"disjoint": {"assignment": "shards"}}),
         "E2.1": lambda: _synchronous(_ENDS),
-        "E2.2": lambda: _synchronous(_degrees(ranks)),
+        "E2.2": lambda: _synchronous(_degrees()),
         "E2.3": lambda: _larger_batches(ranks),
         "E3.1": lambda: _local_sgd(_ENDS),
         "E3.2.1": lambda: _households(ranks, overlapping=False),
@@ -104,7 +101,7 @@ def _averaging(dealt: Mapping[str, Any], every: int, household: int = 1, **other
     )
 
 
-def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
+def _degrees() -> dict[str, dict[str, Any]]:
     copies = {"coarse": (2, 4, 8), "medium-coarse": (2, 4, 8), "fine-grained": (2, 4, 6, 8, 10, 12, 14)}
     return {
         **_ENDS,

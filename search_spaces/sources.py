@@ -15,12 +15,11 @@ import hpo
 from search_spaces.options import as_usage, wrong
 from search_spaces.readers.published import (
     CIFAR_ARCHIVES_BYTES,
-    CIFAR_FORMS,
     CIFAR_TRAINING_IMAGES,
     FASHION_MNIST,
     PACKAGED_IMAGES,
     PACKAGED_SERIES,
-    CifarFiles,
+    cifar_files,
 )
 
 if TYPE_CHECKING:
@@ -155,20 +154,10 @@ def _path(data: str, expected: str) -> Path:
 
 
 def _in_folder(path: Path) -> int | None:
-    for form in CIFAR_FORMS:
-        for folder in (path, path / form.folder):
-            missing = [name for name in form.files if not (folder / name).is_file()]
-            if not missing:
-                return _images(form, folder)
-            if len(missing) < len(form.files):
-                raise _unusable(
-                    str(path), f"{folder} lacks {', '.join(missing)}", "Extract the archive again, whole"
-                )
-    first = " or ".join(form.files[0] for form in CIFAR_FORMS)
-    raise _unusable(str(path), "has no files of CIFAR-10 or CIFAR-100", f"Name the folder with {first}")
-
-
-def _images(form: CifarFiles, folder: Path) -> int | None:
+    try:
+        form, folder = cifar_files(path)
+    except FileNotFoundError as error:
+        raise hpo.UsageError(f"data = {str(path)!r}: {error}") from error
     sizes = {name: (folder / name).stat().st_size for name in form.files}
     for name, size in sizes.items():
         # The python form has no records of a fixed size: only an empty file shows.

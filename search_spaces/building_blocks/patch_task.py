@@ -109,17 +109,8 @@ class Patches:
         return Subset(whole, self._fold.split(len(whole))[side])
 
     def _part(self, name: str) -> Dataset[Any]:
-        options = self._options
         with as_usage():
-            return _part(
-                options.data,
-                name,
-                small=options.small,
-                side=options.side,
-                patches=options.patches,
-                bands=options.chosen_bands,
-                upsampling=options.upsampling,
-            )
+            return _part(self._options, name)
 
 
 class PatchTask(TrainedTask):
@@ -163,16 +154,7 @@ def _f1(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _part(
-    data: str,
-    name: str,
-    *,
-    small: bool,
-    side: int,
-    patches: int | None,
-    bands: tuple[str, ...],
-    upsampling: str,
-) -> Dataset[object]:
+def _part(options: PatchOptions, name: str) -> Dataset[object]:
     """Part of the patches, in memory if it is small enough."""
     from torch.utils.data import TensorDataset
 
@@ -180,11 +162,13 @@ def _part(
     from search_spaces.readers.bigearthnet import load_bigearthnet
     from search_spaces.readers.bigearthnet_archive import made_up_store
 
-    path = made_up_store(data or _HOME, patches=_MADE_UP_PATCHES, processes=1) if small else Path(data)
+    path, bands, patches = Path(options.data), options.chosen_bands, options.patches
+    if options.small:
+        path = made_up_store(options.data or _HOME, patches=_MADE_UP_PATCHES, processes=1)
     found = load_bigearthnet(path, name, bands=bands)
     if patches is not None and (name == "train" or patches < len(found)):
         found = load_bigearthnet(path, name, bands=bands, patches=patches)
-    samples = PatchImages(found, size=side, upsampling=upsampling)
-    if 4 * len(samples) * len(bands) * side**2 <= _IN_MEMORY_BYTES:
+    samples = PatchImages(found, size=options.side, upsampling=options.upsampling)
+    if 4 * len(samples) * len(bands) * options.side**2 <= _IN_MEMORY_BYTES:
         return TensorDataset(*samples.images(range(len(samples))))
     return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -122,6 +122,15 @@ class Residual(nn.Module):
         shortcut = x if self.projection is None else self.projection(ready)
         result: Tensor = self.after(shortcut + self.branch(ready))
         return result
+
+
+def blocks_of_stages(width: int, blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Filters and stride of each block, for these numbers of ``blocks``: each stage but the first doubles the filters
+    and halves the image.
+    """
+    for stage, count in enumerate(blocks):
+        for index in range(count):
+            yield width * 2**stage, 2 if stage > 0 and index == 0 else 1
 
 
 def around(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from search_spaces.networks.residual import Residual, around, conv
+from search_spaces.networks.residual import Residual, around, blocks_of_stages, conv
 
 __all__ = ["Bottleneck", "ResNet20", "ResNet50"]
 
@@ -75,12 +75,9 @@ class ResNet50(nn.Module):
         # which ``around`` adds.
         body: list[nn.Module] = [nn.MaxPool2d(3, stride=2, padding=1)]
         width = filters
-        for stage, count in enumerate(blocks):
-            for index in range(count):
-                inner = filters * 2**stage
-                stride = 2 if stage > 0 and index == 0 else 1
-                body.append(Bottleneck(width, inner, stride=stride, activation=activation, order=order))
-                width = EXPANSION * inner
+        for inner, stride in blocks_of_stages(filters, blocks):
+            body.append(Bottleneck(width, inner, stride=stride, activation=activation, order=order))
+            width = EXPANSION * inner
         self.features = around(body, stem, width, activation=activation, order=order)
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(width, classes)
@@ -122,15 +119,11 @@ class ResNet20(nn.Module):
         stem = conv(channels, width)
         body: list[nn.Module] = []
         filters = width
-        for stage in range(3):
-            for index in range(3):
-                outputs = width * 2**stage
-                halves = stage > 0 and index == 0
-                first = conv(filters, outputs, stride=2 if halves else 1)
-                shortcut = _Padding(outputs - filters) if halves else None
-                convolutions = [first, conv(outputs, outputs)]
-                body.append(Residual(convolutions, shortcut, activation=activation, order=order))
-                filters = outputs
+        for outputs, stride in blocks_of_stages(width, (3, 3, 3)):
+            convolutions = [conv(filters, outputs, stride=stride), conv(outputs, outputs)]
+            shortcut = _Padding(outputs - filters) if stride > 1 else None
+            body.append(Residual(convolutions, shortcut, activation=activation, order=order))
+            filters = outputs
         self.features = around(body, stem, filters, activation=activation, order=order)
         self.classifier = nn.Linear(filters, classes)
         initialise(self)

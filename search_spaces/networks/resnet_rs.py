@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from search_spaces.networks.deep_resnet import DeepBlock
-from search_spaces.networks.residual import conv
+from search_spaces.networks.residual import blocks_of_stages, conv
 from search_spaces.networks.resnet import EXPANSION, initialise
 
 
@@ -45,12 +45,9 @@ class ResNetRS(nn.Module):
         self.stem = nn.Sequential(*stem)
         body: list[DeepBlock] = []
         width = filters
-        for stage, count in enumerate(blocks):
-            for index in range(count):
-                inner = filters * 2**stage
-                stride = 2 if stage > 0 and index == 0 else 1
-                body.append(_block(width, inner, stride))
-                width = EXPANSION * inner
+        for inner, stride in blocks_of_stages(filters, blocks):
+            body.append(_block(width, inner, stride))
+            width = EXPANSION * inner
         self.body = nn.Sequential(*body)
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(width, classes)

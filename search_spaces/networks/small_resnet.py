@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from search_spaces.networks.residual import ACTIVATIONS as ALL_ACTIVATIONS
-from search_spaces.networks.residual import ORDERS, Residual, around, conv
+from search_spaces.networks.residual import ORDERS, Residual, around, blocks_of_stages, conv
 
 __all__ = ["ACTIVATIONS", "ORDERS", "Block", "ResNet"]
 
@@ -48,12 +48,9 @@ class ResNet(nn.Module):
         stem = conv(channels, width)
         body: list[nn.Module] = []
         filters = width
-        for stage in range(stages):
-            for index in range(blocks):
-                outputs = width * 2**stage
-                stride = 2 if stage > 0 and index == 0 else 1
-                body.append(Block(filters, outputs, stride=stride, activation=activation, order=order))
-                filters = outputs
+        for outputs, stride in blocks_of_stages(width, [blocks] * stages):
+            body.append(Block(filters, outputs, stride=stride, activation=activation, order=order))
+            filters = outputs
         self.features = around(body, stem, filters, activation=activation, order=order)
         self.classifier = nn.Linear(filters, classes)
 

@@ -122,7 +122,6 @@ def made_up_store(
     patches: int = 2000,
     seed: int = 0,
     processes: int | None = None,
-    timeout_s: float = 1800.0,
     show: bool = True,
 ) -> Path:
     """Path for ``load_bigearthnet`` of a synthetic data set, which is made if it is missing.
@@ -134,11 +133,10 @@ def made_up_store(
         patches (int; default 2000): number of patches.
         seed (int; default 0): seed of pixels and labels.
         processes (int; default None): number of processes that write and read; None: one for each core.
-        timeout_s (float; default 1800.0): most seconds to wait for another process.
         show (bool; default True): whether to show the progress.
 
     Raises:
-        TimeoutError: another process took longer than ``timeout_s``.
+        TimeoutError: another process takes longer than half an hour.
     """
     path = Path(directory) / f"made-up-patches-{patches}-seed-{seed}"
 
@@ -147,7 +145,7 @@ def made_up_store(
         make_archive(archive, patches=patches, seed=seed, processes=processes, show=show)
         convert(archive, store, processes=processes, show=show)
 
-    return made_once(path, make, timeout_s=timeout_s)
+    return made_once(path, make)
 
 
 def _plans(patches: int, version: Version, seed: int) -> list[_Plan]:

@@ -27,6 +27,7 @@ from search_spaces.readers.published import (
     CIFAR_100_BINARY,
     CIFAR_100_PYTHON,
     CifarFiles,
+    cifar_files,
 )
 from search_spaces.readers.small_images import SETS, read_digits, read_fashion_mnist
 
@@ -243,20 +244,9 @@ def _read(form: _Form, source: str, content_of: Callable[[str], bytes]) -> Cifar
 
 
 def _read_folder(path: Path) -> Cifar:
-    for form in _FORMS:
-        for folder in (path, path / form.names.folder):
-            missing = [name for name in form.names.files if not (folder / name).is_file()]
-            if len(missing) < len(form.names.files):
-                if missing:
-                    raise FileNotFoundError(
-                        f"{folder} has no {', '.join(missing)}, and the other files of {form.names.folder}. "
-                        "Extract the archive again, whole."
-                    )
-                return _read(form, str(folder), lambda name, folder=folder: content_of(folder / name))  # type: ignore[misc]
-    raise FileNotFoundError(
-        f"{path} has no files of CIFAR-10 or CIFAR-100. Name the folder with "
-        f"{' or '.join(form.names.files[0] for form in _FORMS)}."
-    )
+    names, folder = cifar_files(path)
+    form = next(form for form in _FORMS if form.names is names)
+    return _read(form, str(folder), lambda name: content_of(folder / name))
 
 
 def _read_archive(path: Path) -> Cifar:

@@ -32,19 +32,18 @@ def made_directory(path: Path) -> Path:
     return path
 
 
-def made_once(path: Path, make: Callable[[Path], None], *, timeout_s: float = 1800.0) -> Path:
+# Most seconds that a process waits while another makes the same file.
+_PATIENCE_S = 1800.0
+
+
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
     """``path``, a file or folder that is made atomically by ``make(elsewhere)`` if it is missing.
 
     Several processes may call this at the same time: the first makes it, and the others wait. On a file system without
     locks each process makes it, and one result stays.
 
-    Args:
-        path (path): file or folder.
-        make (callable): makes the file or folder at another path.
-        timeout_s (float; default 1800.0): most seconds to wait for another process.
-
     Raises:
-        TimeoutError: another process took longer than ``timeout_s``.
+        TimeoutError: another process takes longer than half an hour.
     """
     # Checked before the lock, which cannot be made in a folder without write permission.
     if path.exists():
@@ -55,14 +54,14 @@ def made_once(path: Path, make: Callable[[Path], None], *, timeout_s: float = 18
     except OSError as error:
         raise refused_by_system(path.parent, "written to", error) from error
     with lock_file as lock:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _PATIENCE_S
         while not path.exists():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
-                        f"Another process has been making {path} for {timeout_s:.0f} s. End it and try again."
+                        f"Another process has been making {path} for {_PATIENCE_S:.0f} s. End it and try again."
                     ) from None
                 time.sleep(0.2)
                 continue

@@ -60,3 +60,23 @@ CIFAR_100_PYTHON = CifarFiles(folder="cifar-100-python", train=("train",), test=
 
 CIFAR_FORMS = (CIFAR_10_BINARY, CIFAR_100_BINARY, CIFAR_10_PYTHON, CIFAR_100_PYTHON)
 """All forms, in the order in which a folder is searched for them."""
+
+
+def cifar_files(path: Path) -> tuple[CifarFiles, Path]:
+    """Form of the files in the folder ``path`` or in their own folder there, and that folder; FileNotFoundError, with
+    a remedy, if there are none or not all.
+    """
+    for form in CIFAR_FORMS:
+        for folder in (path, path / form.folder):
+            missing = [name for name in form.files if not (folder / name).is_file()]
+            if not missing:
+                return form, folder
+            if len(missing) < len(form.files):
+                raise FileNotFoundError(
+                    f"{folder} has no {', '.join(missing)}, and the other files of {form.folder}. Extract the archive "
+                    "again, whole."
+                )
+    raise FileNotFoundError(
+        f"{path} has no files of CIFAR-10 or CIFAR-100. Name the folder with "
+        f"{' or '.join(form.files[0] for form in CIFAR_FORMS)}."
+    )
