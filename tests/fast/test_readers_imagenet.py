@@ -202,9 +202,7 @@ def test_a_shard_that_ends_between_two_images_is_refused(shards: Path, damaged: 
             file.write(b"\xff" * 512)
         else:
             file.truncate()
-    with pytest.raises(
-        ValueError, match=rf"000000\.tar is damaged, or cut short, at byte {third}\. Copy or download"
-    ):
+    with pytest.raises(ValueError, match=rf"000000\.tar is damaged, .* byte {third}\. Copy or download"):
         listed(shards)
 
 

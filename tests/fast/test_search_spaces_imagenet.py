@@ -63,17 +63,11 @@ def test_made_up_images_stay_of_their_class_unless_asked_otherwise(module: Modul
 @pytest.mark.parametrize("network", ["vit-b-16", "resnet-rs-101"])
 def test_oialr_is_that_of_table_a_1(network: str) -> None:
     options = imagenet_oialr.Options(network=network)
-    assert (options.most_epochs, options.samples_a_step, options.used_augmentation) == (
-        125,
-        1024,
-        "rand-augment",
-    )
+    assert (options.most_epochs, options.samples_a_step) == (125, 1024)
+    assert options.used_augmentation == "rand-augment"
     size = options.size
-    assert (size.side, size.evaluation_side, size.crop_fraction) == (
-        160,
-        160 if network == "vit-b-16" else 224,
-        0.9,
-    )
+    assert (size.side, size.crop_fraction) == (160, 0.9)
+    assert size.evaluation_side == (160 if network == "vit-b-16" else 224)
     made = recipe(imagenet_oialr, network=network)
     assert made.label_smoothing == 0.1 and made.clip_norm is None
     assert settings(made)["lr"] == 1e-3
@@ -89,11 +83,8 @@ def test_oialr_is_that_of_table_a_1(network: str) -> None:
     assert isinstance(method, trainers.OIALR)
     steps = 125 * -(-1_281_167 // 1024)
     assert [round(float(one) * steps) for one in (method.delay, method.update_every)] == [25_000, 1000]
-    assert (method.sigma_cutoff, method.full_rank_first_layer, method.full_rank_last_layer) == (
-        0.1,
-        False,
-        True,
-    )
+    assert method.sigma_cutoff == 0.1
+    assert (method.full_rank_first_layer, method.full_rank_last_layer) == (False, True)
     assert imagenet_oialr.space.validate(imagenet_oialr.default) == pytest.approx(imagenet_oialr.default)
 
 
@@ -147,10 +138,8 @@ def test_ab_is_that_of_tables_a_6_to_a_8(network: Any) -> None:
     assert (options.size.side, options.size.evaluation_side) == (224, 224)
     made = recipe(imagenet_ab, network=network)
     assert (made.label_smoothing, made.clip_norm) == (0.1, 1.0)
-    assert (settings(made)["lr"], settings(made)["weight_decay"]) == (
-        0.0035,
-        0.1 if network == "vit-b-16" else 0.01,
-    )
+    assert settings(made)["lr"] == 0.0035
+    assert settings(made)["weight_decay"] == (0.1 if network == "vit-b-16" else 0.01)
     assert made.schedule == TimmCosine(warmup_epochs=10)
     assert parameters(made.network) == {"vit-b-16": 86_567_656, "resnet-50": 25_557_032}[network]
     dropouts = [one.p for one in made.network.modules() if isinstance(one, nn.Dropout)]

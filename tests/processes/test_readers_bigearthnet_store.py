@@ -244,15 +244,11 @@ def test_what_the_disk_does_not_give_is_an_error_of_one_sentence(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "preadv", failing)
-    with pytest.raises(
-        OSError, match=r"pixels.npy cannot be read at byte \d+ \(Input/output error\)\. Bring"
-    ):
+    with pytest.raises(OSError, match=r"pixels.npy .* at byte \d+ \(Input/output error\)\. Bring"):
         samples.read([0])
     monkeypatch.setattr(os, "preadv", preadv)
     os.truncate(own / "pixels.npy", 100)
-    with pytest.raises(
-        OSError, match=r"ends at byte \d+, and was longer when it was opened\. Remove .* begin"
-    ):
+    with pytest.raises(OSError, match=r"ends at byte \d+, .*\. Remove .* begin"):
         samples.read([0])
 
 
@@ -318,10 +314,8 @@ def test_a_conversion_killed_at_any_point_goes_on(
         except Killed:
             deaths += 1
             begun = (out / "patches.partial.npy").exists()
-            with pytest.raises(
-                ValueError if begun else FileNotFoundError,
-                match=r"is not complete\. Start the command that makes it again" if begun else "holds no Big",
-            ):
+            error, told = (ValueError, "not complete") if begun else (FileNotFoundError, "holds no Big")
+            with pytest.raises(error, match=told):
                 load_bigearthnet(out, "train")
         else:
             break
@@ -384,14 +378,9 @@ def test_another_archive_or_other_choices_do_not_go_on(archive: Path, store: Pat
     with pytest.raises(ValueError, match=r"was begun with the bands B01, .*\. Go on with the same"):
         convert(archive, store, bands=["B02"], processes=1, show=False)
     make_archive(tmp_path / "other", patches=PATCHES, seed=1, processes=1, show=False)
-    with pytest.raises(
-        ValueError, match=r"holds other patches than are asked for now\. Go on with the archive"
-    ):
-        convert(archive, store, patches=4, processes=1, show=False)
-    with pytest.raises(
-        ValueError, match=r"holds other patches than are asked for now\. Go on with the archive"
-    ):
-        convert(tmp_path / "other", store, processes=1, show=False)
+    for other, patches in ((archive, 4), (tmp_path / "other", None)):
+        with pytest.raises(ValueError, match=r"holds other patches .*\. Go on with the archive"):
+            convert(other, store, patches=patches, processes=1, show=False)
     with pytest.raises(ValueError, match=r"on_error = 'ignore': must be refuse or skip\."):
         convert(archive, store, on_error="ignore")
     assert not verify(store, show=False)

