@@ -60,12 +60,9 @@ class SearchSpace:
         self.names: tuple[str, ...] = tuple(self.parameters)
         self.limits: dict[str, tuple[float, float]] = {name: p.limits for name, p in self.parameters.items()}
         self._when = {name: _checked_when(name, self.parameters) for name in self.names}
-        self._order = _parents_first(self._when)
-        self.order: tuple[str, ...] = self._order
+        self.order: tuple[str, ...] = _parents_first(self._when)
         """All names, parents before the children with conditions on them."""
-        self._conditional = [
-            (name, tuple(when.items())) for name in self._order if (when := self._when[name])
-        ]
+        self._conditional = [(name, tuple(when.items())) for name in self.order if (when := self._when[name])]
         self._narrowed: dict[str, set[Scalar]] = {}
         """Allowed choices of restricted parameters, by name."""
         self._counts = [p.count if isinstance(p, Categorical) else None for p in self.parameters.values()]
@@ -122,7 +119,7 @@ class SearchSpace:
         problems = [f"{excerpt(name)} is no parameter. {suggestion(name, self.names)}" for name in unknown]
         canonical: Params = {}
         rejected: set[str] = set()
-        for name in self._order:
+        for name in self.order:
             parents = self._when[name]
             if rejected.intersection(parents):
                 # Whether this parameter is active depends on a value that is already reported as wrong.
@@ -160,7 +157,7 @@ class SearchSpace:
         """Number of different configurations; None where a Float makes it infinite."""
         # Children follow their parents closely, so that few parents' values have to be distinguished at a time.
         order: list[str] = []
-        for name in self._order:
+        for name in self.order:
             parents = [order.index(parent) for parent in self._when[name]]
             order.insert(max(parents) + 1 if parents else len(order), name)
         last_use = {parent: place for place, name in enumerate(order) for parent in self._when[name]}
@@ -234,10 +231,10 @@ class SearchSpace:
         return None
 
     def _extensions(self, depth: int, chosen: Params) -> Iterator[Params]:
-        if depth == len(self._order):
+        if depth == len(self.order):
             yield {name: chosen[name] for name in self.names if name in chosen}
             return
-        name = self._order[depth]
+        name = self.order[depth]
         if not _is_active(self._when[name], chosen):
             yield from self._extensions(depth + 1, chosen)
             return
