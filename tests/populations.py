@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import hpo
-from hpo.individual import COMPLETED, FAILED
+from hpo.individual import COMPLETED, FAILED, Configuration
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring
 
@@ -50,6 +50,17 @@ def searched_alone(
         breeder.learn(member)
         children.append(child)
     return children
+
+
+def asked_and_told(
+    search: hpo.Search, count: int, value: Callable[[Configuration, int], Any]
+) -> list[Configuration]:
+    """What ``search`` asks for, each told before the next; ``value``: of a configuration and its number."""
+    asked = []
+    for number in range(count):
+        asked.append(search.ask())
+        search.tell(asked[-1], value(asked[-1], number))
+    return asked
 
 
 class Around(Breeder):

@@ -89,9 +89,7 @@ def test_whatever_a_file_was_cut_to_whole_rows_are_read_and_later_ones_follow(tm
 
 
 @given(st.data())
-def test_damage_costs_the_lines_that_it_hits(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_damage_costs_the_lines_that_it_hits(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damage") / "0001-i000-w0000.jsonl"
     lines = [encode(Point(id=f"0-0-{number}", step=1, value=0.5, time=1.0, began=1.0)) for number in range(5)]
     hit = data.draw(st.integers(0, 4))

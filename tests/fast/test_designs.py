@@ -6,6 +6,7 @@ import random
 from itertools import product
 
 import pytest
+from populations import asked_and_told
 from simulation import Simulation
 from simulation.campaigns import finished
 
@@ -79,11 +80,7 @@ def test_each_design_is_the_one_that_was_chosen():
 
 def test_the_design_comes_first_in_a_search_and_a_campaign():
     search = hpo.Search(SPACE, kind="evolution", initial="sobol", seed=3)
-    operators = []
-    for number in range(24):
-        one = search.ask()
-        operators.append(one.operator)
-        search.tell(one, float(number))
+    operators = [one.operator for one in asked_and_told(search, 24, lambda one, number: float(number))]
     assert operators[:16] == ["sobol"] * 16 and "sobol" not in operators[16:]
 
     settings = SearchSettings(kind="evolution", initial="sobol")

@@ -162,9 +162,7 @@ def test_a_follower_knows_what_reading_anew_finds(steps: list[tuple[str, Any, An
             assert not follower.poll().new
 
 
-def test_where_nothing_changed_no_journal_of_an_earlier_launch_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_changed_no_journal_of_an_earlier_launch_is_opened(tmp_path, monkeypatch):
     for launch in (1, 2):
         journals.write(journals.campaign(tmp_path), [journals.finished(f"0-0-{launch}", 0.5)], launch=launch)
     follower = Follower(tmp_path)
@@ -203,9 +201,7 @@ def test_a_directory_that_is_no_campaign_or_none_any_more_is_said(tmp_path: Path
             ask()
 
 
-def test_curves_come_with_the_records_and_make_the_same_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_come_with_the_records_and_make_the_same_table(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "_BYTES_A_POLL", 1)
     journals.write(journals.campaign(tmp_path), [journals.finished("0-0-0", 0.5)])
     follower = CurveFollower(tmp_path)

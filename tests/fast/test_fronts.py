@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from individuals import make_individual, make_record
 from journals import T
+from populations import asked_and_told
 
 import hpo
 from hpo.errors import UsageError
+from hpo.individual import Configuration
 from hpo.results import result as results
 from hpo.results.analysis import pareto as fronts
 from hpo.results.overview import folded
@@ -228,20 +230,18 @@ def test_a_search_of_several_objectives_has_the_front_of_what_it_was_given(value
 def test_a_search_of_one_objective_has_its_best_and_one_of_several_comes_near_the_front() -> None:
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
     search = hpo.Search(space, "maximize", kind="random")
-    values = []
-    for _ in range(20):
-        candidate = search.ask()
-        values.append(candidate.params["x"])
-        search.tell(candidate, values[-1])
-    assert search.best.value == search.best.params["x"] == max(values)
+    asked = asked_and_told(search, 20, lambda one, _: one.params["x"])
+    assert search.best.value == search.best.params["x"] == max(one.params["x"] for one in asked)
 
     def volume(kind: str) -> float:
         """Of the front of x against (1 - x)**2, for which y has to be 0, up to 2 each."""
         search = hpo.Search(space, kind=kind, seed=1, objectives={"a": "minimize", "b": "minimize"})
-        for _ in range(150):
-            candidate = search.ask()
-            x, y = candidate.params["x"], candidate.params["y"]
-            search.tell(candidate, {"a": x + y, "b": (1 - x) ** 2 + y})
+
+        def value(one: Configuration, number: int) -> dict[str, float]:
+            x, y = one.params["x"], one.params["y"]
+            return {"a": x + y, "b": (1 - x) ** 2 + y}
+
+        asked_and_told(search, 150, value)
         points = [(one.value["a"], one.value["b"]) for one in search.front]
         edges = [*points[1:], (2.0, 0.0)]
         return sum((right - left) * (2.0 - height) for (left, height), (right, _) in zip(points, edges))

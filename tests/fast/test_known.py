@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import pandas
 import pytest
 import refusals
 from msgspec.structs import replace
+from populations import asked_and_told
 
 import hpo
 from hpo.campaign.definition import CampaignDefinition
@@ -206,21 +208,6 @@ def test_directions_and_names_of_objectives_are_checked(earlier):
     refused(earlier, "value is to minimize there", objectives="maximize")
     refused(earlier, "value is to minimize there", "accuracy", objectives={"accuracy": "maximize"})
     refused(earlier, "(loss, seconds)", "points", objectives={"loss": "minimize", "seconds": "minimize"})
-
-
-def test_a_slightly_different_space(earlier):
-    other = hpo.SearchSpace(
-        lr=hpo.Float(1e-3, 1.0, log=True),
-        optimizer=hpo.Categorical("sgd", "adam", "lion"),
-        depth=hpo.Int(1, 5),
-        wide=SPACE.parameters["wide"],
-    )
-    found = known_points(earlier, other, default={"depth": 2}, unknown="drop")
-    there = [one for one in load(earlier).individuals if float(one.params["lr"]) >= 1e-3]
-    assert found.left_out["whose lr is not allowed here"] == 60 - len(there) > 0
-    assert len(found) + found.left_out["the same configuration again"] == len(there)
-    assert all(one.params["depth"] == 2 and "width" not in one.params for one in found)
-    assert found.changed["width dropped, which is no parameter here,"] == len(found)
 
 
 RENAMED: dict[str, object] = {**{k: v for k, v in POINT.items() if k != "lr"}, "value": 1.0}
@@ -477,26 +464,17 @@ def test_a_campaign_knows_them_and_does_not_evaluate_them(earlier, tmp_path, cap
     assert table.loc[table["id"] == "known-1", "island"].item() == -1
     # The source may vanish; what is on record is not read again, and nothing comes twice.
     shutil.rmtree(source)
+    rows = [{**record.individuals[1].params, "value": 1.0}, {**POINT, "lr": 0.2, "value": 0.001}]
+    pandas.DataFrame(rows).to_csv(tmp_path / "more.csv", index=False)
+    keywords["known"].append(str(tmp_path / "more.csv"))
     record = campaign(tmp_path / "run", task, evaluations=15, **keywords).record
-    assert "entered" not in capsys.readouterr().err
-    assert len(record.known) == 61 and len(record.individuals) == 15
+    assert re.findall(r"\d+ entered.*", capsys.readouterr().err) == ["1 entered; 1 left out: 1 here already"]
+    assert len(record.known) == 62 and len(record.individuals) == 15
     keys = [SPACE.key(one.params) for one in (*record.known, *record.individuals)]
     assert len(set(keys)) == len(keys)
     report = check(tmp_path / "run")
     assert not report.findings and report.finished == 15, report
-    assert len(known_points(tmp_path / "run", SPACE)) == 76  # the known points of a source are known, too
-
-
-def test_more_can_be_added_when_it_goes_on(tmp_path, capsys):
-    campaign(tmp_path / "run", evaluations=5)
-    there, table = load(tmp_path / "run").individuals, tmp_path / "points.csv"
-    rows = [{**there[1].params, "value": 1.0}, {**POINT, "value": 0.001}]
-    pandas.DataFrame(rows).to_csv(table, index=False)
-    result = campaign(tmp_path / "run", evaluations=8, known=[str(table)])
-    assert "1 entered; 1 left out: 1 here already" in capsys.readouterr().err
-    assert [one.id for one in result.record.known] == ["known-1"]
-    assert result.best.id == "known-1" and result.best.metrics["source"] == str(table)
-    assert hpo.Result(tmp_path / "run").front[0].id == "known-1"
+    assert len(known_points(tmp_path / "run", SPACE)) == 77  # the known points of a source are known, too
 
 
 def test_wrong_points_are_replaced_when_it_goes_on(tmp_path, capsys):
@@ -636,13 +614,8 @@ def test_a_search_starts_from_what_is_entered(kind):
     def value(p):
         return (p["x"] - 0.3) ** 2 + (p["y"] - 0.6) ** 2 + 0.1 * (p["n"] - 2) ** 2
 
-    def entered_and_asked(search):
-        values = []
-        for _ in range(40):
-            asked = search.ask()
-            values.append(value(asked.params))
-            search.tell(asked, values[-1])
-        return values
+    def values_of(search):
+        return [value(one.params) for one in asked_and_told(search, 40, lambda one, _: value(one.params))]
 
     search = hpo.Search(space, seed=3, kind=kind)
     points = [space.decode(space.sample(rng)) for _ in range(100)]
@@ -650,9 +623,9 @@ def test_a_search_starts_from_what_is_entered(kind):
         search.enter(params, value(params))
     search.enter({"x": 0.9, "y": 0.9, "n": 1}, None)
     assert search.best.value == min(map(value, points))
-    found = entered_and_asked(search)
+    found = values_of(search)
     # The same draws, but for what the entered ones change.
-    assert (found == entered_and_asked(hpo.Search(space, seed=3, kind=kind))) is (kind == "random")
+    assert (found == values_of(hpo.Search(space, seed=3, kind=kind))) is (kind == "random")
     if kind not in ("random", "pso"):
         assert sorted(found[:10])[5] < sorted(map(value, points))[25], "bred from the good ones at once"
     with pytest.raises(UsageError, match="x = 2: must be"):

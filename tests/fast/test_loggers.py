@@ -97,9 +97,7 @@ def _whole(sink: Remembering) -> None:
 
 
 @pytest.mark.parametrize("looks", ["after each part", "at the end", "each by a process of its own"])
-def test_each_thing_is_written_once_however_often_one_looks(
-    tmp_path: Path, sink: Remembering, looks: str
-) -> None:
+def test_each_thing_is_written_once_however_often_one_looks(tmp_path, sink, looks):
     campaign = Written(tmp_path / "x")
     log = _log(campaign)
     for part in _grow(campaign):
@@ -122,9 +120,7 @@ def test_each_thing_is_written_once_however_often_one_looks(
     assert calls == (3 + 9 + 3 + 1 if looks == "at the end" else 3 + 9 + 4 + 6)
 
 
-def test_what_went_on_on_another_worker_of_the_launch_comes_in_its_order(
-    tmp_path: Path, sink: Remembering
-) -> None:
+def test_what_went_on_on_another_worker_of_the_launch_comes_in_its_order(tmp_path, sink):
     """The files of the worker that took it over are read before those of the one that began it."""
     campaign = Written(tmp_path / "x")
     for attempt, worker in enumerate((Written(campaign.path, worker=1), campaign)):
@@ -141,9 +137,7 @@ def test_what_went_on_on_another_worker_of_the_launch_comes_in_its_order(
 
 
 @pytest.mark.parametrize("process", ["goes on", "is another one"])
-def test_where_a_sink_fails_at_any_call_it_gets_the_rest_later(
-    tmp_path: Path, sink: Remembering, process: str
-) -> None:
+def test_where_a_sink_fails_at_any_call_it_gets_the_rest_later(tmp_path, sink, process):
     # Of all calls, as the test above counts them, a few on every change.
     for fails in cases(range(1, 23, 5), set(range(1, 23)) - set(range(1, 23, 5))):
         campaign = Written(tmp_path / f"x{fails}")
@@ -165,9 +159,7 @@ def test_where_a_sink_fails_at_any_call_it_gets_the_rest_later(
         _whole(sink)
 
 
-def test_afterwards_individuals_are_begun_and_ended_one_after_the_other(
-    tmp_path: Path, sink: Remembering
-) -> None:
+def test_afterwards_individuals_are_begun_and_ended_one_after_the_other(tmp_path, sink):
     campaign = Written(tmp_path / "x")
     for number in range(30):
         campaign.evaluate(number, 1.0)
@@ -199,9 +191,7 @@ def test_a_folder_is_one_campaigns_and_one_processs(tmp_path: Path, sink: Rememb
             CampaignLog(path, "wandb", folder)
 
 
-def test_a_sink_that_is_not_there_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sink_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("wandb").mkdir()  # as W&B leaves it where it was used
     monkeypatch.setattr(registry, "find_spec", lambda name: None if name != "wandb" else _Namespace)

@@ -93,9 +93,7 @@ def test_optuna_reads_what_the_campaign_found_and_gives_it_back(written: Written
 
 
 @pytest.mark.parametrize("target", cases(["a.journal"], ["sqlite:///a.db"]))
-def test_another_export_adds_what_has_ended_since_for_a_dashboard_that_looks_on(
-    written: Written, target: str
-) -> None:
+def test_another_export_adds_what_has_ended_since_for_a_dashboard_that_looks_on(written, target):
     other = optuna.create_study(study_name="mine", storage=_storage(target))
     other.add_trial(optuna.create_trial(value=1.0))
     assert export(written.path, target).added == len(ENDS)
@@ -131,9 +129,7 @@ def test_trials_that_were_added_in_optuna_stay(written: Written, target: str) ->
     assert len(study.trials) == len(ENDS) + 2 and study.best_value == -9.0
 
 
-def test_several_objectives_have_their_names_and_directions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_objectives_have_their_names_and_directions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     campaign = Written(tmp_path / "two", {"accuracy": "maximize", "seconds": "minimize"})
     campaign.evaluate(0, 0.5)
@@ -201,9 +197,7 @@ def _answer(application: Any, path: str, query: str = "") -> Any:
     return json.loads(body)
 
 
-def test_a_trial_is_as_long_as_it_was_where_the_clock_is_put_back(
-    written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_is_as_long_as_it_was_where_the_clock_is_put_back(written, monkeypatch):
     change = 1792890000.0  # 25 October 2026, 3:00 to 2:00
     trials = _Trials(load(written.path))
     trials._created = change - 3600

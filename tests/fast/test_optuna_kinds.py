@@ -8,7 +8,7 @@ import sys
 
 import optuna
 import pytest
-from populations import population_of, searched_alone
+from populations import asked_and_told, population_of, searched_alone
 
 import hpo
 from hpo.errors import UsageError
@@ -86,8 +86,7 @@ def test_cmaes_goes_on_from_generation_to_generation():
 def test_optuna_stays_quiet_and_as_it_was(capfd, recwarn):
     before = optuna.logging.get_verbosity()
     search = hpo.Search(LINE, kind="optuna-cmaes")
-    for number in range(15):
-        search.tell(search.ask(), float(number))
+    asked_and_told(search, 15, lambda one, number: float(number))
     assert optuna.logging.get_verbosity() == before
     assert capfd.readouterr() == ("", "") and not recwarn.list
 

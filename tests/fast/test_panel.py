@@ -134,9 +134,7 @@ def test_without_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", ["", "dumb", "unknown", None, "xterm"])
-def test_nothing_is_drawn_where_the_cursor_cannot_be_moved(
-    monkeypatch: pytest.MonkeyPatch, kind: str | None
-) -> None:
+def test_nothing_is_drawn_where_the_cursor_cannot_be_moved(monkeypatch, kind):
     monkeypatch.delenv("TERM", raising=False)
     if kind is not None:
         monkeypatch.setenv("TERM", kind)
@@ -329,9 +327,7 @@ def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own
     assert overview.of(home).individuals == []
 
 
-def test_watching_a_campaign_that_is_not_at_work_says_how_it_stands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watching_a_campaign_that_is_not_at_work_says_how_it_stands(tmp_path, capsys):
     directory.write_identity(tmp_path / "run", IDENTITY)
     assert cli.main(["status", str(tmp_path / "run"), "--watch"]) == 0
     assert "cut off" in capsys.readouterr().out
@@ -341,9 +337,7 @@ def test_watching_a_campaign_that_is_not_at_work_says_how_it_stands(
     assert caught.value.code == 2
 
 
-def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(tmp_path, capsys, monkeypatch):
     home = tmp_path / "run"
     directory.write_identity(home, IDENTITY)
     slept = []

@@ -99,9 +99,7 @@ def test_what_a_float_decodes_to_comes_back_exactly(parameter: Float, gene: floa
 
 
 @given(FLOATS, st.floats(0.0, 1.0))
-def test_a_given_float_moves_by_less_than_a_step_and_comes_back_exactly(
-    parameter: Float, part: float
-) -> None:
+def test_a_given_float_moves_by_less_than_a_step_and_comes_back_exactly(parameter, part):
     low, high = parameter.low, parameter.high
     given_value = min(max(low + part * (high - low), low), high)
     value = parameter.canonical(given_value)

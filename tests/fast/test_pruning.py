@@ -175,9 +175,7 @@ def test_one_that_was_promoted_is_not_judged_again_at_the_rung_where_it_paused()
 @pytest.mark.parametrize("kind", ["halving", "median"])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("first", [4, 12])
-def test_one_that_was_interrupted_is_not_compared_where_it_had_passed(
-    kind: str, known: bool, first: int
-) -> None:
+def test_one_that_was_interrupted_is_not_compared_where_it_had_passed(kind, known, first):
     """``known``: what it reported before is; ``first``: the step of its first report thereafter."""
     rule = stopping(pruning_settings(kind, min_steps=4, startup=1))
     rule.observe([("other", step, 0.0) for step in (4, 8, 12, 16, 20, 36)])
@@ -326,9 +324,7 @@ def test_a_rung_keeps_its_latest() -> None:
         ({"pruner": "halving", "kind": "pbt"}, {"value": "minimize"}, ["pbt", "another kind"]),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    search: dict[str, Any], objectives: dict[str, str], words: list[str]
-) -> None:
+def test_what_makes_no_sense_is_refused(search, objectives, words):
     refused(lambda: of_search(SearchSettings(**search), objectives), *words)
 
 
@@ -513,9 +509,7 @@ def test_nobody_on_an_island_is_stopped_at_the_last_step(rule: str, seed: int) -
 @pytest.mark.parametrize(
     ("objectives", "column"), [(["f1"], "value"), (["f1", "cost"], "metrics.pruned_value")]
 )
-def test_the_last_report_of_a_pruned_one_is_in_the_table(
-    saves: bool, objectives: list[str], column: str, tmp_path: Path
-) -> None:
+def test_the_last_report_of_a_pruned_one_is_in_the_table(saves, objectives, column, tmp_path):
     """Whether it was stopped, or saved itself and paused."""
 
     def evaluate(trial: hpo.Trial) -> dict[str, float]:

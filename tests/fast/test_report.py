@@ -121,9 +121,7 @@ def test_the_timeline_has_lost_and_resumed_parts_and_the_busy_share(tmp_path: Pa
 
 
 @pytest.mark.parametrize("most", [40, 3])
-def test_many_parts_become_few_bars_of_the_same_extent(
-    homes: dict[int, Path], monkeypatch, most: int
-) -> None:
+def test_many_parts_become_few_bars_of_the_same_extent(homes, monkeypatch, most):
     one = source(homes[1])
     whole = BY_NAME["timeline"].draw([one])
     monkeypatch.setattr(theme, "MOST_POINTS", most)
@@ -140,9 +138,7 @@ def test_many_parts_become_few_bars_of_the_same_extent(
     assert sum(len(bar.x) for bar in few.data if bar.type == "bar") <= max(most, len(fewest))
 
 
-def test_campaigns_of_other_objectives_stand_side_by_side_where_they_can(
-    homes: dict[int, Path], tmp_path: Path
-) -> None:
+def test_campaigns_of_other_objectives_stand_side_by_side_where_they_can(homes, tmp_path):
     other = home(tmp_path / "other", [finished(number, 1000.0 + number) for number in range(9)])
     for paths in ([homes[2], homes[1], other], [homes[1], other, homes[2]], [other, homes[2]]):
         sources = read(paths)
@@ -157,9 +153,7 @@ def test_campaigns_of_other_objectives_stand_side_by_side_where_they_can(
         assert [one.campaign for one in found.figures if one.name == "timeline"] == [*range(len(paths))]
 
 
-def test_a_mark_is_of_its_own_campaign_where_several_are_overlaid(
-    homes: dict[int, Path], tmp_path: Path
-) -> None:
+def test_a_mark_is_of_its_own_campaign_where_several_are_overlaid(homes, tmp_path):
     few = home(tmp_path / "few", [finished(number, 1.0 - number / 10) for number in range(3)])
     many = home(tmp_path / "many", [finished(number, 5.0 - number / 10) for number in range(9)])
     found = content(read([few, many]))
@@ -192,9 +186,7 @@ def test_figures_are_written_as_vector_graphics(homes: dict[int, Path], tmp_path
     assert wanted == [folder / f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf")]
 
 
-def test_without_a_chrome_or_kaleido_the_remedy_is_said(
-    homes: dict[int, Path], tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_chrome_or_kaleido_the_remedy_is_said(homes, tmp_path, monkeypatch, capsys):
     def fails(*arguments: object, **keywords: object) -> None:
         raise RuntimeError("\nKaleido requires Google Chrome to be installed.\n")
 
@@ -408,9 +400,7 @@ def test_curves_are_those_that_were_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_steps_are_shown_on_a_terminal_only(
-    homes: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_steps_are_shown_on_a_terminal_only(homes, tmp_path, monkeypatch, terminal):
     shown = io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(shown, "isatty", lambda: terminal)

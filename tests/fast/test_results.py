@@ -121,9 +121,7 @@ def test_torn_journals_are_reported_and_damaged_ones_refused(home: _Home) -> Non
 
 
 @given(data=st.data())
-def test_the_fold_agrees_with_a_slow_one(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_the_fold_agrees_with_a_slow_one(tmp_path_factory, data):
     """Random histories over three launches, against the rules applied to one individual at a time."""
     home = _Home(tmp_path_factory.mktemp("fold"))
     kinds = ["start", *(status for status in STATUSES if status != "running")]
@@ -191,9 +189,7 @@ def test_time_between_launches_does_not_count_and_the_last_launch_sets_the_budge
 @pytest.mark.parametrize(
     ("direction", "order"), [("minimize", [1.0, 2.0, 3.0]), ("maximize", [3.0, 2.0, 1.0])]
 )
-def test_best_follows_the_direction_and_counts_the_completed_only(
-    tmp_path: Path, direction: str, order: list[float]
-) -> None:
+def test_best_follows_the_direction_and_counts_the_completed_only(tmp_path, direction, order):
     home = _Home(tmp_path / "campaign", {"value": direction})
     completed = [finished(f"0-0-{index}", value) for index, value in enumerate([2.0, 3.0, 1.0])]
     pruned = [finished(f"0-0-{index}", value, status="pruned") for index, value in ((7, -9.0), (8, 9.0))]
@@ -329,9 +325,7 @@ def test_an_export_replaces_the_file_all_at_once(home: _Home, tmp_path: Path) ->
         ("nowhere/table.csv", CampaignError),
     ],
 )
-def test_an_export_that_cannot_be_written_names_it(
-    home: _Home, tmp_path: Path, name: str, error: type[Exception]
-) -> None:
+def test_an_export_that_cannot_be_written_names_it(home, tmp_path, name, error):
     with pytest.raises(error) as caught:
         results.export(home.path, tmp_path / name)
     assert name in str(caught.value)

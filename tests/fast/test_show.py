@@ -128,9 +128,7 @@ def test_the_table_has_the_same(home: Path, capsys: pytest.CaptureFixture[str]) 
         ("\x1b[2J", r"no individual \x1b[2J"),
     ],
 )
-def test_an_unknown_id_is_refused_with_near_ones(
-    home: Path, capsys: pytest.CaptureFixture[str], identity: str, near: str
-) -> None:
+def test_an_unknown_id_is_refused_with_near_ones(home, capsys, identity, near):
     assert cli.main(["show", str(home), identity]) == 2
     assert near in capsys.readouterr().err
 

@@ -265,9 +265,7 @@ def test_nothing_is_made_while_nobody_looks(tmp_path: Path) -> None:
     assert not page.view.parts and not page.view.reading
 
 
-def test_damage_and_a_deleted_campaign_are_said_and_what_was_seen_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_and_a_deleted_campaign_are_said_and_what_was_seen_stays(tmp_path, capsys):
     home = synthetic.make(tmp_path / "run", evaluations=12)
     last = journal_files(home)[-1]
     whole = last.read_bytes()
@@ -284,9 +282,7 @@ def test_damage_and_a_deleted_campaign_are_said_and_what_was_seen_stays(
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_a_figure_that_fails_is_said_and_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_figure_that_fails_is_said_and_costs_no_other(tmp_path, monkeypatch):
     def broken(entry: registry.Entry, sources: list[Source]) -> Any:
         if entry.name == "history":
             raise ZeroDivisionError("<b>broken</b>")
@@ -370,9 +366,7 @@ def test_a_port_that_cannot_be_used_is_said() -> None:
             pass
 
 
-def test_where_the_page_s_packages_lack_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_page_s_packages_lack_the_extra_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(views, "LIVE_PAGE", ("not_there", "msgspec"))
     assert main(["watch", str(tmp_path)]) == 2
     said = capsys.readouterr().err

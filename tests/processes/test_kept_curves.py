@@ -51,9 +51,7 @@ def make_task(home: Path) -> hpo.Task:
 
 
 @pytest.mark.parametrize(("isolation", "every"), [("warm", 0), ("inline", "1h")])
-def test_curves_of_a_campaign(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str, every: object
-) -> None:
+def test_curves_of_a_campaign(tmp_path, monkeypatch, isolation, every):
     monkeypatch.setattr(curves_on_disk, "_IN_FULL", 1)  # of which ``every`` = 0 knows nothing
     home = tmp_path / "run"
     inline = isolation == "inline"

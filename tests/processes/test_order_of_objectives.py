@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import hpo
 from hpo.campaign.rank.greeting import own_hello
 
@@ -23,9 +21,7 @@ def campaign(directory: Path, objectives: dict[str, str], evaluations: int) -> h
     return hpo.Campaign(task, directory=directory, evaluations=evaluations, isolation="inline", kind="random")
 
 
-def test_a_campaign_goes_on_in_the_order_in_which_it_began(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_campaign_goes_on_in_the_order_in_which_it_began(tmp_path, capsys):
     directory = tmp_path / "run"
     for evaluations, objectives in ((100, COST_FIRST), (110, SCORE_FIRST), (120, COST_FIRST)):
         going_on = campaign(directory, objectives, evaluations)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy
 import pytest
+from populations import asked_and_told
 from refusals import refused
 
 import hpo
@@ -19,23 +18,14 @@ def goal(params):
 
 
 def run(search, evaluations, sign=1.0):
-    best = math.inf
-    for _ in range(evaluations):
-        suggestion = search.ask()
-        value = goal(suggestion.params)
-        best = min(best, value)
-        search.tell(suggestion, sign * value)
-    return best
+    asked = asked_and_told(search, evaluations, lambda one, _: sign * goal(one.params))
+    return min(goal(one.params) for one in asked)
 
 
 def test_what_is_told_moves_a_swarm():
     search = hpo.Search(SPACE, seed=1, kind="pso")
-    operators = []
-    for _ in range(20):
-        one = search.ask()
-        operators.append(one.operator)
-        search.tell(one, goal(one.params))
-    assert operators == ["random"] * 5 + ["pso"] * 15
+    asked = asked_and_told(search, 20, lambda one, _: goal(one.params))
+    assert [one.operator for one in asked] == ["random"] * 5 + ["pso"] * 15
 
 
 def test_what_was_entered_is_not_asked_for():
@@ -93,10 +83,8 @@ def test_where_the_same_may_come_again_a_tight_constraint_exhausts_nothing():
     search = hpo.Search(
         space, kind="random", duplicates=True, constraints=[lambda params: set(params.values()) == {7}]
     )
-    for _ in range(5):
-        one = search.ask()
+    for one in asked_and_told(search, 5, lambda one, _: 1.0):
         assert set(one.params.values()) == {7}
-        search.tell(one, 1.0)
     narrow = hpo.Search(
         hpo.SearchSpace(x=hpo.Float(0, 1)),
         kind="random",
@@ -110,14 +98,10 @@ def test_where_the_same_may_come_again_a_tight_constraint_exhausts_nothing():
 
 def test_failures_are_told_as_none_and_guide_away():
     search = hpo.Search(hpo.SearchSpace(x=hpo.Float(0, 1)), seed=1)
-    low = high = 0
-    for number in range(80):
-        one = search.ask()
-        failed = one.params["x"] > 0.5
-        search.tell(one, None if failed else abs(one.params["x"] - 0.5))
-        if number >= 40:
-            low, high = low + (not failed), high + failed
-    assert low > 2 * high
+    asked = asked_and_told(
+        search, 80, lambda one, _: None if one.params["x"] > 0.5 else 0.5 - one.params["x"]
+    )
+    assert sum(one.params["x"] > 0.5 for one in asked[40:]) < 14
 
 
 def test_mistakes_are_refused_and_change_nothing():

@@ -142,9 +142,7 @@ def test_a_sink_that_hangs_ends_after_rank_0_has_died_and_not_by_a_signal_to_the
             process.kill()
 
 
-def test_what_a_sink_could_not_write_in_the_end_is_said(
-    tmp_path: Path, strange_packages: None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_sink_could_not_write_in_the_end_is_said(tmp_path, strange_packages, capfd):
     source = "def init(**given):\n    raise RuntimeError('the server is away')\n"
     (tmp_path / "packages/trackio/__init__.py").write_text(source)
     result = hpo.Campaign(
