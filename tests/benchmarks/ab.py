@@ -16,7 +16,6 @@ Ends in one line of JSON."""
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import statistics
@@ -24,6 +23,7 @@ import time
 from typing import Any
 
 import torch
+from arguments import parser_of
 from training import Fenced, Watch, course, load_average, perceptron
 from two_nodes import RANKS, entered, settled
 
@@ -143,12 +143,9 @@ def shared(ranks: list[list[dict[str, float]]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="150 steps of a small model, two repeats")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--repeats", type=int, default=7, help="of the decompositions")
-    parser.add_argument("--quick", action="store_true", help="150 steps of a small model, two repeats")
     options = parser.parse_args()
     if options.quick:
         options.steps, options.repeats = 150, 2

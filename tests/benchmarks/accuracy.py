@@ -19,7 +19,6 @@ interleaved, ratios are of sums over seeds. Ends in one line of JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -27,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from arguments import parser_of
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from training import load_average
@@ -211,9 +211,7 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="one seed, two epochs, the residual network alone")
     parser.add_argument("--data", choices=SETS, default="digits")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(USUAL))
@@ -224,9 +222,6 @@ def main() -> None:
     )
     parser.add_argument(
         "--first-seed", type=int, default=0, help="settings are chosen on others than are reported (0 to 2)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="one seed, two epochs, the residual network alone"
     )
     options = parser.parse_args()
     if options.quick:

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from arguments import parser_of
 from launching import start_ranks
 
 SIGMA = 1.0
@@ -163,14 +164,11 @@ def run(role: str, size: Size, islands: int) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick=f"{QUICK}, once")
     parser.add_argument("--ranks", type=int, default=Size.ranks)
     parser.add_argument("--islands", type=int, nargs="+", default=Size.islands)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--isolation", choices=["warm", "inline"], default="warm")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK}, once")
     parser.add_argument("--role", choices=[*ROLES], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=lambda text: Size(**json.loads(text)), help=argparse.SUPPRESS)

@@ -32,6 +32,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from arguments import parser_of
+
 import hpo
 from hpo.config import reader as config
 from hpo.individual import COMPLETED
@@ -47,9 +49,7 @@ TEST_SEEDS = {"daso_intervals": 5}
 
 def main() -> None:
     names = sorted(["digits", *(path.stem.removesuffix("_small") for path in JOBS.glob("*_small.toml"))])
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="one search of two evaluations, of vgg_ab, which is not kept")
     parser.add_argument(
         "--campaigns",
         nargs="+",
@@ -63,9 +63,6 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="evaluations of each search (default: as in the file)")
     parser.add_argument(
         "--test-seeds", type=int, help="trainings of the best and of the default (default: 3, or 5)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="one search of two evaluations, of vgg_ab, which is not kept"
     )
     given = parser.parse_args()
     for name in ("searches", "budget", "test_seeds"):

@@ -10,7 +10,6 @@ Between saves the background has as long as it needs. Ends in one line of JSON."
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from arguments import parser_of
 
 from trainers.checkpoints.checkpoint import Checkpoint
 from trainers.checkpoints.files import CheckpointFiles, latest_text, step_directory
@@ -26,15 +26,12 @@ from trainers.communication.communicator import Communicator
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="2 million parameters")
     parser.add_argument("--millions", type=float, default=100.0, help="of parameters")
     parser.add_argument("--saves", type=int, default=5, help="each way")
     parser.add_argument(
         "--directory", type=Path, help="save below here; else below the system's temporary folder"
     )
-    parser.add_argument("--quick", action="store_true", help="2 million parameters")
     options = parser.parse_args()
     millions = 2.0 if options.quick else options.millions
     torch.set_num_threads(1)

@@ -19,13 +19,13 @@ JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 from typing import Any
 
 import torch
+from arguments import parser_of
 from torch.utils.data import DataLoader, DistributedSampler
 from training import Watch, course, load_average, noise, perceptron
 from two_nodes import RANKS, entered
@@ -124,9 +124,7 @@ def alone_s(rank: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="one round of two cycles")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cycles", type=int, default=10, help="of four steps each")
     parser.add_argument("--rate", type=float, default=200.0, help="of the link, in Mbit/s")
@@ -136,7 +134,6 @@ def main() -> None:
     parser.add_argument(
         "--shared-cores", action="store_true", help="both nodes use all of this machine's cores"
     )
-    parser.add_argument("--quick", action="store_true", help="one round of two cycles")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.cycles = 1, 2

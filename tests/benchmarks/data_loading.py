@@ -21,7 +21,6 @@ it was; on a machine without a GPU all_to_host_cpu counts, with the device's par
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -35,6 +34,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from arguments import parser_of
 from torch import Tensor, nn
 
 from search_spaces.building_blocks.data_sets.patch_images import PatchImages
@@ -168,16 +168,13 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="64 patches, images of 20×20, 4 filters")
     parser.add_argument("--patches", type=int, default=2000)
     parser.add_argument("--size", type=int, default=120, help="pixels along a side of an image")
     parser.add_argument("--filters", type=int, default=16, help="of the small network's first stage")
     parser.add_argument(
         "--directory", type=Path, help="keep the archive and the file here, or take them from it"
     )
-    parser.add_argument("--quick", action="store_true", help="64 patches, images of 20×20, 4 filters")
     options = parser.parse_args()
     if options.quick:
         options.patches, options.size, options.filters = 64, 20, 4

@@ -22,7 +22,6 @@ on (--choice-seeds of them), of equals the one that more often finds it. What is
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import json
 import math
@@ -34,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
+from arguments import parser_of
 from msgspec.structs import replace
 
 import hpo
@@ -241,16 +241,13 @@ def measure(
 
 def main() -> None:
     """Choose a rule, run all on other seeds, print tables and one line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="a seed each, random configurations, 30 of them")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--choice-seeds", type=int, default=20, help="by which a rule is chosen: from 0 on")
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--kinds", nargs="*", default=["random", *BREEDERS])
     parser.add_argument("--rules", nargs="*", default=list(RULES), help="by their names in the report")
-    parser.add_argument("--quick", action="store_true", help="a seed each, random configurations, 30 of them")
     options = parser.parse_args()
     if options.quick:
         options.seeds = options.choice_seeds = 1

@@ -11,7 +11,6 @@ JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
+from arguments import parser_of
 from peers import Optuna
 
 import hpo
@@ -94,12 +94,9 @@ def tpe(toy: Toy, evaluations: int, seed: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="15 evaluations, one seed")
     parser.add_argument("--evaluations", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=10, help="how many: 0, 1, … (default: 10)")
-    parser.add_argument("--quick", action="store_true", help="15 evaluations, one seed")
     options = parser.parse_args()
     if options.quick:
         options.evaluations, options.seeds = 15, 1

@@ -24,6 +24,7 @@ from array import array
 from pathlib import Path
 
 import numpy
+from arguments import parser_of
 from launching import start_ranks
 
 RANKS, ISLANDS, FLOATS = 4, 2, 10
@@ -120,13 +121,10 @@ def measure(kind: str, evaluations: int, block: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="4 000 evaluations, once, the default kind")
     parser.add_argument("--evaluations", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", default=["default", "genetic"])
-    parser.add_argument("--quick", action="store_true", help="4 000 evaluations, once, the default kind")
     parser.add_argument("--role", choices=["rank"], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)

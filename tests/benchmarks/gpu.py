@@ -21,7 +21,6 @@ Ends in one line of JSON. ``--into`` adds it to the file of tests/gpu as a run o
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -37,6 +36,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from accuracy import VisionTransformer
+from arguments import parser_of
 from oialr import SOURCE_EVERY, SOURCE_STEPS, Materialised, low_rank
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -291,13 +291,10 @@ def busy(device: torch.device, quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="few steps of small models; on the CPU always")
     there = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=there)
     parser.add_argument("--into", type=Path, help="a file of JSON, whose figures these are added to")
-    parser.add_argument("--quick", action="store_true", help="few steps of small models; on the CPU always")
     options = parser.parse_args()
     if options.device == "cuda" and there == "cpu":
         print("not possible here: there is no GPU that torch can use; --device cpu runs this on the CPU")

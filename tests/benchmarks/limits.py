@@ -14,7 +14,6 @@ limit. ``--quick`` makes all of it smaller, and looks at no limit."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -24,6 +23,8 @@ import timeit
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+from arguments import parser_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -108,10 +109,7 @@ def measure(scratch: Path, smaller: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a twentieth of everything")
+    parser = parser_of(__doc__, quick="a twentieth of everything")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="limits-") as scratch:
         found = measure(Path(scratch), 20 if options.quick else 1)

@@ -17,7 +17,6 @@ Ends in one line of JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch
 from accuracy import VisionTransformer
+from arguments import parser_of
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.data import TensorDataset
@@ -274,11 +274,8 @@ def decompose(rank: int, *, updates: int, width: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="few steps, few rows, k a quarter")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="few steps, few rows, k a quarter")
     options = parser.parse_args()
     steps, every, updates, width = (40, 8, 1, 64) if options.quick else (120, 20, 3, 192)
     options.repeats = 2 if options.quick else options.repeats

@@ -19,7 +19,6 @@ Medians over repeats. Ends in one line of JSON; ``of_limit`` divides each figure
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from arguments import parser_of
 from launching import single_threaded
 
 from hpo.results.record import CampaignRecord, load
@@ -214,11 +214,8 @@ def measure(scratch: Path, *, trials: int, fresh: int, calls: int, reporting: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="few evaluations, once")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="few evaluations, once")
     options = parser.parse_args()
     trials, fresh, calls, reporting = 300, 8, 7, 5
     if options.quick:

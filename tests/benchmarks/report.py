@@ -9,7 +9,6 @@ draws nothing. Ends in one line of JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
@@ -19,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from arguments import parser_of
 from launching import single_threaded
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,11 +56,8 @@ def measure(evaluations: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="1 000 evaluations")
     parser.add_argument("--evaluations", type=int, default=10_000)
-    parser.add_argument("--quick", action="store_true", help="1 000 evaluations")
     options = parser.parse_args()
     if options.quick:
         options.evaluations = 1_000

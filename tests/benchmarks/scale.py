@@ -11,7 +11,6 @@ one run is enough. Ends in one line of JSON."""
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import random
@@ -19,6 +18,8 @@ import resource
 import sys
 import time
 from pathlib import Path
+
+from arguments import parser_of
 
 import hpo
 from hpo.search.kinds.evolution import RandomBreeder
@@ -65,13 +66,10 @@ def simulate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="200 workers in 4 islands, 5 evaluations each")
     parser.add_argument("--workers", type=int, default=10_000)
     parser.add_argument("--islands", type=int, default=100)
     parser.add_argument("--each", type=int, default=10, help="evaluations a worker")
-    parser.add_argument("--quick", action="store_true", help="200 workers in 4 islands, 5 evaluations each")
     options = parser.parse_args()
     sizes, alone = [10, 30, 100, 300], 512
     if options.quick:

@@ -38,7 +38,6 @@ at most, of which one in a hundred is new each time. Ends in one line of JSON.""
 
 from __future__ import annotations
 
-import argparse
 import functools
 import heapq
 import json
@@ -53,6 +52,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from arguments import parser_of
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -480,9 +481,7 @@ def draw(path: Path, curves: dict[str, dict[str, list[list[float]]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="one seed, 50 evaluations, one problem a family")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS)
@@ -492,7 +491,6 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="regret over evaluations, drawn into this .svg or .png")
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="evaluations, ascending")
     parser.add_argument("--one-training", action="store_true", help="of the tables, as they are in life")
-    parser.add_argument("--quick", action="store_true", help="one seed, 50 evaluations, one problem a family")
     options = parser.parse_args()
     budgets, seeds = options.budgets, options.seeds
     problems = [(family, name) for family in options.only for name in FAMILIES[family]]

@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from arguments import parser_of
 from launching import single_threaded
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -165,12 +166,9 @@ def measure(evaluations: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="10 000 evaluations")
     parser.add_argument("--evaluations", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=1000)
-    parser.add_argument("--quick", action="store_true", help="10 000 evaluations")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -12,7 +12,6 @@ the medians of the pairs' ratios, and the smallest and largest. Ends in one line
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from arguments import parser_of
 from torch import nn
 from torch.utils.data import DistributedSampler
 from training import load_average, noise, perceptron
@@ -156,14 +156,11 @@ def summary(what: str, found: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="one pair of ten steps, not compiled")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument(
         "--steps", type=int, default=40, help="of a run; of the small model, ten times as many"
     )
-    parser.add_argument("--quick", action="store_true", help="one pair of ten steps, not compiled")
     options = parser.parse_args()
     pairs, steps = (1, 10) if options.quick else (options.pairs, options.steps)
     torch.set_num_threads(1)

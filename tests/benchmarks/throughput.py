@@ -27,6 +27,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from arguments import parser_of
 from launching import single_threaded, start_ranks
 
 import hpo
@@ -172,12 +173,9 @@ def compare(evaluations: int, repeat: int) -> tuple[dict[str, float], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, quick="400 evaluations, once")
     parser.add_argument("--evaluations", type=int, nargs="+", default=[1000, 4000])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="400 evaluations, once")
     parser.add_argument("--role", choices=["ours", "propulate", *PROCESSES], help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="genetic", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
