@@ -185,9 +185,8 @@ def test_a_finite_part_of_a_space_is_used_up_and_nothing_beyond_it_is_evaluated(
     assert len(found) == 8 and all(one["a"] != 2 and one.get("c") != "y" for one in found)
 
     task = hpo.Task(space, lambda trial: float(trial.params["b"]))  # type: ignore[arg-type]
-    result = hpo.Campaign(
-        task, directory=tmp_path / "run", evaluations=20, isolation="inline", only=only
-    ).run()
+    settings = {"evaluations": 20, "isolation": "inline", "only": only}
+    result = hpo.Campaign(task, directory=tmp_path / "run", **settings).run()
     assert result.reason == "exhausted"
     assert sorted(map(str, found)) == sorted(str(one.params) for one in result.individuals)
 

@@ -10,14 +10,13 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
-from populations import populated, population_of
+from populations import populated, population_of, searched_alone
 from scipy.stats import norm
-from simulation import Simulation
+from simulation.campaigns import finished, make
 
 import hpo
 from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.journal.records import Finished
 from hpo.search.kinds import surrogate
 from hpo.search.kinds.surrogate import SurrogateBreeder, TimeBudgetedSurrogate, first_of_worker
 from hpo.search.kinds.vectorised import VectorisedGenomes
@@ -323,14 +322,12 @@ def bred_by_default(seconds, individuals, **settings):
         now[0] += 0.01
         return now[0]
 
-    breeder, population, bred = TimeBudgetedSurrogate(space, clock=clock, **settings), Population(), []
-    for number in range(individuals):
-        child = breeder.breed(population, random.Random(number))
-        bred.append(child.operator)
+    def evaluate(child, number):
         now[0] += seconds
-        told = (sum(x * x for x in child.genome),)
-        population.add(Member(f"0-0-{number}", child.genome, told, COMPLETED))
-    return bred
+        return sum(x * x for x in child.genome)
+
+    breeder = TimeBudgetedSurrogate(space, clock=clock, **settings)
+    return [child.operator for child in searched_alone(breeder, evaluate, individuals)]
 
 
 def test_the_default_screens_only_as_long_as_evaluations_allow():
@@ -426,9 +423,8 @@ def test_one_worker_finds_the_same_with_the_same_seed_and_nothing_of_it_with_ano
 def test_a_campaign_that_goes_on_gets_no_second_200(tmp_path, monkeypatch):
     monkeypatch.setattr(surrogate, "_SHARE_OF_TIME", 0.0)  # however slow the machine is
     for evaluations in (205, 230):
-        result = hpo.Campaign(
-            BOWL, directory=tmp_path / "toy", evaluations=evaluations, isolation="inline"
-        ).run()
+        campaign = hpo.Campaign(BOWL, directory=tmp_path / "toy", evaluations=evaluations, isolation="inline")
+        result = campaign.run()
     late = {one.operator for one in result.individuals if one.sequence >= 200}
     assert len(result.individuals) == 230 and "evolution" in late and "surrogate" not in late
 
@@ -438,25 +434,16 @@ def test_the_first_are_not_bred_ahead_of_what_they_could_know():
     space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
 
     def run():
-        simulation = Simulation(
-            space,
-            lambda params: (params["x"] - 0.3) ** 2 + (params["y"] - 0.6) ** 2,
-            workers=4,
-            islands=1,
-            evaluations=60,
-            duration=lambda number: 0.001,
-            latency_s=0.002,
-            breeder=lambda rank: TimeBudgetedSurrogate(
-                space, NEVER_RANDOM, clock=lambda: simulation.time, first=50
-            ),
-        )
+        def breeder(rank):
+            return TimeBudgetedSurrogate(space, NEVER_RANDOM, clock=lambda: simulation.time, first=50)
+
+        def goal(params):
+            return (params["x"] - 0.3) ** 2 + (params["y"] - 0.6) ** 2
+
+        settings = {"duration": lambda number: 0.001, "latency_s": 0.002, "breeder": breeder}
+        simulation, _ = make(0, space=space, goal=goal, workers=4, islands=1, evaluations=60, **settings)
         simulation.run()
-        return [
-            (one.operator, one.params)
-            for journal in simulation.journals
-            for one in journal.committed
-            if isinstance(one, Finished)
-        ]
+        return [(one.operator, one.params) for one in finished(simulation)]
 
     bred = run()
     assert len(bred) == 60 and [operator for operator, _ in bred].count("random") <= 40

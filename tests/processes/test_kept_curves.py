@@ -71,21 +71,19 @@ def test_curves_of_a_campaign(tmp_path, monkeypatch, isolation, every):
         identity.split("-")[-1]: dict(zip(one["step"], one["value"], strict=True))
         for identity, one in frame.groupby("id")
     }
-    went_on = {step: -number + (10 if step > 3 else 0) for number in (STOPS,) for step in range(1, STEPS + 1)}
-    crashed = {step: -CRASHES + (10 if step > 3 else 0) for step in range(1, STEPS + 1)}
-    expected = {
-        "0": dict.fromkeys(range(1, STEPS + 1), 0.0),
-        str(CRASHES): {} if inline else crashed,
-        str(FALLS_BEHIND): {1: 50.0, 2: 50.0},
-        str(STOPS): went_on,
+    began_again = {
+        str(number): {step: -number + (10 if step > 3 else 0) for step in range(1, STEPS + 1)}
+        for number in ([STOPS] if inline else [CRASHES, STOPS])
     }
+    whole = dict.fromkeys(range(1, STEPS + 1), 0.0)
+    expected = {"0": whole, str(FALLS_BEHIND): {1: 50.0, 2: 50.0}, **began_again}
     if every:  # the first and the last of each attempt; what came before a crash is gone
         kept = {"0": (1, 6), str(CRASHES): (1, 4, 6), str(FALLS_BEHIND): (1, 2), str(STOPS): (1, 4, 6)}
         expected = {
             number: {step: curve[step] for step in kept[number] if step in curve}
             for number, curve in expected.items()
         }
-    assert curves == {number: curve for number, curve in expected.items() if curve}
+    assert curves == expected
     assert frame["loss"].tolist() == [1 / step for step in frame["step"]]
     assert check(home).exit_code == 0
     assert len(hpo.known_points(home, task.space)) >= 3
@@ -93,9 +91,8 @@ def test_curves_of_a_campaign(tmp_path, monkeypatch, isolation, every):
 
 def test_what_is_off_leaves_nothing(tmp_path: Path) -> None:
     task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: trial.report(1, 0.5) or 1.0)
-    result = hpo.Campaign(
-        task, directory=tmp_path / "run", evaluations=2, isolation="inline", log_curves=False
-    ).run()
+    settings = {"evaluations": 2, "isolation": "inline", "log_curves": False}
+    result = hpo.Campaign(task, directory=tmp_path / "run", **settings).run()
     assert not (tmp_path / "run" / "curves").exists() and result.curves().empty
 
 

@@ -142,17 +142,16 @@ def test_a_sink_that_hangs_ends_after_rank_0_has_died_and_not_by_a_signal_to_the
             process.kill()
 
 
+def _campaign(directory: Path, evaluate: Any, evaluations: int, sinks: list[str]) -> hpo.Result:
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    settings = {"evaluations": evaluations, "isolation": "inline", "kind": "random", "log_sinks": sinks}
+    return hpo.Campaign(task, directory=directory, **settings).run()
+
+
 def test_what_a_sink_could_not_write_in_the_end_is_said(tmp_path, strange_packages, capfd):
     source = "def init(**given):\n    raise RuntimeError('the server is away')\n"
     (tmp_path / "packages/trackio/__init__.py").write_text(source)
-    result = hpo.Campaign(
-        hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0),
-        directory=tmp_path / "x",
-        evaluations=2,
-        isolation="inline",
-        kind="random",
-        log_sinks=["trackio"],
-    ).run()
+    result = _campaign(tmp_path / "x", lambda trial: 0.0, 2, ["trackio"])
     assert result.reason == "done"
     said = capfd.readouterr().err
     assert "the server is away" in said and f"`hpo log {tmp_path / 'x'} --to trackio`" in said
@@ -174,14 +173,7 @@ def test_a_sink_that_hangs_and_one_that_dies_cost_a_campaign_nothing(
             monkeypatch.setattr(processes, "_FAREWELL_S", 8.0)
         return float(trial.params["x"])
 
-    result = hpo.Campaign(
-        hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate),
-        directory=tmp_path / "x",
-        evaluations=5,
-        isolation="inline",
-        kind="random",
-        log_sinks=["trackio", "tensorboard", "wandb"],
-    ).run()
+    result = _campaign(tmp_path / "x", evaluate, 5, ["trackio", "tensorboard", "wandb"])
     assert result.reason == "done" and len(result.individuals) == 5
     said = capfd.readouterr().err
     assert "the sink wandb: its process was killed by signal 9" in said
