@@ -35,69 +35,50 @@ _time = st.integers(0, 9).map(lambda seconds: T + seconds)
 _run = {"retries": _number, "promoted": _number, "reopened": _number}
 
 
-def _evaluation(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def _record(kind: str, **fields: object) -> st.SearchStrategy[dict[str, Any]]:
+    drawn = {
+        name: one if isinstance(one, st.SearchStrategy) else st.just(one) for name, one in fields.items()
+    }
+    return st.fixed_dictionaries({"type": st.just(kind), "time": _time, **drawn})
+
+
+def _evaluation(kind: str, **fields: object) -> st.SearchStrategy[dict[str, Any]]:
     def complete(table: dict[str, Any]) -> dict[str, Any]:
         place = {"island": 0, "worker": 1, "sequence": table.pop("individual")}
         # One run of an individual has one origin.
         origin = {"operator": f"run {table['promoted']}", "parents": [], "params": {"lr": 0.1}}
         return {**table, **place, "id": f"0-1-{place['sequence']}", **origin}
 
-    return st.fixed_dictionaries({"individual": st.integers(0, 2), **_run, **fields}).map(complete)
+    return _record(kind, individual=st.integers(0, 2), **_run, **fields).map(complete)
 
 
+_statuses = st.sampled_from(["completed", "failed", "crashed", "pruned", "interrupted", "lost"])
 _of_workers = st.one_of(
-    _evaluation(type=st.just("started"), time=_time),
+    _evaluation("started"),
     _evaluation(
-        type=st.just("finished"),
-        started=st.none(),
-        finished=_time,
-        status=st.sampled_from(["completed", "failed", "crashed", "pruned", "interrupted", "lost"]),
+        "finished", started=None, finished=_time, status=_statuses, metrics={}, error=None,
         objectives=st.sampled_from([None, {"value": 0.5}]),
-        metrics=st.just({}),
-        error=st.none(),
     ),
-    st.fixed_dictionaries(
-        {"type": st.just("migrated"), "id": st.just("0-1-0"), "source": st.just(0), "target": st.just(1)}
-        | {"hop": _number, "copy": st.just(False), "time": _time}
-    ),
-)
+    _record("migrated", id="0-1-0", source=0, target=1, hop=_number, copy=False),
+)  # fmt: skip
 _of_leaders = st.one_of(
-    st.fixed_dictionaries(
-        {"type": st.just("reported"), "id": st.just("0-1-0"), "island": st.just(0), "step": _number}
-        | {"loss": st.just(0.5), "time": _time}
-    ),
-    st.fixed_dictionaries(
-        {"type": st.just("note"), "id": st.just("0-1-0"), "status": st.just("crashed"), "error": st.none()}
-        | {"time": _time}
-    ),
+    _record("reported", id="0-1-0", island=0, step=_number, loss=0.5),
+    _record("note", id="0-1-0", status="crashed", error=None),
 )
 _of_rank_0 = st.one_of(
-    st.fixed_dictionaries(
-        {"type": st.just("reopened"), "id": st.sampled_from(["0-1-0", "0-1-1"]), "number": st.integers(1, 2)}
-        | {"reason": st.just(""), "time": _time}
+    _record("reopened", id=st.sampled_from(["0-1-0", "0-1-1"]), number=st.integers(1, 2), reason=""),
+    _record("launched", evaluations=st.integers(1, 9), deadline_s=None, islands=1, workers=3),
+    _record("left", island=_number, worker=_number, reason="it died"),
+    _record(
+        "command", id=st.sampled_from([f"{n:020d}-{n:016x}" for n in (1, 2)]), arguments={}, by="a@b",
+        name=st.sampled_from(["pause", "unpause"]), given=_time,
     ),
-    st.fixed_dictionaries(
-        {"type": st.just("launched"), "evaluations": st.integers(1, 9), "deadline_s": st.none()}
-        | {"islands": st.just(1), "workers": st.just(3), "time": _time}
+    _record(
+        "known", number=_number.map(lambda n: n + 1), params={"lr": 0.1}, status="completed", source="x", origin="1",
+        objectives=st.sampled_from([{"value": 1.0}, {"value": 2.0}]),
     ),
-    st.fixed_dictionaries(
-        {"type": st.just("left"), "island": _number, "worker": _number, "reason": st.just("it died")}
-        | {"time": _time}
-    ),
-    st.fixed_dictionaries(
-        {"type": st.just("command"), "id": st.sampled_from([f"{n:020d}-{n:016x}" for n in (1, 2)])}
-        | {"name": st.sampled_from(["pause", "unpause"]), "arguments": st.just({}), "by": st.just("a@b")}
-        | {"given": _time, "time": _time}
-    ),
-    st.fixed_dictionaries(
-        {"type": st.just("known"), "number": _number.map(lambda n: n + 1), "params": st.just({"lr": 0.1})}
-        | {"status": st.just("completed"), "objectives": st.sampled_from([{"value": 1.0}, {"value": 2.0}])}
-        | {"source": st.just("x"), "origin": st.just("1"), "time": _time}
-    ),
-    st.fixed_dictionaries(
-        {"type": st.just("ended"), "reason": st.just("done"), "exit": _number, "time": _time}
-    ),
-)
+    _record("ended", reason="done", exit=_number),
+)  # fmt: skip
 _place = st.tuples(st.integers(1, 2), st.integers(0, 2))  # launch, worker
 _steps = st.lists(
     st.one_of(
