@@ -9,9 +9,10 @@ import pytest
 from hpo.errors import UsageError
 
 
-def refused(call: Callable[[], object], *words: str, error: type[Exception] = UsageError) -> None:
-    """``call`` raises ``error``, whose text has all ``words``."""
+def refused(call: Callable[[], object], *words: str, error: type[Exception] = UsageError) -> str:
+    """The text of the ``error`` that ``call`` raises, which has all ``words``."""
     with pytest.raises(error) as caught:
         call()
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    return text

@@ -577,9 +577,8 @@ def test_a_mistake_is_a_sentence_before_anything_starts(tmp_path):
     ):
         if isinstance(entry, Path):
             campaign(entry, evaluations=2)
-        with pytest.raises(UsageError) as refusal:
-            campaign(tmp_path / "run", known=[entry], evaluations=4)
-        assert word in str(refusal.value)
+        known = [entry]
+        refusals.refused(lambda known=known: campaign(tmp_path / "run", known=known, evaluations=4), word)
         assert isinstance(entry, Path) or not (tmp_path / "run").exists()
 
 
@@ -593,9 +592,7 @@ def test_a_mistake_is_a_sentence_before_anything_starts(tmp_path):
 )
 def test_passwords_are_not_told(source, told):
     assert KnownSettings(source=source).recorded_as == told
-    with pytest.raises(UsageError) as caught:
-        hpo.known_points(source, SPACE)
-    assert told in str(caught.value) and "ret@" not in str(caught.value)
+    assert "ret@" not in refusals.refused(lambda: hpo.known_points(source, SPACE), told)
 
 
 def test_points_read_in_python_can_be_given_to_a_campaign(tmp_path):

@@ -162,15 +162,13 @@ def test_without_one_the_space_is_the_same() -> None:
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     wrong = {"optimiser": ["sgd"], "optimizer": ["adm", "sgd", "sdg"], "lr": [0.1], "width": []}
     refused(lambda: RestrictedSpace(SPACE, {"width": [True]}), "width = True", "1")
-    with pytest.raises(hpo.UsageError) as told:
-        RestrictedSpace(SPACE, wrong)
-    lines = str(told.value).splitlines()
+    lines = refused(lambda: RestrictedSpace(SPACE, wrong)).splitlines()
     starts = ["'optimiser'", "optimizer = 'adm'", "optimizer = 'sdg'", "lr", "width = []"]
     assert all(line.startswith(f"[search] only: {start}") for line, start in zip(lines, starts, strict=True))
     task = hpo.Task(SPACE, lambda trial: 1.0)
-    with pytest.raises(hpo.UsageError) as told:
-        hpo.Campaign(task, directory=tmp_path / "one", evaluations=1, island=[{"only": wrong}]).run()
-    assert str(told.value).splitlines() == [one.replace("[search]", "[[island]] number 1,") for one in lines]
+    campaign = hpo.Campaign(task, directory=tmp_path / "one", evaluations=1, island=[{"only": wrong}])
+    told = refused(campaign.run).splitlines()
+    assert told == [one.replace("[search]", "[[island]] number 1,") for one in lines]
 
 
 def test_a_finite_part_of_a_space_is_used_up_and_nothing_beyond_it_is_evaluated(tmp_path: Path) -> None:

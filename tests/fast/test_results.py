@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from individuals import make_individual, make_record
 from journals import T, finished, launched
+from refusals import refused
 from written import Written
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
@@ -326,9 +327,7 @@ def test_an_export_replaces_the_file_all_at_once(home: _Home, tmp_path: Path) ->
     ],
 )
 def test_an_export_that_cannot_be_written_names_it(home, tmp_path, name, error):
-    with pytest.raises(error) as caught:
-        results.export(home.path, tmp_path / name)
-    assert name in str(caught.value)
+    refused(lambda: results.export(home.path, tmp_path / name), name, error=error)
 
 
 def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: _Home, tmp_path: Path) -> None:

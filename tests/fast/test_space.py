@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from hpo.errors import CampaignError, UsageError
+from hpo.errors import CampaignError
 from hpo.search.kinds.propulate_kinds import make_individual
 from hpo.space.space import (
     Categorical,
@@ -253,15 +253,12 @@ GOOD: dict[str, object] = {"lr": 0.01, "depth": 3, "activation": "relu", "width"
     ],
 )
 def test_what_is_wrong_with_a_configuration(change: dict[str, object], words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError) as caught:
-        EXAMPLE.validate({**GOOD, **change})
-    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+    assert "\n" not in refused(lambda: EXAMPLE.validate({**GOOD, **change}), *words)
 
 
 def test_all_that_is_wrong_with_a_configuration_is_told_at_once() -> None:
-    with pytest.raises(UsageError) as caught:
-        EXAMPLE.validate({"lr": 1, "momentum": 0.9, "optimizer": "sgd", "width": 32, "heigth": 1})
-    told = str(caught.value).splitlines()
+    wrong = {"lr": 1, "momentum": 0.9, "optimizer": "sgd", "width": 32, "heigth": 1}
+    told = refused(lambda: EXAMPLE.validate(wrong)).splitlines()
     assert [line.split()[0] for line in told] == ["'heigth'", "lr", "depth", "activation"]
     space = SearchSpace(a=Int(0, 1), b=Int(0, 1, when={"a": 0}), c=Int(0, 1, when={"b": 0}))
     refused(lambda: space.validate({"a": 1, "c": 1}), "c = 1", "b is 0", "b does not exist")
