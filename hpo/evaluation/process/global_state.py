@@ -60,7 +60,7 @@ class GlobalState:
         self._before: dict[str, Any] = {}
         self._known = False
         """Whether the state is as ``_before``: reading it takes a quarter of a millisecond."""
-        self._present: set[int] = set()
+        self._present: set[threading.Thread] = set()
         """Threads that were there at the beginning, or that an import has begun."""
         self._at_work: set[int] = set()
         """Threads that may be in code of the user's."""
@@ -72,7 +72,7 @@ class GlobalState:
         if not self._known:
             self._before = self.read()
         self._known = False
-        self._present = _threads()
+        self._present = {*threading.enumerate()}
         self._at_work = _threads_of_user()
 
     def changed(self) -> None:
@@ -95,7 +95,7 @@ class GlobalState:
             if not restored:
                 left.append(name)
         for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer) and thread.ident not in self._present:
+            if isinstance(thread, threading.Timer) and thread not in self._present:
                 thread.cancel()
         if _threads_of_user() - self._at_work:
             gc.collect()  # some end with their objects
@@ -119,14 +119,13 @@ class GlobalState:
 
     def execute(self, execute: Execute, module: ModuleType) -> None:
         """Execute a module that is imported, and take what this changes into the state that ``restore`` puts back."""
-        before, threads = self.read(), _threads()
+        before, threads, present = self.read(), _threads(), {*threading.enumerate()}
         try:
             execute(module)
         finally:
             self._keep(before, self.read())
-            begun = _threads() - threads
-            self._present |= begun
-            self._at_work |= begun
+            self._present |= {*threading.enumerate()} - present
+            self._at_work |= _threads() - threads
 
     def _keep(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         for name, value in after.items():
