@@ -59,9 +59,8 @@ _RANKS = (
     "script Campaign.run(ranks=N)."
 )
 _JOB = "It belongs to the job: hpo slurm FILE --nodes N --gpus-per-node N --time T."
-ELSEWHERE = {
-    folded(alias): sentence
-    for sentence, aliases in {
+ELSEWHERE = _by_alias(
+    {
         _TASK.format('"maximize"'): "direction directions mode maximize minimize",
         _TASK.format('objectives={"accuracy": "maximize"}'): "metric objective objectives",
         "It belongs to the task: hpo.Task(hpo.SearchSpace(lr=hpo.Float(1e-5, 1e-1, log=True)), evaluate).": "space "
@@ -75,9 +74,8 @@ ELSEWHERE = {
         "show_progress_bar progress_bar verbosity",
         _RANKS: "n_jobs num_workers n_workers workers ranks max_concurrent_trials max_concurrent concurrency parallel",
         _JOB: "nodes partition account gpus gpus_per_node ntasks ntasks_per_node cpus_per_task slurm cluster resources",
-    }.items()
-    for alias in aliases.split()
-}
+    }
+)
 """Sentence that says where to state something that is no setting of a campaign, by alias."""
 
 VALUES = {

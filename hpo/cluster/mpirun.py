@@ -33,6 +33,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpo.errors import EXIT_RESUMABLE
+from hpo.evaluation.process_tree import SESSION, STATE, stat_of
 
 # For MPI to connect all ranks, the slowest rank's imports included.
 START_S = 300
@@ -172,7 +173,7 @@ def _hangs(known: dict[int, int], session: list[int], *, all_here: bool, ended: 
     if 0 in living and (living != [0] or len(known) == 1):
         return False
     # Without rank 0, and where rank 0 is alone, ranks that can run end by themselves.
-    if all_here and all(_state(known[rank]) in ("T", "D") for rank in living):
+    if all_here and all(stat_of(known[rank])[:1] in (["T"], ["D"]) for rank in living):
         return True
     return 0 not in living and ended()
 
@@ -181,12 +182,6 @@ def _size(path: Path) -> int | None:
     with suppress(OSError):
         return path.stat().st_size
     return None
-
-
-def _state(pid: int) -> str:
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
 
 
 def end_rest(mpirun: int) -> None:
@@ -206,13 +201,10 @@ def _session(leader: int) -> list[int]:
         if os.readlink("/proc/self") != str(os.getpid()):
             return []
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
-        except (OSError, ValueError):  # it ended meanwhile
-            continue
-        if int(session) == leader and state not in ("Z", "X"):
-            found.append(int(stat.parent.name))
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        fields = stat_of(pid)
+        if fields and int(fields[SESSION]) == leader and fields[STATE] not in ("Z", "X"):
+            found.append(pid)
     return found
 
 

@@ -18,7 +18,7 @@ from hpo.cluster.slurm_job import call
 from hpo.config import process
 from hpo.config import reader as config
 from hpo.config.layout import Layout
-from hpo.config.settings import LayoutSettings, Settings
+from hpo.config.settings import Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.islands.end_reasons import LOST
 from hpo.islands.storage import PATIENCE_S
@@ -171,7 +171,8 @@ def job_script(
     layout = settings.layout
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:
-        given["ntasks-per-node"] = str(_gpus_per_node(given) or _per_node(layout, least))
+        needed = math.ceil(layout.islands / least) * layout.ranks_per_worker
+        given["ntasks-per-node"] = str(_gpus_per_node(given) or needed)
     for name, value in given.items():
         if value is not None and re.search(r"[\n\r\0]", value):
             raise UsageError(f"--{name}: {excerpt(value)} must be one line.")
@@ -235,10 +236,6 @@ def _gpus_per_node(options: Mapping[str, str | None]) -> int | None:
     ]
     found = re.fullmatch(rf"(?:gres/)?gpu:{number}", asked[0]) if len(asked) == 1 else None
     return int(found[1]) if found else None
-
-
-def _per_node(layout: LayoutSettings, nodes: int) -> int:
-    return math.ceil(layout.islands / nodes) * layout.ranks_per_worker
 
 
 def _nodes(value: str | None) -> tuple[int, int]:

@@ -367,13 +367,11 @@ class ProcessCrew:
         for over in self._finished.values():
             if over.outcome.storage:
                 return over.outcome
-        leader = self._finished[0].outcome if 0 in self._finished else None
         if self._failure is None:
-            if leader is None:
-                raise RuntimeError("an evaluation without failure is over only when worker rank 0 has ended")
-            return leader
-        if leader is None:
+            return self._finished[0].outcome  # without a failure it is over only once this rank has ended
+        if 0 not in self._finished:
             return self._failure
+        leader = self._finished[0].outcome
         return replace(self._failure, metrics=leader.metrics, remarks=leader.remarks, seconds=leader.seconds)
 
     def _conclude(self, outcome: TaskOutcome) -> None:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STATE, _FLAGS, _TIMES, _STARTED, _RESIDENT = 0, 6, slice(11, 15), 19, 21
-"""Fields of /proc/PID/stat after the name: R, S, Z and so on; flags; user and system time of the process, and of its
-children that have ended; ticks from the boot to its start; resident pages."""
+STATE, SESSION, _FLAGS, _TIMES, _STARTED, _RESIDENT = 0, 3, 6, slice(11, 15), 19, 21
+"""Fields of /proc/PID/stat after the name: R, S, Z and so on; session; flags; user and system time of the process, and
+of its children that have ended; ticks from the boot to its start; resident pages."""
 _SHARED = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"compile_worker", b"loky")
 """Parts of the command lines of helpers that libraries start once a process, and use again."""
 _ENDS_S = 0.1
@@ -45,7 +45,7 @@ def resource_use(pid: int) -> ResourceUse:
     """Use of ``pid`` and its descendants together; memory that they share counts for each."""
     ticks = pages = 0
     for process in (pid, *descendants(pid)):
-        if fields := _stat(process):
+        if fields := stat_of(process):
             ticks += sum(map(int, fields[_TIMES]))
             pages += int(fields[_RESIDENT])
     return ResourceUse(ticks / _TICKS_A_SECOND, pages * _PAGE_BYTES)
@@ -53,7 +53,7 @@ def resource_use(pid: int) -> ResourceUse:
 
 def flags_of(pid: int) -> int | None:
     """The kernel's flags of a process, None where it is gone."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return int(fields[_FLAGS]) if fields else None
 
 
@@ -79,8 +79,8 @@ def kill_started_since(moment: float) -> bool:
 def _started_since(moment: float) -> list[int]:
     found = []
     for pid in descendants(os.getpid()):
-        fields = _stat(pid)
-        if fields and fields[_STATE] != "Z" and int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND:
+        fields = stat_of(pid)
+        if fields and fields[STATE] != "Z" and int(fields[_STARTED]) + 1 >= moment * _TICKS_A_SECOND:
             with suppress(OSError):  # it ended meanwhile
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if not any(name in command for name in _SHARED):
@@ -88,7 +88,7 @@ def _started_since(moment: float) -> list[int]:
     return found
 
 
-def _stat(pid: int) -> list[str]:
+def stat_of(pid: int) -> list[str]:
     """The fields after the process's name, which may hold anything; none where the process is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

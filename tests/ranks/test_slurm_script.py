@@ -12,11 +12,12 @@ from typing import Any
 
 import journals
 import pytest
-from individuals import make_finished
+from programs import called
 from terminal import ROOT, wait_until
 
 from hpo import cli
 from hpo.cluster import sbatch, slurm_job
+from hpo.cluster.hosts import Host
 from hpo.config.process import SlurmAttempt, slurm_attempt
 from hpo.config.reader import from_keywords
 from hpo.errors import CampaignError
@@ -84,7 +85,7 @@ def test_what_is_asked_for_stands_in_the_script(file: Path, capsys: pytest.Captu
     assert f"\nfile={shlex.quote(str(file))}\n" in text
     assert "\nmodule load openmpi\n" in text
     assert 'hpo run "$file" --ranks "$SLURM_NTASKS" &' in text
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    called("bash", "-n", input=text)
 
 
 def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,15 +126,8 @@ def test_what_is_no_plain_word_stays_one_word(file: Path, capsys: pytest.Capture
     path = "/env $(touch c)`touch d`\"'/bin"
     text = sbatch.script(file=None, grace_s=1.0, options={}, path=path)
     line = next(line for line in text.splitlines() if line.startswith("export PATH="))
-    done = subprocess.run(
-        ["/bin/bash", "-c", f'{line}; printf %s "$PATH"'],
-        capture_output=True,
-        text=True,
-        cwd=file.parent,
-        env={"PATH": "/usr/bin:/bin"},
-        timeout=30,
-        check=True,
-    )
+    environment = {"PATH": "/usr/bin:/bin"}
+    done = called("/bin/bash", "-c", f'{line}; printf %s "$PATH"', cwd=file.parent, env=environment)
     assert done.stdout == f"{path}:/usr/bin:/bin" and list(file.parent.iterdir()) == [file]
     two = file.rename(file.with_name("a\ntouch b.toml"))
     code, out, err = dry_run(capsys, two, "--nodes=2-4")
@@ -177,8 +171,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     code, out, err = dry_run(capsys, file, *arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1 and err.startswith("hpo: ")
-    for word in words:
-        assert word in err
+    assert all(word in err for word in words), err
 
 
 def test_what_sbatch_says_reaches_the_user(
@@ -211,14 +204,7 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """The script of c.toml, which finds its programs in ``tmp_path``."""
     text = sbatch.script(file="c.toml", grace_s=1.0, options={}, start=start, path=str(tmp_path))
-    return subprocess.run(
-        ["bash", "-c", text],
-        env={"PATH": os.environ["PATH"], **environment},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    return called("bash", "-c", text, returns=None, env={"PATH": os.environ["PATH"], **environment})
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -320,11 +306,8 @@ def write_launch(
 ) -> None:
     """A launch that finished individuals with these statuses and errors. ``end``: None where it was killed."""
     records = [
-        {"type": "finished"}
-        | journals.fields(
-            make_finished(id=f"0-0-{one}", params={}, started=1.0, finished=2.0, status=status, error=error)
-        )
-        for one, (status, error) in enumerate(ends)
+        journals.finished(f"0-0-{number}", status=status, error=error)
+        for number, (status, error) in enumerate(ends)
     ]
     journals.write(directory, [*records, *([end] if end else [])], number, job=job or f"7.{number - 1}")
 
@@ -418,6 +401,9 @@ def test_a_job_goes_into_the_queue_again_where_its_campaign_can_go_on(
 
 
 def test_attempts_that_never_begin_come_to_an_end_too(queue: Queue) -> None:
+    assert [queue.after(number, 137) for number in range(2)] == [AGAIN] * 2
+    with pytest.raises(CampaignError, match="3 launches in a row"):
+        queue.after(2, 137)
     write_launch(queue.directory, 1, ("completed", None))
     for number in 1, 2:
         assert queue.after(number, 137) == AGAIN
@@ -429,12 +415,6 @@ def test_attempts_that_never_begin_come_to_an_end_too(queue: Queue) -> None:
     assert queue.after(5, 75) == AGAIN
     with pytest.raises(CampaignError, match="3 launches in a row"):
         queue.after(6, 75)
-
-
-def test_nor_do_those_of_a_campaign_without_any_launch_go_on_for_ever(queue: Queue) -> None:
-    assert [queue.after(number, 137) for number in range(2)] == [AGAIN] * 2
-    with pytest.raises(CampaignError, match="3 launches in a row"):
-        queue.after(2, 137)
 
 
 def test_the_attempt_at_a_job_is_known_from_the_environment() -> None:
@@ -460,9 +440,17 @@ def test_a_job_is_read() -> None:
     assert unlimited.must_end(None) == float("inf")
 
 
-def test_counts_and_states_are_read() -> None:
-    assert slurm_job.read_counts("4(x3),2") == (4, 4, 4, 2)
-    assert slurm_job.read_counts("") == (1,)
+@pytest.mark.parametrize(("tasks", "slots"), [("4(x3),2", (4, 4, 4, 2)), ("2", (2,) * 4), ("", (1,) * 4)])
+def test_hosts_of_an_allocation_are_read(
+    monkeypatch: pytest.MonkeyPatch, tasks: str, slots: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(slurm_job, "call", lambda line: (0, "n0\nn1\nn2\nn3\n", ""))
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    found = slurm_job.allocation({"SLURM_JOB_NODELIST": "n[0-3]", "SLURM_TASKS_PER_NODE": tasks})
+    assert found == tuple(Host(f"n{number}", count) for number, count in enumerate(slots))
+
+
+def test_states_are_read() -> None:
     told = "n0 allocated\nn1 down\nn2 idle*\nn3 draining\nn4 down*\nn5 mixed\nn6 fail\n"
     assert slurm_job.read_states(told) == {"n1", "n2", "n4", "n6"}
 
