@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 from arguments import parser_of
-from launching import start_ranks
+from launching import LIMITS, run_propulate, start_ranks
 
 SIGMA = 1.0
 
@@ -80,7 +80,7 @@ def nap(directory: Path, seconds: list[float], argument: object) -> float:
 def ours(directory: Path, size: Size, islands: int, *, inline: bool = False) -> None:
     import hpo
 
-    space = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(10)})
+    space = hpo.SearchSpace({name: hpo.Float(*limits) for name, limits in LIMITS.items()})
     naps, seconds = directory / "naps", draws(size)
     hpo.Campaign(
         hpo.Task(space, lambda trial: nap(naps, seconds, trial)),
@@ -92,23 +92,8 @@ def ours(directory: Path, size: Size, islands: int, *, inline: bool = False) -> 
 
 
 def propulate(directory: Path, size: Size, islands: int) -> None:
-    from mpi4py import MPI
-    from propulate import Islands, get_default_propagator, set_logger_config
-
-    set_logger_config(level=50, log_to_stdout=False)
-    comm = MPI.COMM_WORLD
-    rng = random.Random(comm.rank)
-    limits = {f"x{index}": (-5.12, 5.12) for index in range(10)}
-    Islands(
-        loss_fn=partial(nap, directory / "naps", draws(size)),
-        propagator=get_default_propagator(pop_size=2 * comm.size, limits=limits, rng=rng),
-        rng=rng,
-        generations=size.quota,
-        num_islands=islands,
-        migration_probability=0.9 if islands > 1 else 0.0,  # it fails on sending nobody
-        pollination=False,
-        checkpoint_path=directory / "propulate",
-    ).propulate(logging_interval=10**9)
+    function = partial(nap, directory / "naps", draws(size))
+    run_propulate(function, directory, generations=size.quota, islands=islands)
 
 
 ROLES = {"ours": ours, "inline": partial(ours, inline=True), "propulate": propulate}

@@ -28,11 +28,11 @@ from functools import partial
 from pathlib import Path
 
 from arguments import parser_of
-from launching import single_threaded, start_ranks
+from launching import LIMITS, run_propulate, single_threaded, start_ranks
 
 import hpo
 
-RANKS, ISLANDS, FLOATS = 4, 2, 10
+RANKS, ISLANDS = 4, 2
 PROCESSES = {"optuna": RANKS, "optuna_memory": 1}
 """Numbers of processes of the systems that run without MPI."""
 
@@ -74,7 +74,7 @@ def rate(directory: Path, workers: int) -> tuple[float, int, float]:
 def ours(directory: Path, evaluations: int, kind: str) -> None:
     watch = Stopwatch(directory)
     function = watch(lambda trial: sphere(trial.params))
-    space = hpo.SearchSpace({f"x{index}": hpo.Float(-5.12, 5.12) for index in range(FLOATS)})
+    space = hpo.SearchSpace({name: hpo.Float(*limits) for name, limits in LIMITS.items()})
     campaign = hpo.Campaign(
         hpo.Task(space, function),
         directory=directory / "campaign",
@@ -88,29 +88,8 @@ def ours(directory: Path, evaluations: int, kind: str) -> None:
 
 
 def propulate(directory: Path, evaluations: int) -> None:
-    import random
-
-    from mpi4py import MPI
-    from propulate import Islands, get_default_propagator, set_logger_config
-    from propulate.propagators import SelectMin
-
-    set_logger_config(level=50, log_to_stdout=False)
-    comm = MPI.COMM_WORLD
-    rng = random.Random(comm.rank)
-    limits = {f"x{index}": (-5.12, 5.12) for index in range(FLOATS)}
     watch = Stopwatch(directory)
-    islands = Islands(
-        loss_fn=watch(sphere),
-        propagator=get_default_propagator(pop_size=2 * comm.size, limits=limits, rng=rng),
-        rng=rng,
-        generations=evaluations // comm.size,
-        num_islands=ISLANDS,
-        migration_probability=0.9,
-        pollination=False,
-        emigration_propagator=SelectMin,
-        checkpoint_path=directory / "propulate",
-    )
-    islands.propulate(logging_interval=10**9)
+    run_propulate(watch(sphere), directory, generations=evaluations // RANKS, islands=ISLANDS)
     watch.write()
 
 
@@ -129,7 +108,7 @@ def optuna(directory: Path, evaluations: int, *, in_memory: bool = False) -> Non
     watch = Stopwatch(directory)
 
     def objective(trial: peer.Trial) -> float:
-        return sphere({f"x{index}": trial.suggest_float(f"x{index}", -5.12, 5.12) for index in range(FLOATS)})
+        return sphere({name: trial.suggest_float(name, *limits) for name, limits in LIMITS.items()})
 
     study.optimize(
         watch(objective), n_trials=evaluations // PROCESSES["optuna_memory" if in_memory else "optuna"]
