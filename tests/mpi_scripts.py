@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 
 from places import ROOT
+from programs import called
 
 from hpo.cluster.mpirun_command import command, environment, find_mpirun
 from hpo.config import process
@@ -21,24 +22,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """``mpirun -n RANKS python ARGUMENTS``. With ``check`` a return code other than 0 is an AssertionError;
     ``tolerant``: with MPI's fault tolerance."""
-    line = command(
-        find_mpirun(), "Open MPI 5", ranks, [sys.executable, *map(str, arguments)], tolerant=tolerant
-    )
+    line = command(find_mpirun(), "Open MPI 5", ranks, [sys.executable], tolerant=tolerant)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path})
     del variables[process.STARTED_BY]  # as a user's own mpirun
     # A directory of its own: a killed mpirun leaves its session's behind, and one of the same process id cannot start.
     with tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as scratch:
-        done = subprocess.run(
-            line,
-            env={**variables, "TMPDIR": scratch},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    assert not check or done.returncode == 0, (
-        f"mpirun returned {done.returncode}\n{done.stdout}\n{done.stderr}"
-    )
-    return done
+        environ = {**variables, "TMPDIR": scratch}
+        return called(*line, *arguments, returns=0 if check else None, timeout=timeout, env=environ)

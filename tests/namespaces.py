@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 import pytest
@@ -82,9 +81,7 @@ class Hosts:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._remove()
 
     def address(self, name: str, network: str = "eth0") -> str:

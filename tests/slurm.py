@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from programs import called
 from skips import NOT_POSSIBLE
 from terminal import Terminal, wait_until
 
@@ -163,11 +164,7 @@ class Slurm:
 
     def run(self, *line: str, check: bool = True, cwd: Path | None = None) -> str:
         environment = {**os.environ, **self.environment}
-        done = subprocess.run(
-            line, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert not check or done.returncode == 0, f"{line} returned {done.returncode}: {done.stderr}"
-        return done.stdout
+        return called(*line, returns=0 if check else None, timeout=60, env=environment, cwd=cwd).stdout
 
     def states(self) -> dict[str, str]:
         told = self.run("sinfo", "-h", "-N", "-o", "%N %t", check=False)
@@ -186,32 +183,6 @@ class Slurm:
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
 
 
-SAVING = """
-import time
-import hpo
-from task import note
-
-
-def evaluate(trial):
-    state = trial.directory / "state"
-    step = int(state.read_text()) if state.exists() else 0
-    note(trial.id, "began", step)
-    while step < STEPS:
-        step += 1
-        time.sleep(0.05)
-        note(trial.id, "did", step)
-        if trial.should_checkpoint():
-            state.write_text(str(step))
-            raise hpo.Interrupted
-    note(trial.id, "ended", step)
-    return 0.0
-
-
-task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
-"""
-"""Evaluations of STEPS steps of 50 ms that save what they have reached."""
-
-
 class User:
     """Submits a campaign of c.toml from a terminal's directory, and looks at what becomes of it."""
 
@@ -222,8 +193,7 @@ class User:
         self.job = ""
 
     def write(self, *, evaluations: int, steps: int, grace_s: float = 5.0, islands: int = 2) -> None:
-        self.terminal.task()
-        self.terminal.write("saving.py", SAVING.replace("STEPS", str(steps)))
+        self.terminal.saving_task(steps)
         self.terminal.campaign(
             f"[layout]\nislands = {islands}\n[evaluation]\ngrace = {grace_s}\n",
             evaluations=evaluations,

@@ -50,6 +50,36 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), n=hpo.Int(1, 8)), evalua
 """Evaluations of SECONDS; each that ends leaves a line in side.txt, whatever becomes of its record."""
 
 
+SAVING = """
+import time
+from pathlib import Path
+import hpo
+from task import note
+
+HELD = Path(__file__).with_name("held")
+
+
+def evaluate(trial):
+    state = trial.directory / "state"
+    step = int(state.read_text()) if state.exists() else 0
+    note(trial.id, "began", step)
+    while step < STEPS:
+        time.sleep(0.05)
+        if step < STEPS / 2 or not HELD.exists():
+            step += 1
+            note(trial.id, "did", step)
+        if trial.should_checkpoint():
+            state.write_text(str(step))
+            raise hpo.Interrupted
+    note(trial.id, "ended", step)
+    return 0.0
+
+
+task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
+"""
+"""Evaluations of STEPS steps of 50 ms that save what they have reached, half of them while there is ``held``."""
+
+
 def wait_until(
     condition: Callable[[], object], what: str, *, seconds: float = 45.0, pause_s: float = 0.005
 ) -> None:
@@ -87,8 +117,9 @@ class Command:
         mask = next(line for line in status.splitlines() if line.startswith("SigCgt"))
         return bool(int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
-    def wait(self, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """The command's end; it and all that it started are killed after ``seconds``."""
+    def wait(self, seconds: float = 60.0, *, returns: int | None = None) -> subprocess.CompletedProcess[str]:
+        """The command's end; it and all that it started are killed after ``seconds``. Another exit code than
+        ``returns`` is an AssertionError with what it said."""
         try:
             out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -98,6 +129,7 @@ class Command:
             raise AssertionError(
                 f"not over after {seconds:g} s; these ran:\n{told}\nstdout:\n{out}\nstderr:\n{err}"
             ) from None
+        assert returns is None or self.process.returncode == returns, err
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
 
 
@@ -126,6 +158,11 @@ class Terminal:
     def task(self, seconds: float = 0.03, name: str = "task.py") -> None:
         self.write(name, TASK.replace("SECONDS", repr(seconds)))
 
+    def saving_task(self, steps: int) -> None:
+        """Write saving.py, whose evaluations have so many steps, and what it imports."""
+        self.task()
+        self.write("saving.py", SAVING.replace("STEPS", str(steps)))
+
     def campaign(
         self,
         text: str = "",
@@ -149,8 +186,10 @@ class Terminal:
         line = [*HPO, *map(str, arguments)]
         return Command(self, line, {**self.environment, **(environment or {})})
 
-    def hpo(self, *arguments: object, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-        return self.start(*arguments).wait(seconds)
+    def hpo(
+        self, *arguments: object, seconds: float = 60.0, returns: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return self.start(*arguments).wait(seconds, returns=returns)
 
     def python(self, *arguments: object) -> Command:
         """``python …``, a script of the user's own."""
@@ -165,9 +204,7 @@ class Terminal:
         return self.start_mpirun(ranks, *arguments).wait()
 
     def status(self) -> dict[str, object]:
-        done = self.hpo("status", "run", "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(self.hpo("status", "run", "--json", returns=0).stdout)
 
     # --- what is there --------------------------------------------------------------------------------------------
 

@@ -310,16 +310,11 @@ def test_a_change_is_said_with_its_files(tmp_path: Path) -> None:
 
 def launch(home: Path, number: int, code: str, *finished: tuple[int, float]) -> None:
     """Launch ``number`` with this code, in which individuals of these sequence numbers got these values."""
-    launched: dict[str, object] = {"type": "launched", "evaluations": 9, "deadline_s": None, "islands": 1}
-    launched |= {"workers": 1, "time": 1.0 * number, **({"code": code} if code else {})}
-    shared = {"type": "finished", "island": 0, "worker": 0, "params": {"x": 0.5}, "operator": "random"}
-    shared |= {"parents": [], "retries": 0, "started": 1.0, "finished": 2.0, "status": "completed"}
-    shared |= {"metrics": {}, "error": None}
-    records = [
-        {**shared, "id": f"0-0-{one}", "sequence": one, "objectives": {"value": value}}
-        for one, value in finished
-    ]
-    journals.write(home, [launched, *records], number, time=1.0 * number)
+    version = {"code": code} if code else {}
+    records = [journals.finished(f"0-0-{one}", value, params={"x": 0.5}) for one, value in finished]
+    journals.write(
+        home, [journals.launched(time=1.0 * number, **version), *records], number, time=1.0 * number
+    )
 
 
 @pytest.fixture

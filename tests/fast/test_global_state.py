@@ -1,25 +1,16 @@
 """Global state that an evaluation changes is what it was for the next one."""
 
 import asyncio
-import builtins
-import decimal
-import gc
 import importlib
 import logging
-import multiprocessing
 import os
 import pickle
-import signal
-import socket
 import sys
-import tempfile
 import threading
-import warnings
 import zipfile
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
-import numpy
 import pytest
 import torch
 
@@ -65,22 +56,8 @@ socket.setdefaulttimeout(1.0) | socket.getdefaulttimeout()
 setattr(tempfile, "tempdir", "/x") | tempfile.gettempdir()
 multiprocessing.set_start_method("spawn", force=True) | multiprocessing.get_start_method()
 """
-MODULES = [
-    builtins,
-    decimal,
-    gc,
-    logging,
-    multiprocessing,
-    numpy,
-    os,
-    signal,
-    socket,
-    sys,
-    tempfile,
-    torch,
-    warnings,
-]
-NAMES = {module.__name__: module for module in MODULES}
+MODULES = "builtins decimal gc logging multiprocessing numpy os signal socket sys tempfile torch warnings"
+NAMES = {name: importlib.import_module(name) for name in MODULES.split()}
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from terminal import Terminal
 
 TASK = """
@@ -45,8 +42,7 @@ def test_a_changed_file_beside_the_tasks(terminal: Terminal) -> None:
             # Of another length: within a second of the first Python would take its cache for this one's.
             terminal.write("model.py", "def score(x):\n    return 2.0 + x\n")
         terminal.campaign(evaluations=evaluations)
-        done = terminal.hpo("run", "c.toml", "--ranks", ranks)
-        assert done.returncode == 0, done.stderr
+        done = terminal.hpo("run", "c.toml", "--ranks", ranks, returns=0)
         said.append([line for line in done.stderr.splitlines() if line.startswith(SAID)])
     assert said[0] == said[2] == [] and len(said[1]) == 1
     assert said[1][0].startswith(f"{SAID}: model.py. ") and said[1][0].endswith(f"run/code/{first}.")
@@ -61,16 +57,7 @@ def test_a_changed_file_beside_the_tasks(terminal: Terminal) -> None:
 def test_a_changed_function_of_a_script(terminal: Terminal) -> None:
     def run(script: str) -> str:
         terminal.write("mine.py", script)
-        done = subprocess.run(
-            [sys.executable, "mine.py"],
-            cwd=terminal.directory,
-            env=terminal.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        return done.stderr
+        return terminal.python("mine.py").wait(returns=0).stderr
 
     assert SAID not in run(SCRIPT)
     # More evaluations are no change of what evaluates.

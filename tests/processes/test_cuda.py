@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from places import ROOT
+from programs import called
+from refusals import refused
+from stand_in_torch import torch_that_finds
+from terminal import Terminal
 
 from hpo.evaluation import cuda
 from hpo.evaluation.cuda import NoDevice, OwnDevice
@@ -114,19 +115,9 @@ def test_the_device_that_is_used(install, torch: FakeTorch | None, assigned: str
 def test_a_device_that_does_not_work_is_an_error_and_not_the_cpu(install) -> None:
     install(FakeTorch(0))
     device = OwnDevice("cuda:1", label="worker rank 1 on node7", visible="0,1")
-    with pytest.raises(NoDevice) as caught:
-        _ = device.name
-    text = str(caught.value)
+    words = "worker rank 1 on node7", "cuda:1", "'0,1'", "found version 11040", "CUDA 12.8", "nvidia-smi"
+    text = refused(lambda: device.name, *words, error=NoDevice)
     assert device.take_fault() == text and device.take_fault() is None
-    for word in (
-        "worker rank 1 on node7",
-        "cuda:1",
-        "'0,1'",
-        "found version 11040",
-        "CUDA 12.8",
-        "nvidia-smi",
-    ):
-        assert word in text
     install(FakeTorch(2))
     assert (device.name, device.take_fault()) == ("cuda:1", None), "it was asked for again"
     install(FakeTorch(1))  # CUDA counts those before the first that it cannot find
@@ -164,35 +155,19 @@ def test_what_torch_could_use_or_cannot_use_is_said_once(install) -> None:
 @pytest.mark.parametrize(
     ("isolation", "asks"), [("fresh", "trial.device"), ("inline", "'torch' in sys.modules")]
 )
-def test_a_campaign_says_once_that_its_torch_cannot_use_the_gpu(tmp_path, isolation: str, asks: str) -> None:
-    (tmp_path / "task.py").write_text(f"""
-import sys, types
-import hpo
-torch = types.ModuleType("torch")
-torch.version = types.SimpleNamespace(cuda=None)
-torch.cuda = types.SimpleNamespace(is_available=lambda: False)
-torch.manual_seed = lambda seed: None
-sys.modules["torch"] = torch
-task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: float(bool({asks})))
-""")
-    for visible, times in (("0", 1), ("", 0)):
-        (tmp_path / "campaign.toml").write_text(
-            f'task = "task.py:task"\ndirectory = "run{visible}"\nevaluations = 3\nsearch.kind = "random"\n'
-            f'evaluation.isolation = "{isolation}"\n'
-        )
-        done = subprocess.run(
-            [sys.executable, "-m", "hpo", "run", "campaign.toml"],
-            cwd=tmp_path,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("has a GPU, cuda:0, and its torch is built without CUDA") == times, (
-            done.stderr
-        )
+def test_a_campaign_says_once_that_its_torch_cannot_use_the_gpu(
+    terminal: Terminal, isolation: str, asks: str
+) -> None:
+    torch_that_finds((), terminal.directory, built=None)
+    space = "hpo.SearchSpace(x=hpo.Float(0, 1))"
+    terminal.write(
+        "task.py", f"import sys, hpo, torch\ntask = hpo.Task({space}, lambda trial: float(bool({asks})))\n"
+    )
+    for visible, evaluations, times in (("0", 3, 1), ("", 6, 0)):
+        terminal.environment["CUDA_VISIBLE_DEVICES"] = visible
+        terminal.campaign(f'[evaluation]\nisolation = "{isolation}"', evaluations=evaluations)
+        said = terminal.hpo("run", "c.toml", returns=0).stderr
+        assert said.count("has a GPU, cuda:0, and its torch is built without CUDA") == times, said
 
 
 def test_mig_instances_have_no_identity_for_nccl(install) -> None:
@@ -268,5 +243,4 @@ torch.compiler.reset = lambda: calls.append("reset")
 cuda.free()
 assert calls == [], "nothing has been compiled since"
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    called(sys.executable, "-c", script)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 from places import JOBS, ROOT, TESTS
+from programs import called
 
 
 @pytest.mark.parametrize("module", ["gpu_tasks", *(path.stem for path in (TESTS / "gpu").glob("test_*.py"))])
 def test_its_modules_can_be_imported(module: str) -> None:
     line = f"import sys; sys.path[:0] = ['tests', 'tests/gpu']; import {module}"
-    done = subprocess.run(
-        [sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    called(sys.executable, "-c", line, cwd=ROOT)
 
 
 def test_check_gpu_runs_all_of_them() -> None:
@@ -31,9 +28,5 @@ def test_check_gpu_runs_all_of_them() -> None:
 
 @pytest.mark.parametrize("script", ["groups_in_turn.py", "run_groups_in_turn.py"])
 def test_groups_are_formed_and_left_in_turn(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, f"tests/gpu/{script}", "cpu", "3"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = called(sys.executable, f"tests/gpu/{script}", "cpu", 3, cwd=ROOT)
     assert json.loads(done.stdout.splitlines()[-1])["backend"] == "gloo"

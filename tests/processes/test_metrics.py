@@ -199,8 +199,7 @@ def test_the_user_is_told_once_a_launch_and_name(terminal: Terminal) -> None:
     terminal.write("task.py", LOGGING)
     for evaluations, ranks in ((8, 2), (12, 1)):
         terminal.campaign("[layout]\nislands = 1", evaluations=evaluations)
-        done = terminal.hpo("run", "c.toml", "--ranks", ranks)
-        assert done.returncode == 0, done.stderr
+        done = terminal.hpo("run", "c.toml", "--ranks", ranks, returns=0)
         told = [line for line in done.stderr.splitlines() if line.startswith("hpo: metric")]
         assert sorted(line.split("'")[1] for line in told) == ["note", "table"], done.stderr
     assert all(one["metrics"]["curve"] == [0.5, 0.25] for one in terminal.records("finished"))

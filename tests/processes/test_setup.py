@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cases import cases
 from places import ROOT
+from programs import called
 from skips import NOT_POSSIBLE
 
 SITE = Path(sysconfig.get_path("purelib"))
@@ -42,14 +43,8 @@ def set_up(
     (binaries / "python3").unlink(missing_ok=True)
     (binaries / "python3").symlink_to(Path(sys.base_prefix, "bin", "python3"))
     environment["PATH"] = f"{binaries}{os.pathsep}{environment['PATH']}"
-    return subprocess.run(
-        ["bash", repository / "jobs" / "setup.sh", *map(str, arguments)],
-        cwd=repository.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
+    return called(
+        "bash", repository / "jobs/setup.sh", *arguments, cwd=repository.parent, env=environment, returns=None
     )
 
 

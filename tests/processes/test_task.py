@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from places import ROOT
+from programs import called
+from refusals import refused
 
 import hpo
 from hpo.errors import CampaignError, HpoError, UsageError
@@ -45,15 +46,6 @@ def modules_as_before() -> Iterator[None]:
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         del sys.modules[name]
-
-
-def refused(call: Callable[[], object], kind: type[HpoError], *words: str) -> str:
-    """The text of the error with which ``call`` is refused, which has all these words."""
-    with pytest.raises(kind) as caught:
-        call()
-    assert caught.value.exit_code == (2 if kind is UsageError else 1)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    return str(caught.value)
 
 
 # --- definitions --------------------------------------------------------------------------------------------
@@ -89,18 +81,18 @@ def test_a_constraint_that_raises_is_named_with_the_configuration_before_anythin
 ) -> None:
     task = Task(SPACE, evaluate, constraints=[narrow, lambda params: params["momentum"] > 0])
     words = "<lambda>", "test_task.py, line", "KeyError: 'momentum'", str(POINT), "True or False"
-    refused(lambda: task.allows({**POINT}), CampaignError, *words)
+    refused(lambda: task.allows({**POINT}), *words, error=CampaignError)
     space = SearchSpace(heads=Int(0, 49), x=Float(0, 1))
     task = Task(space, evaluate, constraints=[lambda params: 8 / params["heads"] > 0])  # for one in fifty
     campaign = hpo.Campaign(task, directory=tmp_path / "run", evaluations=4, isolation="inline")
-    refused(campaign.run, CampaignError, "ZeroDivisionError")
+    refused(campaign.run, "ZeroDivisionError", error=CampaignError)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("answer", [0.5, -0.5, 0.0, np.float32(1), None])
 def test_a_constraint_that_returns_a_violation_or_nothing_is_refused(answer: object) -> None:
     task = Task(SPACE, evaluate, constraints=[lambda params: answer])
-    refused(lambda: task.allows({**POINT}), CampaignError, "returned", "True or False")
+    refused(lambda: task.allows({**POINT}), "returned", "True or False", error=CampaignError)
 
 
 class Callee:
@@ -141,7 +133,7 @@ def test_anything_that_takes_a_trial_evaluates() -> None:
 def test_tasks_that_cannot_be(
     arguments: tuple[object, ...], keywords: dict[str, object], words: list[str]
 ) -> None:
-    refused(lambda: Task(*arguments, **keywords), UsageError, *words)  # type: ignore[arg-type]
+    refused(lambda: Task(*arguments, **keywords), *words)  # type: ignore[arg-type]
 
 
 # --- by name ------------------------------------------------------------------------------------------------
@@ -195,7 +187,7 @@ def test_a_task_in_a_package_of_the_current_directory(
     monkeypatch.chdir(tmp_path)
     assert load_task("mine_package.digits:task", base=Path("/")).name == "mine_package.digits:evaluate"
     for wrong, meant in (("mine_package.digit", '"digits"'), ("mine_packages.digits", '"mine_package"')):
-        refused(lambda: load_task(f"{wrong}:task", base=tmp_path), CampaignError, "no module", meant)  # noqa: B023
+        refused(lambda: load_task(f"{wrong}:task", base=tmp_path), "no module", meant, error=CampaignError)  # noqa: B023
 
 
 def test_a_function_is_called_with_the_options(tmp_path: Path) -> None:
@@ -239,7 +231,7 @@ def test_references_that_cannot_be(
     tmp_path: Path, reference: str, options: dict[str, object], kind: type[HpoError], words: list[str]
 ) -> None:
     write(tmp_path / "mine.py")
-    refused(lambda: load_task(reference, base=tmp_path, options=options), kind, reference, *words)
+    refused(lambda: load_task(reference, base=tmp_path, options=options), reference, *words, error=kind)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +253,7 @@ def test_a_module_that_raises_shows_its_own_traceback_and_may_be_corrected(
     write(tmp_path / "unparsed_part.py", "x = (\n")
     write(tmp_path / "wrong.py", text)
     for reference in ("wrong.py:task", "wrong:task"):
-        told = refused(lambda: load_task(reference, base=tmp_path), CampaignError, reference, *words)  # noqa: B023
+        told = refused(lambda: load_task(reference, base=tmp_path), reference, *words, error=CampaignError)  # noqa: B023
         assert "importlib" not in told and "importing.py" not in told
     write(tmp_path / "wrong.py")
     assert load_task("wrong.py:task", base=tmp_path).objectives
@@ -284,7 +276,7 @@ def test_a_bundled_campaign_s_sentence_names_no_line_of_ours_or_of_a_library_s(
 ) -> None:
     """What raises them lies within contextlib's frames, or in functions that dataclasses wrote."""
     reference = f"search_spaces.{module}:make_task"
-    told = refused(lambda: load_task(reference, base=Path(), options=options), UsageError, reference)
+    told = refused(lambda: load_task(reference, base=Path(), options=options), reference)
     assert ", line " not in told
 
 
@@ -315,7 +307,7 @@ def test_the_place_named_is_in_the_user_s_own_code(
         ({"width": "wide"}, UsageError, [f"{path}, line 9: invalid literal for int()"]),
         ({"low": 2}, UsageError, [f"{path}, line 11: Float(2, 1.0): low must"]),
     ):
-        refused(lambda: load_task("given.py:make", base=tmp_path, options=options), kind, *words)  # noqa: B023
+        refused(lambda: load_task("given.py:make", base=tmp_path, options=options), *words, error=kind)  # noqa: B023
 
 
 # --- in another process -------------------------------------------------------------------------------------
@@ -345,18 +337,7 @@ print(msgspec.json.encode(TaskSource.of(build(2))).decode())
 
 def run(script: str, text: str = "") -> str:
     """What a new process prints that finds hpo, and nothing else of ours."""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=text,
-        env={"PYTHONPATH": str(ROOT)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return called(sys.executable, "-c", script, input=text, env={"PYTHONPATH": str(ROOT)}, cwd="/").stdout
 
 
 def in_a_child(source: TaskSource) -> object:
@@ -388,7 +369,9 @@ def test_what_cannot_be_pickled_is_named_with_what_uses_it() -> None:
         return 1.0 if helper() else 0.0
 
     words = "evaluate, which uses helper, which uses inner, which cannot", "lock", 'isolation = "inline"'
-    refused(lambda: TaskSource.of(Task(SPACE, locked)), CampaignError, *words)
+    refused(lambda: TaskSource.of(Task(SPACE, locked)), *words, error=CampaignError)
     task = Task(SPACE, lambda trial: 0.0, constraints=[lambda params: inner is not None])
-    refused(lambda: TaskSource.of(task), CampaignError, "<lambda>", "test_task.py, line", "uses inner")
-    refused(lambda: TaskSource(pickled=b"no pickle").load(), CampaignError, "cannot be rebuilt", "isolation")
+    refused(lambda: TaskSource.of(task), "<lambda>", "test_task.py, line", "uses inner", error=CampaignError)
+    refused(
+        lambda: TaskSource(pickled=b"no pickle").load(), "cannot be rebuilt", "isolation", error=CampaignError
+    )

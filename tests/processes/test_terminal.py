@@ -7,17 +7,16 @@ import re
 import subprocess
 from pathlib import Path
 
+import journals
 import pytest
-from individuals import make_finished
 from terminal import Terminal
 
 import hpo
 from hpo import cli, terminal
 from hpo.journal import directory
-from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.files import journal_path
 from hpo.journal.inspection import NOTE, Finding
 from hpo.journal.lock import acquire
-from hpo.journal.records import Ended, Header
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x7f\x9b31m\u202egpj\u2066\u2028"
 OBEYED = re.compile(r"[^\n\t -~\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]")
@@ -53,27 +52,20 @@ def home(tmp_path: Path) -> Path:
     path = tmp_path / "run"
     ways = {f"f1{HOSTILE}": "maximize", "cost\n": "minimize"}
     directory.write_identity(path, {"task": f"a{HOSTILE}", "objectives": ways, "space": {}, "seed": 0})
-    path_of_journal = journal_path(path, launch=1, island=0, worker=0)
-    with JournalWriter(path_of_journal, Header.of_this_process(launch=1, island=0, worker=0)) as writer:
-        for number, status in enumerate(["completed", "completed", "failed", "crashed"]):
-            complete = status == "completed"
-            identity = {"id": f"0-0-{number}", "island": 0, "worker": 0, "sequence": number}
-            values = {f"f1{HOSTILE}": float(number), "cost\n": float(number)}
-            record = make_finished(
-                **identity,
-                params={f"p{HOSTILE}\n": HOSTILE, "line": "a\nbest  9.9 by nobody"},
-                operator=HOSTILE,
-                parents=(),
-                retries=0,
-                started=1.0,
-                finished=2.0,
-                status=status,
-                objectives=values if complete else None,
-                metrics={f"m{HOSTILE}": HOSTILE},
-                error=None if complete else f"{status} {HOSTILE}\nTraceback",
-            )
-            writer.append(record)
-        writer.append(Ended(reason=HOSTILE, exit=0, time=3.0))
+    records: list[dict[str, object]] = []
+    for number, status in enumerate(["completed", "completed", "failed", "crashed"]):
+        complete = status == "completed"
+        record = journals.finished(
+            f"0-0-{number}",
+            dict.fromkeys(ways, float(number)) if complete else None,
+            params={f"p{HOSTILE}\n": HOSTILE, "line": "a\nbest  9.9 by nobody"},
+            operator=HOSTILE,
+            status=status,
+            metrics={f"m{HOSTILE}": HOSTILE},
+            error=None if complete else f"{status} {HOSTILE}\nTraceback",
+        )
+        records.append(record)
+    journals.write(path, [*records, {"type": "ended", "reason": HOSTILE, "exit": 0, "time": 3.0}])
     return path
 
 
