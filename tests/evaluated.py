@@ -67,10 +67,14 @@ def _metrics(trial: hpo.Trial) -> dict[str, object]:
 
 
 def _elsewhere(trial: hpo.Trial) -> dict[str, object]:
-    """Leaves the working directory, and puts a stream that has not even a ``flush`` in the place of the output's."""
+    """Leaves the working directory, leads descriptor 1 away, and puts a stream that has not even a ``flush`` in the
+    place of the output's."""
     before = os.getcwd()
     os.chdir("/")
-    print("seen")
+    print("seen", flush=True)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
 
     class Tee:
         def write(self, text: str) -> None:
@@ -159,14 +163,6 @@ def _asks_after_reports(trial: hpo.Trial) -> dict[str, object]:
         trial.report(step, float(step))
         asked = 10 * asked + (step if trial.should_checkpoint() else 0)
     return {"value": asked}
-
-
-def _quarrel(trial: hpo.Trial) -> float:
-    if trial.rank == 0:
-        trial.report(0, 0.0)
-    else:
-        trial.should_checkpoint()
-    return 0.0
 
 
 def _checkpoint(trial: hpo.Trial) -> float:
@@ -274,6 +270,8 @@ def _wait_apart(trial: hpo.Trial) -> object:
         "trainers.train": lambda: _train(trial),
         "torch.distributed.all_reduce": lambda: dist.all_reduce(torch.ones(1)),
         "torch.distributed.barrier": dist.barrier,
+        "trial.report": lambda: trial.report(0, 0.0),
+        "trial.should_checkpoint": trial.should_checkpoint,
         "returns": lambda: None,
     }
     waits, other = str(trial.params["waits"]), str(trial.params["other"])
@@ -383,15 +381,6 @@ def _tracked(trial: hpo.Trial) -> float:
     KEPT.append(multiprocessing.get_context("spawn").Semaphore())
     assert Path(f"/proc/{_resource_tracker._pid}").exists()
     raise ValueError("as it is to")
-
-
-def _output_elsewhere(trial: hpo.Trial) -> float:
-    """Leads descriptor 1 away and leaves it there."""
-    print("seen", flush=True)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
-    return 0.0
 
 
 def _linger(trial: hpo.Trial) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,13 +12,12 @@ from pathlib import Path
 import pytest
 from cases import cases
 from skips import not_possible_here
-from terminal import Terminal, wait_until
+from terminal import Terminal
 
 import hpo
 from hpo import cli
 from hpo.journal.commands import Stop, asked, give
 from hpo.journal.directory import second_campaign, write_identity
-from hpo.journal.lock import acquire
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str, lines: int = 1) -> None:
@@ -155,17 +153,11 @@ def test_what_does_not_suit_the_task_is_said_at_once(terminal: Terminal, typed: 
 def test_where_nothing_completes_the_error_is_shown(terminal: Terminal) -> None:
     terminal.write("task.py", FAILING)
     terminal.campaign(evaluations=6)
-    done = terminal.hpo("run", "c.toml")
-    assert done.returncode == 1
+    done = terminal.hpo("run", "c.toml", returns=1)
     error = "KeyError: 'learning_rate'"
     for words in ("failed: 6/6 evaluated", "no evaluation has completed", f"0-0-5 the latest: {error}"):
         assert words in done.stderr
     assert error in terminal.hpo("status", "run").stdout and error in terminal.hpo("best", "run").stdout
-    # The text has another length: within a second of the first Python would take its cache for this file.
-    terminal.write("task.py", FAILING.replace("0.5", "0.125"))
-    terminal.campaign(evaluations=12)
-    done = terminal.hpo("run", "c.toml")
-    assert "`hpo status run` says why some failed" in done.stderr.replace(str(terminal.directory) + "/", "")
 
 
 def test_ranks_that_a_launcher_has_started_are_not_asked_for(terminal: Terminal) -> None:
@@ -180,9 +172,7 @@ FAILING = """
 import hpo
 
 def evaluate(trial):
-    if trial.params["x"] < 2.0 * 0.5:
-        return trial.params["learning_rate"]
-    return trial.params["x"]
+    return trial.params["learning_rate"]
 
 task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 """
@@ -191,8 +181,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 def test_a_task_that_raises_on_import_shows_the_users_code_and_nothing_of_ours(terminal: Terminal) -> None:
     terminal.write("task.py", "def broken():\n    return 1 / 0\n\n\nbroken()\n")
     terminal.campaign()
-    done = terminal.hpo("run", "c.toml", "--ranks", 2)
-    assert done.returncode == 1
+    done = terminal.hpo("run", "c.toml", "--ranks", 2, returns=1)
     first, *rest = done.stderr.splitlines()
     assert first.startswith('hpo: task = "task.py:task": the file raised ZeroDivisionError. Correct')
     shown = "\n".join(rest)
@@ -207,8 +196,7 @@ def test_ranks_that_are_asked_for_are_not_refused_for_lack_of_cores(
     environment = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "1"}
     done = terminal.start("run", "c.toml", environment=environment).wait()
     refused(done, 2, "5 ranks", "each of the 1 CPUs in this Slurm job", "--ranks 5")
-    done = terminal.hpo("run", "c.toml", "--ranks", 5)
-    assert done.returncode == 0, done.stderr
+    terminal.hpo("run", "c.toml", "--ranks", 5, returns=0)
 
 
 @pytest.mark.parametrize("wrong", cases(["layout", "task"], nightly=["file"]))
@@ -342,21 +330,6 @@ def test_what_was_edited_is_named_on_resume(terminal: Terminal) -> None:
     assert terminal.records("finished")[:5] == before and len(terminal.records("finished")) == 10
 
 
-def test_a_second_command_on_a_directory_in_use_is_refused(terminal: Terminal) -> None:
-    terminal.task(0.02)
-    terminal.campaign(evaluations=100_000)
-    first = terminal.start("run", "c.toml", "--ranks", 2)
-    wait_until(terminal.side, "the first evaluation")
-    for ranks in 1, 2:
-        refused(
-            terminal.hpo("run", "c.toml", "--ranks", ranks), 1, "run is in use by process", "hpo stop run"
-        )
-    count = len(terminal.side())
-    wait_until(lambda: len(terminal.side()) > count, "another evaluation of the first command")
-    first.signal(signal.SIGINT)
-    assert first.wait().returncode == 75
-
-
 def test_a_job_that_slurm_starts_again_after_a_stop_ends_with_0(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,8 +403,7 @@ def test_try_shows_what_the_task_prints(terminal: Terminal) -> None:
         "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate, default={'x': 0.25})\n",
     )
     terminal.campaign()
-    done = terminal.hpo("try", "c.toml")
-    assert done.returncode == 0, done.stderr
+    done = terminal.hpo("try", "c.toml", returns=0)
     for words in (
         "the default point: x=0.25\non 1 rank, ",
         "hello from 0.25\nepoch 1\nepoch 2\n",
@@ -442,8 +414,7 @@ def test_try_shows_what_the_task_prints(terminal: Terminal) -> None:
     assert not (terminal.directory / "run").exists()
 
 
-@pytest.mark.parametrize("isolation", cases(["warm"], nightly=["inline"]))
-def test_a_task_may_change_its_working_directory(terminal: Terminal, isolation: str) -> None:
+def test_a_task_may_change_the_working_directory_of_its_rank(terminal: Terminal) -> None:
     terminal.write(
         "task.py",
         "import hpo, os\n\n\ndef evaluate(trial):\n    assert os.path.exists('c.toml')\n"
@@ -451,22 +422,8 @@ def test_a_task_may_change_its_working_directory(terminal: Terminal, isolation: 
         "    trial.report(1, 0.5)\n    assert trial.directory.parent == parent\n    return 0.0\n\n\n"
         "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)\n",
     )
-    terminal.campaign(f'[evaluation]\nisolation = "{isolation}"\n', evaluations=4)
-    done = terminal.hpo("run", "c.toml")
-    assert done.returncode == 0, done.stderr
+    terminal.campaign('[evaluation]\nisolation = "inline"\n', evaluations=4)
+    terminal.hpo("run", "c.toml", returns=0)
     run = terminal.directory / "run"
     assert len([*run.glob("evaluations/*/model")]) == 3 and len(hpo.Result(run).curves()) == 4
     assert not (run / "lock").exists()
-
-
-def test_a_stale_lock_is_no_obstacle(terminal: Terminal) -> None:
-    terminal.task(0.01)
-    terminal.campaign(evaluations=3)
-    command = terminal.start("status", "run")
-    command.wait()
-    run = terminal.directory / "run"
-    lock = acquire(run)
-    dead = lock.path.read_text().replace(str(os.getpid()), str(command.process.pid))
-    lock.path.write_text(dead)
-    assert terminal.hpo("run", "c.toml").returncode == 0
-    assert terminal.status()["evaluations"]["completed"] == 3

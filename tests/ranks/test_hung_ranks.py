@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections import Counter
 
 import psutil
 import pytest
 from cases import cases
 from terminal import Terminal, wait_until
+from test_dead_ranks import check_complete
 
 SAVES = """
 import time
 import hpo
+from task import note
 
 def evaluate(trial):
-    mine = trial.directory / "found"
-    for _ in range(20):
-        with open(mine, "a") as file:
-            file.write(trial.id + "\\n")
-        time.sleep(0.01)
-    with open("side.txt", "a") as file:
-        file.write(f"{trial.id} ended\\n")
+    (trial.directory / "found").touch()
+    time.sleep(0.2)
+    note(trial.id, "ended")
     return trial.params["x"] ** 2
 
 task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate)
@@ -46,19 +43,14 @@ def stop_at_work(terminal: Terminal, rank: int) -> psutil.Process:
     return hung
 
 
-def check_complete(terminal: Terminal, evaluations: int) -> None:
-    """The budget exactly, each individual once, and nothing runs any more."""
-    records = terminal.records("finished")
-    assert Counter(record["status"] for record in records) == {"completed": evaluations}
-    assert len({record["id"] for record in records}) == evaluations
-    wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=20)
-
-
 @pytest.mark.parametrize("isolation", cases(["warm"], nightly=["inline"]))
 def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> None:
-    terminal.write("task.py", SAVES)
+    terminal.task()
+    terminal.write("saves.py", SAVES)
     terminal.campaign(
-        f'keep = 1000\n[evaluation]\nisolation = "{isolation}"\nhang_timeout = "3 s"', evaluations=80
+        f'keep = 1000\n[evaluation]\nisolation = "{isolation}"\nhang_timeout = "3 s"',
+        evaluations=80,
+        task="saves.py:task",
     )
     command = terminal.start("run", "c.toml", "--ranks", 4)
     wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
@@ -68,19 +60,19 @@ def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> N
         hung = terminal.rank(2)
         assert hung is not None
         hung.send_signal(signal.SIGSTOP)
-    done = command.wait(110)
-    assert done.returncode == 0, done.stderr
+    done = command.wait(110, returns=0)
     assert "rank 2 hangs" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert len(terminal.records("launched")) == 1
-    check_complete(terminal, 80)
+    check_complete(terminal, 80, victims=1)
     if isolation == "warm":  # inline nothing that was begun is on disk
         copies = [path.name for path in (terminal.directory / "run" / "evaluations").glob("*.attempt-2")]
         assert len(copies) == 1 and copies[0].startswith("0-2-")
 
 
 def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
-    terminal.write("task.py", SAVES)
-    terminal.campaign('[evaluation]\nhang_timeout = "2 s"', evaluations=100)
+    terminal.task()
+    terminal.write("saves.py", SAVES)
+    terminal.campaign('[evaluation]\nhang_timeout = "2 s"', evaluations=100, task="saves.py:task")
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 6, "a few evaluations")
     hung = stop_at_work(terminal, 1)
@@ -89,10 +81,9 @@ def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
     hung.send_signal(signal.SIGCONT)
     wait_until(lambda: not hung.is_running() or hung.status() == "zombie", "the end of the one that woke up")
     assert len(terminal.side()) < 100, "it ended before the others"
-    done = command.wait(90)
-    assert done.returncode == 0, done.stderr
+    done = command.wait(90, returns=0)
     assert "Traceback" not in done.stderr, done.stderr
-    check_complete(terminal, 100)
+    check_complete(terminal, 100, victims=1)
 
 
 @pytest.mark.parametrize("stopped", cases([0], nightly=[2]))
@@ -107,8 +98,7 @@ def test_without_rank_0_it_is_started_again(terminal: Terminal, stopped: int) ->
     other.send_signal(signal.SIGSTOP)
     if stopped:
         first.kill()
-    done = command.wait(110)
-    assert done.returncode == 0, done.stderr
+    done = command.wait(110, returns=0)
     assert "starting again (1 of at most 10 times)" in done.stderr
     assert len(terminal.records("launched")) == 2
-    check_complete(terminal, 150)
+    check_complete(terminal, 150, victims=3)

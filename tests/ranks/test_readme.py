@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from cases import cases
 from places import ROOT, TESTS
+from programs import called
 
 import hpo
 import trainers
@@ -71,19 +72,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *line: object, timeout: float = 110) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*map(str, line)],
-        cwd=folder,
-        env=environment({**os.environ, "OMP_NUM_THREADS": "1"}),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, f"{line} returned {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+def run(folder: Path, *line: object) -> subprocess.CompletedProcess[str]:
+    return called(*line, cwd=folder, env=environment({**os.environ, "OMP_NUM_THREADS": "1"}))
 
 
 def campaign(folder: Path, task: str, ranks_per_worker: int) -> dict[str, object]:
@@ -257,20 +247,12 @@ def test_the_example_of_each_harness_passes(tmp_path, names):
     # In pytest's usual place it would first remove what earlier sessions left there: files by the ten thousand. Below
     # ``tmp_path`` the names of sockets would be too long.
     with tempfile.TemporaryDirectory(prefix="examples-") as scratch:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "conftest"),
-                *("-n", "0", f"--basetemp={scratch}/t", "-c", str(ROOT / "pyproject.toml")),
-                *("--rootdir", str(ROOT), *names),
-            ],
+        done = called(
+            *(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "conftest"),
+            *("-n", 0, f"--basetemp={scratch}/t", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT, *names),
             cwd=tmp_path,
             env={**environment(dict(os.environ)), "PYTHONPATH": os.pathsep.join(map(str, paths))},
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
         )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     if skipped := re.findall(r"SKIPPED \[1\] \S+: (.*)", done.stdout):
         pytest.skip(skipped[0])
 

@@ -47,8 +47,7 @@ def test_what_fails_because_all_were_signalled_is_evaluated_again(terminal: Term
             process.send_signal(signal.SIGTERM)
         except psutil.NoSuchProcess:
             pass
-    done = command.wait()
-    assert done.returncode == 75, done.stderr
+    command.wait(returns=75)
     assert terminal.processes() == []
     assert terminal.records("ended")[-1]["exit"] == 75  # in good order, although mpirun was signalled too
     assert terminal.hpo("run", "c.toml", "--ranks", 2).returncode == 0

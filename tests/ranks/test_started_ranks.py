@@ -6,14 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+import journals
 import pytest
-from individuals import make_finished
 from terminal import Terminal, wait_until
 
 import hpo
 from hpo.campaign import rank_entry, start_ranks
-from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.records import Header
 
 SCRIPT = """
 import os, sys, time
@@ -53,8 +51,7 @@ def workers(terminal: Terminal) -> set[object]:
 
 def test_a_script_starts_ranks_which_do_not_run_it(terminal: Terminal) -> None:
     write(terminal, seconds=0.02)
-    done = terminal.python("script.py").wait()
-    assert done.returncode == 0, done.stderr
+    done = terminal.python("script.py").wait(returns=0)
     assert done.stdout.split() == ["done", "8", "0"]
     assert workers(terminal) == {0, 1}
     assert terminal.side("by") == ["run"]
@@ -76,8 +73,7 @@ def test_ctrl_c_stops_the_campaign_in_good_order_and_the_death_of_the_script_too
     command = terminal.python("script.py")
     wait_until(lambda: len(terminal.side("began")) > 2, "evaluations that begin")
     command.signal(signal.SIGINT)
-    done = command.wait()
-    assert done.returncode == 0, done.stderr
+    done = command.wait(returns=0)
     assert done.stdout.split()[0::2] == ["stopped", "75"]
     assert terminal.processes() == []
 
@@ -95,8 +91,7 @@ def test_an_error_of_ranks_is_one_of_the_call(terminal: Terminal) -> None:
     # Ranks import a module that runs the campaign: they must not start campaigns in turn.
     write(terminal)
     terminal.write("main.py", "import script")
-    done = terminal.python("main.py").wait()
-    assert done.returncode == 1
+    done = terminal.python("main.py").wait(returns=1)
     assert "hpo.errors.UsageError" in done.stderr and 'if __name__ == "__main__"' in done.stderr
     assert terminal.processes() == []
 
@@ -185,15 +180,9 @@ def test_a_campaign_that_was_stopped_before_it_was_started_again_is_not_done(
         def __init__(self, *arguments: object, **keywords: object) -> None: ...
 
         def run(self) -> int:
-            place = {"launch": 1, "island": 0, "worker": 0}
-            with JournalWriter(
-                journal_path(tmp_path / "run", **place), Header.of_this_process(**place)
-            ) as writer:
-                writer.append(
-                    make_finished(
-                        id="0-0-0", params={"x": 0.5}, started=1.0, finished=2.0, status="completed"
-                    )
-                )
+            journals.write(
+                tmp_path / "run", [journals.finished("0-0-0", params={"x": 0.5}, status="completed")]
+            )
             return 0
 
     monkeypatch.setattr(start_ranks, "Supervisor", Stopped)

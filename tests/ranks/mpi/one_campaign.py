@@ -67,19 +67,13 @@ def patient(trial):
     return trial.params["x"] ** 2
 
 
-def two_goals(trial):
-    return {"error": trial.params["x"] ** 2, "gain": trial.params["x"], "note": "kept"}
-
-
-objectives = {"error": "minimize", "gain": "maximize"} if task_name == "two_goals" else None
 task = hpo.Task(
     space,
     globals()[task_name],
-    objectives=objectives,
     default={"x": 1.0, "rate": 0.01, "size": 32, "kind": "a"},
 )
 result = hpo.Campaign(task, **keywords).run()
 frame = result.dataframe()
-best = [one.id for one in result.front] if objectives else [result.best.id, result.best.value]
+best = [result.best.id, result.best.value]
 # One write a line: the ranks' lines must not mix.
 sys.stdout.write("RESULT " + json.dumps({"reason": result.reason, "rows": len(frame), "best": best}) + "\n")

@@ -101,39 +101,6 @@ def test_a_campaign_goes_on_with_other_numbers_of_ranks_and_islands(mpirun, tmp_
         assert printed["reason"] == "done"
 
 
-def test_known_points_reach_every_island(mpirun, tmp_path):
-    """A second launch has them on record, without the table."""
-    rows = ["x,rate,size,kind,value"] + [
-        f"{n / 100},{10 ** -(2 + n / 50)},{32},a,{(n / 100) ** 2 + 3}" for n in range(1, 61)
-    ]
-    (tmp_path / "points.csv").write_text("\n".join(rows))
-    given = {"task": "slow", "islands": 2, "isolation": "inline", "kind": "evolution", "migration": 0.5}
-    known = {"known": [str(tmp_path / "points.csv")]}
-    record, _ = run(mpirun, 4, tmp_path / "run", evaluations=40, **given, **known)
-    check(record, 40)
-    assert len(record.known) == 60
-    for island in range(2):
-        parents = [name for one in record.individuals if one.island == island for name in one.parents[:2]]
-        assert any(name.startswith("known-") for name in parents)
-    assert not any(one.migrations for one in record.known)
-    (tmp_path / "points.csv").unlink()
-    record, printed = run(mpirun, 2, tmp_path / "run", evaluations=50, **given, **known)
-    check(record, 50)
-    configurations = {json.dumps(one.params) for one in (*record.known, *record.individuals)}
-    assert printed["rows"] == len(configurations) == 110
-
-
-def test_several_objectives(mpirun, tmp_path):
-    record, printed = run(mpirun, 2, tmp_path / "run", task="two_goals", evaluations=60, isolation="inline")
-    check(record, 60)
-    values = {one.id: (one.objectives["error"], -one.objectives["gain"]) for one in record.individuals}
-    better = {
-        name for name, one in values.items() if any(a < one[0] and b < one[1] for a, b in values.values())
-    }
-    assert printed["best"] and not better & {*printed["best"]}
-    assert all(one.metrics["note"] == "kept" for one in record.individuals)
-
-
 def test_campaigns_one_after_the_other_in_one_script_do_not_hear_each_other(mpirun, tmp_path):
     script = tmp_path / "several.py"
     script.write_text(
