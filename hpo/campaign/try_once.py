@@ -20,7 +20,7 @@ from hpo.campaign.rank.evaluators import child_factory
 from hpo.cluster import hosts
 from hpo.config import process
 from hpo.errors import CampaignError
-from hpo.evaluation.conversation import pack_answer
+from hpo.evaluation.conversation import pack
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.devices import bind_device, inline_device, visible_devices
 from hpo.evaluation.evaluator_host import EvaluatorHost
@@ -149,7 +149,7 @@ def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
             worker_rank=rank,
             child_factory=factory(rank),
             send=lambda epoch, answer, rank=rank: to_crew.append(  # type: ignore[misc]
-                pack_answer(epoch, rank, answer)
+                pack(epoch, rank, answer)
             ),
             clock=time.time,
         )

@@ -211,19 +211,14 @@ class Died(Answer, frozen=True):
     error: str
 
 
-def _any_of(base: type[msgspec.Struct]) -> Any:
-    return Union[tuple(base.__subclasses__())]  # noqa: UP007
+def _any_of(*bases: type[msgspec.Struct]) -> Any:
+    return Union[tuple(kind for base in bases for kind in base.__subclasses__())]  # noqa: UP007
 
 
-class _OrderInEpoch(msgspec.Struct, frozen=True):
-    epoch: int
-    order: _any_of(CrewOrder)  # type: ignore[valid-type]
-
-
-class _AnswerInEpoch(msgspec.Struct, frozen=True):
+class _InEpoch(msgspec.Struct, frozen=True):
     epoch: int
     worker_rank: int
-    answer: _any_of(Answer)  # type: ignore[valid-type]
+    message: _any_of(CrewOrder, Answer)  # type: ignore[valid-type]
 
 
 def to_line(message: CrewOrder | Answer) -> bytes:
@@ -243,25 +238,13 @@ def answer_of(line: bytes) -> Answer:
     return answer
 
 
-def pack_order(epoch: int, order: CrewOrder) -> dict[str, Any]:
-    """The content of a ``WorkerMessage`` to another rank."""
-    content: dict[str, Any] = msgspec.to_builtins(_OrderInEpoch(epoch, order))
+def pack(epoch: int, worker_rank: int, message: CrewOrder | Answer) -> dict[str, Any]:
+    """The content of a ``WorkerMessage`` between the leader and ``worker_rank``."""
+    content: dict[str, Any] = msgspec.to_builtins(_InEpoch(epoch, worker_rank, message))
     return content
 
 
-def unpack_order(content: dict[str, Any]) -> tuple[int, CrewOrder]:
-    """Epoch and order. ValueError if ``content`` is no such thing."""
-    packed = msgspec.convert(content, _OrderInEpoch)
-    return packed.epoch, packed.order
-
-
-def pack_answer(epoch: int, worker_rank: int, answer: Answer) -> dict[str, Any]:
-    """The content of a ``WorkerMessage`` to the leader."""
-    content: dict[str, Any] = msgspec.to_builtins(_AnswerInEpoch(epoch, worker_rank, answer))
-    return content
-
-
-def unpack_answer(content: dict[str, Any]) -> tuple[int, int, Answer]:
-    """Epoch, worker rank and answer. ValueError if ``content`` is no such thing."""
-    packed = msgspec.convert(content, _AnswerInEpoch)
-    return packed.epoch, packed.worker_rank, packed.answer
+def unpack(content: dict[str, Any]) -> tuple[int, int, Any]:
+    """Epoch, worker rank and message. ValueError if ``content`` is no such thing."""
+    packed = msgspec.convert(content, _InEpoch)
+    return packed.epoch, packed.worker_rank, packed.message

@@ -136,7 +136,7 @@ class ProcessCrew:
 
     def receive(self, content: dict[str, Any]) -> None:
         """Take the answer of another rank's EvaluatorHost."""
-        self._take(*messages.unpack_answer(content))
+        self._take(*messages.unpack(content))
 
     def poll(self) -> list[TaskOutcome]:
         """Serve the own evaluator and all time-outs; the outcome of an evaluation that is over, if one is."""
@@ -444,4 +444,4 @@ class ProcessCrew:
         if worker_rank == 0:
             self._own.follow(self._epoch, order)
         else:
-            self._send_other(worker_rank, messages.pack_order(self._epoch, order))
+            self._send_other(worker_rank, messages.pack(self._epoch, worker_rank, order))

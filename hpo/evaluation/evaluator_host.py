@@ -58,7 +58,8 @@ class EvaluatorHost:
 
     def receive(self, content: dict[str, Any]) -> None:
         """Follow an order that came from another rank."""
-        self.follow(*messages.unpack_order(content))
+        epoch, _, order = messages.unpack(content)
+        self.follow(epoch, order)
 
     def follow(self, epoch: int, order: messages.CrewOrder) -> None:
         """Follow an order of the crew, or pass it on to the evaluator."""

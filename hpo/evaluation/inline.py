@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from hpo.evaluation.conversation import (
-    Evaluate,
-    EvaluationOver,
-    pack_answer,
-    pack_order,
-    unpack_answer,
-    unpack_order,
-)
+from hpo.evaluation.conversation import Evaluate, EvaluationOver, pack, unpack
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.recording import Recording
 from hpo.individual import FAILED
@@ -202,7 +195,7 @@ class InlineCrew(InlineRank):
             return
         self.busy = True
         for worker_rank in range(1, self._size):
-            self._send(worker_rank, pack_order(0, Evaluate(self._turn, job)))
+            self._send(worker_rank, pack(0, worker_rank, Evaluate(self._turn, job)))
         stale = not several and not job.resumed
         self._trial = Trial(self._link, job, size=self._size, stale=stale, curve=self._recording.curve)
         self._recording.begin(job)
@@ -221,7 +214,7 @@ class InlineCrew(InlineRank):
 
     def receive(self, content: dict[str, Any]) -> None:
         """Take the answer of another rank's InlineHost."""
-        _, worker_rank, answer = unpack_answer(content)
+        _, worker_rank, answer = unpack(content)
         if self.busy and isinstance(answer, EvaluationOver) and answer.turn == self._turn:
             self._finish(worker_rank, answer.outcome, answer.unusable)
 
@@ -291,7 +284,7 @@ class InlineHost(InlineRank):
 
     def receive(self, content: dict[str, Any]) -> None:
         """Take what is to be evaluated with the other ranks."""
-        _, order = unpack_order(content)
+        _, _, order = unpack(content)
         assert isinstance(order, Evaluate), order
         self._turn = order.turn
         self._trial = Trial(
@@ -307,7 +300,7 @@ class InlineHost(InlineRank):
         over = EvaluationOver(turn=self._turn, outcome=outcome, unusable=unusable)
         with self.lock:
             self._trial = None
-            self._send(pack_answer(0, self._worker_rank, over))
+            self._send(pack(0, self._worker_rank, over))
 
     def poll(self) -> bool:
         return False

@@ -4,7 +4,7 @@ import pytest
 from individuals import make_job
 
 from hpo.config.settings import EvaluationSettings
-from hpo.evaluation.conversation import EvaluationOver, Waits, pack_answer
+from hpo.evaluation.conversation import EvaluationOver, Waits, pack
 from hpo.evaluation.crew import ProcessCrew
 from hpo.task.outcome import TaskOutcome
 
@@ -68,7 +68,7 @@ def test_where_another_rank_will_not_come_the_evaluation_ends(size, said, status
             now[0] += rank
         else:
             calls |= {getattr(answer, "call", "")}
-            crew.receive(pack_answer(1, rank, answer))
+            crew.receive(pack(1, rank, answer))
     outcomes = crew.poll()
     assert [one.status for one in outcomes] == ([] if status is None else [status])
     assert all(call in one.error for one in outcomes for call in calls)

@@ -25,7 +25,7 @@ from skips import NOT_POSSIBLE
 from stand_in_torch import torch_that_finds
 
 import hpo
-from hpo.evaluation.conversation import Answer, Died, EvaluationOver, EvaluatorAlive, RankContext, pack_answer
+from hpo.evaluation.conversation import Answer, Died, EvaluationOver, EvaluatorAlive, RankContext, pack
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, wait_readable
@@ -103,7 +103,7 @@ class Bench:
         return EvaluatorHost(
             worker_rank=rank,
             child_factory=lambda: self.child(rank),
-            send=lambda epoch, answer: self._to_crew.append(carried(pack_answer(epoch, rank, answer))),
+            send=lambda epoch, answer: self._to_crew.append(carried(pack(epoch, rank, answer))),
         )
 
     def child(self, rank: int) -> EvaluatorProcess:
@@ -872,9 +872,9 @@ def test_kernel_without_process_descriptors_is_served_too(
 def test_late_words_of_an_earlier_evaluator_are_not_heard(single: Bench) -> None:
     single.run("complete")
     single.begin("hang")
-    single.crew.receive(pack_answer(0, 0, Died("long ago")))
+    single.crew.receive(pack(0, 0, Died("long ago")))
     stale = TaskOutcome(status="completed", objectives={"value": 0.0})
-    single.crew.receive(pack_answer(1, 0, EvaluationOver(turn=1, outcome=stale)))
+    single.crew.receive(pack(1, 0, EvaluationOver(turn=1, outcome=stale)))
     assert single.turn() == [] and single.crew.busy
     with pytest.raises(RuntimeError, match="cannot start while 0-0-2"):
         single.start(what="complete")

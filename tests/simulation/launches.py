@@ -16,7 +16,7 @@ from typing import Any
 from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import EvaluationSettings
-from hpo.evaluation.conversation import pack_answer
+from hpo.evaluation.conversation import pack
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.islands.coordinator.coordinator import Coordinator
@@ -166,7 +166,7 @@ class SimulatedLaunch:
                 worker_rank=worker_rank,
                 child_factory=child,
                 send=lambda epoch, answer: transport.send(
-                    place.leader, encode(WorkerMessage(pack_answer(epoch, worker_rank, answer)))
+                    place.leader, encode(WorkerMessage(pack(epoch, worker_rank, answer)))
                 ),
                 clock=transport.now,
                 guard=NoGuard(),

@@ -14,7 +14,7 @@ from hpo.cluster.signals import Signals
 from hpo.config import process
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, UsageError, describe_os_error
-from hpo.evaluation.conversation import pack_answer
+from hpo.evaluation.conversation import pack
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.cuda import OwnDevice
@@ -107,7 +107,7 @@ class Assembly:
             return EvaluatorHost(
                 worker_rank=worker_rank,
                 child_factory=child_factory(self.settings, surroundings, worker_rank, self.definition.source),
-                send=lambda epoch, answer: send(pack_answer(epoch, worker_rank, answer)),
+                send=lambda epoch, answer: send(pack(epoch, worker_rank, answer)),
                 clock=self.transport.now,
             )
         comm = self.transport.communicator(place.ranks)
