@@ -193,12 +193,8 @@ class Chaos:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def _ranks(self, *, but: int | None = None, only: int | None = None) -> list[psutil.Process]:
-        found = []
-        for number in range(self.ranks):
-            process = self.terminal.rank(number) if number != but and only in (None, number) else None
-            if process is not None:
-                found.append(process)
-        return found
+        living = self.terminal.ranks().items()
+        return [one for number, one in living if number != but and only in (None, number)]
 
     def _mpirun(self) -> list[psutil.Process]:
         assert self.command is not None

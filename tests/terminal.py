@@ -237,13 +237,13 @@ class Terminal:
     def evaluators(self) -> list[psutil.Process]:
         return [one for one in self.processes() if "hpo.evaluation.process.evaluator" in _line(one)]
 
-    def ranks(self) -> list[psutil.Process]:
-        """Under mpirun: the processes of the ranks."""
-        return [one for one in self.processes() if variable(one, "OMPI_COMM_WORLD_RANK") is not None]
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Under mpirun: the processes of the ranks that live, by number."""
+        found = [(variable(one, "OMPI_COMM_WORLD_RANK"), one) for one in self.processes()]
+        return {int(number): one for number, one in reversed(found) if number is not None}
 
-    def rank(self, number: int) -> psutil.Process | None:
-        found = [one for one in self.ranks() if variable(one, "OMPI_COMM_WORLD_RANK") == str(number)]
-        return found[0] if found else None
+    def rank(self, number: int) -> psutil.Process:
+        return self.ranks()[number]
 
     def kill(self) -> None:
         """SIGKILL to all that came of the commands, until there is none."""

@@ -170,13 +170,6 @@ def test_a_training_that_has_saved_is_interrupted_and_has_not_failed(tmp_path: P
     assert outcome.status == "failed" and "no checkpoint was named" in (outcome.error or "")
 
 
-def test_log_keeps_the_last_value(tmp_path: Path) -> None:
-    trial = make(Recorder(), tmp_path)
-    trial.log(epochs=1, path=tmp_path)
-    trial.log(epochs=np.int64(2))
-    assert trial.metrics == {"epochs": 2} and list(trial.remarks) == ["path"]
-
-
 def test_directory_appears_at_first_use_and_a_stale_one_is_emptied_once(tmp_path: Path) -> None:
     trial = make(Recorder(), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -188,7 +188,7 @@ def stopped(device: Any, terminals: Callable[[], Terminal]) -> SimpleNamespace:
 
     first: Command = terminal.start("run", "c.toml", "--ranks", 2)
     wait_until(lambda: len(epochs()) > 2 or first.process.poll() is not None, "the third epoch", seconds=150)
-    ranks = [(uses_gpu(one.pid), "libtorch" in mapped(one.pid)) for one in terminal.ranks()]
+    ranks = [(uses_gpu(one.pid), "libtorch" in mapped(one.pid)) for one in terminal.ranks().values()]
     evaluators = [(uses_gpu(one.pid), "libtorch" in mapped(one.pid)) for one in terminal.evaluators()]
     first.signal(signal.SIGTERM)
     ended = first.wait(100)

@@ -50,8 +50,6 @@ def test_a_changed_file_beside_the_tasks(terminal: Terminal) -> None:
     assert (
         terminal.directory / "run/code" / first / "model.py"
     ).read_text() == "def score(x):\n    return x\n"
-    best = terminal.hpo("best", "run").stdout
-    assert "was evaluated: model.py. Of the version that evaluated it" in best and f"run/code/{first}" in best
 
 
 def test_a_changed_function_of_a_script(terminal: Terminal) -> None:

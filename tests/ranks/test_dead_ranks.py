@@ -47,10 +47,9 @@ def check_complete(terminal: Terminal, evaluations: int, *, victims: int) -> Non
 
 
 def kill(terminal: Terminal, *ranks: int) -> None:
-    found = [terminal.rank(rank) for rank in ranks]
-    for process in found:
-        assert process is not None
-        process.kill()
+    found = terminal.ranks()
+    for rank in ranks:
+        found[rank].kill()
 
 
 @pytest.mark.parametrize("victims", cases([[1, 3]], nightly=[[2]]), ids=str)
@@ -74,7 +73,6 @@ def test_an_individual_runs_again_soon_after_its_rank_died(terminal: Terminal) -
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 3, "a few evaluations")
     victim = terminal.rank(2)
-    assert victim is not None
 
     def at_work() -> bool:
         """In the first quarter of an evaluation: one that has ended but is not on record yet would be over before
@@ -132,9 +130,7 @@ def test_a_deadline_counts_from_the_first_start(terminal: Terminal) -> None:
     wait_until(lambda: len(terminal.side()) >= 5, "a few evaluations")
     kill(terminal, 0)
     wait_until(lambda: terminal.launch_begun(2), "the second start")
-    again = terminal.rank(0)
-    assert again is not None
-    deadline = float(again.environ()[DEADLINE])
+    deadline = float(terminal.rank(0).environ()[DEADLINE])
     command.signal(signal.SIGINT)
     done = command.wait()
     assert done.returncode == 75 and "starting again" in done.stderr, done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import psutil
 import pytest
 from cases import cases
@@ -28,15 +26,14 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate)
 def stop_at_work(terminal: Terminal, rank: int) -> psutil.Process:
     """Stop a rank, the leader of a worker of one rank, while it has something on record that has not ended."""
     hung = terminal.rank(rank)
-    assert hung is not None
 
     def stopped() -> bool:
-        hung.send_signal(signal.SIGSTOP)
+        hung.suspend()
         begun = [record["id"] for record in terminal.records("started") if record["worker"] == rank]
         ended = {record["id"] for record in terminal.records("finished")}
         if begun and begun[-1] not in ended:
             return True
-        hung.send_signal(signal.SIGCONT)
+        hung.resume()
         return False
 
     wait_until(stopped, "an evaluation of that rank", pause_s=0.05)
@@ -57,9 +54,7 @@ def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> N
     if isolation == "warm":
         stop_at_work(terminal, 2)
     else:
-        hung = terminal.rank(2)
-        assert hung is not None
-        hung.send_signal(signal.SIGSTOP)
+        terminal.rank(2).suspend()
     done = command.wait(110, returns=0)
     assert "rank 2 hangs" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert len(terminal.records("launched")) == 1
@@ -78,7 +73,7 @@ def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
     hung = stop_at_work(terminal, 1)
     evaluations = terminal.directory / "run" / "evaluations"
     wait_until(lambda: list(evaluations.glob("*.attempt-2")), "another attempt")
-    hung.send_signal(signal.SIGCONT)
+    hung.resume()
     wait_until(lambda: not hung.is_running() or hung.status() == "zombie", "the end of the one that woke up")
     assert len(terminal.side()) < 100, "it ended before the others"
     done = command.wait(90, returns=0)
@@ -94,8 +89,7 @@ def test_without_rank_0_it_is_started_again(terminal: Terminal, stopped: int) ->
     command = terminal.start("run", "c.toml", "--ranks", 3)
     wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
     first, other = terminal.rank(0), terminal.rank(stopped)
-    assert first is not None and other is not None
-    other.send_signal(signal.SIGSTOP)
+    other.suspend()
     if stopped:
         first.kill()
     done = command.wait(110, returns=0)

@@ -154,20 +154,8 @@ def test_images_of_one_s_own_are_written_and_trained_with(folder):
 
 
 def test_a_campaign_of_one_s_own_trains_with_another_method(folder):
-    small = [
-        "--epochs",
-        "1",
-        "--train-samples",
-        "20",
-        "--width",
-        "4",
-        "--method",
-        "local-sgd",
-        "--weight-decay",
-        "0.01",
-    ]
-    line = (sys.executable, "my_images.py", "--method", "local-sgd", *small)
-    found = json.loads(run(folder, *line).stdout)
+    options = "--method local-sgd --epochs 1 --train-samples 20 --width 4 --weight-decay 0.01"
+    found = json.loads(run(folder, sys.executable, "my_images.py", *options.split()).stdout)
     assert found["params"] == {"lr": 0.1, "momentum": 0.9, "width": 4, "world_every": 8}
     assert found["options"]["weight_decay"] == 0.01 and 0 <= found["value"] <= 1
     assert "Of all weights." in run(folder, sys.executable, "my_images.py", "--help").stdout
@@ -269,17 +257,8 @@ def test_every_key_of_a_campaign_file_is_explained(folder):
     path = folder / "all.toml"
     path.write_text(uncommented(BLOCKS["every_key.toml"]))
     settings = config.read_file(path)
-    left_out = {
-        section: [name for name in model.model_fields if name not in value.model_fields_set]
-        for section, model, value in [
-            ("top", Settings, settings),
-            ("layout", config.LayoutSettings, settings.layout),
-            ("search", config.SearchSettings, settings.search),
-            ("evaluation", config.EvaluationSettings, settings.evaluation),
-            ("logging", config.LoggingSettings, settings.logging),
-        ]
-    }
-    assert left_out == {"top": [], "layout": [], "search": [], "evaluation": [], "logging": []}
+    for section in settings, settings.layout, settings.search, settings.evaluation, settings.logging:
+        assert section.model_fields_set == {*type(section).model_fields}
     assert settings.island[0].model_fields_set
 
 

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 
 import pytest
 from cases import all_cases, cases
@@ -65,38 +65,25 @@ def completed(terminal: Terminal, evaluations: int, *arguments: object, twice: i
     assert len(side) == evaluations and sum(side.values()) <= evaluations + twice
 
 
-def by_command(terminal: Terminal, command: Command) -> None:
-    done = terminal.hpo("stop", "run")
-    assert done.returncode == 0 and "asked to stop" in done.stdout
-
-
-def by(number: int) -> Callable[[Terminal, Command], None]:
-    return lambda terminal, command: command.signal(number)
-
-
 @pytest.mark.parametrize(
-    ("ranks", "stop"),
+    ("ranks", "number"),
     cases(
-        [
-            pytest.param(2, by(signal.SIGHUP), id="2-SIGHUP"),
-            pytest.param(1, by_command, id="1-command"),
-        ],
-        nightly=[
-            pytest.param(1, by(signal.SIGINT), id="1-SIGINT"),
-            pytest.param(3, by(signal.SIGINT), id="3-SIGINT"),
-            pytest.param(2, by(signal.SIGTERM), id="2-SIGTERM"),
-            pytest.param(1, by(signal.SIGUSR1), id="1-SIGUSR1"),
-        ],
+        [(2, signal.SIGHUP), (1, None)],
+        nightly=[(1, signal.SIGINT), (3, signal.SIGINT), (2, signal.SIGTERM), (1, signal.SIGUSR1)],
     ),
 )
 def test_stopped_once_and_resumed_to_exactly_its_budget(
-    terminal: Terminal, ranks: int, stop: Callable[[Terminal, Command], None]
+    terminal: Terminal, ranks: int, number: int | None
 ) -> None:
+    """By a signal, or by ``hpo stop``."""
     terminal.task(0.05)
     terminal.campaign(evaluations=100_000)
     command = terminal.start("run", "c.toml", "--ranks", ranks)
     wait_until(lambda: len(terminal.side()) >= 3 * ranks, "a few evaluations")
-    stop(terminal, command)
+    if number is None:
+        assert "asked to stop" in terminal.hpo("stop", "run", returns=0).stdout
+    else:
+        command.signal(number)
     print(f"ended {stopped(terminal, command):.2f} s later")
 
     assert "stopped. Started again in the same way" in terminal.hpo("status", "run").stdout
@@ -236,13 +223,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), lambda trial: 0.0, const
     ("number", "ranks"),
     cases(
         [(signal.SIGTERM, 2)],
-        nightly=[
-            (signal.SIGTERM, 1),
-            (signal.SIGINT, 2),
-            (signal.SIGINT, 1),
-            (signal.SIGUSR1, 1),
-            (signal.SIGUSR1, 2),
-        ],
+        nightly=[(signal.SIGTERM, 1), *product((signal.SIGINT, signal.SIGUSR1), (1, 2))],
     ),
 )
 def test_one_signal_ends_it_while_it_looks_at_the_space(terminal: Terminal, ranks: int, number: int) -> None:

@@ -63,7 +63,6 @@ def test_a_rank_is_stopped_where_mpirun_does_not_see_it(terminal: Terminal, stop
         command = hosts.start("run", "c.toml", "--ranks", 4, "--hostfile", "hosts")
         wait_until(lambda: len(terminal.side()) >= 60, "evaluations of all ranks")
         first, other = terminal.rank(0), terminal.rank(stopped)
-        assert first is not None and other is not None
         other.suspend()
         if stopped:
             first.kill()
