@@ -319,7 +319,6 @@ def _describe(trial: hpo.Trial) -> dict[str, object]:
     """What this process is and sees."""
     return {
         "value": 0.0,
-        "pid": os.getpid(),
         "parent": os.getppid(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "launcher": ",".join(
@@ -332,7 +331,6 @@ def _describe(trial: hpo.Trial) -> dict[str, object]:
         "interfaces": " ".join(
             os.environ.get(f"{library}_SOCKET_IFNAME", "-") for library in ("GLOO", "NCCL")
         ),
-        "directory": str(trial.directory),
         "torch": "torch" in sys.modules,
         "cores": len(os.sched_getaffinity(0)),
     }

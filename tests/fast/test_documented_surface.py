@@ -23,51 +23,30 @@ from hpo.parser import make_parser
 
 RECORDED = GOLDEN / "surface.json"
 
-RUN = [
-    "hpo",
-    *(
-        f"search_spaces.{name}"
-        for name in (
-            "assignment",
-            "autoformer",
-            "bigearthnet",
-            "daso_intervals",
-            "digits",
-            "imagenet_ab",
-            "imagenet_daso",
-            "imagenet_oialr",
-            "vit_ab",
-            "vit_oialr",
-            "readers.bigearthnet",
-            "readers.bigearthnet_archive",
-            "readers.cifar",
-            "readers.ett",
-            "readers.imagenet",
-        )
-    ),
+CAMPAIGNS = [
+    f"search_spaces.{name}"
+    for name in (
+        "assignment",
+        "autoformer",
+        "bigearthnet",
+        "daso_intervals",
+        "digits",
+        "imagenet_ab",
+        "imagenet_daso",
+        "imagenet_oialr",
+        "vit_ab",
+        "vit_oialr",
+    )
 ]
+READERS = ["bigearthnet", "bigearthnet_archive", "cifar", "ett", "imagenet"]
+RUN = ["hpo", *CAMPAIGNS, *(f"search_spaces.readers.{name}" for name in READERS)]
 """Modules for ``python -m``, or named in campaign files."""
 
 IMPORTED = [
     "search_spaces.folds:cross_validated",
     "search_spaces.folds:Fold",
     "search_spaces.readers.small_images:load_images",
-    *(
-        f"search_spaces.{name}:{what}"
-        for name in (
-            "assignment",
-            "autoformer",
-            "bigearthnet",
-            "daso_intervals",
-            "digits",
-            "imagenet_ab",
-            "imagenet_daso",
-            "imagenet_oialr",
-            "vit_ab",
-            "vit_oialr",
-        )
-        for what in ("make_task", "untrained")
-    ),
+    *(f"{module}:{what}" for module in CAMPAIGNS for what in ("make_task", "untrained")),
     "search_spaces.digits:task",
     "search_spaces.digits:test_accuracy",
 ]
