@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
+from spaces import genomes, spaces
 
 from hpo.errors import CampaignError
 from hpo.search.kinds.propulate_kinds import make_individual
 from hpo.space.space import (
     Categorical,
     Float,
-    Genome,
     Int,
     Ordinal,
     Parameter,
@@ -38,59 +38,6 @@ EXAMPLE = SearchSpace(
     momentum=Float(0.0, 0.99, when={"optimizer": "sgd"}),
     optimizer=Categorical("sgd", "adam"),
 )
-
-FLOATS = st.sampled_from(
-    [
-        Float(0, 1),
-        Float(-1e15, 1e15),
-        Float(1e-300, 1e300, log=True),
-        Float(1e-5, 0.1, log=True),
-        Float(0, 1e-12),
-    ]
-)
-
-
-@st.composite
-def parameters(draw: st.DrawFn, parents: dict[str, Parameter], floats: bool) -> Parameter:
-    """A small parameter, under conditions on some of the parents."""
-    when = {}
-    for name in draw(st.lists(st.sampled_from(sorted(parents)), unique=True, max_size=2)) if parents else ():
-        values = list(parents[name].values())
-        when[name] = draw(st.lists(st.sampled_from(values), min_size=1, max_size=len(values), unique=True))
-    kind = draw(st.sampled_from(["int", "log", "categorical", "ordinal", *["float"] * floats]))
-    if kind == "float":
-        template = draw(FLOATS)
-        return Float(template.low, template.high, log=template.log, when=when or None)
-    if kind in ("int", "log"):
-        low = draw(st.integers(1, 3))
-        return Int(low, low + draw(st.integers(0, 3)), log=kind == "log", when=when or None)
-    choices = draw(
-        st.lists(st.sampled_from(["a", "b", 0, 1.5, True, None]), min_size=1, max_size=3, unique=True)
-    )
-    return (Categorical if kind == "categorical" else Ordinal)(*choices, when=when or None)
-
-
-@st.composite
-def spaces(draw: st.DrawFn, floats: bool = True, most: int = 6) -> SearchSpace:
-    """Spaces with nested conditions, declared in any order."""
-    declared: dict[str, Parameter] = {}
-    for number in range(draw(st.integers(1, most))):
-        parents = {name: one for name, one in declared.items() if one.count is not None}
-        declared[f"p{number}"] = draw(parameters(parents, floats))
-    names = draw(st.permutations(sorted(declared)))
-    return SearchSpace({name: declared[name] for name in names})
-
-
-def genomes(space: SearchSpace) -> st.SearchStrategy[Genome]:
-    """Genomes inside the limits and far outside."""
-    genes = [
-        st.one_of(
-            st.integers(int(low), int(high)) if isinstance(low, int) else st.floats(0, 1),
-            st.floats(-1e9, 1e9),
-        )
-        for low, high in space.limits.values()
-    ]
-    return st.tuples(*genes)
 
 
 def same(one: Params, other: Params) -> bool:

@@ -13,6 +13,7 @@ from hypothesis import given
 from populations import populated, population_of, searched_alone
 from scipy.stats import norm
 from simulation.campaigns import finished, make
+from spaces import spaces
 
 import hpo
 from hpo.config.settings import SearchSettings
@@ -30,36 +31,10 @@ from hpo.search.protocols import SearchContext
 NEVER_RANDOM = SearchSettings(random=0.0)
 
 
-@st.composite
-def spaces(draw):
-    """One to six parameters of all kinds, some of which exist only under a choice of an earlier one."""
-    parameters, parents = {}, {}
-    for index in range(draw(st.integers(1, 6))):
-        when = None
-        if parents and draw(st.booleans()):
-            parent = draw(st.sampled_from(sorted(parents)))
-            when = {parent: draw(st.sampled_from(parents[parent]))}
-        kind = draw(st.sampled_from(["float", "log", "int", "log int", "choice", "many", "one", "ordered"]))
-        name = f"p{index}"
-        parameters[name] = {
-            "float": lambda when: hpo.Float(-3, 5, when=when),
-            "log": lambda when: hpo.Float(1e-6, 1, log=True, when=when),
-            "int": lambda when: hpo.Int(-1, 4, when=when),
-            "log int": lambda when: hpo.Int(1, 1000, log=True, when=when),
-            "choice": lambda when: hpo.Categorical("a", "b", "c", when=when),
-            "many": lambda when: hpo.Categorical(*range(40), when=when),
-            "one": lambda when: hpo.Categorical("only", when=when),
-            "ordered": lambda when: hpo.Ordinal(8, 16, 64, when=when),
-        }[kind](when)
-        if kind in ("int", "choice", "ordered"):
-            parents[name] = list(parameters[name].values())
-    return hpo.SearchSpace(parameters)
-
-
 values = st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-1e300, 1e300))
 
 
-@given(spaces(), st.lists(values, max_size=40), st.integers(0, 3))
+@given(spaces(large=True), st.lists(values, max_size=40), st.integers(0, 3))
 def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space, losses, seed):
     population = populated(space, losses, seed)
     proposals = []
@@ -73,7 +48,7 @@ def test_any_space_and_any_history_give_a_valid_genome_and_the_same_again(space,
         assert space.validate(space.decode(child.genome)) == space.decode(child.genome)
 
 
-@given(spaces(), st.integers(0, 1000))
+@given(spaces(large=True), st.integers(0, 1000))
 def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
     offspring = VectorisedGenomes(space)
     genomes = offspring.drawn(8, np.random.default_rng(seed))
@@ -92,7 +67,7 @@ def test_rows_tell_configurations_apart_and_nothing_else(space, seed):
     assert np.isfinite(rows).all() and rows.min() >= -1 and rows.max() <= 1
 
 
-@given(spaces(), st.integers(0, 1000))
+@given(spaces(large=True), st.integers(0, 1000))
 def test_children_are_genomes_of_their_parents(space, seed):
     offspring, generator = VectorisedGenomes(space), np.random.default_rng(seed)
     parents = offspring.drawn(4, generator)
