@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant("hpo/search", "rung is None or rung <= running.judged", "rung is None", STOPPING),
     Mutant("hpo/search", "if at_end or at_end is None or running.spared:", "if running.spared:", STOPPING),
     Mutant("hpo/search", "bisect_right(self._ranks, member.rank)", "0", POPULATION),
-    Mutant("hpo/search", "self.judged -= 1", "pass", POPULATION),
+    Mutant("hpo/search", "self.judged -= 1", "pass", STOPPING),
     Mutant("hpo/search", "and first != second", "", POPULATION),
     Mutant("hpo/search", "distances[order[0]] = distances[order[-1]] = inf", "pass", POPULATION),
     Mutant("hpo/search", "max(5, population.judged // 5)", "len(population.best)", BREEDING),

@@ -145,30 +145,14 @@ def curve_of(attempts: list[tuple[bool, list[int], int]]) -> dict[int, float]:
 
 
 @given(ATTEMPTS, st.randoms())
-def test_one_curve_is_made_of_all_attempts(
-    attempts: list[tuple[bool, list[int], int]], random: object
-) -> None:
+def test_one_curve_is_made_of_all_attempts(attempts, random):
     """In whatever order the files of launches and workers are read."""
     attempts.sort(key=lambda one: one[2])
-    files = [
-        (
-            launch,
-            [
-                Point(
-                    id="0-0-0",
-                    step=step,
-                    value=number,
-                    time=number,
-                    began=number,
-                    resumed=resumed,
-                    metrics={"m": number},
-                )
-                for step in steps
-            ],
-        )
-        for number, (resumed, steps, launch) in enumerate(attempts)
-    ]
-    random.shuffle(files)  # type: ignore[attr-defined]
+    files = []
+    for number, (resumed, steps, launch) in enumerate(attempts):
+        same = {"value": number, "time": number, "began": number, "metrics": {"m": number}}
+        files.append((launch, [Point(id="0-0-0", step=step, resumed=resumed, **same) for step in steps]))
+    random.shuffle(files)
     curves = Curves()
     for launch, rows in files:
         curves.add(launch, rows)

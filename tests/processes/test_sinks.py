@@ -125,9 +125,8 @@ def strange_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_LEAST_S", 0.5)
 
 
-def test_a_sink_that_hangs_ends_after_rank_0_has_died_and_not_by_a_signal_to_the_job(
-    written: Written, strange_packages: None
-) -> None:
+@pytest.mark.usefixtures("strange_packages")
+def test_a_sink_that_hangs_ends_after_rank_0_has_died_and_not_by_a_signal_to_the_job(written):
     folder = written.path / "logs/trackio"
     source = "import sys; from hpo.loggers import companion; companion._LAST_S = 1; companion.start()"
     line = [sys.executable, "-c", source, str(written.path), "trackio", str(folder)]
@@ -157,12 +156,8 @@ def test_what_a_sink_could_not_write_in_the_end_is_said(tmp_path, strange_packag
     assert "the server is away" in said and f"`hpo log {tmp_path / 'x'} --to trackio`" in said
 
 
-def test_a_sink_that_hangs_and_one_that_dies_cost_a_campaign_nothing(
-    tmp_path: Path,
-    strange_packages: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.usefixtures("strange_packages")
+def test_a_sink_that_hangs_and_one_that_dies_cost_a_campaign_nothing(tmp_path, monkeypatch, capfd):
     def evaluate(trial: hpo.Trial) -> float:
         trial.report(1, 0.5)
         if trial.id == "0-0-4":
