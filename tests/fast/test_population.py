@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from populations import population_of
 
 from hpo.individual import COMPLETED, FAILED
 from hpo.search.models.pareto import dominates
@@ -95,9 +96,22 @@ def play(story):
     return population
 
 
-@given(st.integers(1, 2).flatmap(events))
-def test_the_best_are_sorted_by_value_or_by_how_many_dominate_the_least_crowded_first(story):
+@given(events(1))
+def test_one_objective_is_sorted_by_value_older_first(story):
     play(story)
+
+
+@given(events(2))
+def test_several_objectives_are_sorted_by_how_many_dominate(story):
+    play(story)
+
+
+def test_of_equal_rank_the_least_crowded_come_first_and_the_most_crowded_go():
+    losses = [(0.0, 10.0), (1.0, 8.0), (2.0, 5.0), (2.5, 4.5), (10.0, 0.0)]
+    population = population_of((((0.5,), one) for one in losses), into=Population(best=4))
+    # Over widths of 10 and 10: "1" 0.2 + 0.5, "2" 0.15 + 0.35, "3" 0.8 + 0.5; then "2" is gone.
+    assert [one.id[-1] for one in population.best] == ["0", "4", "3", "1"]
+    assert [one.rank for one in population.best] == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_what_is_beyond_the_reference_comes_last():
