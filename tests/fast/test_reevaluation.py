@@ -20,7 +20,7 @@ from simulation import pruning_settings
 
 import hpo
 from hpo.cli import main
-from hpo.config.reader import from_keywords
+from hpo.config.settings import SearchSettings
 from hpo.individual import COMPLETED, FAILED, REEVALUATION, Configuration
 from hpo.journal.inspection import check
 from hpo.search.early_stopping import Pruner
@@ -225,13 +225,13 @@ def test_what_it_does_not_suit_is_refused(tmp_path: Path, changed, words):
 @pytest.mark.parametrize(
     "kind", ["default", "evolution", "surrogate", "portfolio", "genetic", "cmaes", "random", "tpe"]
 )
-def test_every_other_kind_repeats(kind):
+def test_every_other_kind_repeats_behind_its_initial_design(kind):
     if kind == "tpe":
         pytest.importorskip("optuna")
-    space = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1))
-    settings = from_keywords(directory=".", evaluations=1, kind=kind, reevaluate=0.5).search
-    rng = random.Random(0)
+    space, rng = hpo.SearchSpace(x=hpo.Float(0, 1), y=hpo.Float(0, 1)), random.Random(0)
+    settings = SearchSettings(kind=kind, reevaluate=0.5, initial="sobol")
     bred = searched_alone(make_breeder(space, settings), lambda child, number: rng.random(), 80)
+    assert {child.operator for child in bred[:11]} == {"sobol"}
     assert 10 < len(repeated(bred)) < 60
 
 
