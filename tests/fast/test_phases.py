@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from populations import population_of
 from refusals import refused
 from simulation import Simulation
 from simulation.campaigns import finished, losses, make, records_of
@@ -102,8 +103,7 @@ def test_an_immigrant_gives_no_checkpoint() -> None:
         def breed(self, population: Population, rng: random.Random) -> Offspring:
             return Offspring((0, 0, 0.5), operator="evolution", parents=("1-0-0", "0-0-1"))
 
-    population = Population()
-    population.add(Member("1-0-0", (0, 0, 0.1), (1.0,), COMPLETED, history=(1,)))
+    population = population_of([((0, 0, 0.1), 1.0)], worker="1-0", history=(1,))
     saved = {"0-0-1"}
     breeder = InheritingBreeder(Fixed(), lambda parents: next((one for one in parents if one in saved), ""))
     assert breeder.breed(population, random.Random(0)).inherits == ""

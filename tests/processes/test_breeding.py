@@ -297,8 +297,7 @@ def test_parameters_of_one_value_do_no_harm(kind: str, tmp_path: Path) -> None:
 
 def test_one_completed_individual_has_no_mate_however_many_were_pruned():
     space = hpo.SearchSpace(x=hpo.Float(0, 1))
-    population = Population()
-    population.add(Member("0-0-0", (0.5,), (1.0,), COMPLETED))
+    population = population_of([((0.5,), 1.0)])
     for number in range(1, 100):
         population.add(Member(f"0-0-{number}", (number / 100,), None, PRUNED, progress=(1, 1.0)))
     breeder, rng = EvolutionBreeder(space), random.Random(0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from populations import populated
 from refusals import refused
 from simulation import MemoryJournal
 
@@ -114,9 +115,8 @@ def test_numbers_are_perturbed_and_nothing_else() -> None:
             seen.add(round(float(after[name]) / float(before[name]), 3))  # type: ignore[arg-type]
     assert {0.8, 1.2} <= values["lr"] and len(values["lr"]) > 50, "some are drawn anew"
     for low, high in ((1, 3), (-5, 5)):
-        space, population = hpo.SearchSpace(n=hpo.Int(low, high)), Population()
-        for number in range(10):
-            population.add(Member(f"0-0-{number}", space.sample(rng), (float(number),), COMPLETED))
+        space = hpo.SearchSpace(n=hpo.Int(low, high))
+        population = populated(space, range(10))
         breeder = PbtBreeder(space, pool=10)
         found = {space.decode(breeder.breed(population, rng).genome)["n"] for _ in range(300)}
         assert len(found) > 2 and all(low <= int(n) <= high for n in found)  # type: ignore[arg-type]
