@@ -90,13 +90,20 @@ def _most_telling_first(
 def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tuple[Losses, Individual]]:
     """Candidates that no other dominates, in ascending order of their losses."""
     import numpy
-    from moocore import is_nondominated
 
     if not candidates:
         return []
     losses = numpy.array([loss for loss, _ in candidates])
-    kept = is_nondominated(losses, keep_weakly=True)
-    return [candidates[row] for row in numpy.lexsort(losses.T[::-1]) if kept[row]]
+    rows = numpy.lexsort(losses.T[::-1])
+    losses = losses[rows]
+    # Each survivor in turn removes all candidates that it dominates, so the cost is the length of the front times the
+    # number of remaining candidates.
+    turn = 0
+    while turn < len(rows):
+        kept = (losses < losses[turn]).any(axis=1) | (losses == losses[turn]).all(axis=1)
+        rows, losses = rows[kept], losses[kept]
+        turn = int(kept[: turn + 1].sum())
+    return [candidates[row] for row in rows]
 
 
 def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses, Individual]]:
