@@ -35,12 +35,6 @@ def test_shortcuts_average_before_their_convolution() -> None:
     assert last.weight.grad.abs().sum() > 0  # and learns to
 
 
-def test_squeeze_and_excitation_has_a_quarter_of_the_channels() -> None:
-    with torch.device("meta"):
-        gates = ResNetRS().body[0].branch[-1].gates
-    assert [tuple(gates[at].weight.shape) for at in (0, 2)] == [(64, 256), (256, 64)]
-
-
 def test_dropout_comes_before_the_last_layer() -> None:
     for network in (
         ResNetRS(filters=4, blocks=(1,), classes=3, dropout=0.5),

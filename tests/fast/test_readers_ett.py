@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from search_spaces.building_blocks.data_sets.windows import Parts, Windows, load_parts
+from search_spaces.building_blocks.data_sets.windows import Parts, load_parts
 from search_spaces.readers import ett
 from search_spaces.readers.ett import FEATURES, Series, main, read_series, time_features
 
@@ -95,18 +95,6 @@ def test_windows_are_where_they_should_be(tmp_path: Path) -> None:
             assert torch.equal(inputs["future_time_features"], expected[future])
         with pytest.raises(IndexError):
             part[len(part)]
-
-
-def test_windows_of_ettm2_are_as_many_as_everybody_s() -> None:
-    values, times = torch.zeros(69_680, 7), torch.zeros(69_680, 5)
-    ends = made_series(69_680, QUARTER).ends()
-    for horizon, counts in ((96, (34_369, 11_425, 11_425)), (720, (33_745, 10_801, 10_801))):
-        firsts = (0, ends[0] - 96, ends[1] - 96)
-        found = [
-            len(Windows(values, times, first=first, end=end, context=96, horizon=horizon))
-            for first, end in zip(firsts, ends, strict=True)
-        ]
-        assert tuple(found) == counts
 
 
 def test_windows_may_be_thinned_out(tmp_path: Path) -> None:

@@ -167,6 +167,15 @@ def test_training_on_the_file_is_training_on_what_is_in_memory(
     assert found[0] == found[1]
 
 
+def test_small_trains_on_small_images_of_made_up_patches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patch_task, "_MADE_UP_PATCHES", 8)
+    parts = bigearthnet.Options(small=True, data=str(tmp_path)).parts()
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [4, 2, 2]
+    assert parts.train[0][0].shape == (12, 32, 32)
+
+
 def test_splits_and_some_patches_of_them(store: Path) -> None:
     parts = {split: load_bigearthnet(store, split).names() for split in ("train", "validation", "test")}
     assert [len(names) for names in parts.values()] == [12, 6, 6]
