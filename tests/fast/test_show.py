@@ -20,6 +20,7 @@ from hpo.journal.records import Finished, Header, Launched, Migrated, Note, Reop
 from hpo.views.terminal.show import sparkline
 
 IDENTITY = {"task": "t", "objectives": {"score": "maximize"}, "space": {}}
+FAILURE = "Traceback:\n  line 3\nValueError: no"
 
 
 def fields(sequence: int, **more: object) -> dict[str, object]:
@@ -46,9 +47,7 @@ def home(tmp_path: Path) -> Path:
         first.append(make_started(**fields(2), time=21.0))
         first.append(Note(id="0-0-2", status="crashed", error="exit code -11", time=25.0))
         first.append(make_started(**fields(2, retries=1), time=26.0))
-        first.append(
-            finished(2, None, 30.0, retries=1, started=26.0, error="Traceback:\n  line 3\nValueError: no")
-        )
+        first.append(finished(2, None, 30.0, retries=1, started=26.0, error=FAILURE))
     with JournalWriter(journal_path(run, launch=2, island=0, worker=1), header(2, 1)) as second:
         second.append(Reopened(id="0-0-2", number=1, reason="hpo retry", time=40.0))
         again = fields(2, reopened=1, parents=("0-0-1", "0-9-9"))
@@ -56,9 +55,7 @@ def home(tmp_path: Path) -> Path:
         second.append(Reported(id="0-0-2", island=0, step=4, loss=-0.5, time=54.0))
         second.append(finished(2, 0.5, 60.0, reopened=1, parents=("0-0-1", "0-9-9"), started=50.0))
         second.append(Migrated(id="0-0-2", source=0, target=1, hop=1, copy=False, time=61.0))
-        second.append(
-            finished(3, None, 70.0, parents=("0-0-2",), error="Traceback:\n  line 3\nValueError: no")
-        )
+        second.append(finished(3, None, 70.0, parents=("0-0-2",), error=FAILURE))
     curve = curve_path(run, launch=2, island=0, worker=1)
     curve.parent.mkdir()
     rows = [
