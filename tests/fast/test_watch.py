@@ -9,9 +9,9 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import journals
@@ -36,16 +36,9 @@ TOKEN = "a-token"
 HOST = ("host", "127.0.0.1:4711")
 
 
-@dataclass
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str = "GET") -> Answer:
-    """One request, whose whole answer is waited for."""
-    answer = Answer(0, {}, b"")
+def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str = "GET") -> SimpleNamespace:
+    """``status``, ``headers`` and ``body`` of the answer to a request, which is waited for."""
+    answer = SimpleNamespace(body=b"")
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
