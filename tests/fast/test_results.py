@@ -23,7 +23,7 @@ from hpo.journal.files import journal_path
 from hpo.journal.lock import acquire
 from hpo.results import overview
 from hpo.results import result as results
-from hpo.results.record import CampaignRecord, load
+from hpo.results.record import load
 from hpo.views import text
 
 
@@ -38,30 +38,22 @@ def moved(name: str, hop: int, source: int, target: int) -> dict[str, object]:
     return {"type": "migrated", **fields, "copy": False, "time": T + hop}
 
 
-class _Home:
-    """A campaign's directory to be filled by hand."""
+def add_launch(home: Path, number: int, *files: list[dict[str, object]], at: float = T) -> None:
+    for worker, records in enumerate(files):
+        journals.write(home, records, number, worker, at)
 
-    def __init__(self, path: Path, objectives: dict[str, str] | None = None) -> None:
-        self.path = path
-        journals.campaign(path, objectives=objectives)
 
-    def launch(self, number: int, *files: list[dict[str, object]], at: float = T) -> None:
-        for worker, records in enumerate(files):
-            journals.write(self.path, records, number, worker, at)
-
-    def load(self) -> CampaignRecord:
-        return load(self.path)
-
-    def statuses(self) -> dict[str, str]:
-        return {one.id: one.status for one in self.load().individuals}
+def statuses(home: Path) -> dict[str, str]:
+    return {one.id: one.status for one in load(home).individuals}
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> _Home:
-    return _Home(tmp_path / "campaign")
+def home(tmp_path: Path) -> Path:
+    """A campaign's directory to be filled by hand."""
+    return journals.campaign(tmp_path / "campaign")
 
 
-def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
+def test_a_finished_record_alone_makes_an_individual(home: Path) -> None:
     facts = {
         "params": {"lr": 0.1, "depth": 3},
         "operator": "crossover",
@@ -70,61 +62,61 @@ def test_a_finished_record_alone_makes_an_individual(home: _Home) -> None:
     }
     parents = ["0-0-1", "1-0-2"]
     unknown = {"type": "weather", "time": T + 7}
-    home.launch(1, [unknown, finished("1-2-3", 0.25, parents=parents, **facts)])
+    add_launch(home, 1, [unknown, finished("1-2-3", 0.25, parents=parents, **facts)])
     end = {"status": COMPLETED, "objectives": {"value": 0.25}, "started": T + 3, "finished": T + 3.5}
     expected = make_individual(id="1-2-3", parents=tuple(parents), launch=1, **facts, **end)
-    assert home.load().individuals == [expected]
+    assert load(home).individuals == [expected]
 
 
-def test_an_evaluation_runs_as_long_as_its_launch_and_is_lost_with_it(home: _Home) -> None:
-    home.launch(1, [started("0-0-1")])
-    home.launch(2, [finished("0-0-0", 1.0), started("0-0-2", T + 9)])
-    lock = acquire(home.path)
-    assert home.load().alive
-    assert home.statuses() == {"0-0-0": "completed", "0-0-1": "lost", "0-0-2": "running"}
-    home.launch(3, [{"type": "ended", "reason": "deadline", "exit": 75, "time": T + 9}])
-    assert home.statuses()["0-0-2"] == "lost" and home.load().ended == ("deadline", 75)
+def test_an_evaluation_runs_as_long_as_its_launch_and_is_lost_with_it(home: Path) -> None:
+    add_launch(home, 1, [started("0-0-1")])
+    add_launch(home, 2, [finished("0-0-0", 1.0), started("0-0-2", T + 9)])
+    lock = acquire(home)
+    assert load(home).alive
+    assert statuses(home) == {"0-0-0": "completed", "0-0-1": "lost", "0-0-2": "running"}
+    add_launch(home, 3, [{"type": "ended", "reason": "deadline", "exit": 75, "time": T + 9}])
+    assert statuses(home)["0-0-2"] == "lost" and load(home).ended == ("deadline", 75)
     lock.release()
-    assert not home.load().alive
+    assert not load(home).alive
 
 
-def test_what_was_interrupted_gives_way_to_what_comes_later(home: _Home) -> None:
-    home.launch(1, [finished("0-0-1", status="interrupted")])
-    home.launch(2, [started("0-0-1", T + 60)])
-    assert home.statuses() == {"0-0-1": "lost"}
-    home.launch(3, [started("0-0-1", T + 70), finished("0-0-1", 0.5, started=T + 70, finished=T + 80)])
-    (one,) = home.load().individuals
+def test_what_was_interrupted_gives_way_to_what_comes_later(home: Path) -> None:
+    add_launch(home, 1, [finished("0-0-1", status="interrupted")])
+    add_launch(home, 2, [started("0-0-1", T + 60)])
+    assert statuses(home) == {"0-0-1": "lost"}
+    add_launch(home, 3, [started("0-0-1", T + 70), finished("0-0-1", 0.5, started=T + 70, finished=T + 80)])
+    (one,) = load(home).individuals
     assert (one.status, one.value, one.seconds) == ("completed", 0.5, 10.0)
 
 
-def test_an_evaluation_taken_over_by_another_worker_counts_once(home: _Home) -> None:
+def test_an_evaluation_taken_over_by_another_worker_counts_once(home: Path) -> None:
     """One worker died with it, another did it again in the same launch; their journals are read in turn."""
-    home.launch(1, [started("0-0-1", T + 1)], [started("0-0-1", T + 5), finished("0-0-1", 0.5)])
-    home.launch(2, [finished("0-1-1", 0.5)], [started("0-1-1", T + 1)])
-    assert home.statuses() == {"0-0-1": "completed", "0-1-1": "completed"}
+    add_launch(home, 1, [started("0-0-1", T + 1)], [started("0-0-1", T + 5), finished("0-0-1", 0.5)])
+    add_launch(home, 2, [finished("0-1-1", 0.5)], [started("0-1-1", T + 1)])
+    assert statuses(home) == {"0-0-1": "completed", "0-1-1": "completed"}
 
 
-def test_moves_are_ordered_by_hop_and_counted_once(home: _Home) -> None:
+def test_moves_are_ordered_by_hop_and_counted_once(home: Path) -> None:
     first = [finished("0-0-1", 1.0), moved("0-0-1", 0, 0, 2), moved("0-0-1", 0, 0, 2)]
-    home.launch(1, [moved("0-0-1", 1, 2, 1)], first)
-    assert home.load().individuals[0].migrations == ((0, 2), (2, 1))
+    add_launch(home, 1, [moved("0-0-1", 1, 2, 1)], first)
+    assert load(home).individuals[0].migrations == ((0, 2), (2, 1))
 
 
-def test_torn_journals_are_reported_and_damaged_ones_refused(home: _Home) -> None:
-    home.launch(1, [finished("0-0-0", 1.0), finished("0-0-1", 2.0)])
-    path = journal_path(home.path, launch=1, island=0, worker=0)
+def test_torn_journals_are_reported_and_damaged_ones_refused(home: Path) -> None:
+    add_launch(home, 1, [finished("0-0-0", 1.0), finished("0-0-1", 2.0)])
+    path = journal_path(home, launch=1, island=0, worker=0)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    assert home.statuses() == {"0-0-0": "completed"} and home.load().torn == [path]
+    assert statuses(home) == {"0-0-0": "completed"} and load(home).torn == [path]
     path.write_bytes(whole.replace(b'"value":1.0', b'"value":7.0'))
     with pytest.raises(JournalDamaged, match="line 2"):
-        home.load()
+        load(home)
 
 
 @given(data=st.data())
 def test_the_fold_agrees_with_a_slow_one(tmp_path_factory, data):
     """Random histories over three launches, against the rules applied to one individual at a time."""
-    home = _Home(tmp_path_factory.mktemp("fold"))
+    home = journals.campaign(tmp_path_factory.mktemp("fold"))
     kinds = ["start", *(status for status in STATUSES if status != "running")]
     event = st.tuples(st.integers(1, 3), st.sampled_from(["0-0-0", "0-0-1"]), st.sampled_from(kinds))
     events = sorted(data.draw(st.lists(event)), key=lambda event: event[0])
@@ -133,17 +125,17 @@ def test_the_fold_agrees_with_a_slow_one(tmp_path_factory, data):
         end = finished(name, status=kind, started=at, finished=at)
         launches[launch].append(started(name, at) if kind == "start" else end)
     for launch, records in launches.items():
-        home.launch(launch, records)
+        add_launch(home, launch, records)
     expected: dict[str, str] = {}
     for name in {name for _, name, _ in events}:
         own = [kind for _, other, kind in events if other == name]
         final = [kind for kind in own if kind in FINAL]
         expected[name] = final[0] if final else "lost" if own[-1] == "start" else own[-1]
-    assert home.statuses() == expected
+    assert statuses(home) == expected
 
 
-def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
-    assert results.status(home.load())["best"] is None and results.status(home.load())["started"] is None
+def test_status_has_the_keys_of_the_contract(home: Path) -> None:
+    assert results.status(load(home))["best"] is None and results.status(load(home))["started"] is None
     records = [
         launched(deadline_s=7200.0, islands=2, workers=4),
         finished("0-0-0", 3.0),
@@ -152,10 +144,10 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
         finished("0-0-3", 0.5, status="pruned"),
         started("0-0-4", T + 4),
     ]
-    home.launch(1, records)
-    lock = acquire(home.path)
+    add_launch(home, 1, records)
+    lock = acquire(home)
     before = time.time()
-    status = results.status(home.load())
+    status = results.status(load(home))
     lock.release()
     seconds = status.pop("seconds")
     assert before - T <= seconds <= time.time() - T, "the campaign is at work, so its time goes on"
@@ -178,11 +170,11 @@ def test_status_has_the_keys_of_the_contract(home: _Home) -> None:
     json.dumps(status)
 
 
-def test_time_between_launches_does_not_count_and_the_last_launch_sets_the_budget(home: _Home) -> None:
-    home.launch(1, [launched(), finished("0-0-0", 1.0, started=T, finished=T + 10)])
+def test_time_between_launches_does_not_count_and_the_last_launch_sets_the_budget(home: Path) -> None:
+    add_launch(home, 1, [launched(), finished("0-0-0", 1.0, started=T, finished=T + 10)])
     second = [launched(evaluations=20, workers=6), finished("0-0-1", 1.0, started=T, finished=T + 1005)]
-    home.launch(2, second, at=T + 1000)
-    status = results.status(home.load())
+    add_launch(home, 2, second, at=T + 1000)
+    status = results.status(load(home))
     assert (status["started"], status["updated"], status["seconds"]) == (T, T + 1005, 15.0)
     assert status["budget"] == {"evaluations": 20, "deadline": None} and status["workers"] == 6
 
@@ -191,14 +183,14 @@ def test_time_between_launches_does_not_count_and_the_last_launch_sets_the_budge
     ("direction", "order"), [("minimize", [1.0, 2.0, 3.0]), ("maximize", [3.0, 2.0, 1.0])]
 )
 def test_best_follows_the_direction_and_counts_the_completed_only(tmp_path, direction, order):
-    home = _Home(tmp_path / "campaign", {"value": direction})
+    home = journals.campaign(tmp_path / "campaign", objectives={"value": direction})
     completed = [finished(f"0-0-{index}", value) for index, value in enumerate([2.0, 3.0, 1.0])]
     pruned = [finished(f"0-0-{index}", value, status="pruned") for index, value in ((7, -9.0), (8, 9.0))]
-    home.launch(1, [*completed, *pruned, started("0-0-9")])
-    record = home.load()
+    add_launch(home, 1, [*completed, *pruned, started("0-0-9")])
+    record = load(home)
     assert [one.value for one in results.best(record, 10)] == order
     assert [one.value for one in results.best(record, 2)] == order[:2]
-    assert results.Result(home.path).best.value == order[0]
+    assert results.Result(home).best.value == order[0]
 
 
 def _dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
@@ -229,14 +221,14 @@ TWO = {"f1": "maximize", "seconds": "minimize"}
 
 
 def test_status_shows_one_of_the_front_with_all_its_objectives(tmp_path: Path) -> None:
-    home = _Home(tmp_path / "campaign", TWO)
+    home = journals.campaign(tmp_path / "campaign", objectives=TWO)
     values = [(0.5, 1.0), (0.9, 2.0), (0.4, 2.0)]
-    home.launch(1, [finished(f"0-0-{n}", dict(zip(TWO, pair))) for n, pair in enumerate(values)])
-    best = results.status(home.load())["best"]
+    add_launch(home, 1, [finished(f"0-0-{n}", dict(zip(TWO, pair))) for n, pair in enumerate(values)])
+    best = results.status(load(home))["best"]
     assert best == {"value": {"f1": 0.9, "seconds": 2.0}, "params": {"lr": 0.1}, "id": "0-0-1"}
-    shown = text.status(home.path, overview.of(home.path))
+    shown = text.status(home, overview.of(home))
     assert "f1 = 0.9, seconds = 2 by 0-0-1: lr=0.1" in shown
-    assert [one.id for one in results.Result(home.path).front] == ["0-0-1", "0-0-0"]
+    assert [one.id for one in results.Result(home).front] == ["0-0-1", "0-0-0"]
 
 
 _COLUMNS = [
@@ -246,7 +238,7 @@ _COLUMNS = [
 
 
 @pytest.fixture
-def mixed(home: _Home) -> _Home:
+def mixed(home: Path) -> Path:
     """What is awkward in a table: gaps, text with commas and lines, mixed types, non-finite numbers."""
     first = {"params": {"lr": 0.1, "depth": 3, "layers": "auto"}, "parents": ["1-0-0", "0-0-5"]}
     second = {"params": {"lr": 1e-300, "layers": 2, "nesterov": True}, "error": "line 1\n  line 2: ünïcode"}
@@ -256,12 +248,12 @@ def mixed(home: _Home) -> _Home:
         moved("0-0-0", 0, 0, 1),
         started("0-0-2", T + 2, params={"lr": 0.2, "depth": 1, "layers": None}),
     ]
-    home.launch(1, records)
+    add_launch(home, 1, records)
     return home
 
 
-def test_the_dataframe_has_the_columns_of_the_contract(mixed: _Home, tmp_path: Path) -> None:
-    table = results.Result(mixed.path).dataframe()
+def test_the_dataframe_has_the_columns_of_the_contract(mixed: Path, tmp_path: Path) -> None:
+    table = results.Result(mixed).dataframe()
     params = ["params.lr", "params.depth", "params.layers", "params.nesterov"]
     assert list(table.columns) == [*_COLUMNS, *params, "metrics.loss", "metrics.epochs", "metrics.note"]
     assert list(table["status"]) == ["completed", "failed", "lost"]
@@ -270,17 +262,17 @@ def test_the_dataframe_has_the_columns_of_the_contract(mixed: _Home, tmp_path: P
     assert str(table["params.depth"].dtype) == "Int64" and str(table["params.nesterov"].dtype) == "boolean"
     assert list(table["params.depth"].isna()) == [False, True, False]
     assert list(table["params.layers"]) == ["auto", 2, None] and table["error"][1].endswith("ünïcode")
-    several = _Home(tmp_path / "several", TWO)
-    several.launch(1, [finished("0-0-0")])
+    several = journals.campaign(tmp_path / "several", objectives=TWO)
+    add_launch(several, 1, [finished("0-0-0")])
     at = _COLUMNS.index("value")
     expected = [*_COLUMNS[:at], "objectives.f1", "objectives.seconds", *_COLUMNS[at + 1 :], "params.lr"]
-    assert list(results.Result(several.path).dataframe().columns) == expected
+    assert list(results.Result(several).dataframe().columns) == expected
 
 
-def test_csv_parquet_and_json_hold_the_same(mixed: _Home, tmp_path: Path) -> None:
-    table = results.Result(mixed.path).dataframe()
+def test_csv_parquet_and_json_hold_the_same(mixed: Path, tmp_path: Path) -> None:
+    table = results.Result(mixed).dataframe()
     for suffix in (".csv", ".parquet", ".JSON"):
-        assert results.export(mixed.path, tmp_path / f"table{suffix}") == 3
+        assert results.export(mixed, tmp_path / f"table{suffix}") == 3
     parquet = pandas.read_parquet(tmp_path / "table.parquet")
     csv = pandas.read_csv(tmp_path / "table.csv", engine="python")
     rows = json.loads((tmp_path / "table.JSON").read_text())
@@ -309,11 +301,11 @@ def test_a_text_with_a_carriage_return_stays_one_cell(tmp_path: Path) -> None:
     assert list(table["metrics.note"]) == ["50%\r100% done", "fine"]
 
 
-def test_an_export_replaces_the_file_all_at_once(home: _Home, tmp_path: Path) -> None:
+def test_an_export_replaces_the_file_all_at_once(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
     with open(path) as reader:
-        assert results.export(home.path, path) == 0
+        assert results.export(home, path) == 0
         assert reader.read() == "old", "who had the old file open keeps it whole"
     assert list(pandas.read_csv(path).columns) == _COLUMNS
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["campaign", "table.csv"]
@@ -327,19 +319,21 @@ def test_an_export_replaces_the_file_all_at_once(home: _Home, tmp_path: Path) ->
     ],
 )
 def test_an_export_that_cannot_be_written_names_it(home, tmp_path, name, error):
-    refused(lambda: results.export(home.path, tmp_path / name), name, error=error)
+    refused(lambda: results.export(home, tmp_path / name), name, error=error)
 
 
-def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: _Home, tmp_path: Path) -> None:
-    result = results.Result(home.path)
-    home.launch(1, [finished("0-0-0", 1.5), {"type": "ended", "reason": "budget", "exit": 0, "time": T + 9}])
+def test_a_result_reads_late_and_tells_why_the_campaign_ended(home: Path, tmp_path: Path) -> None:
+    result = results.Result(home)
+    add_launch(
+        home, 1, [finished("0-0-0", 1.5), {"type": "ended", "reason": "budget", "exit": 0, "time": T + 9}]
+    )
     assert (result.best.params, result.best.value, result.reason) == ({"lr": 0.1}, 1.5, "budget")
-    assert result.status == results.status(home.load())
-    assert results.Result(home.path, "stopped").reason == "stopped"
-    failed = _Home(tmp_path / "failed")
-    failed.launch(1, [finished(f"0-0-{index}") for index in range(3)])
+    assert result.status == results.status(load(home))
+    assert results.Result(home, "stopped").reason == "stopped"
+    failed = journals.campaign(tmp_path / "failed")
+    add_launch(failed, 1, [finished(f"0-0-{index}") for index in range(3)])
     with pytest.raises(CampaignError, match="3 failed"):
-        _ = results.Result(failed.path).best
-    assert results.Result(failed.path).reason == ""
+        _ = results.Result(failed).best
+    assert results.Result(failed).reason == ""
     with pytest.raises(CampaignError, match="nowhere"):
         load(tmp_path / "nowhere")
