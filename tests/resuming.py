@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,27 @@ def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
+
+
+def assert_same_in_pieces(
+    train: Callable[..., trainers.Result],
+    make: Callable[[], nn.Module],
+    directory: Path | str,
+    stops: Iterable[int],
+    **options: Any,
+) -> nn.Module:
+    """A run that is interrupted after so many steps each, and goes on each time with a fresh model, ends with the
+    weights and metrics of an undisturbed one, whose model this returns."""
+    whole, pieces = make(), make()
+    expected = train(whole, **{**options, "checkpoint_every": None})
+    options["checkpoint"] = directory
+    for stop in stops:
+        with pytest.raises(trainers.Interrupted):
+            train(make(), interrupt=After(stop), **options)
+    found = train(pieces, **options)
+    assert without_times(found) == without_times(expected)
+    assert_identical(state_of(whole), state_of(pieces))
+    return whole
 
 
 class _Stopping(hpo.Trial):

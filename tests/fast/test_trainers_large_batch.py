@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from models import data, network
+from resuming import assert_same_in_pieces
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 import trainers
 
@@ -58,32 +64,15 @@ def test_lamb_takes_the_papers_steps() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [trainers.lars, trainers.lamb])
-def test_they_train_in_the_loop_and_resume(optimizer, tmp_path) -> None:
-    x = torch.linspace(-1, 1, 32)[:, None]
-    samples = torch.utils.data.TensorDataset(x, 2 * x)
-
-    def run(checkpoint=None, stop_after=None):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-        calls = iter(range(1000))
+def test_they_train_in_the_loop_and_resume(optimizer: Any, tmp_path: Path) -> None:
+    def run(net: nn.Module, **options: Any) -> trainers.Result:
         result = trainers.train(
-            net,
-            samples,
-            loss=nn.functional.mse_loss,
-            optimizer=lambda p: optimizer(p, lr=0.05),
-            epochs=4,
-            batch_size=8,
-            checkpoint=checkpoint,
-            interrupt=None if stop_after is None else lambda: next(calls) >= stop_after,
-        )
-        return result.history[-1]["train_loss"], result.history[0]["train_loss"], net.state_dict()
+            net, data(32), loss=mse_loss, optimizer=lambda p: optimizer(p, lr=0.05), epochs=4, batch_size=8, **options
+        )  # fmt: skip
+        assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+        return result
 
-    last, first, whole = run()
-    assert last < first
-    with pytest.raises(trainers.Interrupted):
-        run(tmp_path, 6)
-    pieces = run(tmp_path)[2]
-    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+    assert_same_in_pieces(run, lambda: network(6, 8, 1), tmp_path, [6])
 
 
 def test_the_rate_is_scaled_with_the_batch() -> None:

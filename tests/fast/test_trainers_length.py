@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import cases
-from resuming import After, assert_identical, state_of, without_times
+from resuming import assert_identical, assert_same_in_pieces, state_of, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
@@ -70,18 +70,18 @@ def test_evaluations_within_epochs_leave_the_training_as_it_is() -> None:
     ("every", "expected"), [(None, [5, 10, 12]), (0.5, [6, 12]), (100, [12]), (1.0, [12]), (4, [4, 8, 12])]
 )
 def test_an_int_counts_steps_and_a_float_is_a_fraction_of_the_run(every: Any, expected: list[int]) -> None:
-    reports: list[int] = []
+    reports: list[tuple[int, Any]] = []
     rates: list[Any] = []
     result = train(
         model(),
         steps=12,
         evaluate_every=every,
         schedule=trainers.Polynomial(),
-        report=lambda number, metrics: reports.append(number),
+        report=lambda number, metrics: reports.append((number, metrics)),
         on_step=lambda step, values: rates.append(values["lr"]),
     )
     assert at(result) == expected
-    assert reports == list(range(1, len(expected) + 1))
+    assert reports == list(enumerate(result.history, 1))
     assert (result.reason, result.metrics["epoch"]) == ("finished", 2.4)
     # The schedule ends with the run, whose last epoch is cut short.
     assert rates == pytest.approx([0.1 * (1 - step / 12) for step in range(12)])
@@ -95,13 +95,7 @@ def test_a_run_in_pieces_ends_with_the_same_bits(tmp_path: Path, pieces: int) ->
         "checkpoint_every": 2,
         "schedule": trainers.ReduceOnPlateau(patience=0, metric="validation_loss", warmup_epochs=0.5),
     }
-    whole, resumed = model(), model()
-    expected = train(whole, **{**settings, "checkpoint_every": None})
-    for _ in range(12 // pieces):
-        with pytest.raises(trainers.Interrupted):
-            train(model(), checkpoint=tmp_path, interrupt=After(pieces), **settings)
-    assert without_times(train(resumed, checkpoint=tmp_path, **settings)) == without_times(expected)
-    assert_identical(state_of(whole), state_of(resumed))
+    assert_same_in_pieces(train, model, tmp_path, [pieces] * (12 // pieces), **settings)
 
 
 def test_patience_counts_evaluations_and_the_best_one_is_restored() -> None:

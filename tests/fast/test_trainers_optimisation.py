@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import After, assert_identical, state_of, without_times
+from resuming import assert_identical, assert_same_in_pieces, state_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
@@ -79,13 +79,7 @@ def test_the_average_of_weights_in_bfloat16_moves_in_small_steps() -> None:
 @pytest.mark.parametrize("stopping", [None, trainers.EarlyStopping(patience=1, restore_best=True)])
 def test_a_run_in_pieces_has_the_same_average(tmp_path: Path, stopping: Any) -> None:
     settings: dict[str, Any] = {"ema_decay": 0.8, "early_stopping": stopping}
-    whole, resumed = model(), model()
-    expected = train(whole, **settings)
-    for _ in range(3):
-        with pytest.raises(trainers.Interrupted):
-            train(model(), checkpoint=tmp_path, interrupt=After(2), **settings)
-    assert without_times(train(resumed, checkpoint=tmp_path, **settings)) == without_times(expected)
-    assert_identical(state_of(whole), state_of(resumed))
+    whole = assert_same_in_pieces(train, model, tmp_path, (2, 2, 2), **settings)
     assert_identical(state_of(trainers.load_trained(model(), tmp_path)), state_of(whole))
     if stopping is None:
         assert_identical(dict(read_alone(tmp_path)["model"]), state_of(whole))  # type: ignore[call-overload]

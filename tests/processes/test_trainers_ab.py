@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cases import cases
 from gloo import groups_in_use, run_ranks
 from models import adamw, communicator, network, setup_of
-from resuming import After, assert_identical, state_of
+from resuming import assert_identical, assert_same_in_pieces, state_of
 from test_trainers_contract import Everything, tokens
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 import trainers
 from trainers.data.batches import Disjoint
 from trainers.lowrank.layers import matrix_weights
-from trainers.methods.ab_merge import groups_of, merged_matrix
+from trainers.methods.ab_merge import groups_of
 
 SAMPLES = 48
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 1e-3
@@ -239,26 +239,6 @@ def test_without_groups_ranks_equal_one_with_the_joint_batch() -> None:
 # Equations
 
 
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def test_the_merge_of_four_groups_is_the_expansion_of_the_equations() -> None:
-    a0, b0 = random(20, 5, seed=0), random(5, 17, seed=1)
-    a1, a2, b3, b4 = (t + 0.1 * random(*t.shape, seed=2 + i) for i, t in enumerate((a0, a0, b0, b0)))
-    delta_a, delta_b = (a1 + a2) / 2 - a0, (b3 + b4) / 2 - b0
-    stale = 4 * a0 @ b0
-    learned = 2 * (a1 @ b0 + a2 @ b0 + a0 @ b3 + a0 @ b4)
-    states = a1 @ b3 + a1 @ b4 + a2 @ b3 + a2 @ b4
-    factors = merged_matrix(a0, b0, delta_a, delta_b, gain=(0.5, 0.5), mixed=True)
-    products = merged_matrix(a0, b0, delta_a, delta_b, gain=(0.5, 0.5), mixed=False)
-    torch.testing.assert_close(factors, (stale + learned + states) / 16)
-    torch.testing.assert_close(products, (a1 @ b0 + a2 @ b0 + a0 @ b3 + a0 @ b4) / 4)
-    torch.testing.assert_close(factors - products, delta_a @ delta_b / 4)
-    full = merged_matrix(a0, b0, delta_a, delta_b, gain=(1.0, 1.0), mixed=True)
-    torch.testing.assert_close(full, (a1 + a2) @ (b3 + b4) / 4)
-
-
 class Driven:
     """A strategy under a loop of its own, so that a test can look between steps."""
 
@@ -353,24 +333,6 @@ def test_the_cutoff_says_which_singular_values_stay() -> None:
     assert metrics["compression_ratio"] == full / stored
     assert metrics["trainable_fraction"] == trained / full
     assert metrics["decomposition_s"] > 0
-    driven.close()
-
-
-def test_moments_follow_w_into_its_factor_and_start_anew_after_the_merge() -> None:
-    net = model()
-    driven = Driven(net, method(groups=False)).run(WARMUP)
-    weight = matrix_weights(net, first=False, last=False)[0]
-    before = dict(driven.optimizer.state[weight.whole])
-    driven.strategy.before_pass(WARMUP, last=True)
-    a, b = weight.factors.values()
-    state = driven.optimizer.state[b]
-    torch.testing.assert_close(state["exp_avg"], a.T @ before["exp_avg"])
-    torch.testing.assert_close(state["exp_avg_sq"], (a**2).T @ before["exp_avg_sq"])
-    assert state["step"] == WARMUP
-    assert a not in driven.optimizer.state
-    driven.run(PHASE)
-    assert weight.whole not in driven.optimizer.state
-    assert driven.run(1).optimizer.state[weight.whole]["step"] == 1
     driven.close()
 
 
@@ -539,21 +501,6 @@ def alike(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
-def rates(rank: int) -> list[float]:
-    driven = Driven(model(), method())
-    found = []
-    for _ in range(15):
-        driven.step(1.0)
-        found.append(driven.optimizer.param_groups[0]["lr"])
-    driven.close()
-    return found
-
-
-def test_the_rate_rises_anew_after_each_change_of_shape() -> None:
-    phase, rebound = [0.25, 0.5, 0.75, 1.0], [0.25, 0.5]
-    assert run_ranks(2, rates)[0] == [1.0] * WARMUP + (phase + rebound) * 2
-
-
 def at_an_evaluation(rank: int) -> None:
     net = everything()
     driven = Driven(net, method(warmup_steps=0), per_node=2).run(2)
@@ -599,28 +546,27 @@ def test_a_model_with_channels_last_resumes_bit_for_bit(tmp_path: Path) -> None:
     # Of the gradient's norm the sum depends on its layout.
     keywords: dict[str, Any] = {"train_set": images, "validation_set": None, "clip_norm": 0.1, "epochs": 2}
     keywords["method"] = method(groups=False, rebound_steps=20)
-    whole, pieces = net(), net()
-    train(whole, **keywords)
-    for stop in (2, 3, 3):  # before, in and after the phase in factors
-        with pytest.raises(trainers.Interrupted):
-            train(net(), checkpoint=tmp_path, interrupt=After(stop), **keywords)
-    train(pieces, checkpoint=tmp_path, **keywords)
-    assert_identical(state_of(whole), state_of(pieces))
+    # Before, in and after the phase in factors.
+    assert_same_in_pieces(train, net, tmp_path, (2, 3, 3), **keywords)
 
 
 # Interrupted, diverged, lost
 
 
-def not_finite(rank: int, merge: str) -> str:
-    net = model()
-    with torch.no_grad():
-        net.get_parameter("2.weight")[0, 0] = torch.nan
-    return train(net, 1, method=method(merge=merge)).reason
+def not_finite(rank: int, methods: list[trainers.Method]) -> list[str]:
+    found = []
+    for each in methods:
+        net = model()
+        with torch.no_grad():
+            net.get_parameter("2.weight")[0, 0] = torch.nan
+        found.append(train(net, 1, method=each).reason)
+    return found
 
 
-@pytest.mark.parametrize("merge", ["factors", "loss-weighted"])
-def test_what_is_not_finite_ends_as_diverged_everywhere(merge: str) -> None:
-    assert run_ranks(2, not_finite, merge) == ["diverged"] * 2
+def test_what_is_not_finite_ends_as_diverged_everywhere() -> None:
+    oialr = trainers.OIALR(delay=2, update_every=1)
+    methods = [method(), method(merge="loss-weighted"), oialr]
+    assert run_ranks(2, not_finite, methods) == [["diverged"] * 3] * 2
 
 
 # Settings

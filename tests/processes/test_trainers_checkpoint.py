@@ -16,7 +16,7 @@ import pytest
 import torch
 from cases import cases
 from gloo import run_ranks
-from resuming import After, assert_identical, state_of
+from resuming import After, assert_identical, assert_same_in_pieces, state_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -40,16 +40,15 @@ def samples(dtype: torch.dtype = torch.float32) -> TensorDataset:
     return TensorDataset(x, (x[:, 0] > 0).long())
 
 
-def train(net: nn.Module, directory: Path | str, **changed: Any) -> trainers.Result:
+def train(net: nn.Module, checkpoint: Path | str | None = None, **changed: Any) -> trainers.Result:
     settings: dict[str, Any] = {
         "loss": cross_entropy,
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         "epochs": 2,
         "batch_size": 4,
     }
-    return trainers.train(
-        net, samples(next(net.parameters()).dtype), checkpoint=directory, **{**settings, **changed}
-    )
+    dtype = next(net.parameters()).dtype
+    return trainers.train(net, samples(dtype), checkpoint=checkpoint, **{**settings, **changed})
 
 
 def interrupted(directory: Path | str, **changed: Any) -> None:
@@ -304,14 +303,7 @@ def test_what_an_optimizer_keeps_is_resumed_bit_for_bit(
         made.append((found, found.param_groups[0]["lr"]))
         return found
 
-    keywords: dict[str, Any] = {"optimizer": make, "epochs": 6}
-    whole, pieces = model().to(dtype), model().to(dtype)
-    train(whole, tmp_path / "whole", **keywords)
-    for stop in (1, 2):
-        with pytest.raises(trainers.Interrupted):
-            train(model().to(dtype), tmp_path / "pieces", interrupt=After(stop), **keywords)
-    train(pieces, tmp_path / "pieces", **keywords)
-    assert_identical(state_of(whole), state_of(pieces))
+    assert_same_in_pieces(train, lambda: model().to(dtype), tmp_path, (1, 2), optimizer=make, epochs=6)
     for found, rate in made:
         # A captured step reads that very tensor, on its device; the file's is on the CPU.
         assert not isinstance(rate, Tensor) or found.param_groups[0]["lr"] is rate

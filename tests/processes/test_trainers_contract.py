@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from cases import cases
 from gloo import groups_in_use, outcomes_of_ranks, run_ranks
-from resuming import After, assert_identical, state_of, without_times
+from resuming import After, assert_identical, assert_same_in_pieces, state_of, without_times
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -244,22 +245,15 @@ def test_ranks_with_other_memory_formats_are_refused() -> None:
 # Interrupted after every step
 
 
-def interrupted(
-    rank: int, name: str, per_node: int, directory: str, optimizer: str, steps: int
-) -> tuple[Any, ...]:
+def interrupted(rank: int, name: str, per_node: int, directory: str, optimizer: str, steps: int) -> None:
     keywords: dict[str, Any] = {"optimizer": {"sgd": sgd, "adamw": adamw}[optimizer]}
     if optimizer == "sgd" and not isinstance(METHODS[name], (trainers.AB, trainers.OIALR)):
         keywords["ema_decay"] = 0.8
     before = groups_in_use()
-    whole, pieces = Everything(), Everything()
-    expected = train(whole, name, per_node, **keywords)
-    keywords["checkpoint"] = directory
-    for _ in range((EPOCHS * STEPS_PER_EPOCH - 1) // steps):
-        with pytest.raises(trainers.Interrupted):
-            train(Everything(), name, per_node, interrupt=After(steps), **keywords)
-        assert groups_in_use() == before
-    found = train(pieces, name, per_node, **keywords)
-    return state_of(whole), without_times(expected), state_of(pieces), without_times(found)
+    stops = [steps] * ((EPOCHS * STEPS_PER_EPOCH - 1) // steps)
+    run = partial(train, name=name, per_node=per_node)
+    assert_same_in_pieces(run, Everything, directory, stops, **keywords)
+    assert groups_in_use() == before
 
 
 @pytest.mark.parametrize(
@@ -279,10 +273,7 @@ def interrupted(
 def test_a_run_in_pieces_of_so_many_steps_ends_with_the_same_bits(
     tmp_path: Path, name: str, ranks: int, per_node: int, optimizer: str, steps: int
 ) -> None:
-    arguments = (name, per_node, str(tmp_path), optimizer, steps)
-    for whole, expected, pieces, found in of(ranks, interrupted, *arguments):
-        assert found == expected
-        assert_identical(whole, pieces)
+    of(ranks, interrupted, name, per_node, str(tmp_path), optimizer, steps)
 
 
 # On other ranks

@@ -5,6 +5,7 @@ differ.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from models import (
     train,
     trained,
 )
-from resuming import After, without_times
+from resuming import After, assert_same_in_pieces
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -379,16 +380,8 @@ def resumed_and_not(rank: int, directory: str, at_epoch_end: bool) -> None:
             average_at_epoch_end=at_epoch_end,
         ),
     }
-    whole, again = noisy_model(), noisy_model()
-    expected = trainers.train(whole, samples, labelled(), **keywords)
-    keywords["checkpoint"] = directory
-    for stop in [1, 1, 1, 2, 4, 1, 2]:
-        with pytest.raises(trainers.Interrupted):
-            trainers.train(noisy_model(), samples, labelled(), interrupt=After(stop), **keywords)
-    found = trainers.train(again, samples, labelled(), **keywords)
-    assert without_times(found) == without_times(expected)
-    for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
+    run = partial(trainers.train, train_set=samples, validation_set=labelled(), **keywords)
+    assert_same_in_pieces(run, noisy_model, directory, (1, 1, 1, 2, 4, 1, 2))
 
 
 @pytest.mark.parametrize("at_epoch_end", cases([False], nightly=[True]))

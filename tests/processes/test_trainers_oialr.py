@@ -104,35 +104,6 @@ def rectangle(rows: int = 20, columns: int = 30, dtype: torch.dtype = torch.floa
     return nn.Linear(columns, rows).to(dtype)
 
 
-# Conversion
-
-
-def test_conversion_changes_no_output_and_no_gradient_and_projects_that_of_the_weight() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(4, 24, 3, padding=1, stride=2), nn.GELU(), nn.Flatten(1), nn.Linear(24 * 4, 40)
-    ).double()
-    x = torch.randn(5, 4, 4, 4, dtype=torch.float64)
-    inputs = [x.clone().requires_grad_() for _ in range(2)]
-    outputs = [net(inputs[0])]
-    outputs[0].square().sum().backward()
-    gradients = [w.whole.grad.reshape(w.rows, w.columns) for w in matrix_weights(net)]
-    biases = {name: p.grad.clone() for name, p in net.named_parameters() if name.endswith("bias")}
-    stepped = Steps(net, sgd(net.parameters()))
-    net.zero_grad()
-    stepped.before()
-    outputs.append(net(inputs[1]))
-    outputs[1].square().sum().backward()
-    close(outputs[1], outputs[0])
-    close(inputs[1].grad, inputs[0].grad)
-    for weight, gradient in zip(matrix_weights(net), gradients, strict=True):
-        u, sigma, vt = weight.factors.values()
-        assert len(sigma) == min(weight.rows, weight.columns)
-        close(sigma.grad, u.T @ gradient @ vt.T)
-    for name, gradient in biases.items():
-        close(net.get_parameter(name).grad, gradient)
-
-
 @pytest.mark.parametrize("warmup", [True, False])
 def test_when_it_converts_and_which_layers_it_updates_when(warmup: bool) -> None:
     net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(7)))
@@ -141,45 +112,33 @@ def test_when_it_converts_and_which_layers_it_updates_when(warmup: bool) -> None
         sgd(net.parameters()),
         delay=4,
         update_every=3,
-        layer_step=0.3,
+        layer_step=0.19,
         full_rank_first_layer=True,
         full_rank_last_layer=True,
         full_rank_warmup=warmup,
     )
     assert all(not w.factors for w in matrix_weights(net))
     turned = []
-    for step in range(18):
+    for step in range(24):
         bases = {w.name: w.factors["u"].clone() for w in matrix_weights(net) if w.factors}
         stepped.before()
         # A second pass of the same step changes nothing more.
         stepped.strategy.before_pass(step, last=True)
-        factored = [w.name for w in matrix_weights(net) if w.factors]
+        factors = {w.name: w.factors["u"] for w in matrix_weights(net) if w.factors}
         # Five of seven: neither the first nor the last.
-        assert factored == ([f"{i}.weight" for i in range(1, 6)] if step >= 4 or not warmup else [])
-        turned.append(
-            sum(
-                not torch.equal(bases[w.name], w.factors["u"]) for w in matrix_weights(net) if w.name in bases
-            )
-        )
+        assert [*factors] == ([f"{i}.weight" for i in range(1, 6)] if step >= 4 or not warmup else [])
+        new = [name for name, u in bases.items() if not torch.equal(u, factors[name])]
+        assert new == [*factors][len(factors) - len(new) :], "the last ones first"
+        turned.append(len(new))
         stepped.random_step()
-    # From the end: 5 · 0.3 · u, rounded down, each three steps; all from the fourth on.
-    assert turned == [0] * 7 + [1, 0, 0, 3, 0, 0, 4, 0, 0, 5, 0]
+    # 5 · 0.19 · u, rounded down, but at least one, each three steps; all from the sixth on.
+    assert turned == [0] * 7 + [1, 0, 0, 1, 0, 0, 2, 0, 0, 3, 0, 0, 4, 0, 0, 5, 0]
     assert set(stepped.strategy.metrics()) == {
         "trainable_fraction",
         "compression_ratio",
         "decomposition_s",
         *(f"{kind}/{i}" for kind in ("rank", "stability") for i in range(1, 6)),
     }
-
-
-def test_the_last_layers_come_first() -> None:
-    net = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
-    stepped = Steps(net, sgd(net.parameters()), layer_step=1e-6)
-    for _ in range(5):
-        stepped.before()
-        stepped.random_step()
-    # At least one, always.
-    assert {name for name in stepped.strategy.metrics() if name.startswith("stability")} == {"stability/2"}
 
 
 # Updates
@@ -504,39 +463,21 @@ def test_a_model_that_a_run_left_in_factors_starts_the_next_as_a_whole_model() -
     assert result.metrics["compression_ratio"] == full / sum(p.numel() for p in net.parameters())
 
 
-def diverging(rank: int) -> tuple[str, float]:
-    calls = After(4)
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        value = mse_loss(outputs, targets)
-        return value * torch.nan if rank == 1 and calls() else value
-
-    result = train(model(), loss=loss, batch_size=3, method=trainers.OIALR(delay=5, update_every=1))
-    return result.reason, result.metrics["epoch"]
-
-
-def test_a_run_with_weights_that_are_not_finite_ends_as_diverged_on_all_ranks() -> None:
-    assert run_ranks(2, diverging) == [("diverged", 1.0)] * 2
-
-
 # Settings
 
 
 def test_runs_without_a_weight_to_factorise_or_an_update_are_refused() -> None:
     small = nn.Sequential(nn.Linear(24, 12), nn.Linear(12, 1)).double()
-    without_first = {"optimizer": lambda parameters: adamw(list(parameters)[1:])}
-    calls: list[tuple[nn.Module, dict[str, Any], dict[str, Any], str]] = [
-        (nn.Linear(24, 1).double(), {}, {}, "full_rank_last_layer"),
-        (small, {"full_rank_last_layer": False}, {}, "at least 16"),
-        (model(), {"delay": 20}, {}, "delay=20"),
-        (model(), {"delay": 0, "update_every": 20}, {}, "20 steps, and the run has 20"),
-        (model(), {"delay": 15, "update_every": 5}, {}, "20 steps, and the run has 20"),
-        (model(), {"delay": 0.9, "update_every": 0.1}, {}, "20 steps, and the run has 20"),
-        (model(), {}, without_first, r"0\.weight requires a gradient"),
+    calls: list[tuple[nn.Module, dict[str, Any], str]] = [
+        (nn.Linear(24, 1).double(), {}, "full_rank_last_layer"),
+        (small, {"full_rank_last_layer": False}, "at least 16"),
+        (model(), {"delay": 20}, "delay=20"),
+        (model(), {"delay": 0, "update_every": 20}, "20 steps, and the run has 20"),
+        (model(), {"delay": 0.9, "update_every": 0.1}, "20 steps, and the run has 20"),
     ]
-    for net, settings, keywords, named in calls:
+    for net, settings, named in calls:
         with pytest.raises(ValueError, match=named):
-            train(net, method=trainers.OIALR(**settings), **keywords)
+            train(net, method=trainers.OIALR(**settings))
     # A run of a step or two is long enough for the fractions by default.
     for batch_size in (SAMPLES, SAMPLES // 2, SAMPLES // 3):
         train(model(), method=trainers.OIALR(), epochs=1, batch_size=batch_size)
