@@ -4,7 +4,6 @@ process ends. A script stands for that."""
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from screens import Screen, set_size
+from screens import Person
 from terminal import wait_until
 
 from hpo.journal import directory, lock
@@ -47,34 +46,10 @@ print("after")
 """
 
 
-class Person(Screen):
+def seated(place: Path, then: str) -> Person:
     """Sits at a terminal, on which SCRIPT runs."""
-
-    def __init__(self, place: Path, then: str) -> None:
-        self.pid, master = pty.fork()
-        if self.pid == 0:
-            os.chdir(place)
-            set_size(1, 80, 30)
-            variables = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
-            os.execve(sys.executable, [sys.executable, "-c", SCRIPT.format(then=then)], variables)
-        super().__init__(master, 80, 30)
-
-    def sees(self, words: str) -> None:
-        wait_until(lambda: any(words in row for row in self.rows), words, pause_s=0.02)
-
-    def end(self) -> int:
-        """How the script ended."""
-        status: int | None = None
-
-        def ended() -> bool:
-            nonlocal status
-            _ = self.rows
-            gone, status = os.waitpid(self.pid, os.WNOHANG)
-            return bool(gone)
-
-        wait_until(ended, "the end of the script")
-        assert status is not None
-        return os.waitstatus_to_exitcode(status)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return Person(place, [sys.executable, "-c", SCRIPT.format(then=then)], variables)
 
 
 @pytest.fixture
@@ -103,7 +78,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_what_is_written_stays_and_the_terminal_is_left_in_order(at_work: Path, how: str) -> None:
     then, code, last = ENDS[how]
-    person = Person(at_work, then)
+    person = seated(at_work, then)
     person.sees("── run ")
     person.sees("3 idle")
     wait_until(lambda: person.rows[:3] == ABOVE[:3], "the bar above the panel", pause_s=0.02)
@@ -125,7 +100,7 @@ def test_what_is_written_stays_and_the_terminal_is_left_in_order(at_work: Path, 
 
 def test_a_killed_campaign_leaves_the_terminal_in_order_and_what_it_started_can_write(at_work: Path) -> None:
     writer = "import pathlib, time; time.sleep(1); print('x', flush=True); pathlib.Path('written').touch()"
-    person = Person(
+    person = seated(
         at_work,
         f"subprocess.Popen([sys.executable, '-c', {writer!r}], pass_fds=inherited, start_new_session=True); "
         "until('shown'); os.kill(os.getpid(), signal.SIGKILL)",
@@ -142,7 +117,7 @@ def test_a_killed_campaign_leaves_the_terminal_in_order_and_what_it_started_can_
 
 
 def test_a_panel_that_cannot_be_drawn_prints_what_is_written(at_work: Path) -> None:
-    person = Person(
+    person = seated(
         at_work,
         "from hpo.campaign import live_panel as module; module.Printed.take = None; "
         "subprocess.run(['sh', '-ec', 'echo; for i in 1 2 3 4 5; do sleep 0.2; echo goes on $i; done'], check=True)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import random
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from itertools import product
 
 import pytest
 from cases import all_cases, cases
+from screens import Person
 from terminal import HPO, Command, Terminal, wait_until
 
 GO_ON = "Give the same command again to go on."
@@ -271,37 +271,14 @@ def test_ctrl_c_at_a_terminal_reaches_only_the_command(terminal: Terminal) -> No
     """The terminal signals its whole foreground process group; mpirun, which would kill its ranks, is not in it."""
     terminal.task(0.03)
     terminal.campaign(evaluations=100_000)
-    pid, screen = pty.fork()
-    if pid == 0:
-        os.chdir(terminal.directory)
-        environment = {**terminal.environment, "TERM": "xterm", "COLUMNS": "100"}
-        os.execve(HPO[0], [*HPO, "run", "c.toml", "--ranks", "2"], environment)
-    shown = b""
-    os.set_blocking(screen, False)
-
-    def read() -> bytes:
-        nonlocal shown
-        try:
-            shown += os.read(screen, 1 << 16)
-        except (BlockingIOError, OSError):  # nothing there; or, as a pseudo-terminal puts it, nobody there
-            pass
-        return shown
-
-    wait_until(lambda: b"workers" in read() and len(terminal.side()) >= 6, "a few evaluations and the panel")
-    os.write(screen, b"\x03")
-    status = None
-
-    def ended() -> bool:
-        nonlocal status
-        read()
-        gone, code = os.waitpid(pid, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(code) if gone else None
-        return bool(gone)
-
-    wait_until(ended, "the end of the command")
-    os.close(screen)
-    assert status == 75
-    text = shown.decode()
+    person = Person(
+        terminal.directory, [*HPO, "run", "c.toml", "--ranks", "2"], terminal.environment, columns=200
+    )
+    person.sees("workers")
+    wait_until(lambda: person.rows and len(terminal.side()) >= 6, "a few evaluations")
+    os.write(person.master, b"\x03")
+    assert person.end() == 75
+    text = "\n".join(person.rows)
     assert "stopped: " in text and GO_ON in text and "Traceback" not in text
     count = len(terminal.side())
     assert terminal.status()["evaluations"]["completed"] == count
