@@ -72,24 +72,18 @@ def launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         value = environ.get(name, "")
         return int(value) if value.isdecimal() else None
 
-    ours = environ.get(STARTED_BY)
     step, tasks = number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS") or number("SLURM_NTASKS")
     in_step = step is not None and step < _FIRST_SPECIAL_STEP
-    rank = number("OMPI_COMM_WORLD_RANK")
+    said = [("OMPI_COMM_WORLD_RANK", number("OMPI_COMM_WORLD_SIZE"))]
     # Inside a step of srun PMIX_RANK is set by Slurm, which says more by its own variables below.
-    if rank is None and not in_step:
-        rank = number("PMIX_RANK")
-    if rank is not None:
-        return Launcher(rank=rank, size=number("OMPI_COMM_WORLD_SIZE"), supervisor=ours)
-    rank = number("PMI_RANK")
-    if in_step and tasks == 1 and number("PMI_SIZE") in (None, 1):
-        rank = None  # as in a shell that srun started, where Slurm's default is pmi2
-    if rank is not None:
-        return Launcher(rank=rank, size=number("PMI_SIZE"), supervisor=ours)
-    rank = number("SLURM_PROCID")
-    if in_step and rank is not None and tasks is not None and tasks > 1:
-        return Launcher(rank=rank, size=tasks, supervisor=ours)
-    return Launcher(supervisor=ours)
+    said += [] if in_step else [("PMIX_RANK", number("OMPI_COMM_WORLD_SIZE"))]
+    # Not in a shell that srun started, where Slurm's default is pmi2.
+    shell = in_step and tasks == 1 and number("PMI_SIZE") in (None, 1)
+    said += [] if shell else [("PMI_RANK", number("PMI_SIZE"))]
+    said += [("SLURM_PROCID", tasks)] if in_step and (tasks or 0) > 1 else []
+    found = ((number(name), size) for name, size in said if number(name) is not None)
+    rank, size = next(found, (None, None))
+    return Launcher(rank=rank, size=size, supervisor=environ.get(STARTED_BY))
 
 
 def requeued() -> bool:
