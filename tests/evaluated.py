@@ -54,11 +54,16 @@ def _straggle(trial: hpo.Trial) -> float:
     return 2.0
 
 
-def _give(trial: hpo.Trial) -> object:
-    """What ``gives`` names."""
-    if trial.params["gives"] == "exit":
-        sys.exit(3)
-    return {"nan": math.nan, "text": "0.5"}[trial.params["gives"]]
+def _nan(trial: hpo.Trial) -> float:
+    return math.nan
+
+
+def _text(trial: hpo.Trial) -> str:
+    return "0.5"
+
+
+def _sys_exit(trial: hpo.Trial) -> object:
+    sys.exit(3)
 
 
 def _metrics(trial: hpo.Trial) -> dict[str, object]:

@@ -20,7 +20,7 @@ from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.background import BackgroundTurns
 from hpo.journal.commands import Stop, asked, give
-from hpo.search.protocols import GO, STOP, ReportHandler, TrialReport, Verdict
+from hpo.search.protocols import GO, STOP, ReportHandler
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
 
@@ -86,26 +86,6 @@ def test_values_and_exceptions_are_results_and_ctrl_c_is_the_campaigns(tmp_path:
     crew.start(job(tmp_path, kind=KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         crew.evaluate()
-
-
-def test_reports_prune_and_stopping_interrupts(tmp_path: Path) -> None:
-    def train(trial: hpo.Trial) -> float:
-        for step in range(10):
-            trial.report(step, step)
-            if trial.should_checkpoint():
-                raise hpo.Interrupted
-        return 1.0
-
-    reports: list[tuple[str, int, float]] = []
-
-    def prune(report: TrialReport) -> Verdict:
-        reports.append((report.id, report.step, report.value))
-        return STOP if report.value >= 2 else GO
-
-    assert run(crew_of(train, on_report=prune), job(tmp_path)).status == "pruned"
-    assert reports == [("0-0-1", step, float(step)) for step in range(3)]
-    assert run(crew_of(train, stopping=lambda: True), job(tmp_path)).status == "interrupted"
-    assert run(crew_of(train), job(tmp_path)).status == "completed"
 
 
 def test_directory_is_emptied_unless_resumed(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_try_shows_metrics_and_errors_harmlessly_and_the_tasks_output_as_it_is(t
         "task.py",
         "import hpo\n"
         "def evaluate(trial):\n"
-        "    print('\\x1b[32mgreen')\n"
+        "    print('\\x1b[32mgreen\\nepoch 1\\repoch 2', end='')\n"
         "    trial.log(**{'a\\x1b\\nb': 'c\\x1b'})\n"
         "    raise ValueError('\\x1b[2J')\n"
         "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)\n",
@@ -135,7 +135,7 @@ def test_try_shows_metrics_and_errors_harmlessly_and_the_tasks_output_as_it_is(t
     terminal.campaign()
     done = terminal.hpo("try", "c.toml")
     assert done.returncode == 1 and "failed after" in done.stdout
-    assert "\x1b[32mgreen\n" in done.stdout and "    a\\x1b\\nb = c\\x1b\n" in done.stdout
+    assert "\x1b[32mgreen\nepoch 1\nepoch 2\n" in done.stdout and "    a\\x1b\\nb = c\\x1b\n" in done.stdout
     assert "\x1b" not in done.stderr and r"ValueError: \x1b[2J" in done.stderr
 
 

@@ -267,13 +267,13 @@ def test_values_and_exceptions_end_an_evaluation_and_no_evaluator(bench: Bench) 
     outcome = bench.run("metrics")
     assert (outcome.status, outcome.objectives, outcome.error) == ("completed", {"value": 1.0}, None)
     assert outcome.metrics == {"epochs": 3, "note": "returned"} and 0 < outcome.seconds < LIMIT_S
-    for gives, status, words in (
+    for what, status, words in (
         ("nan", "invalid", ()),
         ("text", "failed", ("'0.5' of type str",)),
-        ("", "failed", ("evaluated.py", "ValueError: no such thing on rank")),
-        ("exit", "failed", ("sys.exit(3)",)),
+        ("raise", "failed", ("evaluated.py", "ValueError: no such thing on rank")),
+        ("sys_exit", "failed", ("sys.exit(3)",)),
     ):
-        outcome = bench.run("give" if gives else "raise", gives=gives)
+        outcome = bench.run(what)
         assert outcome.status == status and all(word in outcome.error for word in words), outcome
         assert "evaluator.py" not in outcome.error
     assert [bench.run("complete", value=value).objectives["value"] for value in (0.25, 0.5)] == [0.25, 0.5]

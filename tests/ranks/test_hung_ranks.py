@@ -64,23 +64,6 @@ def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> N
         assert len(copies) == 1 and copies[0].startswith("0-2-")
 
 
-def test_one_that_wakes_up_ends_by_itself(terminal: Terminal) -> None:
-    terminal.task()
-    terminal.write("saves.py", SAVES)
-    terminal.campaign('[evaluation]\nhang_timeout = "2 s"', evaluations=100, task="saves.py:task")
-    command = terminal.start("run", "c.toml", "--ranks", 3)
-    wait_until(lambda: len(terminal.side()) >= 6, "a few evaluations")
-    hung = stop_at_work(terminal, 1)
-    evaluations = terminal.directory / "run" / "evaluations"
-    wait_until(lambda: list(evaluations.glob("*.attempt-2")), "another attempt")
-    hung.resume()
-    wait_until(lambda: not hung.is_running() or hung.status() == "zombie", "the end of the one that woke up")
-    assert len(terminal.side()) < 100, "it ended before the others"
-    done = command.wait(90, returns=0)
-    assert "Traceback" not in done.stderr, done.stderr
-    check_complete(terminal, 100, victims=1)
-
-
 @pytest.mark.parametrize("stopped", cases([0], nightly=[2]))
 def test_without_rank_0_it_is_started_again(terminal: Terminal, stopped: int) -> None:
     """It is stopped; or it is killed, and another rank is stopped."""

@@ -4,7 +4,6 @@ got."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 
@@ -23,20 +22,6 @@ task_name = keywords.pop("task", "cheap")
 
 def cheap(trial):
     return trial.params["x"] ** 2 + trial.params.get("inner", 3)
-
-
-def grouped(trial):
-    """All ranks of the worker take part, and rank 0's value is what counts."""
-    import torch
-    import torch.distributed as dist
-
-    total = torch.tensor([float(trial.rank + 1)])
-    dist.all_reduce(total)
-    assert total.item() == trial.size * (trial.size + 1) / 2
-    print(f"rank {trial.rank} of {trial.size} evaluates {trial.id}")
-    trial.report(0, 1.0)
-    trial.log(ranks=dist.get_world_size(), pid=os.getpid())
-    return trial.params["x"] ** 2 if trial.rank == 0 else float("nan")
 
 
 def with_comm(trial):

@@ -76,20 +76,6 @@ def test_inline_workers_of_several_ranks_share_a_communicator(mpirun, tmp_path, 
         assert one.value == pytest.approx(one.params["x"] ** 2 + total)
 
 
-def test_warm_workers_of_two_ranks(mpirun, tmp_path):
-    record, _ = run(
-        mpirun, 4, tmp_path / "run", task="grouped", evaluations=12, islands=2, ranks_per_worker=2
-    )
-    check(record, 12)
-    for one in record.individuals:
-        assert one.metrics["ranks"] == 2
-        assert one.value == pytest.approx(one.params["x"] ** 2)
-        output = tmp_path / "run" / "evaluations" / one.id / "output-1.txt"
-        assert output.read_text() == f"rank 1 of 2 evaluates {one.id}\n"
-    # Warm: as many evaluators as workers, however many evaluations.
-    assert len({one.metrics["pid"] for one in record.individuals}) == 2
-
-
 def test_a_campaign_goes_on_with_other_numbers_of_ranks_and_islands(mpirun, tmp_path):
     directory = tmp_path / "run"
     for total, ranks, islands, per_worker in ((20, 4, 2, 1), (40, 2, 1, 2)):
