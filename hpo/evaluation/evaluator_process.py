@@ -27,7 +27,7 @@ from hpo.evaluation.cores import evaluator_share, read_host, running_on
 from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.environment import child_environment, sharing
 from hpo.evaluation.output_limit import OutputLimit
-from hpo.evaluation.process_tree import descendants, flags_of, kill_all
+from hpo.evaluation.process_tree import FLAGS, descendants, kill_all, stat_of
 from hpo.task.trial_directory import OUTPUT
 
 _READ_BYTES = 1 << 16
@@ -156,8 +156,8 @@ class EvaluatorProcess:
     @property
     def ending(self) -> bool:
         """Whether the child has ended or is about to: its connections may be closed long before all of it is gone."""
-        flags = flags_of(self.pid)
-        return self.ended() is not None if flags is None else bool(flags & _PF_EXITING)
+        fields = stat_of(self.pid)
+        return bool(int(fields[FLAGS]) & _PF_EXITING) if fields else self.ended() is not None
 
     def kill(self) -> None:
         """Kill the child and all that it started; does not wait. ``ended`` says when it is gone."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-STATE, SESSION, _FLAGS, _TIMES, _STARTED, _RESIDENT = 0, 3, 6, slice(11, 15), 19, 21
+STATE, SESSION, FLAGS, _TIMES, _STARTED, _RESIDENT = 0, 3, 6, slice(11, 15), 19, 21
 """Fields of /proc/PID/stat after the name: R, S, Z and so on; session; flags; user and system time of the process, and
 of its children that have ended; ticks from the boot to its start; resident pages."""
 _SHARED = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"compile_worker", b"loky")
@@ -49,12 +49,6 @@ def resource_use(pid: int) -> ResourceUse:
             ticks += sum(map(int, fields[_TIMES]))
             pages += int(fields[_RESIDENT])
     return ResourceUse(ticks / _TICKS_A_SECOND, pages * _PAGE_BYTES)
-
-
-def flags_of(pid: int) -> int | None:
-    """The kernel's flags of a process, None where it is gone."""
-    fields = stat_of(pid)
-    return int(fields[_FLAGS]) if fields else None
 
 
 def kill_all(pids: Iterable[int]) -> None:
