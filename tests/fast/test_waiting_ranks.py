@@ -38,6 +38,7 @@ LARGE = Waits(turn=1, call="torch.distributed.broadcast", of_all=False, large=Tr
         (3, [(1, OVER), (5, None), (0, REPORT)], "failed"),
         (2, [(0, OVER), (5, None), (1, REPORT)], "completed"),
         (2, [(0, REPORT), (1, ASK)], "failed"),
+        (3, [(0, REPORT), (1, ASK)], "failed"),
         (2, [(0, REPORT), (1, REPORT)], None),
         (2, [(0, REPORT), (699, None), (0, REPORT), (1, None)], "timeout"),
         (2, [(0, TRAIN), (699, None), (0, TRAIN), (1, None)], "timeout"),
