@@ -34,6 +34,7 @@ def _peer(trial: hpo.Trial) -> float:
     import torch
     import torch.distributed as dist
 
+    trial.log(waits=True)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     for _ in range(3):
         model(torch.ones(2, 2)).sum().backward()

@@ -294,6 +294,7 @@ def test_exception_on_one_rank_frees_the_others_from_their_collective(
         outcome = bench.run(what, only_rank=rank)
     assert outcome.status == "failed" and outcome.error.startswith(f"worker rank {rank} on {HOST}: ")
     assert ("late" if what == "raise_late_in_model" else f"no such thing on rank {rank}") in outcome.error
+    assert outcome.metrics == ({"waits": True} if rank else {}), "what worker rank 0 has logged counts"
     assert bench.works() and bench.pids == pids, "evaluators that only raised are not replaced"
 
 
