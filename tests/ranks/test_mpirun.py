@@ -15,7 +15,7 @@ import pytest
 from terminal import wait_until
 
 from hpo.cluster.hosts import Host
-from hpo.cluster.mpirun import _session, end_rest, wait
+from hpo.cluster.mpirun import _hangs, _session, end_rest, wait
 from hpo.cluster.mpirun_command import command, environment, find_mpirun
 
 WAITS = """
@@ -172,6 +172,18 @@ def test_ranks_that_are_stopped_end_where_rank_0_has_gone(
         assert wait(mpirun, 2, tmp_path / "begun") == code
     finally:
         end_rest(mpirun.pid)
+
+
+def test_stopped_ranks_are_left_alone_while_ranks_of_other_hosts_may_run() -> None:
+    rank = subprocess.Popen(["sleep", "60"])
+    try:
+        psutil.Process(rank.pid).suspend()
+        wait_until(lambda: psutil.Process(rank.pid).status() == "stopped", "the stop")
+        for alone in True, False:
+            assert _hangs({0: -1, 1: rank.pid}, [rank.pid], all_here=alone, ended=lambda: False) is alone
+    finally:
+        rank.kill()
+        rank.wait(10)
 
 
 @pytest.mark.parametrize(("signs", "code"), [([1, 2, 2, 2], None), ([1, None], 7), (range(99), 7)], ids=str)
