@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cases import cases
@@ -194,7 +195,9 @@ def test_a_folder_is_one_campaigns_and_one_processs(tmp_path: Path, sink: Rememb
 def test_a_sink_that_is_not_there_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("wandb").mkdir()  # as W&B leaves it where it was used
-    monkeypatch.setattr(registry, "find_spec", lambda name: None if name != "wandb" else _Namespace)
+    monkeypatch.setattr(
+        registry, "find_spec", lambda name: None if name != "wandb" else SimpleNamespace(origin=None)
+    )
     for name, word in {
         "wandb": "setup.sh wandb",
         "tensorboard": "tensorboardX",
@@ -210,10 +213,6 @@ def test_a_sink_that_is_not_there_is_refused_before_anything_starts(tmp_path, mo
             task, directory=tmp_path / "x", evaluations=1, isolation="inline", log_sinks=["wandb", "trackio"]
         ).run()
     assert not (tmp_path / "x" / "journal").exists()
-
-
-class _Namespace:
-    origin = None
 
 
 NAMES = ["recall@5", "recall_5", "val//acc", "val/acc", "/acc", "acc", "..", "%", "x" * 300, "x" * 301]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -329,31 +330,19 @@ def test_workers_share_the_first_200_unless_too_many_share_a_core():
     assert [first(4, local, 1) for local in (1, 3)] == [50, 0]
 
 
-class Import:
-    """Stands for the thread that imports what models need."""
-
-    def __init__(self):
-        self.over, self.waited = False, []
-
-    def join(self, timeout):
-        self.waited.append(timeout)
-
-    def is_alive(self):
-        return not self.over
-
-
 def test_an_import_that_takes_too_long_is_waited_for_once(monkeypatch):
-    thread = Import()
+    waited, alive = [], [True]
+    thread = SimpleNamespace(join=waited.append, is_alive=lambda: alive[-1])  # imports what models need
     monkeypatch.setattr("hpo.search.kinds.surrogate.import_in_background", lambda: thread)
     space = hpo.SearchSpace(x=hpo.Float(-1, 1))
     population = populated(space, range(9))
     breeder = TimeBudgetedSurrogate(space, NEVER_RANDOM, clock=lambda: 0.0, background=True)
     assert breeder.breed(population, random.Random(0)).operator == "random"
-    assert thread.waited == [], "nothing is to be judged yet"
+    assert waited == [], "nothing is to be judged yet"
     population.add(Member("0-1-0", (0.5,), (0.0,), COMPLETED))
     assert [breeder.breed(population, random.Random(n)).operator for n in range(3)] == ["evolution"] * 3
-    assert thread.waited[0] > 0 and set(thread.waited[1:]) == {0.0}
-    thread.over = True
+    assert waited[0] > 0 and set(waited[1:]) == {0.0}
+    alive.append(False)
     assert breeder.breed(population, random.Random(0)).operator == "surrogate"
 
 

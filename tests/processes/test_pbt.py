@@ -6,6 +6,7 @@ import json
 import random
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,13 +171,6 @@ def inherited(directory: Path) -> dict[str, str]:
     }
 
 
-class Idle:
-    """A crew that is never asked for anything."""
-
-    def listen(self, on_report: Any) -> None:
-        pass
-
-
 def settings(directory: Path, **more: Any) -> dict[str, Any]:
     return {"directory": directory, "evaluations": 60, "kind": "pbt", "pool": 6, "isolation": "inline"} | more
 
@@ -313,7 +307,8 @@ def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
     )
     for place, migrates in zip(layout.workers, (True, False)):
         around = Surroundings(("here",), 0, 3, 2)
-        leader = assembly.leader(place, Idle(), journal, around)  # type: ignore[arg-type]
+        idle = SimpleNamespace(listen=lambda on_report: None)  # a crew that is never asked for anything
+        leader = assembly.leader(place, idle, journal, around)
         chances = [Member(f"{place.island}-0-{number}", (0.5, 0), (1.0,), COMPLETED) for number in range(20)]
         for one in chances:
             leader._migration.own(one)
