@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -178,8 +179,7 @@ WORDS = st.text("abcé─", min_size=1, max_size=12)
     )
 )
 def test_what_scrolls_by_stays_and_what_is_drawn_is_replaced(steps: list) -> None:
-    terminal = Terminal(40)
-    try:
+    with closing(Terminal(40)) as terminal:
         live = LivePanel(terminal.handle)
         live.start()
         stays: list[str] = []
@@ -193,8 +193,6 @@ def test_what_scrolls_by_stays_and_what_is_drawn_is_replaced(steps: list) -> Non
         live.draw(None, Text("the end"))
         live.stop()
         assert terminal.rows == [*stays, "the end"] and not terminal.screen.cursor.hidden
-    finally:
-        terminal.close()
 
 
 def test_a_panel_that_a_narrower_terminal_has_wrapped_is_erased_whole() -> None:
