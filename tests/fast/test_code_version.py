@@ -83,11 +83,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Files ----------------------------------------------------------------------------------------------------
 
 
-def test_the_tasks_file_and_what_it_imports_from_beside_it(project: Path) -> None:
-    assert sorted(code_at(project).files) == IMPORTED
-    assert code_at(project).files["task.py"] == FILES["task.py"].encode()
-
-
 def test_a_changed_file_changes_the_hash_where_it_is_imported(project: Path) -> None:
     for name in FILES:
         before = code_at(project)

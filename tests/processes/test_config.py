@@ -348,9 +348,10 @@ def test_the_environment_names_the_launcher() -> None:
         assert launcher(environ) == expected, environ
 
 
-def test_space_layout_and_task_import_neither_pydantic_nor_numpy_nor_torch() -> None:
+def test_space_layout_task_and_metrics_import_neither_pydantic_nor_numpy_nor_torch() -> None:
     code = (
         "import sys, hpo.space.space, hpo.config.layout, hpo.task.task\n"
+        "from hpo.task.metrics import keep; keep('m', [1, 2.0], {}, {}); keep('m', object(), {}, {})\n"
         "print([m for m in ('pydantic', 'numpy', 'torch', 'cloudpickle', 'propulate') if m in sys.modules])"
     )
     assert called(sys.executable, "-c", code, env={"PYTHONPATH": str(ROOT)}).stdout.strip() == "[]"

@@ -21,7 +21,6 @@ import pytest
 from cases import cases
 from individuals import make_job
 from places import ROOT, TESTS
-from skips import NOT_POSSIBLE
 from stand_in_torch import torch_that_finds
 
 import hpo
@@ -631,19 +630,6 @@ def test_binding_to_one_core_is_not_inherited_and_one_rank_needs_no_torch(single
         os.sched_setaffinity(0, cores)
     seen = single.finish().metrics
     assert seen["cores"] >= len(cores) and seen["threads"] == str(seen["cores"]) and seen["torch"] is False
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason=f"{NOT_POSSIBLE}one core")
-def test_evaluators_of_a_host_have_cores_of_their_own(bench: Bench) -> None:
-    bench.works()  # by threads of torch's
-    found = [
-        {frozenset(os.sched_getaffinity(int(one.name))) for one in Path(f"/proc/{pid}/task").iterdir()}
-        for pid in bench.pids
-    ]
-    shares = [share for (share,) in found]
-    assert frozenset.union(*shares) == os.sched_getaffinity(0) and sum(map(len, shares)) == len(
-        os.sched_getaffinity(0)
-    )
 
 
 def test_worker_that_spans_hosts_meets_on_the_interface_named(make: Callable[..., Bench]) -> None:
