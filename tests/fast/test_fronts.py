@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from pathlib import Path
 
 import journals
@@ -78,29 +79,39 @@ def test_what_was_known_before_counts_from_the_start(tmp_path):
     assert [one.id for one in results.Result(path).front] == ["0-0-0", "known-2"]
 
 
+def record_of(points, ways):
+    """The record of a campaign in which these values of a, b and c were found one after another."""
+    individuals = [
+        make_individual(
+            id=f"0-0-{n}", params={}, status="completed", finished=n, objectives=dict(zip("abc", one))
+        )
+        for n, one in enumerate(points)
+    ]
+    return make_record(individuals, dict(zip("abc", ways)))
+
+
 @given(
     st.lists(st.tuples(*[st.integers(0, 6).map(float)] * 3), min_size=1, max_size=12),
     st.tuples(*[st.sampled_from(["minimize", "maximize"])] * 3),
 )
 def test_three_objectives_against_counting_cells(points, ways):
     """Whole numbers up to a corner: the volume is the number of unit cells that some point dominates."""
-    names = ["a", "b", "c"]
     signs = [-1.0 if way == "maximize" else 1.0 for way in ways]
-    individuals = [
-        make_individual(
-            id=f"0-0-{n}", params={}, status="completed", finished=n,
-            objectives={k: s * v for k, s, v in zip(names, signs, one)},
-        )
-        for n, one in enumerate(points)
-    ]  # fmt: skip
-    record = make_record(individuals, dict(zip(names, ways)))
-    found = fronts.hypervolume(record, {name: sign * 5.0 for name, sign in zip(names, signs)})
+    record = record_of([[sign * value for sign, value in zip(signs, one)] for one in points], ways)
+    found = fronts.hypervolume(record, {name: sign * 5.0 for name, sign in zip("abc", signs)})
     cells = {(x, y, z) for x in range(5) for y in range(5) for z in range(5)}
     for value, count in zip(found.values, range(1, len(points) + 1)):
         dominated = [
             cell for cell in cells if any(all(p <= c for p, c in zip(one, cell)) for one in points[:count])
         ]
         assert value == pytest.approx(len(dominated))
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([-math.inf, 0.0, 1.0, 2.0, math.inf])] * 3), max_size=12))
+def test_a_front_is_what_nothing_dominates_also_with_infinite_values_of_a_damaged_journal(points):
+    best = [one for one in points if not any(a != one and all(map(operator.le, a, one)) for a in points)]
+    front = fronts.front(record_of(points, ["minimize"] * 3))
+    assert [tuple(one.objectives.values()) for one in front] == sorted(best)
 
 
 def test_the_knee_is_nearest_to_the_ideal_in_units_of_the_front(tmp_path):
