@@ -164,7 +164,14 @@ def baselines_of(task: Any, module: str, asked: Sequence[str] | None = None) -> 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
     """``options`` of a task as arguments of its module's command line."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
+    flags = []
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            flags.append(f"--{option}={value}")
+    return flags
 
 
 def best_beside(result: hpo.Result, default: Individual, task: Any) -> Individual:

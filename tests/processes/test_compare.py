@@ -21,6 +21,7 @@ from places import ROOT
 import hpo
 from hpo.cluster.hosts import Host
 from search_spaces.building_blocks.recipes import Run
+from search_spaces.standalone import arguments as command_line
 
 
 @pytest.fixture
@@ -123,6 +124,18 @@ def test_the_best_beside_a_default_has_the_best_score_among_those_that_cost_no_m
             assert found.objectives["steps"] == best
     alone = SimpleNamespace(objectives={"value": "maximize"})
     assert compare.best_beside(SimpleNamespace(best=default), None, alone) is default
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "jobs").glob("*_small.toml")), ids=lambda path: path.stem)
+def test_a_campaigns_options_are_arguments_of_its_module(compare: ModuleType, file: Path) -> None:
+    campaign = hpo.Campaign.from_file(file)
+    module = importlib.import_module(compare.importable(str(campaign.settings.task), file))
+    given = campaign.settings.task_options
+    read = command_line.read(module.make_task, compare.flags_of({**given, "seed": None}))
+    assert module.make_task(**read.options).options == campaign.task.options
+    # Off where it is on, and the other way round.
+    other = {name: not value for name, value in given.items() if isinstance(value, bool)}
+    assert command_line.read(module.make_task, compare.flags_of(other)).options.items() >= other.items()
 
 
 def test_a_score_has_the_module_s_name_for_it(compare: ModuleType) -> None:
