@@ -47,7 +47,8 @@ def good(record: CampaignRecord) -> set[str]:
         chosen = numpy.argsort(losses[:, 0], kind="stable")[:most]
     else:
         # Members of a front cannot be ranked, so whole fronts are taken as long as they fit.
-        ranks = pareto_rank(losses)
+        # moocore crashes on infinite values, which a damaged journal may have.
+        ranks = pareto_rank(numpy.nan_to_num(losses))
         counts = numpy.cumsum(numpy.bincount(ranks))
         last = max(0, int(numpy.searchsorted(counts, most, side="right")) - 1)
         chosen = numpy.flatnonzero(ranks <= last)
