@@ -216,35 +216,26 @@ def train(
         # Forward passes open their own, as ``precision`` says.
         without_autocast(device),
         matrix_products(device, precision),
+        Communicator(topology=topology, timeout=timeout, device=device, among=group) as communicator,
     ):
-        communicator = Communicator(topology=topology, timeout=timeout, device=device, among=group)
-        try:
-            agreed = {**settings.agreed(), "checkpoint": "a directory" if saved else "None"}
-            agree_on_start(communicator, model, method, agreed, saved=saved)
-            if not any(parameter.requires_grad for parameter in model.parameters()):
-                raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
-            # Deleted once the run has it: weights that a decomposition replaces would otherwise stay in memory.
-            made = _made(optimizer, model, parameter_groups)
-            refuse_foreign_tensors(
-                model.parameters(),
-                made,
-                remedy="Give what is trained of a loss to the model, and compute the loss in it or by step=.",
-            )
-            refuse_other_optimizers(communicator.service, made)
-            if communicator.rank == 0:
-                warn_of_evaluation_mode(model)
-            run = TrainingRun(settings, communicator, made, method)
-            del made
-            with closing(run):
-                result = run.to_the_end()
-            communicator.close(keep=True)
-            return result
-        except Exception as error:
-            # All ranks raise an error that says so after the same call, as where ``report`` ends a poor run.
-            communicator.close(keep=getattr(error, "on_all_ranks", False) is True)
-            raise
-        finally:
-            communicator.close()
+        agreed = {**settings.agreed(), "checkpoint": "a directory" if saved else "None"}
+        agree_on_start(communicator, model, method, agreed, saved=saved)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
+        # Deleted once the run has it: weights that a decomposition replaces would otherwise stay in memory.
+        made = _made(optimizer, model, parameter_groups)
+        refuse_foreign_tensors(
+            model.parameters(),
+            made,
+            remedy="Give what is trained of a loss to the model, and compute the loss in it or by step=.",
+        )
+        refuse_other_optimizers(communicator.service, made)
+        if communicator.rank == 0:
+            warn_of_evaluation_mode(model)
+        run = TrainingRun(settings, communicator, made, method)
+        del made
+        with closing(run):
+            return run.to_the_end()
 
 
 def _made(

@@ -25,13 +25,13 @@ from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
 from trainers.methods.strategy import Method, Setup
 from trainers.names import plain, plain_name, renamed
+from trainers.optim.composite import parameters_in
 from trainers.precision import autocast_as_now, without_autocast
 from trainers.run.model_checks import (
     EXCHANGE,
     agree_on_start,
     check_kinds_of,
     check_optimizer,
-    parameters_in,
     refuse_foreign_tensors,
     refuse_held,
     refuse_wrapped,

@@ -79,16 +79,17 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def _older_setting(allowed: str, *, after: str) -> Iterator[None]:
-    with warnings.catch_warnings():
-        # torch 2.9 advises the newer setting, with which it could not compile.
-        warnings.simplefilter("ignore")
-        torch.set_float32_matmul_precision(allowed)
+    def set_to(precision: str) -> None:
+        with warnings.catch_warnings():
+            # torch 2.9 advises the newer setting, with which it could not compile.
+            warnings.simplefilter("ignore")
+            torch.set_float32_matmul_precision(precision)
+
+    set_to(allowed)
     try:
         yield
     finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.set_float32_matmul_precision(after)
+        set_to(after)
 
 
 def _backends() -> tuple[Any, ...]:

@@ -38,12 +38,17 @@ def plan(
     ]
 
 
+def of_steps(planned: list[list[list[Batch]]]) -> list[set[int]]:
+    """The samples of each step, over all ranks and passes."""
+    return [{*seen([*ranks])} for ranks in zip(*planned, strict=True)]
+
+
 def seen(steps: list[list[Batch]]) -> list[int]:
     return [index for passes in steps for batch in passes for index in batch.indices.tolist()]
 
 
 @st.composite
-def assignments(draw: st.DrawFn) -> tuple[Overlapping, int]:
+def assignments(draw: st.DrawFn) -> tuple[Overlapping | Disjoint, int]:
     """An assignment and a number of ranks that it fits."""
     ranks = draw(st.integers(1, 6))
     copies = draw(st.integers(1, ranks))
@@ -51,6 +56,7 @@ def assignments(draw: st.DrawFn) -> tuple[Overlapping, int]:
     return draw(
         st.sampled_from(
             [
+                Disjoint(),
                 Coarse(shards=draw(st.sampled_from(divisors))),
                 FullOverlap(),
                 MediumCoarse(copies=copies),
@@ -62,10 +68,10 @@ def assignments(draw: st.DrawFn) -> tuple[Overlapping, int]:
 
 @given(assignments(), st.integers(60, 200), st.integers(1, 20), st.integers(1, 2), SEEDS)
 def test_over_the_epochs_of_an_overlap_epoch_each_holder_sees_its_samples_once(
-    assigned: tuple[Overlapping, int], samples: int, batch_size: int, accumulate: int, seed: int
+    assigned: tuple[Overlapping | Disjoint, int], samples: int, batch_size: int, accumulate: int, seed: int
 ) -> None:
     assignment, ranks = assigned
-    copies = assignment.copies_of(ranks)
+    copies = 1 if isinstance(assignment, Disjoint) else assignment.copies_of(ranks)
     totals: list[list[int]] = [[] for _ in range(ranks)]
     for epoch in range(copies):
         steps = plan(
@@ -83,6 +89,9 @@ def test_over_the_epochs_of_an_overlap_epoch_each_holder_sees_its_samples_once(
             sizes = [len(batch.indices) for passes in own for batch in passes]
             assert min(sizes) >= 1
             assert max(sizes) - min(sizes) <= 1
+            if isinstance(assignment, Disjoint):
+                assert max(sizes) <= max(batch_size, 2)
+                assert samples % (ranks * accumulate * batch_size) or {*sizes} == {batch_size}
             totals[rank] += seen(own)
         for of_step in zip(*steps, strict=True):
             # Mean over ranks and passes of weight × mean loss is the mean over the step's samples.
@@ -92,6 +101,23 @@ def test_over_the_epochs_of_an_overlap_epoch_each_holder_sees_its_samples_once(
                 assert batch.weight / len(batches) == pytest.approx(len(batch.indices) / count)
     assert all(len(set(total)) == len(total) for total in totals)
     assert Counter(index for total in totals for index in total) == dict.fromkeys(range(samples), copies)
+
+
+@given(st.integers(24, 300), st.integers(1, 20))
+def test_a_step_s_samples_do_not_depend_on_who_shares_them(samples: int, per_step: int) -> None:
+    whole = of_steps(plan(Disjoint(), samples=samples, ranks=1, batch_size=per_step * 6))
+    for ranks, accumulate in ((6, 1), (3, 2), (2, 3), (1, 6)):
+        if samples // 6 >= len(whole):
+            sizes = {"batch_size": per_step, "accumulate": accumulate}
+            assert of_steps(plan(Disjoint(), samples=samples, ranks=ranks, **sizes)) == whole
+
+
+def test_epochs_and_seeds_decide_the_order() -> None:
+    first, again, later, other = (
+        of_steps(plan(Disjoint(), samples=64, ranks=2, batch_size=8, epoch=epoch, seed=seed))
+        for epoch, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    assert first == again and first not in (later, other)
 
 
 def holders(assignment: Overlapping, samples: int, ranks: int) -> list[set[int]]:
@@ -161,9 +187,10 @@ def test_effective_epochs_are_the_fewest_that_complete_overlap_epochs(epochs: in
         (MediumCoarse(copies=5), "copies=5 4"),
         (FineGrained(copies=0), "copies=0 4"),
         (MediumCoarse(copies=1), "6 samples 4 ranks 2"),
+        (Disjoint(), "6 samples 4 ranks 2"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused(assignment: Overlapping, words: str) -> None:
+def test_what_ranks_cannot_share_is_refused(assignment: Overlapping | Disjoint, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         plan(assignment, samples=6, ranks=4, accumulate=2)
     assert all(word in str(caught.value) for word in words.split())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from cases import cases
-from hypothesis import given
-from hypothesis import strategies as st
+from resuming import assert_same_in_pieces
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import trainers
-from trainers.data.batches import Batch, Disjoint, in_order
+from trainers.data.batches import Batch, in_order
 from trainers.data.fetching import Collated
 from trainers.data.loader import Loader
 from trainers.randomness import derive, generators_kept, seed_generators
@@ -26,72 +26,6 @@ CPU = torch.device("cpu")
 def load(samples: Any, batches: list[Batch], *, processes: int = 0) -> Iterator[tuple[Any, Any]]:
     with Loader(samples, device=CPU, processes=processes) as loader:
         yield from loader.batches(batches)
-
-
-def plans(
-    samples: int, ranks: int, *, epoch: int = 0, seed: int = 0, **keywords: int
-) -> list[list[list[Batch]]]:
-    """Batches by rank and step."""
-    given_or_one = {"batch_size": 1, "accumulate": 1, **keywords}
-    return [
-        Disjoint().epoch(samples=samples, epoch=epoch, seed=seed, rank=rank, ranks=ranks, **given_or_one)
-        for rank in range(ranks)
-    ]
-
-
-def step_samples(plan: list[list[list[Batch]]]) -> list[set[int]]:
-    """The samples of each step, over all ranks and passes."""
-    return [
-        {index for rank in ranks for batch in rank for index in batch.indices.tolist()}
-        for ranks in zip(*plan, strict=True)
-    ]
-
-
-@given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3), st.integers(0, 3))
-def test_disjoint_covers_every_sample_once_in_even_batches(
-    samples: int, ranks: int, batch_size: int, accumulate: int, epoch: int
-) -> None:
-    if samples < ranks * accumulate:
-        with pytest.raises(ValueError, match="every batch needs a sample"):
-            plans(samples, ranks, batch_size=batch_size, accumulate=accumulate)
-        return
-    plan = plans(samples, ranks, batch_size=batch_size, accumulate=accumulate, epoch=epoch)
-    batches = [batch for steps in plan for passes in steps for batch in passes]
-    assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(samples))
-    assert len({len(steps) for steps in plan}) == 1
-    assert all(len(passes) == accumulate for steps in plan for passes in steps)
-    sizes = [len(batch.indices) for batch in batches]
-    assert min(sizes) >= 1
-    assert max(sizes) <= max(batch_size, 2)
-    assert max(sizes) - min(sizes) <= 1
-    if samples % (ranks * accumulate * batch_size) == 0:
-        assert set(sizes) == {batch_size}
-
-
-@given(st.integers(24, 300), st.integers(1, 20))
-def test_a_step_s_samples_do_not_depend_on_who_shares_them(samples: int, per_step: int) -> None:
-    whole = step_samples(plans(samples, 1, batch_size=per_step * 6))
-    for ranks, accumulate in ((6, 1), (3, 2), (2, 3), (1, 6)):
-        if samples // 6 >= len(whole):
-            assert step_samples(plans(samples, ranks, accumulate=accumulate, batch_size=per_step)) == whole
-
-
-@given(st.integers(6, 200), st.integers(1, 3), st.integers(2, 9), st.integers(1, 2))
-def test_weights_make_the_average_of_means_the_mean_of_all(
-    samples: int, ranks: int, batch_size: int, accumulate: int
-) -> None:
-    values = torch.randn(samples, dtype=torch.float64, generator=torch.Generator().manual_seed(samples))
-    plan = plans(samples, ranks, batch_size=batch_size, accumulate=accumulate)
-    for indices, step in zip(step_samples(plan), zip(*plan, strict=True), strict=True):
-        parts = [values[batch.indices].mean() * batch.weight for rank in step for batch in rank]
-        assert torch.stack(parts).mean().item() == pytest.approx(values[list(indices)].mean().item())
-
-
-def test_epochs_and_seeds_decide_the_order() -> None:
-    first = step_samples(plans(64, 2, batch_size=8))
-    assert first == step_samples(plans(64, 2, batch_size=8))
-    assert first != step_samples(plans(64, 2, batch_size=8, epoch=1))
-    assert first != step_samples(plans(64, 2, batch_size=8, seed=1))
 
 
 class Noisy(Dataset[Any]):
@@ -106,8 +40,8 @@ class Noisy(Dataset[Any]):
 
 
 def noisy_batches(processes: int) -> list[tuple[Tensor, Tensor]]:
-    batches = [batch for passes in plans(20, 1, batch_size=6)[0] for batch in passes]
-    return [(inputs["x"], targets) for inputs, targets in load(Noisy(), batches, processes=processes)]
+    read = load(Noisy(), in_order(range(20), batch_size=6), processes=processes)
+    return [(inputs["x"], targets) for inputs, targets in read]
 
 
 def draw() -> tuple[float, float, float]:
@@ -311,24 +245,13 @@ class ByName(Dataset[tuple[Tensor, Tensor]]):
         return torch.full((4,), float(name) + self.shift), torch.zeros(1)
 
 
-def trained_by_name(directory: Path | None, stop_after: int | None = None) -> Tensor:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
-    calls = iter(range(10**6))
-    trainers.train(
-        model,
-        Subset(ByName(), [str(number) for number in range(8)]),  # type: ignore[arg-type]
-        loss=torch.nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.001),
-        epochs=2,
-        batch_size=1,
-        checkpoint=directory,
-        interrupt=lambda: next(calls) == stop_after,
-    )
-    return model[1].weight.detach()
-
-
 def test_a_run_goes_on_bit_for_bit_where_set_epoch_seeds_the_global_generator(tmp_path: Path) -> None:
-    with pytest.raises(trainers.Interrupted):
-        trained_by_name(tmp_path, stop_after=11)
-    assert torch.equal(trained_by_name(tmp_path), trained_by_name(None))
+    def make() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+
+    run = partial(
+        trainers.train, train_set=Subset(ByName(), [str(number) for number in range(8)]), batch_size=1, epochs=2,
+        loss=torch.nn.functional.mse_loss, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.001),
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert_same_in_pieces(run, make, tmp_path, [11])

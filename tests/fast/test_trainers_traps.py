@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import After, assert_identical, state_of
+from resuming import After, assert_identical, assert_same_in_pieces, state_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer
@@ -163,16 +163,9 @@ METHODS = [
 def test_several_optimizers_train_all_by_every_method_and_resume(
     tmp_path: Path, method: trainers.Method
 ) -> None:
-    whole, pieces, began = model(), model(), state_of(model())
-    settings = {"optimizer": muon_and_adamw, "method": method, "epochs": 4}
-    train(whole, **settings)
-    for steps in (3, 6, None):
-        interrupt = None if steps is None else After(steps)
-        try:
-            train(pieces, checkpoint=tmp_path, interrupt=interrupt, **settings)
-        except trainers.Interrupted:
-            pieces = model()
-    assert_identical(state_of(whole), state_of(pieces))
+    began = state_of(model())
+    settings: dict[str, Any] = {"optimizer": muon_and_adamw, "method": method, "epochs": 4}
+    whole = assert_same_in_pieces(train, model, tmp_path, (3, 6), **settings)
     after = trainers.merged(whole).state_dict()
     assert all(not torch.equal(value, after[name]) for name, value in began.items())
 

@@ -49,33 +49,21 @@ def test_a_second_run_of_daso_takes_over_the_groups_of_the_first(device: torch.d
             assert apart(second, first, start) <= most
 
 
-def in_turn(script: str, device: torch.device, times: int) -> dict[str, Any]:
+@pytest.mark.parametrize(("kind", "times"), [("worker", 100), ("run", 25)])
+def test_groups_are_made_used_and_left_in_turn(
+    device: torch.device, figures: dict[str, Any], kind: str, times: int
+) -> None:
+    """Of NCCL, or of gloo on the CPU: those of a worker between evaluations, and those of runs of ``trainers``."""
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(script), str(device), str(times)],
+        [sys.executable, Path(__file__).with_name("groups_in_turn.py"), kind, str(device), str(times)],
         env=ENVIRONMENT,
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def assert_nothing_grows(settled: dict[str, int], last: dict[str, int]) -> None:
+    found = figures[f"groups of one rank, in turn, of a {kind}"] = json.loads(done.stdout.splitlines()[-1])
+    of_a_worker = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    assert kind == "run" or found["backend"] == of_a_worker
+    settled, last = found["settled"], found["last"]
     assert last["files"] <= settled["files"] + 8
     assert last["threads"] <= settled["threads"] + 8
     assert last["device_mib"] <= settled["device_mib"] + 64
-
-
-def test_a_group_is_formed_and_left_a_hundred_times(device: torch.device, figures: dict[str, Any]) -> None:
-    """Of NCCL, as between evaluations of a worker; of gloo on the CPU."""
-    found = figures["groups of one rank, in turn"] = in_turn("groups_in_turn.py", device, 100)
-    assert found["backend"] == ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    assert_nothing_grows(found["after 20"], found["after 100"])
-
-
-def test_groups_of_runs_are_made_used_and_given_back_in_turn(
-    device: torch.device, figures: dict[str, Any]
-) -> None:
-    """By the functions of ``trainers``, on a GPU over NCCL, with what its channels send."""
-    found = figures["groups of a run of one rank, in turn"] = in_turn("run_groups_in_turn.py", device, 10)
-    assert_nothing_grows(found["after 5"], found["after 10"])

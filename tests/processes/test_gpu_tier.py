@@ -26,7 +26,7 @@ def test_check_gpu_runs_all_of_them() -> None:
     )
 
 
-@pytest.mark.parametrize("script", ["groups_in_turn.py", "run_groups_in_turn.py"])
-def test_groups_are_formed_and_left_in_turn(script: str) -> None:
-    done = called(sys.executable, f"tests/gpu/{script}", "cpu", 3, cwd=ROOT)
+@pytest.mark.parametrize("kind", ["worker", "run"])
+def test_groups_are_formed_and_left_in_turn(kind: str) -> None:
+    done = called(sys.executable, "tests/gpu/groups_in_turn.py", kind, "cpu", 5, cwd=ROOT)
     assert json.loads(done.stdout.splitlines()[-1])["backend"] == "gloo"

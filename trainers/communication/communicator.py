@@ -190,6 +190,13 @@ class Communicator:
             self._groups = None
         give_back(self._own_groups)
 
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # All ranks raise an error that says so after the same call, as where ``report`` ends a poor run.
+        self.close(keep=error is None or getattr(error, "on_all_ranks", False) is True)
+
     def _control(
         self, caller: dist.ProcessGroup, members: list[int], backends: dict[str, str], *, apart: bool
     ) -> dist.ProcessGroup:

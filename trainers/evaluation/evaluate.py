@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import timedelta
 
 import torch
@@ -64,28 +64,29 @@ def evaluate(
     check_metrics(metrics)
     check_reading("samples", samples, loader_processes=loader_processes, collate=collate)
     device = device_of(model)
-    with current(device), matrix_products(device, precision):
-        communicator = Communicator(topology=None, timeout=timeout, device=device, among=group)
-        try:
-            rank, ranks = communicator.rank, communicator.size
-            made = Loader(
-                samples, device=device, processes=loader_processes, collate=collate, rank=rank, ranks=ranks
-            )
-            with made as loader:
-                found = scores(
-                    model,
-                    samples,
-                    loader,
-                    forward=Forward(step=step),
-                    metrics=metrics,
-                    batch_size=batch_size,
-                    precision=precision,
-                    channel=communicator.service,
-                )
-            communicator.close(keep=True)
-            return found
-        finally:
-            communicator.close()
+    with (
+        current(device),
+        matrix_products(device, precision),
+        Communicator(topology=None, timeout=timeout, device=device, among=group) as communicator,
+        Loader(
+            samples,
+            device=device,
+            processes=loader_processes,
+            collate=collate,
+            rank=communicator.rank,
+            ranks=communicator.size,
+        ) as loader,
+    ):
+        return scores(
+            model,
+            samples,
+            loader,
+            forward=Forward(step=step),
+            metrics=metrics,
+            batch_size=batch_size,
+            precision=precision,
+            channel=communicator.service,
+        )
 
 
 # Not inference_mode: tensors that a model keeps from a forward pass, such as masks, could not be used in training.
@@ -167,13 +168,8 @@ def device_of(model: nn.Module) -> torch.device:
     return devices.pop()
 
 
-@contextmanager
-def current(device: torch.device) -> Iterator[None]:
+def current(device: torch.device) -> AbstractContextManager[object]:
     """Context in which ``device`` is torch's current device if it is a GPU."""
     # Libraries that allocate memory without naming a device use the current device. By default, that is the first GPU
     # of the node, which would get a context of every rank.
-    if device.type != "cuda":
-        yield
-        return
-    with torch.cuda.device(device):
-        yield
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -19,6 +19,7 @@ from torch.nn.functional import conv1d, conv2d, linear
 from torch.optim import Optimizer
 
 from trainers.names import format_of, plain_name
+from trainers.optim.composite import parameters_in
 from trainers.precision import full_precision
 
 SMALLEST_SIDE = 16
@@ -142,7 +143,7 @@ def weights_to_factorise(
             "full_rank_last_layer leave whole. Widen the model, or use another method; where a run has left it in "
             "factors, begin with trainers.merged(model)."
         )
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = parameters_in(optimizer)
     for weight in weights:
         if id(weight.whole) not in trained:
             raise ValueError(

@@ -155,7 +155,7 @@ def _place(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[list[nn.Param
 
 def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
     """Initialise the state of ``new`` for optimizers that do not do so at their next step."""
-    # Adagrad makes states in its constructor; Ftrl's must be made for the present value of the weight.
+    # Adagrad makes states in its constructor.
     if isinstance(optimizer, torch.optim.Adagrad):
         start = optimizer.defaults["initial_accumulator_value"]
         device = new.device if optimizer.defaults["fused"] else None
@@ -163,8 +163,6 @@ def _begin(optimizer: Optimizer, new: nn.Parameter) -> None:
             "step": torch.tensor(0.0, device=device),
             "sum": torch.full_like(new, start),
         }
-    elif isinstance(optimizer, Ftrl):
-        optimizer.settle(new)
 
 
 def _understood(state: dict[str, object], parameter: nn.Parameter) -> bool:

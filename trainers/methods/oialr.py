@@ -36,6 +36,7 @@ from trainers.methods.strategy import (
     is_method,
     steps_of,
 )
+from trainers.optim.composite import parameters_in
 from trainers.precision import full_precision
 
 _log = logging.getLogger("trainers.methods")
@@ -327,7 +328,7 @@ class _OIALRStrategy(Strategy):
 @torch.no_grad()
 def _start_whole(setup: Setup) -> None:
     """Make weights whole whose factors the optimizer trains, and let it train the whole weights instead."""
-    held = {id(parameter) for group in setup.optimizer.param_groups for parameter in group["params"]}
+    held = parameters_in(setup.optimizer)
     made = []
     for weight in matrix_weights(setup.model):
         trained = [factor for factor in weight.factors.values() if id(factor) in held]

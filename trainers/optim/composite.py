@@ -97,3 +97,8 @@ def part_of(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
 def kind_of(optimizer: Optimizer) -> str:
     """Class name of ``optimizer``, or of the parts of a ``Composite``."""
     return optimizer.kind if isinstance(optimizer, Composite) else type(optimizer).__name__
+
+
+def parameters_in(optimizer: Optimizer) -> set[int]:
+    """Identities of the parameters of ``optimizer``."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -18,7 +18,7 @@ from trainers.communication.rank_consistency import refuse_other_models, refuse_
 from trainers.communication.topology import Topology
 from trainers.evaluation.evaluate import device_of
 from trainers.methods.strategy import Method, is_method
-from trainers.optim.composite import Composite
+from trainers.optim.composite import Composite, parameters_in
 
 EXCHANGE = "the method's exchange of parameters"
 """For ``refuse_held``, where a method replaces parameters."""
@@ -77,11 +77,6 @@ def refuse_wrapped(model: nn.Module) -> None:
                 f"model: {name} is a DTensor, as fully_shard and tensor parallelism make it, and methods exchange "
                 "whole tensors. Pass the model before it is sharded."
             )
-
-
-def parameters_in(optimizer: Optimizer) -> set[int]:
-    """Identities of the parameters of ``optimizer``."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def refuse_foreign_tensors(parameters: Iterable[nn.Parameter], optimizer: Optimizer, *, remedy: str) -> None:

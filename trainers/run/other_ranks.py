@@ -108,17 +108,8 @@ class OtherRanks:
 
     def _steps_per_epoch(self) -> int:
         """Steps of an epoch of the run that was saved."""
-        with torch.device("cpu"):
-            planned = self.settings.dealing.epoch(
-                samples=length_of(self.settings.train_set),
-                epoch=0,
-                seed=self.settings.seed,
-                rank=0,
-                ranks=self.found.ranks,
-                batch_size=self._saved_count("batch_size"),
-                accumulate=self._saved_count("accumulate"),
-            )
-        return len(planned)
+        sizes = {name: self._saved_count(name) for name in ("batch_size", "accumulate")}
+        return len(self.settings.planned(epoch=0, rank=0, ranks=self.found.ranks, **sizes))
 
     def _merged(self, owns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """This rank's part of what each saving rank kept for itself."""

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_integer, is_number, is_whole, make_plain
 from trainers.checkpoints.callables import settings_of
-from trainers.data.batches import Disjoint, InTurn, SampleAssignment, length_of
+from trainers.data.batches import Batch, Disjoint, InTurn, SampleAssignment, length_of
 from trainers.data.fetching import Collate, check_reading
 from trainers.data.streams import stream_of
 from trainers.evaluation.forward import Forward, Loss, Step
@@ -142,6 +142,19 @@ class TrainSettings:
     def dealing(self) -> SampleAssignment:
         """The ``assignment``, or the order of a stream."""
         return self.assignment if stream_of(self.train_set) is None else InTurn()
+
+    def planned(self, *, epoch: int, rank: int, ranks: int, **sizes: int) -> list[list[Batch]]:
+        """Batches of ``rank`` in each step of ``epoch``; ``sizes`` stand for batch_size and accumulate if given."""
+        # On the CPU whatever the user's default device is, whose generators give other numbers.
+        with torch.device("cpu"):
+            return self.dealing.epoch(
+                samples=length_of(self.train_set),
+                epoch=epoch,
+                seed=self.seed,
+                rank=rank,
+                ranks=ranks,
+                **{"batch_size": self.batch_size, "accumulate": self.accumulate, **sizes},
+            )
 
     @property
     def deals_all_alike(self) -> bool:

@@ -13,9 +13,9 @@ from trainers.communication.rank_consistency import refuse_other_settings
 from trainers.methods.strategy import Setup, State, Strategy
 from trainers.modes import Modes
 from trainers.names import plain_name, renamed
-from trainers.optim.composite import Composite
+from trainers.optim.composite import Composite, parameters_in
 from trainers.optim.moving_average import MovingAverage
-from trainers.run.model_checks import parameters_in, refuse_foreign_tensors
+from trainers.run.model_checks import refuse_foreign_tensors
 
 
 class Thawing:

@@ -20,7 +20,7 @@ from trainers.checkpoints.save_timer import SaveTimer
 from trainers.communication.buckets import averaged_over_ranks, reconcile_buffers
 from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import refuse_other_settings
-from trainers.data.batches import Batch, length_of
+from trainers.data.batches import Batch
 from trainers.data.loader import Loader
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
@@ -56,7 +56,7 @@ class TrainingRun:
         self.model = settings.model
         self.optimizer = optimizer
         modes = modes_of(self.model)
-        planned = self._plan(epoch=0)
+        planned = settings.planned(epoch=0, rank=communicator.rank, ranks=communicator.size)
         self.length = settings.length(len(planned))
         refuse_other_settings(communicator.service, {"steps an epoch": self.length.steps_per_epoch})
         self.recorder = Recorder(settings, communicator)
@@ -171,7 +171,8 @@ class TrainingRun:
     def _train_epoch(self) -> None:
         position, length = self.position, self.length
         epoch, done = divmod(position.steps, length.steps_per_epoch)
-        planned = self._plan(epoch=epoch)
+        rank, ranks = self.communicator.rank, self.communicator.size
+        planned = self.settings.planned(epoch=epoch, rank=rank, ranks=ranks)
         if len(planned) != length.steps_per_epoch:
             raise ValueError(
                 f"assignment: deals {len(planned)} steps in epoch {epoch + 1}, and dealt "
@@ -182,7 +183,7 @@ class TrainingRun:
         # Seeded by step, so that dropout is the same whether the run was interrupted or not. Deriving all at once takes
         # a tenth of the time that deriving each between two steps does.
         seeds = [
-            derive(self.settings.seed, "step", step, self.communicator.rank)
+            derive(self.settings.seed, "step", step, rank)
             for step in range(position.steps, position.steps + len(planned))
         ]
         put_in_training(self.model)
@@ -355,20 +356,6 @@ class TrainingRun:
         return Result(metrics=metrics, history=tuple(history), reason=self.position.reason)
 
     # Parts of a step
-
-    def _plan(self, *, epoch: int) -> list[list[Batch]]:
-        settings = self.settings
-        # On the CPU whatever the user's default device is, whose generators give other numbers.
-        with torch.device("cpu"):
-            return settings.dealing.epoch(
-                samples=length_of(settings.train_set),
-                epoch=epoch,
-                seed=settings.seed,
-                rank=self.communicator.rank,
-                ranks=self.communicator.size,
-                batch_size=settings.batch_size,
-                accumulate=settings.accumulate,
-            )
 
     def _set_learning_rate(self, step: int) -> float:
         """Set the rate of each group; returns the first, as reading it from a tensor would have the host wait for a

@@ -15,7 +15,7 @@ from trainers.data.own_generators import OwnGenerators
 from trainers.data.probing import probed
 from trainers.data.streams import stream_of
 from trainers.names import plain_name
-from trainers.run.model_checks import parameters_in
+from trainers.optim.composite import parameters_in
 from trainers.run.settings import TrainSettings
 
 
