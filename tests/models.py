@@ -47,10 +47,36 @@ def network(*widths: int) -> nn.Module:
     return nn.Sequential(*layers[:-1]).double()
 
 
-def noisy_model() -> nn.Module:
-    """For ``labelled``: with statistics and dropout."""
+def noisy_model(*widths: int) -> nn.Module:
+    """Of these widths, by default for ``labelled``, with statistics and dropout after the first layer."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+    (first, hidden), *others = pairwise(widths or (6, 16, 16, 2))
+    layers: list[nn.Module] = [nn.Linear(first, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3)]
+    for before, after in others:
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def small_data() -> TensorDataset:
+    """Ten samples of three numbers."""
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(10, 3), torch.randn(10, 1))
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
+
+
+def train_small(net: nn.Module, **changed: Any) -> trainers.Result:
+    """Five steps an epoch, two epochs unless ``steps`` or ``epochs`` say otherwise, and ``small_data`` to validate."""
+    settings: dict[str, Any] = {
+        "loss": mse_loss,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
+        "batch_size": 2,
+        "epochs": None if "steps" in changed else 2,
+    }
+    return trainers.train(net, small_data(), small_data(), **{**settings, **changed})
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

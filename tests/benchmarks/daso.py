@@ -51,6 +51,12 @@ def cycling(sync_every: int, sync_delay: int) -> trainers.DASO:
     )
 
 
+def of_steps(method: trainers.Method, steps: int) -> tuple[Watch, trainers.Result]:
+    """So many steps with ``method``."""
+    adamw = torch.optim.AdamW
+    return course(method, widths=WIDTHS, steps=steps, batch_size=BATCH_SIZE, optimizer=adamw, lr=1e-3)
+
+
 def torch_ddp(*, steps: int) -> Watch:
     """``steps`` steps with torch's DistributedDataParallel, watched as a course is."""
     model = torch.nn.parallel.DistributedDataParallel(perceptron(WIDTHS))
@@ -86,14 +92,7 @@ def measure(rank: int, *, rounds: int, cycles: int) -> list[dict[str, dict[str, 
             if name == TORCH:
                 watch = torch_ddp(steps=last + 2)
             else:
-                watch, result = course(
-                    methods[name],
-                    widths=WIDTHS,
-                    steps=last + 2,
-                    batch_size=BATCH_SIZE,
-                    optimizer=torch.optim.AdamW,
-                    lr=1e-3,
-                )
+                watch, result = of_steps(methods[name], last + 2)
                 own = {"wait_s": result.metrics["wait_s"] / (last + 2)}
             row[name] = {
                 "step_s": watch.step_s(first, last),
@@ -111,14 +110,7 @@ def alone_s(rank: int) -> float:
     first, last = 2 * SYNC_EVERY - 1, 8 * SYNC_EVERY - 1
     found = []
     for _ in range(3):
-        watch, _result = course(
-            cycling(NEVER, 1),
-            widths=WIDTHS,
-            steps=last + 2,
-            batch_size=BATCH_SIZE,
-            optimizer=torch.optim.AdamW,
-            lr=1e-3,
-        )
+        watch, _ = of_steps(cycling(NEVER, 1), last + 2)
         found.append(watch.step_s(first, last))
     return statistics.median(found)
 

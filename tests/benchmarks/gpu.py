@@ -37,7 +37,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from accuracy import VisionTransformer
 from arguments import parser_of
-from oialr import SOURCE_EVERY, SOURCE_STEPS, Materialised, low_rank
+from oialr import Materialised, low_rank
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -49,6 +49,7 @@ from trainers.lowrank.decomposition import svd
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in (".", "gpu"))
 from gpu_results import Results
 
+SOURCE_STEPS, SOURCE_EVERY = 156_000, 1000
 WIDTHS = (512, 1024, 1024, 1024, 10)
 BATCH = 128
 

@@ -1,4 +1,4 @@
-"""OIALR: bytes between nodes, time of a low-rank layer, time of decompositions.
+"""OIALR: bytes between nodes, time of a low-rank layer; gpu.py has the time of decompositions.
 
     python tests/benchmarks/oialr.py [--repeats 5] [--quick]
 
@@ -9,9 +9,6 @@
   it, and of rank k by materialising W = U Σ Vᵀ in each pass, as the published code does. One thread, variants
   interleaved, medians. ``faster_than_materialised`` at k = 192 on 8 192 rows; ``of_full_rank`` is the largest ratio
   over k at 25 216 rows, a batch of 128 images of 197 tokens.
-- Decompositions: seconds of the conversion and of an update of all weights, exchange between ranks included, of a small
-  vision transformer on four ranks. ``share_at_source`` is their share of a run with the numbers of Table A.1, where a
-  step has some thirty times as many rows, so that the share is lower still.
 
 Ends in one line of JSON."""
 
@@ -21,53 +18,45 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from accuracy import VisionTransformer
 from arguments import parser_of
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.utils.data import TensorDataset
-from training import Watch, load_average, noise, perceptron
-from two_nodes import RANKS, RANKS_PER_NODE, Alone, entered, settled
+from training import Watch, course, load_average, perceptron
+from two_nodes import entered, settled
 
 import trainers
-import trainers.methods.oialr
 from trainers.lowrank.layers import factorise, matrix_weights, product
 
 WIDTHS = (256, 512, 512, 512, 512, 10)
-SOURCE_STEPS, SOURCE_EVERY = 156_000, 1000
 LAYERS = {"768 to 768": (768, 768), "768 to 3072": (3072, 768)}
 """Rows and columns of W."""
 WIDTH = 768
 MANY_ROWS, ROWS, FEW_ROWS = 128 * 197, 8192, 256
 
 
-def train_watched(
-    model: nn.Module, data: TensorDataset, method: trainers.Method, *, watch: Callable[[], bool], batch: int
-) -> None:
-    trainers.train(
-        model,
-        data,
-        loss=nn.functional.cross_entropy,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        method=method,
-        epochs=1,
-        batch_size=batch,
-        topology=trainers.Topology(ranks_per_node=RANKS_PER_NODE),
-        interrupt=watch,
-        progress=False,
-    )
-
-
 # Bytes
+
+
+class Trained(Watch):
+    """Notes before each step how much of ``model`` is trained, and the ranks of its weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self.trained: list[int] = []
+        self.ranks: list[list[list[int]]] = []
+
+    def _before(self, step: int) -> None:
+        self.trained.append(sum(p.numel() for p in self._model.parameters() if p.requires_grad))
+        factored = [weight.factors for weight in matrix_weights(self._model) if weight.factors]
+        self.ranks.append([list(factors["sigma"].shape[:1]) for factors in factored])
 
 
 def transmit(rank: int, *, steps: int, every: int) -> dict[str, Any]:
     """What each step and decomposition sent, of this node, and what was trained and decomposed then."""
-    batch = 8
     found: dict[str, Any] = {}
     methods: dict[str, trainers.Method] = {
         "ddp": trainers.DDP(),
@@ -75,29 +64,16 @@ def transmit(rank: int, *, steps: int, every: int) -> dict[str, Any]:
     }
     for name, method in methods.items():
         model = perceptron(WIDTHS)
-        watch = Watch()
-        trained: list[int] = []
-        ranks: list[list[list[int]]] = []
-
-        def look(
-            watch: Watch = watch, trained: list[int] = trained, model: nn.Module = model, ranks: Any = ranks
-        ) -> bool:
-            trained.append(sum(p.numel() for p in model.parameters() if p.requires_grad))
-            ranks.append(
-                [
-                    list(weight.factors["sigma"].shape[:1])
-                    for weight in matrix_weights(model)
-                    if weight.factors
-                ]
-            )
-            return watch()
-
+        watch = Trained(model)
         settled()
-        train_watched(model, noise(steps * batch * RANKS, WIDTHS[0]), method, watch=look, batch=batch)
+        course(
+            method, widths=WIDTHS, steps=steps, batch_size=8, optimizer=torch.optim.AdamW, lr=1e-3, watch=watch,
+            model=model,
+        )  # fmt: skip
         found[name] = {
             "step_bytes": [after - before for before, after in zip(watch.sent, watch.sent[1:])],
-            "trained": trained,
-            "ranks": ranks,
+            "trained": watch.trained,
+            "ranks": watch.ranks,
             "all": watch.sent[-1] - watch.sent[0],
         }
     return found
@@ -232,52 +208,11 @@ def layers(repeats: int, quick: bool) -> dict[str, Any]:
     return found
 
 
-# Decompositions
-
-
-def timed(function: Callable[[Any], None], seconds: list[float]) -> Callable[[Any], None]:
-    def called(self: Any) -> None:
-        begin = time.perf_counter()
-        function(self)
-        seconds.append(time.perf_counter() - begin)
-
-    return called
-
-
-def decompose(rank: int, *, updates: int, width: int) -> dict[str, Any]:
-    """Seconds of the conversion, of updates of all weights, of the other steps."""
-    spent: dict[str, list[float]] = {"_decompose": [], "_update": []}
-    for name, kept in spent.items():
-        setattr(
-            trainers.methods.oialr._OIALRStrategy,
-            name,
-            timed(getattr(trainers.methods.oialr._OIALRStrategy, name), kept),
-        )
-    torch.manual_seed(0)
-    model = VisionTransformer(channels=1, side=8, classes=10, width=width, depth=4, heads=4)
-    every, batch = 4, 64
-    steps = every * (updates + 2)
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(steps * batch * RANKS, 1, 8, 8, generator=generator)
-    data = TensorDataset(images, torch.randint(10, (len(images),), generator=generator))
-    watch = Watch(lambda: 0)
-    method = trainers.OIALR(delay=every, update_every=every, layer_step=1.0)
-    train_watched(model, data, method, watch=watch, batch=batch)
-    lengths = [after - before for before, after in zip(watch.begun, watch.begun[1:])]
-    others = [seconds for step, seconds in enumerate(lengths) if step % every and step > 1]
-    return {
-        "conversion_s": spent["_decompose"][0],
-        "first_update_s": spent["_update"][0],
-        "updates": len(spent["_update"]),
-        "step_s": statistics.median(others),
-    }
-
-
 def main() -> None:
     parser = parser_of(__doc__, quick="few steps, few rows, k a quarter")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    steps, every, updates, width = (40, 8, 1, 64) if options.quick else (120, 20, 3, 192)
+    steps, every = (40, 8) if options.quick else (120, 20)
     options.repeats = 2 if options.quick else options.repeats
     with entered(None) as nodes:
         transmitted = nodes.run(transmit, {"steps": steps, "every": every}, timeout_s=600)
@@ -285,22 +220,6 @@ def main() -> None:
     print(
         f"bytes: {result['bytes_to_expected']:.3f} of what is expected, at the end "
         f"{result['step_of_ddp_at_the_end']:.3f} of DDP's a step with {result['trainable_at_the_end']:.3f} trained",
-        flush=True,
-    )
-    slowest = Alone().run(decompose, {"updates": updates, "width": width}, timeout_s=600)
-    conversion, update = (max(one[key] for one in slowest) for key in ("conversion_s", "first_update_s"))
-    step = statistics.median(one["step_s"] for one in slowest)
-    count = (SOURCE_STEPS - SOURCE_STEPS // 3) // SOURCE_EVERY
-    result |= {
-        "conversion_s": conversion,
-        "update_s": update,
-        "step_s": step,
-        "share_at_source": (conversion + count * update)
-        / (SOURCE_STEPS * step + conversion + count * update),
-    }
-    print(
-        f"conversion {conversion:.2f} s, an update {update:.2f} s, a step {step:.3f} s: "
-        f"{result['share_at_source']:.3%} of the source's run",
         flush=True,
     )
     result["layers"] = layers(options.repeats, options.quick)

@@ -16,14 +16,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from arguments import parser_of
-from torch import nn
-from torch.utils.data import DistributedSampler
+from torch import Tensor, nn
+from torch.utils.data import DistributedSampler, TensorDataset
 from training import load_average, noise, perceptron
 
 import trainers
@@ -75,34 +75,30 @@ def ours(widths: Sequence[int], batch_size: int, *, steps: int, ranks: int, comp
     return seconds_a_step(begun)
 
 
-def torch_ddp(*, steps: int, ranks: int, compiled: bool) -> float:
-    """Seconds of a step with torch's own DistributedDataParallel, by its tutorial's loop, but for data that lie in
-    memory already: a DataLoader would be slower."""
-    model = nn.parallel.DistributedDataParallel(model_of(WIDTHS, compiled=compiled))
+def by_hand(model: nn.Module, data: TensorDataset, batches: Iterable[Tensor]) -> float:
+    """Seconds of a step of a loop that does nothing but train, with ``batches`` of data that lie in memory already: a
+    DataLoader would be slower."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    data = noise(steps * BATCH_SIZE * ranks, WIDTHS[0])
-    begun = []
     inputs, classes = data.tensors
-    for batch in torch.tensor([*DistributedSampler(data)]).split(BATCH_SIZE):
+    begun = []
+    for batch in batches:
         begun.append(time.perf_counter())
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs[batch]), classes[batch]).backward()
         optimizer.step()
     return seconds_a_step(begun)
+
+
+def torch_ddp(*, steps: int, ranks: int, compiled: bool) -> float:
+    """Seconds of a step with torch's own DistributedDataParallel, by its tutorial's loop."""
+    data = noise(steps * BATCH_SIZE * ranks, WIDTHS[0])
+    model = nn.parallel.DistributedDataParallel(model_of(WIDTHS, compiled=compiled))
+    return by_hand(model, data, torch.tensor([*DistributedSampler(data)]).split(BATCH_SIZE))
 
 
 def bare(*, steps: int) -> float:
-    """Seconds of a step of a loop that does nothing but train."""
-    model = perceptron(SMALL_WIDTHS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    inputs, classes = noise(steps * SMALL_BATCH, SMALL_WIDTHS[0]).tensors
-    begun = []
-    for batch in torch.randperm(len(inputs)).split(SMALL_BATCH):
-        begun.append(time.perf_counter())
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs[batch]), classes[batch]).backward()
-        optimizer.step()
-    return seconds_a_step(begun)
+    data = noise(steps * SMALL_BATCH, SMALL_WIDTHS[0])
+    return by_hand(perceptron(SMALL_WIDTHS), data, torch.randperm(len(data)).split(SMALL_BATCH))
 
 
 def in_pairs(

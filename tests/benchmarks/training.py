@@ -99,11 +99,12 @@ def course(
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     lr: float = 0.01,
     watch: Watch | None = None,
+    model: nn.Module | None = None,
 ) -> tuple[Watch, trainers.Result]:
-    """One epoch of ``steps`` with ``method`` on four ranks of two nodes, watched."""
+    """One epoch of ``steps`` with ``method`` on four ranks of two nodes, watched; ``model`` None: a perceptron."""
     watch = watch or Watch()
     result = trainers.train(
-        perceptron(widths),
+        model or perceptron(widths),
         noise(steps * batch_size * RANKS, widths[0]),
         loss=nn.functional.cross_entropy,
         optimizer=lambda parameters: optimizer(parameters, lr=lr),

@@ -8,33 +8,10 @@ from typing import Any
 import pytest
 import torch
 from cases import cases
+from models import small_model, train_small
 from resuming import assert_identical, assert_same_in_pieces, state_of, without_times
-from torch import nn
-from torch.nn.functional import mse_loss
-from torch.utils.data import TensorDataset
 
 import trainers
-
-STEPS_PER_EPOCH = 5
-
-
-def data() -> TensorDataset:
-    torch.manual_seed(1)
-    return TensorDataset(torch.randn(2 * STEPS_PER_EPOCH, 3), torch.randn(2 * STEPS_PER_EPOCH, 1))
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
-
-
-def train(net: nn.Module, **changed: Any) -> trainers.Result:
-    settings: dict[str, Any] = {
-        "loss": mse_loss,
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
-        "batch_size": 2,
-    }
-    return trainers.train(net, data(), data(), **{**settings, **changed})
 
 
 def at(result: trainers.Result) -> list[float]:
@@ -42,19 +19,21 @@ def at(result: trainers.Result) -> list[float]:
 
 
 def test_as_many_steps_as_some_epochs_have_are_the_same_run() -> None:
-    by_epochs, by_steps = model(), model()
-    expected = train(by_epochs, epochs=3, schedule=trainers.Cosine(warmup_epochs=0.5))
-    found = train(by_steps, steps=3 * STEPS_PER_EPOCH, schedule=trainers.Cosine(warmup_epochs=0.5))
+    by_epochs, by_steps = small_model(), small_model()
+    expected = train_small(by_epochs, epochs=3, schedule=trainers.Cosine(warmup_epochs=0.5))
+    found = train_small(by_steps, steps=15, schedule=trainers.Cosine(warmup_epochs=0.5))
     assert without_times(found) == without_times(expected)
     assert at(found) == [5, 10, 15]
     assert_identical(state_of(by_epochs), state_of(by_steps))
 
 
 def test_evaluations_within_epochs_leave_the_training_as_it_is() -> None:
-    plain, evaluated = model(), model()
+    plain, evaluated = small_model(), small_model()
     steps: list[tuple[int, float]] = []
-    whole = train(plain, epochs=2, on_step=lambda step, values: steps.append((step, float(values["loss"]))))
-    found = train(evaluated, epochs=2, evaluate_every=3)
+    whole = train_small(
+        plain, epochs=2, on_step=lambda step, values: steps.append((step, float(values["loss"])))
+    )
+    found = train_small(evaluated, epochs=2, evaluate_every=3)
     assert at(found) == [3, 6, 9, 10]
     assert [entry["epoch"] for entry in found.history] == [0.6, 1.2, 1.8, 2.0]
     assert_identical(state_of(plain), state_of(evaluated))
@@ -72,8 +51,8 @@ def test_evaluations_within_epochs_leave_the_training_as_it_is() -> None:
 def test_an_int_counts_steps_and_a_float_is_a_fraction_of_the_run(every: Any, expected: list[int]) -> None:
     reports: list[tuple[int, Any]] = []
     rates: list[Any] = []
-    result = train(
-        model(),
+    result = train_small(
+        small_model(),
         steps=12,
         evaluate_every=every,
         schedule=trainers.Polynomial(),
@@ -95,19 +74,19 @@ def test_a_run_in_pieces_ends_with_the_same_bits(tmp_path: Path, pieces: int) ->
         "checkpoint_every": 2,
         "schedule": trainers.ReduceOnPlateau(patience=0, metric="validation_loss", warmup_epochs=0.5),
     }
-    assert_same_in_pieces(train, model, tmp_path, [pieces] * (12 // pieces), **settings)
+    assert_same_in_pieces(train_small, small_model, tmp_path, [pieces] * (12 // pieces), **settings)
 
 
 def test_patience_counts_evaluations_and_the_best_one_is_restored() -> None:
     losses = iter([3.0, 1.0, 2.0, 2.0, 0.5])
     kept: list[dict[str, torch.Tensor]] = []
-    net = model()
+    net = small_model()
 
     def falling(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         kept.append(state_of(net))
         return next(losses)
 
-    result = train(
+    result = train_small(
         net,
         steps=100,
         evaluate_every=3,
@@ -130,6 +109,6 @@ def test_the_step_hook_sees_the_gradients_norm_and_may_end_the_run() -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        train(model(), steps=9, clip_norm=0.1, on_step=look)
+        train_small(small_model(), steps=9, clip_norm=0.1, on_step=look)
     assert [set(values) for values in seen] == [{"loss", "lr", "gradient_norm"}] * 3
     assert not seen[0]["loss"].requires_grad

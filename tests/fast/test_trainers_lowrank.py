@@ -295,10 +295,6 @@ def test_factors_stand_in_the_weight_s_place_and_go_as_they_came() -> None:
     assert repr(layer) == repr(nn.Linear(16, 16))
 
 
-def small_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(20, 24), nn.ReLU(), nn.Linear(24, 16))
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_a_copy_of_a_layer_computes_with_its_own_weights(
@@ -316,22 +312,6 @@ def test_a_copy_of_a_layer_computes_with_its_own_weights(
             parameter.zero_()
     assert not other(x).any()
     torch.testing.assert_close(layer(x), expected)
-
-
-def test_compiled_models_follow_a_change_of_rank() -> None:
-    net = small_model()
-    compiled = torch.compile(net, backend="eager")
-    x = torch.randn(3, 20)
-    torch.testing.assert_close(compiled(x), net(x))
-    for rank in (16, 5, 2):
-        for weight in matrix_weights(compiled):
-            decomposed(weight, rank)
-        torch.testing.assert_close(compiled(x), net(x))
-        compiled(x).sum().backward()
-    expected = net(x)
-    assert merged(compiled) is compiled
-    torch.testing.assert_close(compiled(x), expected)
-    assert [type(m) for m in net] == [nn.Linear, nn.ReLU, nn.Linear]
 
 
 class Chosen(nn.Module):

@@ -8,55 +8,35 @@ from typing import Any
 
 import pytest
 import torch
+from models import small_data, small_model, train_small
 from resuming import assert_identical, assert_same_in_pieces, state_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import TensorDataset
 
 import trainers
 from trainers.checkpoints.files import read_alone
 from trainers.lowrank.layers import Factored
 from trainers.optim.moving_average import MovingAverage
 
-
-def data() -> TensorDataset:
-    torch.manual_seed(1)
-    return TensorDataset(torch.randn(10, 3), torch.randn(10, 1))
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.5)
-
-
-def train(net: nn.Module, **changed: Any) -> trainers.Result:
-    settings: dict[str, Any] = {"loss": mse_loss, "optimizer": sgd, "batch_size": 2, "epochs": 2}
-    return trainers.train(net, data(), data(), **{**settings, **changed})
-
-
 # The average of the weights
 
 
 def test_the_average_is_evaluated_and_left_in_the_model() -> None:
-    plain, averaged = model(), model()
+    plain, averaged = small_model(), small_model()
     after: list[dict[str, Tensor]] = []
-    train(plain, on_step=lambda step, values: after.append(state_of(plain)))
+    train_small(plain, on_step=lambda step, values: after.append(state_of(plain)))
     expected = after[0]
     for state in after[1:]:
         for name, value in state.items():
             expected[name] = 0.8 * expected[name] + 0.2 * value if value.is_floating_point() else value
-    result = train(averaged, ema_decay=0.8)
+    result = train_small(averaged, ema_decay=0.8)
     torch.testing.assert_close(state_of(averaged), expected)
     averaged.eval()
-    inputs, targets = data().tensors
+    inputs, targets = small_data().tensors
     with torch.no_grad():
         assert result.metrics["validation_loss"] == pytest.approx(mse_loss(averaged(inputs), targets).item())
     # The training itself is as it is without the average.
-    assert result.metrics["train_loss"] == train(model()).metrics["train_loss"]
+    assert result.metrics["train_loss"] == train_small(small_model()).metrics["train_loss"]
 
 
 def test_the_average_of_weights_in_bfloat16_moves_in_small_steps() -> None:
@@ -79,8 +59,8 @@ def test_the_average_of_weights_in_bfloat16_moves_in_small_steps() -> None:
 @pytest.mark.parametrize("stopping", [None, trainers.EarlyStopping(patience=1, restore_best=True)])
 def test_a_run_in_pieces_has_the_same_average(tmp_path: Path, stopping: Any) -> None:
     settings: dict[str, Any] = {"ema_decay": 0.8, "early_stopping": stopping}
-    whole = assert_same_in_pieces(train, model, tmp_path, (2, 2, 2), **settings)
-    assert_identical(state_of(trainers.load_trained(model(), tmp_path)), state_of(whole))
+    whole = assert_same_in_pieces(train_small, small_model, tmp_path, (2, 2, 2), **settings)
+    assert_identical(state_of(trainers.load_trained(small_model(), tmp_path)), state_of(whole))
     if stopping is None:
         assert_identical(dict(read_alone(tmp_path)["model"]), state_of(whole))  # type: ignore[call-overload]
 
@@ -89,7 +69,7 @@ def test_a_run_in_pieces_has_the_same_average(tmp_path: Path, stopping: Any) -> 
 
 
 def test_each_element_of_the_gradient_is_clipped() -> None:
-    net, seen = model(), []
+    net, seen = small_model(), []
 
     class Watching(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -99,10 +79,10 @@ def test_each_element_of_the_gradient_is_clipped() -> None:
     def watching(parameters: Any) -> torch.optim.Optimizer:
         return Watching(parameters, lr=0.1)
 
-    train(net, optimizer=watching)
+    train_small(net, optimizer=watching)
     largest = max(seen)
     seen.clear()
-    train(model(), optimizer=watching, clip_value=largest / 100)
+    train_small(small_model(), optimizer=watching, clip_value=largest / 100)
     assert max(seen) == pytest.approx(largest / 100)
 
 
@@ -122,8 +102,10 @@ def test_groups_have_the_settings_of_their_names() -> None:
         made.append(torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5))
         return made[0]
 
-    net = model()
-    train(net, optimizer=adamw, parameter_groups=without_decay, schedule=trainers.Polynomial(), epochs=1)
+    net = small_model()
+    train_small(
+        net, optimizer=adamw, parameter_groups=without_decay, schedule=trainers.Polynomial(), epochs=1
+    )
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     found = {
         tuple(names[id(p)] for p in group["params"]): (group["initial_lr"], group["weight_decay"])
@@ -164,9 +146,9 @@ class Blocks(nn.Module):
 
 def test_activations_are_computed_again_with_the_same_results() -> None:
     plain, again = Blocks(), Blocks()
-    expected = train(plain)
+    expected = train_small(plain)
     assert (
-        train(again, activation_checkpointing=["blocks.*"]).metrics.items()
+        train_small(again, activation_checkpointing=["blocks.*"]).metrics.items()
         >= {name: value for name, value in expected.metrics.items() if not name.endswith("_s")}.items()
     )
     assert_identical(state_of(plain), state_of(again))
@@ -189,7 +171,7 @@ def test_a_layer_that_is_factored_then_multiplies_nothing_out(monkeypatch: pytes
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 32), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
         method = trainers.OIALR(delay=2, update_every=3)
-        train(net, method=method, activation_checkpointing=patterns)
+        train_small(net, method=method, activation_checkpointing=patterns)
         assert isinstance(net[1], Factored)
         assert made == []
         nets.append(net)
@@ -213,7 +195,7 @@ class Doubled(nn.Linear):
 def test_a_forward_of_the_instance_is_kept() -> None:
     net = nn.Sequential(Doubled())
     forward = net[0].forward
-    train(net, activation_checkpointing=["0"])
+    train_small(net, activation_checkpointing=["0"])
     assert net[0].calls == 2 * 10 + 2 * 5
     assert net[0].forward is forward
 
@@ -232,4 +214,4 @@ def test_a_forward_of_the_instance_is_kept() -> None:
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        train(model(), **given)
+        train_small(small_model(), **given)

@@ -103,15 +103,6 @@ def test_reduce_on_plateau_counts_from_the_end_of_the_warm_up() -> None:
     assert (schedule, hash(schedule), repr(schedule)) == (fresh, hash(fresh), repr(fresh))
 
 
-def test_a_metric_that_is_not_recorded_is_named_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="this run records loss, accuracy"):
-        trainers.ReduceOnPlateau(metric="f1").rate(
-            1.0, epoch=1, epochs=2, history=[{"loss": 1.0, "accuracy": 0.5}]
-        )
-    with pytest.raises(ValueError, match="this run records loss, accuracy"):
-        EarlyStopping(metric="f1").should_stop([{"loss": 1.0, "accuracy": 0.5}])
-
-
 def losses(*values: float) -> list[dict[str, float]]:
     return [{"validation_loss": value} for value in values]
 

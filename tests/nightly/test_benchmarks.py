@@ -51,7 +51,6 @@ KEYS = {
         "bytes_to_expected",
         "faster_than_materialised",
         "of_full_rank",
-        "share_at_source",
         "step_to_expected",
     },
     "early_stopping": {"choice_seeds", "chosen", "first_seed", "random: halving"},

@@ -49,13 +49,12 @@ def wrapped(net: nn.Module, name: str, per_node: int, **changed: Any) -> trainer
         "topology": trainers.Topology(ranks_per_node=per_node),
         "timeout": timedelta(seconds=20),
     }
-    optimizer = changed.pop("optimizer", None) or adamw(net.parameters_trained())
+    optimizer = changed.pop("optimizer", None) or adamw(trained(net))
     return trainers.wrap(net, optimizer, **{**settings, **changed})
 
 
-class Net(Everything):
-    def parameters_trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+def trained(net: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in net.parameters() if parameter.requires_grad]
 
 
 def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -98,10 +97,10 @@ def loop(
 
 
 def both(rank: int, name: str, per_node: int) -> tuple[Any, ...]:
-    expected, net, scores = Net(), Net(), []
+    expected, net, scores = Everything(), Everything(), []
     result = train(expected, name, per_node)
     before = groups_in_use() if dist.is_initialized() else 0
-    optimizer = adamw(net.parameters_trained())
+    optimizer = adamw(trained(net))
     validation = tokens(20)
 
     def evaluated() -> None:
@@ -153,13 +152,13 @@ def test_an_own_loop_ends_with_the_bits_of_train(name: str, ranks: int, per_node
 
 def resumed(rank: int, name: str, per_node: int, kind: str, directory: str) -> tuple[Any, ...]:
     make = {"sgd": sgd, "adamw": adamw}[kind]
-    whole, file = Net(), Path(directory, f"{rank}.pt")
-    optimizer = make(whole.parameters_trained())
+    whole, file = Everything(), Path(directory, f"{rank}.pt")
+    optimizer = make(trained(whole))
     with wrapped(whole, name, per_node, optimizer=optimizer) as run:
         loop(whole, optimizer, run)
     for step in range(TOTAL):
-        net = Net()
-        optimizer = make(net.parameters_trained())
+        net = Everything()
+        optimizer = make(trained(net))
         run = wrapped(net, name, per_node, optimizer=optimizer)
         if step:
             run.load_state_dict(torch.load(file, weights_only=True))
@@ -259,8 +258,8 @@ def test_a_gan_trains_on_two_ranks_as_on_one() -> None:
 
 def in_autocast(rank: int, name: str) -> tuple[dict[str, Tensor], list[tuple[Any, Any, bool]]]:
     """Each step, and each second evaluation, as a whole in autocast."""
-    net, evaluated = Net(), []
-    optimizer = adamw(net.parameters_trained())
+    net, evaluated = Everything(), []
+    optimizer = adamw(trained(net))
     with wrapped(net, name, 1, optimizer=optimizer) as run:
         for epoch in range(EPOCHS):
             for x, y in batches(epoch):
@@ -411,8 +410,8 @@ def test_a_scheduler_sets_the_rate_and_the_method_scales_it() -> None:
 
 
 def stopped_early(rank: int, name: str) -> dict[str, Tensor]:
-    net = Net()
-    optimizer = adamw(net.parameters_trained())
+    net = Everything()
+    optimizer = adamw(trained(net))
     with wrapped(net, name, 1, optimizer=optimizer) as run:
         loop(net, optimizer, run, last=8)
     return state_of(net)
@@ -424,8 +423,8 @@ def test_a_loop_that_ends_early_leaves_the_same_model_on_all_ranks(name: str) ->
 
 
 def one_fails(rank: int) -> str:
-    net = Net()
-    optimizer = adamw(net.parameters_trained())
+    net = Everything()
+    optimizer = adamw(trained(net))
     run = wrapped(net, "DDP", 1, optimizer=optimizer, timeout=timedelta(seconds=10))
     with pytest.raises((ZeroDivisionError, trainers.CommunicationError)) as caught, run:
         loop(net, optimizer, run, last=3)
@@ -442,7 +441,7 @@ def test_a_rank_that_fails_ends_the_others_with_an_error() -> None:
 
 
 def other_steps(rank: int) -> str:
-    net = Net()
+    net = Everything()
     with pytest.raises(ValueError) as caught:
         wrapped(net, "DDP", 1, steps_per_epoch=STEPS_PER_EPOCH + rank)
     return str(caught.value)

@@ -56,20 +56,6 @@ def test_a_topology_and_groups_that_do_not_fit_are_refused() -> None:
     run_ranks(3, refused)
 
 
-def test_alone_everything_is_free() -> None:
-    alone = communicator()
-    tensor = torch.tensor([3.0])
-    alone.world.all_reduce(tensor).wait()
-    alone.world.broadcast(tensor).wait()
-    alone.world.barrier(torch.device("cpu"))
-    average_tensors(alone.world, [tensor])
-    assert alone.world.all_gather(tensor) == [tensor]
-    assert tensor.item() == 3.0
-    assert alone.nodes == ((0,),)
-    assert alone.node.size == alone.across.size == 1
-    assert alone.counters()["world"] == {"bytes_inside": 0, "bytes_between": 0, "wait_s": 0, "operations": 0}
-
-
 def test_buckets_hold_every_tensor_once_and_close_when_full() -> None:
     tensors = [
         torch.arange(n, dtype=dtype)

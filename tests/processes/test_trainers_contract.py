@@ -357,12 +357,14 @@ def test_options_that_change_no_step_change_nothing_with_any_method(tmp_path: Pa
         "peak_flops": 7.0,
         "profile": tmp_path,
     }
-    for found in with_every_method(options, kept=("samples_per_s",)):
+    for found in with_every_method(options, kept=("samples_per_s", "train_s")):
         for name, (plain, net, history) in found.items():
             assert [entry["steps"] for entry in history] == [2, 4, 6, 8, 10, 12, 14, 15], name
             assert_identical(plain, net)
+            # Two steps of two ranks.
+            samples = 2 * 2 * BATCH_SIZE
+            assert history[0]["samples_per_s"] == pytest.approx(samples / history[0]["train_s"]), name
             for entry in history:
-                assert entry["samples_per_s"] > 0, name
                 assert entry["mfu"] == pytest.approx(entry["samples_per_s"] * 3 / (2 * 7)), name
                 assert "peak_memory_bytes" not in entry  # on the CPU
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]

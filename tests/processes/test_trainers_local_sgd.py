@@ -18,7 +18,6 @@ from models import (
     EPOCHS,
     STEPS_PER_EPOCH,
     adamw,
-    alone,
     assert_same,
     assert_same_bits,
     communicator,
@@ -46,10 +45,6 @@ STEPS = STEPS_PER_EPOCH * EPOCHS
 
 def model() -> nn.Module:
     return network(6, 8, 1)
-
-
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def parts(ranks: int, size: int) -> list[list[int]]:
@@ -105,6 +100,7 @@ def simulated(
 FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"households": 1}, {"levels": [(8, 4)]}),
     ({"households": 1, "world_every": 3}, {"levels": [(3, 4)]}),
+    ({"households": 4}, {"levels": [(8, 4)], "joint": 4}),
     ({"households": 2, "world_every": 5}, {"levels": [(5, 4)], "joint": 2}),
     ({"households": 2, "household_every": 2, "world_every": 5}, {"levels": [(2, 2), (5, 4)]}),
     ({"households": 4, "household_every": 3, "world_every": 7}, {"levels": [(3, 4), (7, 4)]}),
@@ -163,16 +159,6 @@ def test_equals_the_simulator(ranks: int, per_node: int, optimizer: Any) -> None
         torch.testing.assert_close(parameters, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_three_ranks_and_one() -> None:
-    method = trainers.LocalSGD(households=1, world_every=4)
-    for (found,) in run_ranks(3, trained, model, 3, [method]):
-        assert_same(found, simulated(3, [(4, 3)]))
-    net = model()
-    result = train(net, method, ranks=1, per_node=1)
-    assert torch.equal(flat(net), alone(model, 1))
-    assert result.metrics["synchronisations"] == 0
-
-
 def on_uneven_nodes(rank: int) -> Tensor:
     """Two ranks on one node and one on the other: the mean over ranks, after each step."""
     ranks = communicator()
@@ -193,27 +179,6 @@ def on_uneven_nodes(rank: int) -> Tensor:
 def test_ranks_count_alike_on_nodes_of_different_size() -> None:
     for found in run_ranks(3, on_uneven_nodes):
         assert_same(found, torch.full_like(found, (1 + 3 + 9) / 3))
-
-
-def test_the_special_cases_equal_other_methods() -> None:
-    # One household is DDP, as is a run before its start; local SGD with nodes as households is DASO without
-    # delay, after a warm-up too where the optimizer keeps no momentum.
-    exact = {"sync_delay": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}
-    pairs: list[tuple[Method, Method]] = [
-        (trainers.LocalSGD(households=4), trainers.DDP()),
-        (trainers.LocalSGD(start=EPOCHS * STEPS_PER_EPOCH - 1), trainers.DDP()),
-        (trainers.LocalSGD(world_every=3), trainers.DASO(sync_every=3, warmup_epochs=0, **exact)),
-    ]
-    found = run_ranks(4, trained, model, 2, [method for pair in pairs for method in pair])[0]
-    for one, other in zip(found[::2], found[1::2], strict=True):
-        assert_same(one, other)
-    assert_same(found[1], alone(model, 4))
-    after = [
-        trainers.LocalSGD(world_every=3, start=STEPS_PER_EPOCH),
-        trainers.DASO(sync_every=3, warmup_epochs=1, **exact),
-    ]
-    one, other = run_ranks(4, trained, model, 2, after, plain_sgd)[0]
-    assert_same(one, other)
 
 
 def traffic(rank: int) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import cases
 from gloo import run_ranks
-from models import adamw, communicator, setup_of
+from models import adamw, communicator, noisy_model, setup_of
 from resuming import After, assert_identical, state_of, without_times
 from test_trainers_contract import Everything, tokens
 from torch import Tensor, nn
@@ -370,19 +370,6 @@ def test_bytes_of_a_step_are_those_of_ddp_times_the_trainable_fraction() -> None
     assert sent[2] - sent[1] == pytest.approx(smaller + 4 * k * (2 * 20 + 1), rel=1e-12)
 
 
-def noisy() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(24, 32),
-        nn.BatchNorm1d(32),
-        nn.Tanh(),
-        nn.Dropout(0.2),
-        nn.Linear(32, 20),
-        nn.Tanh(),
-        nn.Linear(20, 1),
-    )
-
-
 def resumed_and_not(rank: int, directory: str) -> tuple[Any, ...]:
     keywords = {
         "train_set": data(dtype=torch.float32),
@@ -397,7 +384,7 @@ def resumed_and_not(rank: int, directory: str) -> tuple[Any, ...]:
             synchronisation=trainers.DDP(compression="powersgd", powersgd_rank=2),
         ),
     }
-    whole, pieces = noisy(), noisy()
+    whole, pieces = noisy_model(24, 32, 20, 1), noisy_model(24, 32, 20, 1)
     expected = train(whole, **keywords)
     for stop in (3, 3, 1, 4, 2):
         with pytest.raises(trainers.Interrupted):
@@ -420,9 +407,9 @@ def with_names(net: nn.Module) -> Callable[[Any], torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_compiled_model_that_was_interrupted_in_factors_goes_on(tmp_path: Path, named: bool) -> None:
-    whole = noisy().double()
+    whole = noisy_model(24, 32, 20, 1).double()
     expected = train(whole)
-    plain = noisy().double()
+    plain = noisy_model(24, 32, 20, 1).double()
     # As whole weights, and later on as factors, of which the optimizer knows other names.
     for stop, net in ((3, plain), (9, torch.compile(plain, backend="eager")), (4, plain)):
         optimizer = with_names(net) if named else adamw
