@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 import trainers
 from trainers import AB, DASO, DDP, OIALR, LocalSGD
@@ -105,7 +106,12 @@ def test_a_setting_that_is_not_allowed_is_refused(kind: Any, given: dict[str, An
     assert rule and remedy.endswith(".")
 
 
-@pytest.mark.parametrize(("samples", "given"), [(iter([1]), {}), ([1], {"length": 0}), ([1], {"sharded": 1})])
+BATCHES = DataLoader([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("samples", "given"), [(iter([1]), {}), ([1], {"length": 0}), ([1], {"sharded": 1}), (BATCHES, {})]
+)
 def test_a_stream_that_cannot_be_read_again_and_again_is_refused(samples: Any, given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^Stream: .*\. \w.*\.$"):
         trainers.Stream(samples, **given)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import trainers
 from trainers.data.batches import Batch, Disjoint, InTurn
@@ -135,11 +135,6 @@ def test_a_stream_that_ends_before_its_length_begins_again_and_an_empty_one_is_r
         Loader(Stream(Shuffled(2), length=22), device=CPU, processes=0, rank=2, ranks=3) as loader,
     ):
         batches_of(loader, plan(22), 0)
-
-
-def test_a_stream_of_batches_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^Stream: a DataLoader gives batches, .* Give its data set"):
-        Stream(DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4)), batch_size=2))
 
 
 def test_a_step_s_validation_set_must_give_a_sample() -> None:
