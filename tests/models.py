@@ -118,6 +118,41 @@ def alone(make: Callable[[], nn.Module], ranks: int) -> Tensor:
     return flat(net)
 
 
+class Workers:
+    """Ranks one after the other in one process: a model and an optimizer each, with data and batches of ``train``."""
+
+    def __init__(self, make: Callable[[], nn.Module], ranks: int, optimizer: Any = sgd) -> None:
+        self.nets = [make() for _ in range(ranks)]
+        self._optimizers = [optimizer(net.parameters()) for net in self.nets]
+        self._data = data(STEPS_PER_EPOCH * 2 * ranks)
+
+    def parts(self, size: int) -> list[list[nn.Module]]:
+        """The models of parts of so many consecutive ranks."""
+        return [self.nets[first : first + size] for first in range(0, len(self.nets), size)]
+
+    def step(self, step: int, joint: int) -> None:
+        """A step of each rank, with the mean gradient of parts of ``joint`` ranks."""
+        epoch, of_epoch = divmod(step, STEPS_PER_EPOCH)
+        dealt = {"samples": len(self._data), "epoch": epoch, "seed": 0, "batch_size": 2, "accumulate": 1}
+        for rank, net in enumerate(self.nets):
+            (batch,) = trainers.Disjoint().epoch(rank=rank, ranks=len(self.nets), **dealt)[of_epoch]
+            x, y = self._data[batch.indices]
+            net.zero_grad()
+            (mse_loss(net(x), y) * batch.weight).backward()
+        for part in self.parts(joint):
+            for gradients in zip(*([p.grad for p in net.parameters()] for net in part), strict=True):
+                mean = sum(gradients) / joint
+                for gradient in gradients:
+                    gradient.copy_(mean)
+        for own in self._optimizers:
+            own.step()
+
+
+def fill(nets: Iterable[nn.Module], weights: Tensor) -> None:
+    for net in nets:
+        nn.utils.vector_to_parameters(weights.clone(), net.parameters())
+
+
 def assert_same(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 

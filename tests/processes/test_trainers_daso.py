@@ -4,24 +4,23 @@ sent as they are, where only roundings may differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from cases import cases
 from gloo import run_ranks
 from models import (
     EPOCHS,
     STEPS_PER_EPOCH,
+    Workers,
     adamw,
     alone,
     assert_same,
     communicator,
-    data,
+    fill,
     flat,
     labelled,
     network,
@@ -32,15 +31,14 @@ from models import (
 )
 from resuming import assert_same_in_pieces
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 import trainers
 from trainers.checkpoints.files import read_alone
 from trainers.communication.channel import Channel
-from trainers.data.batches import Disjoint
 from trainers.methods import daso_exchange
 from trainers.methods.daso_exchange import NodeExchange
-from trainers.methods.strategy import Method, Setup, Strategy
+from trainers.methods.strategy import Method
 
 SHORT = {"warmup_epochs": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtype": None}
 """Cycling from the first step to the last, exact on the wire."""
@@ -48,18 +46,6 @@ SHORT = {"warmup_epochs": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtyp
 
 def model() -> nn.Module:
     return network(6, 8, 8, 1)
-
-
-@dataclass
-class Peek:
-    """A method that shows what it works with."""
-
-    method: Method
-    setup: Setup = field(init=False, repr=False)
-
-    def strategy(self, setup: Setup) -> Strategy:
-        self.setup = setup
-        return self.method.strategy(setup)
 
 
 def test_one_node_is_averaging_of_gradients_and_one_rank_plain_training() -> None:
@@ -72,33 +58,17 @@ def test_one_node_is_averaging_of_gradients_and_one_rank_plain_training() -> Non
 
 
 def simulated(nodes: int, per_node: int, *, every: int, delay: int, warm: int = 0, cool: int = 0) -> Tensor:
-    """Eq. 3.2, in one process with a model a node; ``warm`` and ``cool`` in steps."""
-    ranks = nodes * per_node
-    nets = [model() for _ in range(nodes)]
-    optimizers = [sgd(net.parameters()) for net in nets]
-    x, y = data(STEPS_PER_EPOCH * 2 * ranks).tensors
-    plans = [
-        [
-            Disjoint().epoch(
-                samples=len(x), epoch=e, seed=0, rank=rank, ranks=ranks, batch_size=2, accumulate=1
-            )
-            for e in range(EPOCHS)
-        ]
-        for rank in range(ranks)
-    ]
+    """Eq. 3.2, in one process; ``warm`` and ``cool`` in steps."""
+    workers = Workers(model, nodes * per_node)
+    of_nodes = workers.parts(per_node)
     sent: list[Tensor] | None = None
     age = since = 0
     for step in range(EPOCHS * STEPS_PER_EPOCH):
-        epoch, of_epoch = divmod(step, STEPS_PER_EPOCH)
-        for node, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            optimizer.zero_grad()
-            for rank in range(node * per_node, (node + 1) * per_node):
-                (batch,) = plans[rank][epoch][of_epoch]
-                (mse_loss(net(x[batch.indices]), y[batch.indices]) * batch.weight / per_node).backward()
-            optimizer.step()
-        weights = [flat(net) for net in nets]
+        workers.step(step, per_node)
+        weights = [flat(nets[0]) for nets in of_nodes]
         age, since = age + 1, since + 1
-        blocking = step < warm or step >= EPOCHS * STEPS_PER_EPOCH - cool or of_epoch == STEPS_PER_EPOCH - 1
+        ends = step % STEPS_PER_EPOCH == STEPS_PER_EPOCH - 1
+        blocking = step < warm or step >= EPOCHS * STEPS_PER_EPOCH - cool or ends
         if sent is not None and (age == delay or blocking):
             weights = [(2 * age * own + sum(sent)) / (2 * age + nodes) for own in weights]
             sent = None
@@ -106,8 +76,8 @@ def simulated(nodes: int, per_node: int, *, every: int, delay: int, warm: int = 
             weights, since = [sum(weights) / nodes] * nodes, 0
         elif since == every:
             sent, age, since = weights, 0, 0
-        for net, own in zip(nets, weights, strict=True):
-            nn.utils.vector_to_parameters(own.clone(), net.parameters())
+        for nets, own in zip(of_nodes, weights, strict=True):
+            fill(nets, own)
     return weights[0]
 
 
@@ -153,36 +123,31 @@ def test_phases_meet_where_the_settings_say() -> None:
         assert_same(other, simulated(2, 2, every=3, delay=2, cool=8))
 
 
-@dataclass
-class Trace:
-    """Called before each step: the parameters and what this rank sent between nodes and waited for."""
+def watched(rank: int, per_node: int, delay: int) -> tuple[list[Tensor], list[int], list[int], Tensor]:
+    """The parameters before each step and at the end, and in which steps this rank sends between nodes and waits."""
+    net, parameters = model(), list[Tensor]()
+    steps: dict[str, list[int]] = {"_start": [], "_wait": []}
 
-    net: nn.Module
-    peek: Peek
-    parameters: list[Tensor] = field(default_factory=list)
-    sendings: list[int] = field(default_factory=list)
-    waits: list[int] = field(default_factory=list)
+    def noted(name: str) -> Any:
+        original = getattr(Channel, name)
 
-    def __call__(self) -> bool:
-        self.parameters.append(flat(self.net).clone())
-        self.sendings.append(self.peek.setup.communicator.across.operations)
+        def method(channel: Channel, *arguments: Any) -> Any:
+            if channel.name == "across":
+                steps[name].append(len(parameters) - 1)
+            return original(channel, *arguments)
+
+        return method
+
+    for name in steps:
+        setattr(Channel, name, noted(name))
+
+    def before_step() -> bool:
+        parameters.append(flat(net).clone())
         return False
 
-
-def watched(rank: int, per_node: int, delay: int) -> tuple[Any, ...]:
-    net = model()
-    peek = Peek(trainers.DASO(sync_every=4, sync_delay=delay, **{**SHORT, "wire_dtype": "bf16"}))
-    trace = Trace(net, peek)
-    original = Channel._wait
-
-    def wait(self: Channel, *arguments: Any) -> None:
-        if self.name == "across":
-            trace.waits.append(len(trace.parameters) - 1)
-        original(self, *arguments)
-
-    Channel._wait = wait
-    train(net, peek, ranks=dist.get_world_size(), per_node=per_node, interrupt=trace, optimizer=adamw)
-    return trace.parameters, trace.sendings, trace.waits, flat(net)
+    method = trainers.DASO(sync_every=4, sync_delay=delay, **{**SHORT, "wire_dtype": "bf16"})
+    train(net, method, ranks=4, per_node=per_node, interrupt=before_step, optimizer=adamw)
+    return parameters, steps["_start"], steps["_wait"], flat(net)
 
 
 def test_ranks_of_a_node_stay_equal_members_take_turns_and_nobody_waits_early() -> None:
@@ -200,7 +165,7 @@ def test_ranks_of_a_node_stay_equal_members_take_turns_and_nobody_waits_early() 
     sent_at = [start + step for start in starts for step in (3, 7, 10)]
     for rank in range(4):
         mine = [step for turn, step in enumerate(sent_at) if turn % 2 == rank % 2]
-        assert ranks[rank][1] == [sum(step < now for step in mine) for now in range(steps)]
+        assert ranks[rank][1] == mine
         due = {start + when for start in starts for when in (3 + delay, 7 + delay, 10)}
         assert set(ranks[rank][2]) <= due
 

@@ -17,11 +17,12 @@ from gloo import run_ranks
 from models import (
     EPOCHS,
     STEPS_PER_EPOCH,
+    Workers,
     adamw,
     assert_same,
     assert_same_bits,
     communicator,
-    data,
+    fill,
     flat,
     labelled,
     network,
@@ -33,10 +34,9 @@ from models import (
 )
 from resuming import After, assert_same_in_pieces
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 import trainers
-from trainers.data.batches import Disjoint
 from trainers.methods.local_sgd import adapted_period, effective_batch_size
 from trainers.methods.strategy import Method
 
@@ -45,10 +45,6 @@ STEPS = STEPS_PER_EPOCH * EPOCHS
 
 def model() -> nn.Module:
     return network(6, 8, 1)
-
-
-def parts(ranks: int, size: int) -> list[list[int]]:
-    return [list(range(first, first + size)) for first in range(0, ranks, size)]
 
 
 def simulated(
@@ -64,36 +60,19 @@ def simulated(
     ``period`` steps for (period, size) in ``levels``, the world last, at the end of each epoch or with ``epoch_ends``
     False of the last one, and gradients over parts of ``joint``, and before ``start`` over all.
     """
-    nets = [model() for _ in range(ranks)]
-    optimizers = [optimizer(net.parameters()) for net in nets]
-    x, y = data(STEPS_PER_EPOCH * 2 * ranks).tensors
+    workers = Workers(model, ranks, optimizer)
     since = 0
     for step in range(STEPS):
-        epoch, of_epoch = divmod(step, STEPS_PER_EPOCH)
-        for rank, net in enumerate(nets):
-            (batch,) = Disjoint().epoch(
-                samples=len(x), epoch=epoch, seed=0, rank=rank, ranks=ranks, batch_size=2, accumulate=1
-            )[of_epoch]
-            net.zero_grad()
-            (mse_loss(net(x[batch.indices]), y[batch.indices]) * batch.weight).backward()
-        for part in parts(ranks, joint if step >= start else ranks):
-            for gradients in zip(*([p.grad for p in nets[rank].parameters()] for rank in part), strict=True):
-                mean = sum(gradients) / len(part)
-                for gradient in gradients:
-                    gradient.copy_(mean)
-        for own in optimizers:
-            own.step()
+        workers.step(step, joint if step >= start else ranks)
         since += step >= start
         for level in levels:
             period, size = level
-            ends = of_epoch == STEPS_PER_EPOCH - 1 if epoch_ends else step == STEPS - 1
+            ends = (step + 1) % STEPS_PER_EPOCH == 0 if epoch_ends else step == STEPS - 1
             if (since and since % period == 0) or (ends and level == levels[-1]):
-                for part in parts(ranks, size):
-                    mean = sum(flat(nets[rank]) for rank in part) / len(part)
-                    for rank in part:
-                        nn.utils.vector_to_parameters(mean.clone(), nets[rank].parameters())
+                for nets in workers.parts(size):
+                    fill(nets, sum(map(flat, nets)) / size)  # type: ignore[arg-type]
                 since = 0 if level == levels[-1] else since
-    return flat(nets[0])
+    return flat(workers.nets[0])
 
 
 # (settings, the simulator's) for four ranks.
