@@ -41,8 +41,7 @@ def test_lars_takes_the_papers_steps() -> None:
         momenta[0] = 0.9 * momenta[0] + local_rate * (g + DECAY * matrix)
         momenta[1] = 0.9 * momenta[1] + h
         matrix, vector = matrix - LR * momenta[0], vector - LR * momenta[1]
-    torch.testing.assert_close(trained[0].detach(), matrix)
-    torch.testing.assert_close(trained[1].detach(), vector)
+    torch.testing.assert_close([parameter.detach() for parameter in trained], [matrix, vector])
 
 
 def test_lamb_takes_the_papers_steps() -> None:
@@ -59,8 +58,7 @@ def test_lamb_takes_the_papers_steps() -> None:
             moments[index] = m, v
             update = m / (v.sqrt() + 1e-6) + DECAY * expected[index]
             expected[index] = expected[index] - LR * expected[index].norm() / update.norm() * update
-    for parameter, wanted in zip(trained, expected, strict=True):
-        torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close([parameter.detach() for parameter in trained], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", [trainers.lars, trainers.lamb])

@@ -213,8 +213,7 @@ def test_equals_groups_that_are_trained_one_after_the_other(
     epochs = -(-2 * ranks * 16 // SAMPLES)
     expected = Simulated(groups, settings, epochs=epochs, batch_size=2).run()
     one, *others = run_ranks(ranks, of_rank, per_node, settings, epochs)
-    for name, value in expected.items():
-        torch.testing.assert_close(one[name], value, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-10)
     assert moved(one["2.weight"], model().state_dict()["2.weight"]) > 1e-2
     for other in others:
         assert_identical(other, one)
@@ -232,8 +231,7 @@ def test_without_groups_ranks_equal_one_with_the_joint_batch() -> None:
     expected = no_groups(0, 4)
     one, other = run_ranks(2, no_groups, 2)
     assert_identical(one, other)
-    for name, value in expected.items():
-        torch.testing.assert_close(one[name], value, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(one, expected, rtol=1e-10, atol=1e-11)
 
 
 # Equations

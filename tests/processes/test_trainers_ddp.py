@@ -56,11 +56,6 @@ def of_rank(rank: int, keywords: dict[str, Any]) -> tuple[list[Tensor], dict[str
     return run(rank, **keywords)
 
 
-def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
 # 50 samples in joint batches of 12 do not come out even: five steps of ten, so with 3 ranks and 2 passes
 # parts differ.
 @pytest.mark.parametrize(
@@ -74,7 +69,7 @@ def test_ranks_and_passes_equal_one_rank_with_the_joint_batch(ranks: int, keywor
     expected, metrics = run(batch_size=12, clip_norm=keywords.get("clip_norm"))
     found = run_ranks(ranks, of_rank, keywords)
     for parameters, own_metrics in found:
-        assert_same(parameters, expected, 1e-12)
+        torch.testing.assert_close(parameters, expected, rtol=1e-12, atol=1e-12)
         assert own_metrics["train_loss"] == pytest.approx(metrics["train_loss"], rel=1e-12)
         assert own_metrics["validation_loss"] == pytest.approx(metrics["validation_loss"], rel=1e-12)
     assert_same_bits(parameters for parameters, _ in found)
