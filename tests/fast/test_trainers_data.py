@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +249,10 @@ def test_a_run_goes_on_bit_for_bit_where_set_epoch_seeds_the_global_generator(tm
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
 
-    run = partial(
-        trainers.train, train_set=Subset(ByName(), [str(number) for number in range(8)]), batch_size=1, epochs=2,
-        loss=torch.nn.functional.mse_loss, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.001),
-    )  # type: ignore[arg-type]  # fmt: skip
+    def run(net: torch.nn.Module, **options: Any) -> trainers.Result:
+        samples: Any = Subset(ByName(), [str(number) for number in range(8)])  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"epochs": 2, "batch_size": 1, "loss": torch.nn.functional.mse_loss}
+        settings["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.001)
+        return trainers.train(net, samples, **settings, **options)
+
     assert_same_in_pieces(run, make, tmp_path, [11])
