@@ -7,6 +7,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from types import ModuleType
 
 from hpo.errors import CampaignError
@@ -101,6 +102,25 @@ class OwnDevice:
             f"{_built_for(torch)}. See with nvidia-smi on that host whether the GPU is there and its driver new "
             "enough, and that CUDA_VISIBLE_DEVICES names what is there. To train on CPUs, start with it empty."
         )
+
+
+class DeviceLink:
+    """A trial's way to its rank's device. ``tell`` gets a sentence where the task cannot use the device that is
+    there."""
+
+    def __init__(self, device: OwnDevice, tell: Callable[[str], object]) -> None:
+        self._device = device
+        self._tell = tell
+
+    @property
+    def device(self) -> str:
+        name = self._device.name
+        self.warn()
+        return name
+
+    def warn(self) -> None:
+        if (text := self._device.take_warning()) is not None:
+            self._tell(text)
 
 
 def _built_for(torch: ModuleType) -> str | None:

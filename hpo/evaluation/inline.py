@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 
 from hpo.evaluation.conversation import Evaluate, EvaluationOver, pack, unpack
-from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.cuda import DeviceLink, OwnDevice
 from hpo.evaluation.recording import Recording
 from hpo.individual import FAILED
 from hpo.journal.curves import CurveFile
@@ -37,7 +37,7 @@ class WorkerCommunicator(Protocol):
     def bcast(self, obj: Any, root: int = 0) -> Any: ...
 
 
-class InlineLink:
+class InlineLink(DeviceLink):
     """A trial's way to the campaign where both are one process."""
 
     def __init__(
@@ -50,35 +50,23 @@ class InlineLink:
         stopping: Callable[[], bool] = lambda: False,
         on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
+        super().__init__(device or OwnDevice(), on_warning)
         self.lock = threading.Lock()
         self.comm: object | None = comm
         self.id = ""
         self.on_report: ReportHandler = lambda report: GO
-        self._device = device or OwnDevice()
         self._rank = rank
         self._agreement = comm if size > 1 else None
         self._stopping = stopping
-        self._on_warning = on_warning
         self._saves = False
         self._pause = False
-
-    @property
-    def device(self) -> str:
-        name = self._device.name
-        self._warn()
-        return name
-
-    def _warn(self) -> None:
-        text = self._device.take_warning()
-        if text is not None:
-            self._on_warning(text)
 
     def attempt(self, task: Task, trial: Trial) -> tuple[TaskOutcome, bool]:
         """How the evaluation ended, and whether because this rank's device does not work."""
         self.id = trial.id
         self._saves = self._pause = False
         outcome = attempt(task.evaluate, trial, tuple(task.objectives))
-        self._warn()
+        self.warn()
         fault = self._device.take_fault()
         if fault is None:
             return outcome, False

@@ -22,7 +22,7 @@ from hpo import logs
 from hpo.errors import HpoError
 from hpo.evaluation import conversation as messages
 from hpo.evaluation import cuda
-from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.cuda import DeviceLink, OwnDevice
 from hpo.evaluation.devices import evaluator_device
 from hpo.evaluation.process.control_socket import ControlSocket
 from hpo.evaluation.process.global_state import GlobalState, Seeder
@@ -53,7 +53,7 @@ _LEFT_BEHIND = (
 )
 
 
-class EvaluatorLink:
+class EvaluatorLink(DeviceLink):
     """A trial's way to the campaign through the control rank, and to the other ranks through the group."""
 
     comm: object | None = None
@@ -61,10 +61,10 @@ class EvaluatorLink:
     def __init__(
         self, channel: ControlSocket, group: WorkerGroup | None, rank: int, device: OwnDevice
     ) -> None:
+        super().__init__(device, lambda text: channel.send(messages.Warned(text)))
         self._channel = channel
         self._group = group
         self._rank = rank
-        self._device = device
         self._turn = 0
         self._saves = False
         self._pause = False
@@ -73,18 +73,6 @@ class EvaluatorLink:
         """The next evaluation begins."""
         self._turn = turn
         self._saves = self._pause = False
-
-    @property
-    def device(self) -> str:
-        name = self._device.name
-        self.warn()
-        return name
-
-    def warn(self) -> None:
-        """Let the campaign know where the task cannot use the device that is there."""
-        text = self._device.take_warning()
-        if text is not None:
-            self._channel.send(messages.Warned(text))
 
     def report(self, step: int, value: float, last_step: int | None) -> bool:
         verdict: Verdict = GO
