@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from places import GOLDEN
 
 import hpo
 import trainers
-from hpo.config.reader import Settings
+from hpo.config.settings import Section, Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.parser import make_parser
 
@@ -76,21 +77,18 @@ def _parameters(value: object) -> list[str]:
         return []
 
 
-def surface() -> dict[str, object]:
+def keys_of_a_campaign_file() -> Iterator[tuple[str, str, object]]:
+    """Section ("" at the top), key and default; of the directory and the budget what a file has to give."""
     settings = Settings(directory=Path("directory"), evaluations=1)
-    sections = {
-        "": settings,
-        "layout.": settings.layout,
-        "search.": settings.search,
-        "evaluation.": settings.evaluation,
-        "logging.": settings.logging,
-    }
-    keys = {}
-    for section, model in sections.items():
+    for section in ("", "layout", "search", "evaluation", "logging"):
+        model = getattr(settings, section) if section else settings
         for name, field in type(model).model_fields.items():
-            key = field.validation_alias if isinstance(field.validation_alias, str) else name
-            if section + key not in ("layout", "search", "evaluation", "logging"):
-                keys[section + key] = repr(getattr(model, name))
+            if not isinstance(value := getattr(model, name), Section):
+                yield section, str(field.validation_alias or name), value
+
+
+def surface() -> dict[str, object]:
+    keys = {f"{section}.{key}".strip("."): repr(value) for section, key, value in keys_of_a_campaign_file()}
     commands = make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     return {
         "hpo": keywords(hpo),

@@ -10,10 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from test_documented_surface import keys_of_a_campaign_file
 
 import hpo
 import trainers
-from hpo.config.settings import Section, Settings
 from search_spaces import folds
 
 REQUIRED = inspect.Parameter.empty
@@ -62,17 +62,11 @@ def signature(value: Callable[..., object]) -> dict[str, object]:
 
 def campaign_keywords() -> dict[str, object]:
     """The keys of all sections of a campaign file; ``task`` is the first argument."""
-    settings = Settings(directory=Path("."), evaluations=1)
     found: dict[str, object] = {"task": REQUIRED, "directory": REQUIRED}
-    for section in ("", "layout", "search", "evaluation", "logging"):
-        model = getattr(settings, section) if section else settings
-        for name, field in type(model).model_fields.items():
-            key = field.validation_alias if isinstance(field.validation_alias, str) else name
-            if isinstance(getattr(model, name), Section):
-                continue
-            if section or key not in ("task", "directory", "task_options"):
-                prefix = "log_" if section == "logging" else ""
-                found[prefix + key] = None if key == "evaluations" else getattr(model, name)
+    for section, key, value in keys_of_a_campaign_file():
+        if section or key not in ("task", "directory", "task_options"):
+            prefix = "log_" if section == "logging" else ""
+            found[prefix + key] = None if key == "evaluations" else value
     return found
 
 
