@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import random
 import time
@@ -417,38 +416,6 @@ def test_a_command_whose_record_cannot_be_written_keeps_its_file_until_it_is() -
     assert sorted(enqueued(steered.records)) == [0.0, 1.0, 2.0, 3.0] and steered.done() == 60
 
 
-@pytest.mark.parametrize("seed", cases(range(8), nightly=range(8, 30)))
-def test_whatever_is_asked_at_any_time_the_budget_is_met_exactly(seed: int) -> None:
-    rng = random.Random(f"commands/{seed}")
-    budget = rng.randint(20, 60)
-    workers = rng.randint(1, 6)
-    lasts = {"duration": lambda index: math.exp(random.Random(index).gauss(0, 1))}
-    latency_s = rng.choice([0.001, 0.3])
-    steered = Steered(evaluations=budget, workers=workers, islands=1, latency_s=latency_s, **lasts)
-    points = iter(range(100))
-    for launch in range(5):
-        requests: list[tuple[float, Request]] = []
-        for _ in range(rng.randint(0, 6)):
-            when = rng.choice([0, rng.uniform(0.1, 15)])
-            request: list[Request] = [Pause(**ASKED), Unpause(**ASKED), Retry(**ASKED, statuses=RETRIED)]
-            request.append(Drain(**ASKED, worker=f"0-{rng.randrange(workers)}"))
-            request.append(Enqueue(**ASKED, points=[{"x": next(points) / 50, "y": 1.0, "kind": "b"}]))
-            request.append(Set(**ASKED, evaluations=budget + rng.randint(1, 9)))
-            requests.append((when, rng.choice(request)))
-        last = launch == 4
-        if last:
-            steered.inbox.requests.clear()  # what came after the end of the launch before
-            requests = [(0, Unpause(**ASKED)), (0, Set(**ASKED, evaluations=budget + 40))]
-        else:
-            requests.append((rng.uniform(16, 20), Stop(**ASKED)))
-        kills = [(rng.uniform(1, 12), rng.randrange(workers))] if rng.random() < 0.4 and not last else []
-        simulation = steered.launch(*requests, seed=seed * 10 + launch, kills=kills)
-    assert simulation.coordinator.end.reason == DONE
-    assert steered.done() == budget + 40
-    given = [one.arguments["points"] for one in applied(steered.records) if one.name == "enqueue"]
-    assert sorted(enqueued(steered.records)) == sorted(point["x"] for some in given for point in some)
-
-
 # In the first two an end is on record, and its news under way.
 @pytest.mark.parametrize("seed", cases([652, 717, *range(4)], nightly=range(4, 18)))
 def test_what_is_retried_while_workers_are_suspected_is_counted_once(seed: int) -> None:
@@ -858,8 +825,11 @@ def test_commands_between_launches_hold_before_anything_is_granted(
     assert launch(10) == (DONE, 0)
     for words in (["pause"], ["enqueue", '{"x": 0.25}'], ["enqueue", '{"x": 0.5}']):
         assert cli.main([words[0], str(launch.run), *words[1:]]) == 0
+    (launch.run / "commands" / "nonsense").write_text("{")
     assert launch(20, deadline="1s") == (DEADLINE, EXIT_RESUMABLE) and launch.count == 10
-    assert "refused: point 1: a constraint refuses {'x': 0.5}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "refused: point 1: a constraint refuses {'x': 0.5}" in said
+    assert said.count("commands/nonsense is no command") == 1
     assert cli.main(["drain", str(launch.run), "0-0"]) == 0
     assert launch(20) == (STOPPED, EXIT_RESUMABLE) and launch.count == 10
     said = capsys.readouterr().err

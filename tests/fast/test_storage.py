@@ -300,6 +300,3 @@ def test_what_a_dead_leader_wrote_twice_is_not_counted_for_another():
         for one in (records, again(records, random.Random(2)))
     ]
     assert len(found[0]) == 10 and found[0] == found[1]
-
-
-# --- what else fails --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, StorageFailed
 from hpo.journal.files import journal_files, read_directory
 from hpo.journal.inspection import check
-from hpo.journal.records import Finished, Storage, encode
+from hpo.journal.records import Storage, encode
 from hpo.results.record import load
 
 EVALUATIONS = 12
@@ -128,27 +128,6 @@ def test_where_no_directory_can_be_made_the_launch_ends_and_the_same_one_goes_on
     assert load(home).ended == ("storage", EXIT_RESUMABLE)
     assert [one.status for one in load(home).individuals].count("completed") == 5
     check_complete(home, run(home))
-
-
-@pytest.mark.parametrize(("number", "call"), [(errno.ENOSPC, "write"), (errno.EIO, "fsync")])
-def test_results_wait_for_a_journal_that_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
-) -> None:
-    home = tmp_path / "run"
-    ours, left = in_journal(home), [4]
-
-    def sometimes(handle: int) -> bool:
-        if not ours(handle) or evaluations_of(home) < 5 or not left[0]:
-            return False
-        left[0] -= 1
-        return True
-
-    failing(monkeypatch, call, number, sometimes)
-    check_complete(home, run(home))
-    assert left == [0] and 2 <= len(journal_files(home)) <= 5
-    assert journal_files(home)[1].name.startswith("0001-i000-w0000-r")
-    ends = [one for one in read_directory(home) if isinstance(one, Finished)]
-    assert len({one.id for one in ends}) == EVALUATIONS
 
 
 @pytest.mark.parametrize("begun", [0, EVALUATIONS])

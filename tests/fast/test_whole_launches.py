@@ -79,15 +79,6 @@ def test_a_worker_that_waits_for_a_directory_and_for_its_evaluators_does_not_spi
     check_budget(launch)
 
 
-@pytest.mark.parametrize(("kind", "victim"), [("kill", 1), ("stop", 2), ("stop", 3)])
-def test_any_rank_of_a_worker_may_die_or_hang(tmp_path: Path, kind: str, victim: int) -> None:
-    world = World(3)
-    launch = begun(world, tmp_path)
-    world.at(3.0, lambda: launch.kill(victim) if kind == "kill" else launch.ranks[victim].stop())
-    world.run(lambda: launch.settled)
-    check_budget(launch)
-
-
 def test_where_rank_0_and_a_leader_hang_all_others_end(tmp_path: Path) -> None:
     world = World(4)
     launch = begun(world, tmp_path)

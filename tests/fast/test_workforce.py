@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import random
-
-import pytest
 from individuals import make_assignment
 
 from hpo.config.layout import Layout
@@ -43,23 +40,3 @@ def test_a_leader_that_dies_before_it_gave_account_is_to_be_looked_up() -> None:
     assert workers.unaccounted == []  # it lives, and will tell
     assert workers.handle_rank_deaths({2}) == []
     assert [broken.place.leader for broken in workers.unaccounted] == [2]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_living_rank_works_or_ends_what_it_ran_or_idles(seed: int) -> None:
-    rng = random.Random(seed)
-    size = rng.randint(1, 4)
-    workers = force(size * rng.randint(2, 8), rng.randint(1, 2), size)
-    ranks = {rank for place in workers.places.values() for rank in place.ranks}
-    idle: set[int] = set()
-    for _ in range(6):
-        workers.handle_rank_deaths(rng.sample(sorted(ranks), rng.randint(0, min(3, len(ranks)))))
-        for rank in sorted(ranks - workers.dead):
-            account = workers.broken_of(rank)
-            if account is not None and rng.random() < 0.8:
-                account.open = False
-                workers.settle(rank)
-                idle.add(rank)
-        at_work = [rank for place in workers.places.values() for rank in place.ranks]
-        settling = [rank for rank in ranks if workers.broken_of(rank) is not None]
-        assert sorted([*at_work, *settling, *(idle - workers.dead)]) == sorted(ranks - workers.dead)

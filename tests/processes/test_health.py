@@ -369,12 +369,6 @@ def test_ranks_that_leave_without_mpi_leave_with_the_errors_code(
     assert refused.process_code == code
 
 
-@pytest.mark.parametrize("well", [0, 9])
-def test_one_that_completes_among_the_first_is_enough(well: int) -> None:
-    simulation = simulate(lambda number: WELL if number == well else BROKEN)
-    assert end(simulation) == (DONE, 0) and finished(simulation, FAILED) == 299
-
-
 @pytest.mark.parametrize("works", [True, False])
 def test_while_one_worker_takes_long_the_others_do_not_use_the_budget_up(works: bool) -> None:
     """Its evaluators start, say, for as long as others fail ten thousand times."""

@@ -6,8 +6,6 @@ import errno
 import os
 import pathlib
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,17 +125,6 @@ def test_strange_values_cost_no_record(tmp_path: Path, value: object, stored: ob
     path = _write(tmp_path, [_finished(metrics={"strange": value}, error="caf\udce9")])
     (read,) = _after_header(path)
     assert read == _finished(metrics={"strange": stored}, error="caf\\udce9")
-
-
-def test_a_line_is_plain_json_with_its_checksum_last(tmp_path: Path) -> None:
-    import json
-    import zlib
-
-    line = _write(tmp_path).read_bytes().splitlines()[1]
-    parsed = json.loads(line)
-    assert list(parsed)[-1] == "crc"
-    assert int(parsed["crc"], 16) == zlib.crc32(line[: line.index(b',"crc":')])
-    assert b" " not in line.replace("ünïcode \\n".encode(), b"")
 
 
 # Torn and damaged files -----------------------------------------------------------------------------------
@@ -403,35 +390,6 @@ def test_a_journal_is_never_written_twice(tmp_path: Path) -> None:
     with pytest.raises(CampaignError, match="exists already, and a journal is never rewritten"):
         _write(tmp_path)
     assert path.read_bytes() == before
-
-
-def test_a_writer_killed_at_any_moment_leaves_all_it_committed(tmp_path: Path) -> None:
-    """The child says what it has committed; killed in the midst of it, no such record may be missing."""
-    child = (
-        "import sys, pathlib\n"
-        "from hpo.journal.files import JournalWriter, journal_path\n"
-        "from hpo.journal.records import Header, Stopping\n"
-        "path = journal_path(pathlib.Path(sys.argv[1]), launch=1, island=0, worker=0)\n"
-        "writer = JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0))\n"
-        "sequence = 0\n"
-        "while True:\n"
-        "    for _ in range(7):\n"
-        "        writer.append(Stopping(reason='x' * 3000, time=sequence))\n"
-        "        sequence += 1\n"
-        "    writer.commit()\n"
-        "    print(sequence, flush=True)\n"
-    )
-    for attempt in range(2):
-        directory = tmp_path / str(attempt)
-        with subprocess.Popen([sys.executable, "-c", child, directory], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            for _ in range(10 + attempt):
-                process.stdout.readline()
-            process.kill()
-            said = process.stdout.read().split()
-        read = _after_header(journal_path(directory, launch=1, island=0, worker=0))
-        assert [record.time for record in read] == list(range(len(read)))
-        assert len(read) >= max([70 + 7 * attempt, *map(int, said)])
 
 
 # Directories ----------------------------------------------------------------------------------------------

@@ -80,17 +80,6 @@ def test_a_later_process_with_the_same_number_does_not_keep_the_lock(tmp_path: P
     acquire(tmp_path)
 
 
-def test_a_lock_of_another_machine_counts_until_it_is_no_longer_refreshed(tmp_path: Path) -> None:
-    acquire(tmp_path)
-    _edit(tmp_path, machine="elsewhere", host="n17", pid=1)
-    _age(tmp_path, STALE_S - 20)
-    with pytest.raises(CampaignError, match="in use by process 1 on n17"):
-        acquire(tmp_path)
-    _age(tmp_path, STALE_S + 20)
-    assert holder(tmp_path) is None
-    acquire(tmp_path)
-
-
 def test_who_was_thought_dead_learns_that_the_lock_is_lost(tmp_path: Path) -> None:
     first = acquire(tmp_path)
     _edit(tmp_path, machine="elsewhere")

@@ -102,47 +102,6 @@ def test_without_a_limit_of_first_failures_the_budget_is_spent(terminal: Termina
     assert "failed: no evaluation completed" in terminal.hpo("status", "run").stdout
 
 
-SICK = """
-import os, time
-import hpo
-from pathlib import Path
-
-HERE = Path(__file__).parent
-turns = 0
-
-
-def evaluate(trial):
-    global turns
-    turns += 1
-    if turns == 4:
-        try:
-            (HERE / "sick").open("x").write(str(os.getpid()))
-        except FileExistsError:
-            pass
-    sick = (HERE / "sick").read_text() if (HERE / "sick").exists() else ""
-    if sick == str(os.getpid()):
-        raise OSError("no such mount")
-    time.sleep(0.2)
-    return trial.params["x"]
-
-
-task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
-"""
-
-
-def test_one_sick_worker_of_four_costs_no_individual(terminal: Terminal) -> None:
-    terminal.write("task.py", SICK)
-    terminal.campaign(settings(30), evaluations=120)
-    done = terminal.hpo("run", "c.toml", "--ranks", 4)
-    assert done.returncode == 0, done.stderr
-    assert "gets nothing more in this launch" in done.stderr and "OSError: no such mount" in done.stderr
-    counts = terminal.status()["evaluations"]
-    assert counts["completed"] == 120 and counts["failed"] == 0
-    assert [one["reason"] for one in terminal.status()["left"]] == ["failing"]
-    assert "failing" in terminal.hpo("status", "run").stdout
-    assert terminal.hpo("check", "run").returncode == 0
-
-
 @pytest.mark.timeout(240)
 def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> None:
     terminal.write(
