@@ -15,7 +15,7 @@ from typing import Any
 import journals
 import pytest
 from cases import cases
-from individuals import make_assignment, make_finished
+from individuals import make_assignment
 from simulation import MemoryInbox, Simulation
 from simulation.campaigns import SPACE, fall_sick, final, finished, losses, make, objective, records_of
 
@@ -556,11 +556,6 @@ def test_a_stop_holds_until_it_is_cleared(tmp_path: Path) -> None:
 # --- the commands ---------------------------------------------------------------------------------------------------
 
 
-LAUNCHED = {
-    "type": "launched", "evaluations": 24, "deadline_s": None, "islands": 1, "workers": 2, "time": 1.0,
-}  # fmt: skip
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A campaign's directory, before its first launch."""
@@ -571,20 +566,12 @@ def run(tmp_path: Path) -> Path:
 
 
 def launched(run: Path, *tables: dict[str, Any]) -> None:
-    journals.write(run, [LAUNCHED, *tables])
+    journals.write(run, [journals.launched(evaluations=24, workers=2), *tables])
     journals.write(run, [], worker=1)
 
 
 def ended(reason: str, code: int) -> dict[str, Any]:
     return {"type": "ended", "reason": reason, "exit": code, "time": 2.0}
-
-
-FAILURE = journals.fields(
-    make_finished(
-        id="0-0-0", params={"x": 1.0, "y": 2.0, "kind": "c"}, operator="random", started=1.0, finished=1.5,
-        status="failed", objectives=None, metrics={}, error="no",
-    )
-) | {"type": "finished"}  # fmt: skip
 
 
 def requests(run: Path) -> list[Any]:
@@ -635,7 +622,7 @@ def test_where_no_campaign_is_that_is_said(tmp_path: Path, capsys: pytest.Captur
 def test_what_is_given_twice_between_launches_waits_twice(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launched(run, FAILURE, ended("stopped", 75))
+    launched(run, journals.finished("0-0-0", params=POINTS[0]), ended("stopped", 75))
     (run.parent / "points.csv").write_text("x,y,kind\n1,2,a\n-1,0.5,b\n")
     given = [["pause"], ["unpause"], ["drain", "0-1"], ["retry"], ["retry", "--status", "all"]]
     given += [["enqueue", '{"x": 1, "y": 2, "kind": "c"}'], ["enqueue", str(run.parent / "points.csv")]]

@@ -27,8 +27,8 @@ class Clock:
     """In the place of the module ``time``: ``monotonic`` goes on by what is slept only, and ``time`` is ``skew_s`` off
     the clock that stamps files."""
 
-    def __init__(self, skew_s: float = 0.0) -> None:
-        self.skew_s = skew_s
+    def __init__(self) -> None:
+        self.skew_s = 0.0
         self.slept_s = 0.0
         self.on_sleep: Callable[[], None] = lambda: None
 

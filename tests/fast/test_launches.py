@@ -28,30 +28,8 @@ from hpo.journal.launches import (
 ENDED = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
 
 
-def evaluation(number: int, kind: str, status: str = "completed", **fields: object) -> dict[str, object]:
-    begun: dict[str, object] = {
-        "id": f"0-0-{number}",
-        "island": 0,
-        "worker": 0,
-        "sequence": number,
-        "params": {},
-    }
-    begun |= {"type": kind, "operator": "random", "parents": [], "retries": 0}
-    if kind == "started":
-        return {**begun, "time": 1.0, **fields}
-    ended = {
-        "started": 1.0,
-        "finished": 2.0,
-        "status": status,
-        "objectives": None,
-        "metrics": {},
-        "error": None,
-    }
-    return {**begun, **ended, **fields}
-
-
 def finished(number: int, status: str = "completed", **fields: object) -> dict[str, object]:
-    return evaluation(number, "finished", status, **fields)
+    return journals.finished(f"0-0-{number}", **{"status": status, **fields})
 
 
 def test_a_launch_is_read_and_one_that_never_began_is_none(tmp_path: Path) -> None:
@@ -69,10 +47,12 @@ def test_a_budget_is_complete_when_so_many_have_ended_for_good(tmp_path: Path) -
     assert not is_complete(tmp_path, 1), "used up by failures alone"
     journals.write(tmp_path, [finished(0), finished(1, "failed"), finished(2, "interrupted")])
     assert is_complete(tmp_path, 2) and not is_complete(tmp_path, 3)
-    journals.write(tmp_path, [evaluation(3, "started")], worker=1)
+    journals.write(tmp_path, [finished(3, type="started", time=1.0)], worker=1)
     assert not is_complete(tmp_path, 3)
     # The second end of the same individual does not count, nor that of an earlier run of one that goes on.
-    journals.write(tmp_path, [finished(0), finished(4, "pruned"), evaluation(4, "started", promoted=2)], 2)
+    journals.write(
+        tmp_path, [finished(0), finished(4, "pruned"), finished(4, type="started", time=1.0, promoted=2)], 2
+    )
     assert not is_complete(tmp_path, 3)
     journals.write(tmp_path, [finished(4, promoted=2)], 3)
     assert is_complete(tmp_path, 3)

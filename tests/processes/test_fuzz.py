@@ -283,18 +283,14 @@ def _inspected(home: Path) -> None:
 @given(
     content=mutations(JOURNAL, [b"\n", b"\0" * 64, b'{"type":"finished",', b',"crc":"00000000"}\n', JOURNAL])
 )
-def test_journals_of_any_bytes(home: Path, content: bytes) -> None:
-    _journal(home, content)
-    _inspected(home)
-
-
-@fuzz
-@given(content=mutations(JOURNAL, [b"\n", b"\0" * 64, JOURNAL]))
 @example(content=b"".join(map(journals.line, [{**journals.header(), "version": 99}, *_lines()[1:]])))
-def test_repairs_of_any_bytes(home: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journals_of_any_bytes_and_their_repairs(
+    home: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     path = journal_path(home, launch=1, island=0, worker=0)
-    path.write_bytes(content)
+    _journal(home, content)
+    _inspected(home)
     error = reads(lambda: next(read_file(path), None), CampaignError)
     foreign = isinstance(error, CampaignError) and not isinstance(error, JournalDamaged)
     repair(home)

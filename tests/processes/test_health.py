@@ -436,26 +436,15 @@ def test_the_next_launch_goes_on_with_a_new_count() -> None:
     assert {one.id for one in records_of(first) if isinstance(one, Finished)} <= ids
 
 
-SICK_AFTER_S = 20.0
-
-
-def with_a_sick_worker(sick: int, *, workers: int = 8, share: float = 0.0, **changes: object) -> Simulation:
-    """From 20 s on, evaluations fail after 0.1 s at the worker of rank ``sick``; ``share`` of them fail anywhere."""
-    rng = random.Random(f"sick/{sick}/{share}")
-    bad = [rng.random() < share for _ in range(1000)]
-    return simulate(
-        lambda number: BROKEN if bad[number % 1000] else WELL,
-        duration=lambda index: 1.0 + index % 7,
-        prepare=lambda simulation: fall_sick(simulation, sick, SICK_AFTER_S),
-        workers=workers,
-        islands=2,
-        **changes,
-    )
-
-
 @pytest.mark.parametrize("sick", [0, 7])
 def test_a_sick_worker_costs_no_individual(sick: int) -> None:
-    simulation = with_a_sick_worker(sick)
+    """From 20 s on, its evaluations fail after 0.1 s."""
+    simulation = simulate(
+        lambda number: WELL,
+        duration=lambda index: 1.0 + index % 7,
+        prepare=lambda simulation: fall_sick(simulation, sick, 20.0),
+        workers=8,
+    )
     assert end(simulation) == (DONE, 0)
     assert simulation.coordinator.tally.counts == {COMPLETED: 300, FAILED: 0}
     state = earlier_of(simulation)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hpo.campaign.rank.coordinating import _unseen
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
@@ -23,7 +24,6 @@ from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
-from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.island import LeaderSettings, OwnWorker
 from hpo.islands.leader.leader import Leader
@@ -62,7 +62,6 @@ from hpo.search.protocols import (
     TrialReport,
 )
 from hpo.search.stopping_rules import PruningSettings
-from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace
 from hpo.task.outcome import TaskOutcome
 
@@ -341,14 +340,6 @@ class Report:
     busy_admitting: float
     messages: float
     bytes: float
-    by_kind: dict[str, float]
-
-
-def unseen(space: SearchSpace) -> UnseenConfigurations:
-    """What islands that search ``space`` can evaluate."""
-    if space.size is None:
-        return UnseenConfigurations()
-    return UnseenConfigurations(lambda: ((params, space.key(params)) for params in space.enumerate()))
 
 
 def leader_settings(
@@ -379,7 +370,7 @@ def leader_settings(
     )
 
 
-class Simulation:
+class Simulation(LaunchLog):
     """A campaign of one-rank workers.
 
     ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
@@ -492,13 +483,7 @@ class Simulation:
                     ),
                 )
             )
-        parts = [space] * islands
-        if phased is not None:
-            only = [phased.search_of(island).only for island in range(islands)]
-            distinct = [restricted(space, one) for place, one in enumerate(only) if one not in only[:place]]
-            kept = [one for place, one in enumerate(only) if one not in only[:place]]
-            parts = [distinct[kept.index(one)] for one in only]
-        listed = {id(part): unseen(part) for part in parts}
+        only = [{} if phased is None else phased.search_of(island).only for island in range(islands)]
         self._registry = registry = WorkerRegistry(layout.workers, ended=self.dead.__contains__)
         self.coordinator = Coordinator(
             transport=SimulatedTransport(self, 0),
@@ -512,10 +497,10 @@ class Simulation:
                 deadline=deadline,
                 must_end=None if must_end is None else partial(float, must_end),
                 phases=Phases() if phased is None else Phases([one.until for one in phased.phase]),
-                unseen=[listed[id(part)] for part in parts],
+                unseen=_unseen(space, lambda params: True, only),
             ),
             backlog=Backlog(known=earlier.keys, assignments=earlier.pending, tally=earlier.tally),
-            log=_Log(self),
+            log=self,
             commands=None
             if inbox is None
             else Commands(
@@ -673,6 +658,9 @@ class Simulation:
         with suppress(OSError):  # the leader of rank 0, whose journal it is, tries again
             self.journals[0].commit()
 
+    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
+        self.left.append((place.island, place.worker, reason))
+
     def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
         self.unread.add(place.leader)
         self.journals[place.leader].unreadable()
@@ -779,7 +767,6 @@ class Simulation:
             busy_admitting=admitting / (self.ranks * last) if last else 1.0,
             messages=sum(self.counter.messages.values()) / done,
             bytes=sum(self.counter.bytes.values()) / done,
-            by_kind={kind: count / done for kind, count in self.counter.messages.items() if count},
         )
 
 
@@ -805,22 +792,3 @@ class _Same:
 
     def forget(self, identity: str) -> None:
         pass
-
-
-class _Log(LaunchLog):
-    """The log of a simulated launch."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-
-    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
-        self._simulation.reopened(again, reason)
-
-    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
-        self._simulation.left.append((place.island, place.worker, reason))
-
-    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
-        return self._simulation.dead_leader_record(place, may_run=may_run)
-
-    def journal_totals(self) -> ResumeState:
-        return self._simulation.journal_totals()

@@ -61,7 +61,7 @@ class LaunchSettings:
     copy: bool
 
 
-class SimulatedLaunch:
+class SimulatedLaunch(LaunchLog):
     """One MPI job that works on a campaign. ``number``: of the launch; ``earlier``: what former ones left; ``lock``: of
     the directory, which rank 0 holds."""
 
@@ -226,7 +226,7 @@ class SimulatedLaunch:
                 timed=True,
             ),
             backlog=Backlog(known=earlier.keys, assignments=earlier.pending, tally=earlier.tally),
-            log=_Log(self),
+            log=self,
             health=Health(
                 settings.first_failures,
                 patience_s=settings.start_timeout_s,
@@ -235,8 +235,6 @@ class SimulatedLaunch:
         )
 
     def _record_start(self, earlier: ResumeState) -> None:
-        journal = self.ranks[0].journal
-        assert journal is not None
         launched = Launched(
             evaluations=self._settings.evaluations,
             deadline_s=None,
@@ -245,8 +243,23 @@ class SimulatedLaunch:
             time=self.ranks[0].transport.now(),
             contested=earlier.contested,
         )
-        journal.append(launched)
-        journal.commit()
+        self._put(launched)
+
+    def _put(self, *records: Record) -> None:
+        journal = self.ranks[0].journal
+        assert journal is not None
+        for record in records:
+            journal.append(record)
+        with suppress(OSError):
+            journal.commit()
+
+    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+        now = self.ranks[0].transport.now()
+        self._put(*(Reopened(id=one.id, number=one.reopened, reason=reason, time=now) for one in again))
+
+    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
+        now = self.ranks[0].transport.now()
+        self._put(Left(island=place.island, worker=place.worker, reason=reason, time=now, may_run=may_run))
 
     def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
         journal = self.ranks[place.leader].journal
@@ -386,32 +399,3 @@ def _refuse(source: int, text: str) -> None:
 
 def _losses(objectives: dict[str, float]) -> tuple[float, ...]:
     return tuple(objectives.values())
-
-
-class _Log(LaunchLog):
-    """The log of a launch in the journal of its rank 0."""
-
-    def __init__(self, launch: SimulatedLaunch) -> None:
-        self._launch = launch
-        self._rank = launch.ranks[0]
-
-    def _put(self, *records: Record) -> None:
-        assert self._rank.journal is not None
-        for record in records:
-            self._rank.journal.append(record)
-        with suppress(OSError):
-            self._rank.journal.commit()
-
-    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
-        now = self._rank.transport.now()
-        self._put(*(Reopened(id=one.id, number=one.reopened, reason=reason, time=now) for one in again))
-
-    def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
-        now = self._rank.transport.now()
-        self._put(Left(island=place.island, worker=place.worker, reason=reason, time=now, may_run=may_run))
-
-    def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
-        return self._launch.dead_leader_record(place, may_run=may_run)
-
-    def journal_totals(self) -> ResumeState:
-        return self._launch.journal_totals()

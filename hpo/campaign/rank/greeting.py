@@ -16,7 +16,7 @@ from hpo.errors import CampaignError, RanksDied
 from hpo.evaluation.cores import read_host
 from hpo.islands.messages import Hello, decode
 from hpo.islands.transport import Transport
-from hpo.journal.machine import THIS_MACHINE, Machine
+from hpo.journal.machine import THIS_MACHINE
 
 _GREETING_S = 120.0
 _GREETING_OF_A_RANK_S = 0.05
@@ -81,13 +81,13 @@ def greet(transport: Transport, mine: Hello, waits_s: float) -> list[Hello]:
     return [hellos[rank] for rank in range(transport.size)]
 
 
-def ended_here(hellos: Sequence[Hello], machine: Machine = THIS_MACHINE) -> Callable[[int], bool]:
-    """Whether the process of a rank is known to have ended, which can be seen of those on this ``machine`` alone.
+def ended_here(hellos: Sequence[Hello]) -> Callable[[int], bool]:
+    """Whether the process of a rank is known to have ended, which can be seen of those on this machine alone.
     ``hellos``: by rank."""
-    identity = machine.identity
+    identity = THIS_MACHINE.identity
     here = {
-        rank: (hello.pid, machine.process_started(hello.pid))
+        rank: (hello.pid, THIS_MACHINE.process_started(hello.pid))
         for rank, hello in enumerate(hellos)
         if hello.machine == identity
     }
-    return lambda rank: rank in here and not machine.is_running(*here[rank])
+    return lambda rank: rank in here and not THIS_MACHINE.is_running(*here[rank])
