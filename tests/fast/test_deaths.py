@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from simulation import lonely_coordinator
 from simulation.campaigns import SPACE, finished, make, make_repeating, records_of
 
 from hpo.config.layout import WorkerPlacement
 from hpo.individual import PRUNED, REEVALUATION, Outcome
-from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
+from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.claims import Claims
 from hpo.islands.messages import Claim, EvaluationEnd, Want
@@ -107,18 +107,6 @@ def test_an_individual_that_kills_its_ranks_is_given_up_and_the_campaign_ends():
 END = EvaluationEnd(token=0, id="0-1-0", outcome=Outcome(status="pruned", seconds=1.0), losses=None)
 
 
-class Nowhere:
-    """A transport that tells nobody."""
-
-    rank = 0
-
-    def send(self, destination, data):
-        pass
-
-    def now(self):
-        return 0.0
-
-
 def coordinator_of(dead):
     """Of two workers of a rank each, with nobody to talk to; ``dead``: what the journal of one that dies says."""
 
@@ -130,14 +118,7 @@ def coordinator_of(dead):
             return ResumeState()
 
     places = [WorkerPlacement(index=rank, island=0, worker=rank, ranks=(rank,)) for rank in range(2)]
-    return Coordinator(
-        transport=Nowhere(),
-        registry=WorkerRegistry(places),
-        rules=LaunchRules(ranks=2, evaluations=2, duplicates=False, grace_s=60.0, checkpoints=False),
-        backlog=Backlog(),
-        log=OneDead(),
-        health=Health(None, patience_s=300, leaders=range(2)),
-    )
+    return lonely_coordinator(WorkerRegistry(places), OneDead())
 
 
 def test_a_worker_that_is_suspected_goes_on_with_nothing_that_paused(monkeypatch):

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 from individuals import make_assignment, make_candidate
-from simulation import Report
+from simulation import Report, lonely_coordinator
 from simulation.campaigns import finished, make
 
 from hpo.campaign.rank.evaluators import Jobs
 from hpo.config.layout import Layout
 from hpo.errors import EXIT_RESUMABLE
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.islands.coordinator.coordinator import Coordinator
-from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.launch import Backlog, LaunchRules
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
@@ -191,30 +188,12 @@ def test_what_a_worker_held_is_contested_unless_its_dead_rank_is_seen_to_have_en
     assert contested == [1 not in seen_to_have_ended, 2 not in seen_to_have_ended]
 
 
-class Nowhere:
-    """A transport that delivers nothing."""
-
-    rank = 0
-
-    def send(self, destination: int, data: bytes) -> None:
-        pass
-
-    def now(self) -> float:
-        return 0.0
-
-
 @pytest.mark.parametrize(("hung", "given_up"), [(3, {2, 3}), (2, {2, 3}), (1, {1})])
 def test_the_other_ranks_of_a_worker_are_given_up_with_the_one_that_hangs(
     hung: int, given_up: set[int]
 ) -> None:
     registry = WorkerRegistry(Layout.plan(ranks=6, islands=1, ranks_per_worker=2).workers)
-    coordinator = Coordinator(
-        transport=Nowhere(),  # type: ignore[arg-type]
-        registry=registry,
-        rules=LaunchRules(ranks=6, evaluations=2, duplicates=False, grace_s=60.0, checkpoints=False),
-        backlog=Backlog(),
-        health=Health(None, patience_s=300, leaders=[0, 2, 4]),
-    )
+    coordinator = lonely_coordinator(registry)
     coordinator.handle_hung_ranks([hung])
     assert coordinator.dead == registry.hung == given_up and coordinator.end is None
     assert len(registry.places) == 2 and coordinator.remarks[0].startswith(f"rank {hung} hangs")

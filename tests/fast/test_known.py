@@ -178,7 +178,7 @@ def earlier(tmp_path_factory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("suffix", ["", ".csv", ".json", ".parquet"])
+@pytest.mark.parametrize("suffix", ["", ".csv"])
 def test_an_earlier_campaign_comes_back_exactly(earlier, tmp_path, suffix):
     source = earlier
     if suffix:
@@ -186,8 +186,7 @@ def test_an_earlier_campaign_comes_back_exactly(earlier, tmp_path, suffix):
         results.export(earlier, source)
     found = known_points(source, SPACE, default={"momentum": 0.0})
     there = load(earlier).individuals
-    if suffix in ("", ".json", ".csv"):  # a parquet column has one type: choices of several become text
-        assert [one.params for one in found] == [one.params for one in there]
+    assert [one.params for one in found] == [one.params for one in there]
     assert [one.origin for one in found] == [one.id for one in there]
     assert [one.value for one in found] == [one.value for one in there]
     assert sum(one.status == FAILED for one in found) == sum(one.status == FAILED for one in there)

@@ -6,7 +6,6 @@ import pytest
 from simulation import Simulation
 from simulation.campaigns import (
     SPACE,
-    check_that_it_completes,
     finished,
     make,
     make_repeating,
@@ -84,19 +83,6 @@ def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkey
     assert len({space.key(record.params) for record in records}) == 18
     assert simulation.coordinator.end.reason == EXHAUSTED
     assert simulation.coordinator.end.exit_code == 0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_stopped_campaign_ends_and_goes_on_where_it_was(seed):
-    simulation, settings = make(seed, evaluations=60, workers=5, islands=2)
-    simulation.at(2.0, lambda: simulation.post(3, 0, encode(StopRequest(STOPPED, True))))
-    simulation.at(2.5, lambda: simulation.post(3, 0, encode(StopRequest(STOPPED, True))))
-    simulation.run()
-    end = simulation.coordinator.end
-    assert (end.reason, end.exit_code) == (STOPPED, EXIT_RESUMABLE)
-    earlier = records_of(simulation)
-    assert any(getattr(record, "status", "") == "interrupted" for record in earlier)
-    check_that_it_completes(earlier, settings, seed)
 
 
 @pytest.mark.parametrize("unfit", [[1], [0, 2], [0, 1, 2, 3]])

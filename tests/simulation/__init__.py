@@ -202,6 +202,38 @@ class SimulatedTransport:
         return max(self._simulation.time, self._simulation.stalled.get(self.rank, 0.0))
 
 
+class _Nowhere:
+    """A transport that delivers nothing."""
+
+    rank = 0
+
+    def send(self, destination: int, data: bytes) -> None:
+        pass
+
+    def now(self) -> float:
+        return 0.0
+
+
+def lonely_coordinator(registry: WorkerRegistry, log: LaunchLog | None = None) -> Coordinator:
+    """A coordinator of two evaluations that reaches nobody."""
+    leaders = list(registry.places)
+    rules = LaunchRules(
+        ranks=1 + max(rank for place in registry.places.values() for rank in place.ranks),
+        evaluations=2,
+        duplicates=False,
+        grace_s=60.0,
+        checkpoints=False,
+    )
+    return Coordinator(
+        transport=_Nowhere(),  # type: ignore[arg-type]
+        registry=registry,
+        rules=rules,
+        backlog=Backlog(),
+        log=log,
+        health=Health(None, patience_s=300, leaders=leaders),
+    )
+
+
 class SimulatedCrew:
     """Evaluates by letting virtual time pass."""
 

@@ -86,22 +86,6 @@ def test_an_import_that_is_wrong_under_somebody_elses_mpirun(terminal: Terminal)
     assert [(one["reason"], one["exit"]) for one in terminal.records("ended")] == [("futile", 1)]
 
 
-def test_without_a_limit_of_first_failures_the_budget_is_spent(terminal: Terminal) -> None:
-    terminal.write("task.py", TASK.replace("IMPORTED", "trial.report(1, 0.5)"))
-    terminal.campaign(settings('"off"'), evaluations=20)
-    done = terminal.hpo("run", "c.toml", "--ranks", 2)
-    assert done.returncode == 1, done.stderr
-    assert "failed: 20/20 evaluated" in done.stderr and "FileNotFoundError" in done.stderr
-    assert "The budget is used up, and no evaluation has completed." in done.stderr
-    assert "starting again" not in done.stderr
-    assert terminal.records("ended")[-1]["reason"] == "nothing completed"
-    assert len(terminal.records("finished")) == 20
-    # Nothing is left to do, and the same command says so again.
-    again = terminal.hpo("run", "c.toml", "--ranks", 2)
-    assert again.returncode == 1 and "no evaluation has completed" in again.stderr
-    assert "failed: no evaluation completed" in terminal.hpo("status", "run").stdout
-
-
 @pytest.mark.timeout(240)
 def test_what_kills_every_launch_is_not_started_for_ever(terminal: Terminal) -> None:
     terminal.write(
