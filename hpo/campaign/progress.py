@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpo.config import process
 from hpo.errors import EXIT_RESUMABLE, HpoError
-from hpo.individual import COMPLETED, FINAL, PRUNED
+from hpo.individual import PRUNED
 from hpo.islands.coordinator.health import counted
 from hpo.islands.end_reasons import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
 from hpo.terminal import one_line, quoted, write
@@ -64,9 +64,9 @@ class Display:
         rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
         parts = [_evaluated(final, budget), f"best {self._best(tally)}", _rate(rate)]
         ends = coordinator.futile_ends
-        failures = f"{_failures(coordinator) + sum(ends.values())} failed"
+        failures = f"{tally.worked_and_failed[1] + sum(ends.values())} failed"
         parts.append(f"{failures} ({counted(ends)} in a row)" if ends else failures)
-        if pruned := coordinator.tally.counts.get(PRUNED, 0):
+        if pruned := tally.counts.get(PRUNED, 0):
             parts.append(f"{pruned} pruned")
         if not ended:
             parts += [
@@ -95,7 +95,7 @@ class Display:
         """Show the last line: how it stands now, and why it ended."""
         name = "failed" if reason in (FUTILE, NOTHING_COMPLETED) else reason
         text = f"{name}: {self.line(coordinator, now, ended=True)}"
-        failed = bool(_failures(coordinator))
+        failed = coordinator.tally.worked_and_failed[1] > 0
         nothing_completed = reason == NOTHING_COMPLETED or (coordinator.tally.best is None and failed)
         if nothing_completed or self._repeats:
             from hpo.results.record import load
@@ -118,10 +118,6 @@ class Display:
         if coordinator.end is not None and coordinator.end.exit_code == EXIT_RESUMABLE:
             text += "\nGive the same command again to go on."
         _show(text)
-
-
-def _failures(coordinator: Coordinator) -> int:
-    return sum(coordinator.tally.counts.get(status, 0) for status in FINAL - {COMPLETED, PRUNED})
 
 
 def _show(text: str) -> None:

@@ -142,7 +142,8 @@ class Supervisor:
                 self._say(_GO_ON)
             if not died or self._asked:
                 return code
-            if not self._wait_for_directory():
+            self._wait_while(self._is_gone, _GONE_S)
+            if self._is_gone():
                 self._say(
                     f"{self._directory} is gone, so this is not started again: it would begin in an empty directory. "
                     "Once it is back, give the same command again to go on."
@@ -198,10 +199,6 @@ class Supervisor:
             return code
         self._fleet = fleet
         return None
-
-    def _wait_for_directory(self) -> bool:
-        self._wait_while(self._is_gone, _GONE_S)
-        return not self._is_gone()
 
     def _pause(self, seconds: float) -> None:
         self._say(f"this launch got nothing done, so the next one begins in {seconds:g} s.")

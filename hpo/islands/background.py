@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol
 
 LONG_S = 0.002
@@ -57,9 +56,7 @@ class BackgroundTurns:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:  # no turn is begun after this
             self._closed = True
         self._needed.set()

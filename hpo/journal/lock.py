@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -143,9 +142,7 @@ class Lock:
         self.heartbeat.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.heartbeat.stop()
         self.release()
 

@@ -27,7 +27,7 @@ def test_what_a_broken_worker_held_is_free_once_nothing_runs_there_and_all_is_to
     broken.held.append(individual)
     broken.open = False
     assert workers.holds and workers.released() == []
-    workers.settle(1)
+    broken.waiting.remove(1)
     assert workers.released() == []
     workers.handle_rank_deaths({2})  # dies before it could say that it has ended
     assert workers.released() == [individual.as_contested()]

@@ -226,7 +226,7 @@ class Coordinator(CoordinatorView):
         if rank == broken.place.leader:
             broken.held += self._taken_off(rank, message.unfinished)
             broken.open = False
-        self._registry.settle(rank)
+        broken.waiting.discard(rank)
         self._regroup()
 
     # --- workers that leave ---------------------------------------------------------------------------------
@@ -253,7 +253,9 @@ class Coordinator(CoordinatorView):
         hung = frozenset(ranks) - self._registry.dead
         if hung and self.end is None:
             self.remarks.append(hung_remark(sorted(hung)))
-            given_up = hung.union(*self._registry.workers_of(hung)) - {self._transport.rank}
+            workers = [place.ranks for place in self._registry.places.values()]
+            given_up = hung.union(*(ranks for ranks in workers if not hung.isdisjoint(ranks)))
+            given_up -= {self._transport.rank}
             self._registry.hung |= given_up
             self.handle_rank_deaths(given_up)
 

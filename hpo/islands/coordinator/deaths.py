@@ -15,7 +15,7 @@ from hpo.islands.coordinator.worker_registry import Broken, WorkerRegistry
 from hpo.islands.messages import EvaluationEnd, Lost, Migrant, Records, Waiting, encode
 from hpo.islands.storage import StorageWait
 from hpo.islands.transport import Transport
-from hpo.search.population import Member, Population
+from hpo.search.population import Population
 
 
 @dataclass(kw_only=True)
@@ -124,7 +124,9 @@ class RankDeaths:
             self._hand_over(population, heirs, owned=True)
 
     def _hand_over(self, population: Population, heirs: list[int], *, owned: bool) -> None:
-        news = encode(Records(_worst_first(population), [], []))
+        # Receivers take the last member for the most recent.
+        worst_first = [*population.failures, *population.pruned, *reversed(list(population))]
+        news = encode(Records(worst_first, [], []))
         for heir in heirs:
             self.transport.send(heir, news)
         if owned:
@@ -140,8 +142,3 @@ def hung_remark(ranks: Sequence[int]) -> str:
         f"rank{'s' * several} {named} hang{'s' * (not several)} (nothing heard for hang_timeout): given up, and what "
         "was evaluated there runs again elsewhere"
     )
-
-
-def _worst_first(population: Population) -> list[Member]:
-    # Receivers take the last member for the most recent.
-    return [*population.failures, *population.pruned, *reversed(list(population))]

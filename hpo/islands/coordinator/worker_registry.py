@@ -71,10 +71,6 @@ class WorkerRegistry:
                 return leaders
         return []
 
-    def workers_of(self, ranks: frozenset[int]) -> list[tuple[int, ...]]:
-        """Ranks of all whole workers that have any of ``ranks``."""
-        return [place.ranks for place in self.places.values() if not ranks.isdisjoint(place.ranks)]
-
     def handle_rank_deaths(self, dead: Iterable[int]) -> list[WorkerPlacement]:
         """Note deaths; the workers that break by them."""
         self.dead |= frozenset(dead)
@@ -103,12 +99,6 @@ class WorkerRegistry:
     def broken_of(self, rank: int) -> Broken | None:
         """Broken worker that waits for ``rank``."""
         return next((broken for broken in self._broken if rank in broken.waiting), None)
-
-    def settle(self, rank: int) -> None:
-        """Note that a survivor of a broken worker has ended what it ran."""
-        broken = self.broken_of(rank)
-        if broken is not None:
-            broken.waiting.remove(rank)
 
     def bench(self, leader: int) -> None:
         """Give a worker nothing more; what it has is still to end."""

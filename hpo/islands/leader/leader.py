@@ -83,13 +83,13 @@ class Leader:
         self._disbanding: list[tuple[int, Assignment]] | None = None
         self.started = False
         self.end: End | None = None
-        self._handlers: dict[type[Message], Callable[[int, Any], bool]] = {
+        self._handlers: dict[type[Message], Callable[[Any], object]] = {
             messages.Records: self._observe,
-            messages.Grant: self._granted,
-            messages.WorkerMessage: self._from_worker,
+            messages.Grant: self._claims.take,
+            messages.WorkerMessage: lambda message: self._crew.receive(message.content),
             messages.Migrant: self._immigrate,
             messages.Recall: self._give_back,
-            StopWorker: self._halt_for,
+            StopWorker: self._halt,
             Lost: self._handle_rank_deaths,
             messages.Retired: self._handle_retired,
             End: self._finish,
@@ -149,7 +149,7 @@ class Leader:
 
     def receive(self, source: int, message: Message) -> bool:
         """Handle a message; whether ``step`` should follow."""
-        return self._handlers[type(message)](source, message)
+        return self._handlers[type(message)](message) is not False
 
     def step(self) -> bool:
         """Do all that can be done now without waiting; whether anything was done."""
@@ -221,7 +221,7 @@ class Leader:
 
     # --- messages -------------------------------------------------------------------------------------------
 
-    def _observe(self, source: int, news: messages.Records) -> bool:
+    def _observe(self, news: messages.Records) -> bool:
         for member in news.evaluated:
             self._learn(member)
         for identity in news.emigrated:  # after the news: an individual may have left in the same message
@@ -237,15 +237,7 @@ class Leader:
             self._early_stopping.learn_end(member.progress[0])
         (self.population.enter if earlier else self.population.add)(member)
 
-    def _granted(self, source: int, grant: messages.Grant) -> bool:
-        self._claims.take(grant)
-        return True
-
-    def _from_worker(self, source: int, message: messages.WorkerMessage) -> bool:
-        self._crew.receive(message.content)
-        return True
-
-    def _immigrate(self, source: int, message: messages.Migrant) -> bool:
+    def _immigrate(self, message: messages.Migrant) -> None:
         member = message.evaluated
         self._learn(member)
         if self._heir is None:
@@ -253,15 +245,12 @@ class Leader:
         else:
             self._publisher.pass_on([member], self._heir)
         self._publisher.introduce(member)
-        return True
 
-    def _give_back(self, source: int, recall: messages.Recall) -> bool:
+    def _give_back(self, recall: messages.Recall) -> None:
         self.ask(messages.Returned(self._claims.spare(recall.number)))
-        return True
 
-    def _finish(self, source: int, end: End) -> bool:
+    def _finish(self, end: End) -> None:
         self.end = end
-        return True
 
     def now(self) -> float:
         return self._transport.now()
@@ -276,21 +265,19 @@ class Leader:
 
     # --- deaths ---------------------------------------------------------------------------------------------
 
-    def _handle_rank_deaths(self, source: int, lost: Lost) -> bool:
+    def _handle_rank_deaths(self, lost: Lost) -> None:
         """Send nothing more to leaders whose workers lost a rank; disband if this worker did."""
         self._publisher.lose(frozenset(lost.leaders))
         if not self._broken and not set(self.place.ranks).isdisjoint(lost.ranks):
             self._broken = True
             self._disband()
-        return True
 
-    def _handle_retired(self, source: int, retired: messages.Retired) -> bool:
+    def _handle_retired(self, retired: messages.Retired) -> None:
         """Send no individuals to an island that evaluates nothing more: none would leave it."""
         self._migration.lose(frozenset(retired.leaders))  # its leaders pass on what was sent there lately
         if self.place.leader in retired.leaders and retired.heir is not None and self._migration.active:
             self._heir = retired.heir
             self._publisher.pass_on(self._migration.disown(), self._heir)
-        return True
 
     def _disband(self) -> None:
         """End all evaluations here, for others to begin them again."""
@@ -310,10 +297,6 @@ class Leader:
             self._halt(StopWorker(LOST, False))
 
     # --- stopping -------------------------------------------------------------------------------------------
-
-    def _halt_for(self, source: int, stop: StopWorker) -> bool:
-        self._halt(stop)
-        return True
 
     def _halt(self, stop: StopWorker) -> None:
         self._stop = stop
