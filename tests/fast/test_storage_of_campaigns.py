@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pathlib
 import re
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import failing
 
 import hpo
 from hpo import cli
@@ -36,26 +36,6 @@ def run(directory: Path, evaluations: int = EVALUATIONS) -> hpo.Result:
     task = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5, 5)), evaluate)
     campaign = hpo.Campaign(task, directory=directory, evaluations=evaluations, isolation="inline", keep=1000)
     return campaign.run()
-
-
-def failing(
-    monkeypatch: pytest.MonkeyPatch, name: str, number: int, when: Callable[[Any], bool]
-) -> list[object]:
-    """``os.NAME`` raises the error where ``when`` holds of its first argument; these arguments."""
-    real, hit = getattr(os, name), []
-
-    def call(first: Any, *rest: Any, **keywords: Any) -> Any:
-        if when(first):
-            hit.append(first)
-            where = [first] if isinstance(first, (str, os.PathLike)) else []
-            raise OSError(number, os.strerror(number), *where)
-        return real(first, *rest, **keywords)
-
-    monkeypatch.setattr(os, name, call)
-    accessor = getattr(pathlib, "_NormalAccessor", None)  # by which Path of Python 3.10 calls os
-    if hasattr(accessor, name):
-        monkeypatch.setattr(accessor, name, staticmethod(call))
-    return hit
 
 
 @pytest.fixture(autouse=True)

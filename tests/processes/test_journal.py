@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import pathlib
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import journals
 import numpy as np
 import pytest
+from disks import failing
 from hypothesis import given
 from hypothesis import strategies as st
 from individuals import make_finished
@@ -286,22 +286,10 @@ def test_a_disk_that_fills_up_leaves_a_torn_end_and_the_journal_goes_on_in_a_new
 
 
 @contextmanager
-def _failing(
-    monkeypatch: pytest.MonkeyPatch, name: str, number: int, *, of: Callable[[Any], bool] = lambda first: True
-) -> Iterator[None]:
-    """``os.NAME`` raises the error of that ``number`` where ``of`` holds of its first argument."""
-    real = getattr(os, name)
-
-    def fail(first: Any, *rest: Any, **keywords: Any) -> Any:
-        if of(first):
-            raise OSError(number, os.strerror(number), *([first] if name == "open" else []))
-        return real(first, *rest, **keywords)
-
+def _failing(monkeypatch: pytest.MonkeyPatch, *call: Any) -> Iterator[None]:
+    """For a while; ``call``: see ``failing``."""
     with monkeypatch.context() as patch:
-        patch.setattr(os, name, fail)
-        accessor = getattr(pathlib, "_NormalAccessor", None)  # by which Path of Python 3.10 calls os
-        if hasattr(accessor, name):
-            patch.setattr(accessor, name, staticmethod(fail))
+        failing(patch, *call)
         yield
 
 
@@ -346,7 +334,7 @@ def test_a_part_that_can_neither_be_synced_nor_removed_is_left_behind(
 
 
 def test_a_journal_that_cannot_be_made_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with _failing(monkeypatch, "open", errno.ENOSPC, of=lambda path: str(path).endswith(".jsonl")):
+    with _failing(monkeypatch, "open", errno.ENOSPC, lambda path: str(path).endswith(".jsonl")):
         writer = JournalWriter(_path(tmp_path), _header())
         assert writer.error is not None and writer.error.errno == errno.ENOSPC
         writer.append(_RECORDS[0])
