@@ -20,6 +20,8 @@ _KNOWN = 5
 _TIMES = 20
 _LEAST_S = 600.0
 _LOOK_S = 10.0
+# Another launch would end in the same way.
+_HOPELESS = (end_reasons.UNFIT, end_reasons.FUTILE, end_reasons.NOTHING_COMPLETED, end_reasons.REFUSED)
 
 
 @dataclass(kw_only=True)
@@ -154,15 +156,8 @@ def verdict(
         end_reasons.STORAGE: storage,
         end_reasons.REFUSED: refused,
     }.get(reason)
-    code = (
-        0
-        if finished
-        else 1
-        if reason
-        in (end_reasons.UNFIT, end_reasons.FUTILE, end_reasons.NOTHING_COMPLETED, end_reasons.REFUSED)
-        else EXIT_RESUMABLE
-    )
-    return End(reason, code, error)
+    code = 1 if reason in _HOPELESS else EXIT_RESUMABLE
+    return End(reason, 0 if finished else code, error)
 
 
 class Overdue:
