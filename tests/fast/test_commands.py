@@ -194,16 +194,6 @@ def test_what_is_drained_tests_no_worker_and_leaves_no_launch_with_failing_ones_
     assert steered.earlier().tally.final == 60
 
 
-def test_when_all_are_drained_the_launch_ends() -> None:
-    steered = Steered(evaluations=60, workers=2, islands=1)
-    drains = [(2.0 + number, Drain(**ASKED, worker=f"0-{number}")) for number in range(2)]
-    simulation = steered.launch(*drains)
-    end = simulation.coordinator.end
-    assert (end.reason, end.exit_code) == (STOPPED, EXIT_RESUMABLE)
-    assert steered.launch().coordinator.end.reason == DONE
-    assert steered.done() == 60
-
-
 # --- enqueue --------------------------------------------------------------------------------------------------------
 
 
@@ -262,15 +252,6 @@ def test_a_budget_that_was_set_holds_until_the_file_says_something_new() -> None
     assert steered.done() == 30
     steered.launch(evaluations=35)
     assert steered.done() == 35
-
-
-def test_a_budget_below_what_is_done_is_done() -> None:
-    steered = Steered(evaluations=100)
-    simulation = steered.launch((6.2, Set(**ASKED, evaluations=2)))
-    count = steered.done()
-    assert 2 < count < 40
-    assert (simulation.coordinator.end.reason, simulation.coordinator.end.exit_code) == (DONE, 0)
-    assert steered.launch().coordinator.end.reason == DONE and steered.done() == count
 
 
 def test_a_deadline_counts_from_the_beginning_also_where_it_was_set_and_ends_a_pause() -> None:

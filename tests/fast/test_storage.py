@@ -107,21 +107,6 @@ def test_an_individual_waits_for_its_directory(rank, seed):
     assert error == FULL and 35 < seconds < 45 and seen[1:] == [None]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_directories_that_cannot_be_made_for_minutes_end_the_launch_and_use_up_no_budget(seed):
-    simulation, settings = make(seed, workers=3, islands=1, evaluations=1000)
-    for rank in range(3):
-        break_directories(simulation, rank, 5, float("inf"))
-    simulation.run()
-    end = simulation.coordinator.end
-    assert (end.reason, end.exit_code) == (STORAGE, EXIT_RESUMABLE)
-    assert FULL in end.error and "Make room" in end.error and "same command" in end.error
-    assert PATIENCE_S < simulation.time < PATIENCE_S + 90
-    records = finished(simulation)
-    assert 0 < len(records) < 60 and {record.status for record in records} == {"completed"}
-    check_the_next_launch(simulation, {**settings, "evaluations": 60}, seed)
-
-
 # --- journals ---------------------------------------------------------------------------------------------------------
 
 
