@@ -15,7 +15,7 @@ from typing import Any
 import journals
 import pytest
 from cases import cases
-from individuals import make_assignment
+from individuals import make_assignment, make_started
 from simulation import MemoryInbox, Simulation
 from simulation.campaigns import SPACE, fall_sick, final, finished, losses, make, objective, records_of
 
@@ -209,6 +209,14 @@ def test_points_come_next_in_their_order_once_and_count_for_the_budget() -> None
     first = [record.operator for record in order].index(ENQUEUED)
     assert {record.operator for record in order[first : first + 4]} == {ENQUEUED} and first <= 7
     assert steered.done() == 30
+
+
+def test_a_point_that_was_given_twice_and_begun_once_is_left_once() -> None:
+    """It may be evaluated twice, with ``duplicates``."""
+    given = [record_of(f"{n:020d}-{n:016x}", Enqueue(**ASKED, points=POINTS[:1]), time=2.0) for n in (1, 2)]
+    begun = make_started(id="0-0-0", params=POINTS[0], operator=ENQUEUED, time=3.0)
+    state = fold([*given, begun], space=SPACE, islands=1, losses=losses)
+    assert [one.params for one in state.enqueued] == POINTS[:1]
 
 
 def test_points_beyond_the_budget_wait_for_a_larger_one() -> None:

@@ -7,6 +7,7 @@ from simulation import Simulation
 from simulation.campaigns import (
     SPACE,
     finished,
+    losses,
     make,
     make_repeating,
     objective,
@@ -165,12 +166,7 @@ def test_pollen_that_comes_by_two_ways_is_one_member_and_is_found_again_on_resum
         for leader in simulation.leaders:
             ids = [member.id for member in leader.population.best]
             assert len(ids) == len(set(ids))
-        earlier = fold(
-            records_of(simulation),
-            space=SPACE,
-            islands=3,
-            losses=lambda objectives: tuple(objectives.values()),
-        )
+        earlier = fold(records_of(simulation), space=SPACE, islands=3, losses=losses)
         for leader in simulation.leaders:
             known = {member.id for member in earlier.populations[leader.place.island]}
             best = [member.id for member in leader.population.best][:20]

@@ -60,6 +60,9 @@ def test_after_each_launch_it_says_what_the_journals_say(campaign, task):
         found = overview.read(home)
         assert found is not None and sum(found.evaluations.values()) == evaluations
         assert settled(found) == settled(overview.folded(load(home)))
+        with open(max((home / "journal").iterdir()), "ab") as file:  # as a power cut leaves it
+            file.write(b"torn")
+    assert len(found.torn) == 2
 
 
 def test_after_a_launch_that_came_to_nothing_the_errors_are_those_of_its_evaluations(tmp_path):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from individuals import make_assignment
 from simulation import Simulation
-from simulation.campaigns import fall_sick
+from simulation.campaigns import fall_sick, losses, records_of
 
 import hpo
 from hpo.campaign import rank_entry
@@ -292,10 +292,6 @@ def simulate(
     return simulation
 
 
-def records_of(simulation: Simulation) -> list[dict[str, object]]:
-    return [record for journal in simulation.journals for record in journal.committed]
-
-
 def finished(simulation: Simulation, status: str) -> int:
     return sum(isinstance(r, Finished) and r.status == status for r in records_of(simulation))
 
@@ -420,7 +416,6 @@ def test_crashes_and_time_outs_are_counted(status: str, most: int) -> None:
 
 
 def earlier_of(simulation: Simulation) -> ResumeState:
-    losses = lambda objectives: tuple(objectives.values())  # noqa: E731
     return fold(records_of(simulation), space=SPACE, islands=2, losses=losses)
 
 

@@ -78,6 +78,11 @@ class Curve:
     saves: bool = True
 
 
+def losses(objectives: dict[str, float]) -> tuple[float, ...]:
+    """Those of tasks that minimise."""
+    return tuple(objectives.values())
+
+
 class MessageCounter:
     """Messages and bytes by kind, for measuring what the protocol costs."""
 
@@ -386,7 +391,7 @@ def leader_settings(
     """For leaders of campaigns of one objective, ``value``, which is minimised."""
     return LeaderSettings(
         seed=seed,
-        losses=lambda objectives: tuple(objectives.values()),
+        losses=losses,
         allows=lambda params: True,
         migration=migration,
         retries=1,
@@ -702,7 +707,7 @@ class Simulation(LaunchLog):
             self.journals[place.leader].committed,
             space=self.space,
             islands=self.islands,
-            losses=lambda objectives: tuple(objectives.values()),
+            losses=losses,
         )
 
     def _committed(self) -> Iterator[Record]:
@@ -713,7 +718,7 @@ class Simulation(LaunchLog):
             self._committed(),
             space=self.space,
             islands=self.islands,
-            losses=lambda objectives: tuple(objectives.values()),
+            losses=losses,
         )
 
     # --- running --------------------------------------------------------------------------------------------

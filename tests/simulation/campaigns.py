@@ -18,7 +18,7 @@ from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.protocols import Candidate
 from hpo.task.outcome import TaskOutcome, summary_line
-from simulation import MemoryInbox, Report, Simulation
+from simulation import MemoryInbox, Report, Simulation, losses
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
 
@@ -71,7 +71,7 @@ def records_of(simulation):
 
 
 def check_that_it_completes(records, settings, seed):
-    earlier = fold(records, space=SPACE, islands=2, losses=lambda objectives: tuple(objectives.values()))
+    earlier = fold(records, space=SPACE, islands=2, losses=losses)
     simulation, _ = make(seed, workers=4, islands=2, evaluations=settings["evaluations"], earlier=earlier)
     report = simulation.run()
     assert isinstance(report, Report)
@@ -84,10 +84,6 @@ def check_that_it_completes(records, settings, seed):
     begun = {r.id: r.params for r in everything if isinstance(r, Started)}
     done = {r.id: r.params for r in final}
     assert begun == {identity: done[identity] for identity in begun}
-
-
-def losses(objectives: dict[str, float]) -> tuple[float, ...]:
-    return tuple(objectives.values())
 
 
 def final(record: dict[str, object]) -> bool:

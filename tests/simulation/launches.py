@@ -36,7 +36,7 @@ from hpo.journal.lock import REFRESH_S, Lock
 from hpo.journal.records import Launched, Left, Record, Reopened
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.space.space import SearchSpace
-from simulation import MemoryJournal, leader_settings
+from simulation import MemoryJournal, leader_settings, losses
 from simulation.evaluators import Fates, NoGuard, SimulatedEvaluator, Worker
 from simulation.ranks import Rank
 from simulation.world import EPOCH_S, World
@@ -269,11 +269,11 @@ class SimulatedLaunch(LaunchLog):
         self.unread = unread
         journal.fenced |= may_run
         return dead_leader_record(
-            journal.committed, space=self._space, islands=self._layout.islands, losses=_losses
+            journal.committed, space=self._space, islands=self._layout.islands, losses=losses
         )
 
     def journal_totals(self) -> ResumeState:
-        return fold(self.records(), space=self._space, islands=self._layout.islands, losses=_losses)
+        return fold(self.records(), space=self._space, islands=self._layout.islands, losses=losses)
 
     @property
     def journals(self) -> list[MemoryJournal]:
@@ -395,7 +395,3 @@ class SimulatedLaunch(LaunchLog):
 
 def _refuse(source: int, text: str) -> None:
     raise AssertionError(f"rank {source} sent nonsense: {text}")
-
-
-def _losses(objectives: dict[str, float]) -> tuple[float, ...]:
-    return tuple(objectives.values())
