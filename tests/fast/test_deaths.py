@@ -14,10 +14,10 @@ from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.claims import Claims
-from hpo.islands.messages import Claim, EvaluationEnd, Want
+from hpo.islands.messages import Claim, EvaluationEnd, Records, Want, decode
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Started
-from hpo.search.population import Member
+from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 
 
@@ -143,6 +143,18 @@ def test_who_paused_untold_and_asked_to_go_on_counts_once():
         0,
         1,
     )
+
+
+def test_what_a_dead_leader_knew_comes_with_the_best_last(monkeypatch):
+    """Receivers take the last for the most recent."""
+    population, sent = Population(), []
+    for number in (2, 3, 1):
+        population.add(Member(f"0-1-{number}", (), (float(number),), "completed"))
+    coordinator = coordinator_of(DeadLeaderRecord(populations={0: population}))
+    monkeypatch.setattr(coordinator._transport, "send", lambda rank, data: sent.append(decode(data)))
+    coordinator.handle_rank_deaths([1])
+    (records,) = (one for one in sent if isinstance(one, Records))
+    assert [one.id for one in records.evaluated] == ["0-1-3", "0-1-2", "0-1-1"]
 
 
 def test_one_that_paused_before_has_the_key_that_is_on_record():
