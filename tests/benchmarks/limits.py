@@ -77,14 +77,7 @@ def campaign(directory: Path, evaluations: int, parameters: int) -> hpo.SearchSp
         tables = []
         for number in range(evaluations // 4):
             params = {name: rng.random() for name in space.names}
-            tables.append(
-                {
-                    "type": "finished", "id": f"0-{worker}-{number}", "island": 0, "worker": worker,
-                    "sequence": number, "params": params, "operator": "random", "parents": [], "retries": 0,
-                    "started": 1.0, "finished": 2.0, "status": "completed",
-                    "objectives": {"value": sum(params.values())}, "metrics": {}, "error": None,
-                }
-            )  # fmt: skip
+            tables.append(journals.finished(f"0-{worker}-{number}", sum(params.values()), params=params))
         journals.write(directory, tables, worker=worker)
     return space
 

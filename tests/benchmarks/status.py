@@ -109,8 +109,6 @@ def start(worker: int, sequence: int, rng: random.Random) -> Started:
         id=f"0-{worker}-{sequence}",
         params=SPACE.decode(SPACE.sample(rng)),
         operator="random",
-        parents=(),
-        retries=0,
         time=1e9 + sequence,
     )
 

@@ -14,6 +14,7 @@ import journals
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from individuals import make_started
 
 import hpo
 from hpo import cli
@@ -22,7 +23,7 @@ from hpo.journal import inspection
 from hpo.journal.files import journal_path, read_file
 from hpo.journal.inspection import LOST, NOTE, Inspection, check, repair
 from hpo.journal.lock import acquire
-from hpo.journal.records import Header, decode
+from hpo.journal.records import Header, decode, encode
 from hpo.results.record import CampaignRecord, load
 
 EVALUATIONS = 12
@@ -54,10 +55,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     last = journal_of(path, 2)
     lines = last.read_bytes().splitlines(keepends=True)
     ended = [line for line in lines if b'"type":"ended"' not in line]
-    begun = {"id": "0-0-99", "sequence": 99, "params": {"x": 0.5, "n": 3, "kind": "b"}}
-    place = {"island": 0, "worker": 0, "operator": "random", "parents": [], "retries": 0}
-    started = {"type": "started", **begun, **place, "time": time.time()}
-    last.write_bytes(b"".join([*ended, journals.line(started)]))
+    begun = make_started(
+        id="0-0-99", params={"x": 0.5, "n": 3, "kind": "b"}, operator="random", time=time.time()
+    )
+    last.write_bytes(b"".join([*ended, encode(begun)]))
     return path
 
 

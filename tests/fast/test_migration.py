@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import journals
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from individuals import make_finished
 from simulation.campaigns import SPACE, losses
 
 from hpo.individual import COMPLETED
@@ -141,16 +141,7 @@ def test_the_next_launch_has_migrants_on_the_islands_where_they_live(copy, homes
     found = fold(
         [
             Header(version=1, launch=1, island=0, worker=0, time=0.0),
-            make_finished(
-                id="0-0-0",
-                params={"x": 1.0, "y": 2.0, "kind": "a"},
-                operator="random",
-                status=COMPLETED,
-                objectives={"value": 6.0},
-                metrics={},
-                started=1.0,
-                finished=2.0,
-            ),
+            journals.record(journals.finished("0-0-0", 6.0, params={"x": 1.0, "y": 2.0, "kind": "a"})),
             Migrated(id="0-0-0", source=0, target=1, hop=1, copy=copy, time=3.0),
         ],
         space=SPACE,

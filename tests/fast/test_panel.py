@@ -246,8 +246,7 @@ def test_a_line_that_never_ends_fills_no_memory() -> None:
 
 def started(identity: str, **more: object) -> dict[str, object]:
     sequence = int(identity.rpartition("-")[2])
-    origin = {"operator": "random", "parents": (), "retries": 0}
-    return {"id": identity, "params": {"x": sequence}, **origin, **more}
+    return {"id": identity, "params": {"x": sequence}, "operator": "random", **more}
 
 
 def worker_journal(home: Path, worker: int, launch: int = 1) -> JournalWriter:

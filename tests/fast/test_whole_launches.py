@@ -113,14 +113,8 @@ def test_who_cannot_refresh_its_lock_gives_up_before_another_may_take_it_over(tm
 
 def begin(launch: int, identity: str) -> Started:
     sequence = int(identity.rpartition("-")[2])
-    return make_started(
-        id=identity,
-        params={"x": sequence / 100, "y": 0.0, "kind": "a"},
-        operator="random",
-        parents=(),
-        retries=0,
-        time=float(launch),
-    )
+    params = {"x": sequence / 100, "y": 0.0, "kind": "a"}
+    return make_started(id=identity, params=params, operator="random", time=float(launch))
 
 
 def test_what_a_silent_launch_may_use_is_left_to_it_by_all_later_ones() -> None:

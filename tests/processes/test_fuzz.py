@@ -215,10 +215,7 @@ def _lines() -> list[dict[str, object]]:
     end = {"started": 1.0, "finished": 2.0, "status": "completed", "objectives": {"value": 0.25}}
     return [
         journals.header(),
-        {
-            "type": "launched", "evaluations": 8, "deadline_s": None, "islands": 1, "workers": 1,
-            "ranks_per_worker": 1, "time": 0.5,
-        },
+        journals.launched(time=0.5),
         {"type": "started", **individual, "time": 1.0},
         {"type": "finished", **individual, **end, "metrics": {"loss": "nan", "n": 3}, "error": None},
         {"type": "migrated", "id": "0-0-1", "source": 0, "target": 1, "hop": 1, "copy": False, "time": 3.0},

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import journals
 import pytest
 from cases import cases
-from individuals import make_finished
 from terminal import wait_until
 
 from hpo.campaign import launch
@@ -42,13 +41,8 @@ with open("{log}", "a") as log:
 
 def journal(directory: Path, *statuses: str) -> str:
     """For an mpirun to do: leave a launch that finished individuals with ``statuses`` and never came to its end."""
-    ends = [
-        journals.fields(
-            make_finished(id=f"0-0-{number}", params={}, started=1.0, finished=2.0, status=status)
-        )
-        for number, status in enumerate(statuses)
-    ]
-    path = journals.write(directory / "prepared", [{"type": "finished", **one} for one in ends])
+    ends = [journals.finished(f"0-0-{number}", status=status) for number, status in enumerate(statuses)]
+    path = journals.write(directory / "prepared", ends)
     return f"import shutil; shutil.copy({str(path)!r}, {str(directory / 'run' / 'journal')!r}); "
 
 
