@@ -19,9 +19,10 @@ from trainers.data.fetching import Collate, check_reading
 from trainers.data.loader import Loader
 from trainers.data.streams import stream_of
 from trainers.evaluation.forward import Forward, Step
-from trainers.evaluation.metrics import MeanLoss, Metric, Scores, check_metrics
+from trainers.evaluation.metrics import MeanLoss, Metric, Scores, check_metrics, full
 from trainers.modes import modes_of, restore_modes
 from trainers.precision import PRECISIONS, autocast, matrix_products
+from trainers.structures import mapped
 
 
 def evaluate(
@@ -104,7 +105,7 @@ def scores(
 ) -> dict[str, float]:
     """Same as ``evaluate``, with the ranks of ``channel`` and an open loader. Collective: see ``Scores.values``.
 
-    A metric of the class ``MeanLoss`` gets the losses of the step of ``forward``.
+    A metric of the class ``MeanLoss`` gets the losses of batches, by the loss or the step of ``forward``.
     """
     device = device_of(model)
     stream = stream_of(samples)
@@ -113,6 +114,7 @@ def scores(
     computed = Scores(metrics, channel=channel, device=device)
     losses = [metric for metric in metrics.values() if isinstance(metric, MeanLoss)]
     needed = len(losses) < len(metrics)
+    needs_outputs = needed or forward.loss is not None
     modes = modes_of(model)
     model.eval()
     try:
@@ -125,14 +127,18 @@ def scores(
                     computed.update(*computing)
                     computing = None
                 with autocast(device, precision):
-                    loss, outputs = forward.evaluated(model, inputs, targets, outputs=needed)
+                    loss, outputs = forward.evaluated(model, inputs, targets, outputs=needs_outputs)
                 if model.training:  # where the user's step has left it so
                     model.eval()
                 if not shared and channel.rank:
                     continue
                 for mean in losses:
-                    if loss is not None:
-                        mean.add(loss, count)
+                    # Per batch: outputs of a whole set may not fit in memory, such as classes of pixels.
+                    of_batch = loss
+                    if forward.loss is not None:
+                        of_batch = forward.validation_loss(mapped(outputs, full), targets)
+                    if of_batch is not None:
+                        mean.add(of_batch, count)
                 if needed:
                     computing = outputs, targets, count
             if computing is not None:

@@ -28,7 +28,6 @@ class Forward:
         """Mean loss of the batch, with gradients; TypeError for any other value of the user's function."""
         if self.step is not None:
             return _one_number(self._stepped(model, inputs, targets)["loss"], "step", trained=True)
-        assert self.loss is not None
         outputs = outputs_of(model, inputs)
         if self.label_smoothing:
             if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
@@ -37,6 +36,14 @@ class Forward:
                     f"label_smoothing needs tensors, and got {kinds}. Set it to 0, and smooth in the loss."
                 )
             targets = smoothed(targets, outputs, self.label_smoothing)
+        return self._loss_of(outputs, targets, trained=True)
+
+    def validation_loss(self, outputs: object, targets: object) -> Tensor:
+        """Mean loss of a batch, without label smoothing; TypeError for any other value of the user's function."""
+        return self._loss_of(outputs, targets, trained=False)
+
+    def _loss_of(self, outputs: object, targets: object, *, trained: bool) -> Tensor:
+        assert self.loss is not None
         try:
             value = self.loss(outputs, targets)
         except (TypeError, AttributeError) as error:
@@ -47,7 +54,7 @@ class Forward:
                 f"loss: {error}. It got {_kinds(outputs, targets)}. Have it take their parts, such as "
                 "lambda outputs, targets: cross_entropy(outputs[0], targets)."
             ) from error
-        return _one_number(value, "loss", trained=True)
+        return _one_number(value, "loss", trained=trained)
 
     def evaluated(
         self, model: nn.Module, inputs: object, targets: object, *, outputs: bool

@@ -91,7 +91,7 @@ class Scores:
 
     def update(self, outputs: object, targets: object, samples: int) -> None:
         """Add a batch of ``samples`` samples."""
-        outputs = mapped(outputs, _full)
+        outputs = mapped(outputs, full)
         # Functions need all batches at the end: they are kept in the CPU's memory, as a GPU may not have the room.
         for metric in self._streaming.values():
             metric.update(outputs, targets)
@@ -187,7 +187,7 @@ class Scores:
 
 
 class MeanLoss:
-    """Validation loss with the user's own step: the mean over samples of the step's losses of batches."""
+    """Validation loss: the mean over samples of the losses of batches."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -232,6 +232,6 @@ def one_number(name: str, value: object) -> float:
     )
 
 
-def _full(tensor: Tensor) -> Tensor:
+def full(tensor: Tensor) -> Tensor:
     """``tensor`` in single precision if it is in bf16, whose eight bits are too few for metrics."""
     return tensor.float() if tensor.dtype is torch.bfloat16 else tensor

@@ -406,7 +406,7 @@ class TrainingRun:
             samples,
             loader,
             forward=settings.forward,
-            metrics={"validation_loss": settings.loss or MeanLoss(settings.device), **settings.metrics},
+            metrics={"validation_loss": MeanLoss(settings.device), **settings.metrics},
             batch_size=settings.evaluation_batch_size,
             precision=settings.precision,
             channel=self.communicator.service,
