@@ -5,11 +5,8 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
-import io
 import math
 import random
-import struct
-import warnings
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +22,7 @@ from search_spaces.building_blocks.data_sets.augmentation import (
     drawn_window,
 )
 from search_spaces.readers.imagenet_files.listing import ImageFiles
+from search_spaces.readers.pictures import decoded
 from trainers.randomness import derive
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -91,7 +89,8 @@ class ImageNet(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         place = int(self._places[index])
-        image, how = decoded(self._files, place), self._augmentation
+        how = self._augmentation
+        image = decoded(self._files.read(place), lambda: self._files.describe(place))
         label = torch.tensor(self._files.classes[place])
         if how is None:
             pixels = _bytes(centred(image, self._side, self._crop_fraction))
@@ -108,28 +107,6 @@ class ImageNet(Dataset[tuple[Tensor, Tensor]]):
             )
         )
         return changed(pixels, how, draw, mean=self._mean, deviation=self._deviation, fill=self._fill), label
-
-
-def decoded(files: ImageFiles, image: int) -> Image.Image:
-    """Image in red, green and blue; ValueError, with its name, if it is damaged."""
-    content = files.read(image)
-    try:
-        with warnings.catch_warnings():
-            # A few images of ImageNet have damaged comments, but whole pixels.
-            warnings.filterwarnings("ignore", message=".*(EXIF|Palette images with Transparency)")
-            # Only two decoders are used for downloaded files, as that of EPS would start Ghostscript, and images of
-            # half a GB are refused.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as opened:
-                return opened.convert("RGB")
-    # Pillow raises errors of all these classes for bytes that are no image.
-    except (
-        OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, struct.error, Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as error:  # fmt: skip
-        raise ValueError(
-            f"{files.describe(image)} is no whole image ({error}). Bring it again, or remove it."
-        ) from error
 
 
 def cropped(

@@ -3,14 +3,8 @@ each rank at each start. Imports no torch."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-import struct
-import sys
 import tarfile
-import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.readers.files import content_of, made_once, refused_by_system
+from search_spaces.readers.files import content_of, refused_by_system
 from search_spaces.readers.imagenet_files import folders, shards
+from search_spaces.readers.kept_arrays import Arrays, kept
 
 FORMAT = 1
 # Open shards of a process, which may have 1 024 files; ImageNet often has more shards.
@@ -121,40 +116,21 @@ def list_images(path: str | Path, kept_in: str | Path) -> Listing:
     root = Path(path).resolve()
     form = folders if folders.is_there(root) else shards
     parts = form.find(root)
-    digest = hashlib.sha256(repr((FORMAT, str(root), form.stamps(parts))).encode()).hexdigest()
-    kept = Path(kept_in) / f"{root.name}-{digest[:16]}.npz"
-    if not kept.exists():
-        print(f"{root}: listing its images, once; the list is kept in {kept}", file=sys.stderr)
-        made_once(kept, lambda elsewhere: _write(elsewhere, form.listed(root, parts)))
-    return _read(kept, root)
+    return kept(
+        root,
+        kept_in,
+        (FORMAT, str(root), form.stamps(parts)),
+        make=lambda: form.listed(root, parts),
+        take=lambda found: Listing(
+            class_names=tuple(os.fsdecode(name) for name in found["class_names"].tolist()),
+            classes=1 + int(found["train_classes"].max()),
+            train=_part(found, "train", root),
+            validation=_part(found, "validation", root),
+        ),
+    )
 
 
-def _write(path: Path, found: dict[str, npt.NDArray[Any]]) -> None:
-    try:
-        with open(path, "wb") as file:
-            np.savez_compressed(file, **found)
-    except OSError as error:
-        raise refused_by_system(path, "written", error) from error
-
-
-def _read(path: Path, root: Path) -> Listing:
-    try:
-        with np.load(io.BytesIO(content_of(path)), allow_pickle=False) as found:
-            return Listing(
-                class_names=tuple(os.fsdecode(name) for name in found["class_names"].tolist()),
-                classes=1 + int(found["train_classes"].max()),
-                train=_part(found, "train", root),
-                validation=_part(found, "validation", root),
-            )
-    # zipfile and numpy raise errors of all these classes for damaged files.
-    except (
-        KeyError, EOFError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError,
-        SyntaxError, zipfile.BadZipFile, zlib.error, struct.error,
-    ) as error:  # fmt: skip
-        raise ValueError(f"{path} is damaged ({error!r}). Remove it: it is made again.") from error
-
-
-def _part(found: Any, name: str, root: Path) -> ImageFiles:
+def _part(found: Arrays, name: str, root: Path) -> ImageFiles:
     return ImageFiles(
         root=root,
         names=found[f"{name}_names"],
