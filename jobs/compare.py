@@ -117,7 +117,8 @@ def _compared(options: argparse.Namespace) -> str:
         tests[name] = trained_anew(
             module, settings.directory, column, place, flags, options.test_seeds, limit_s=options.limit
         )
-    return table(result, columns, tests, measure(module, task), tested(task)[0])
+    shown = table(result, columns, tests, measure(module, task), tested(task)[0])
+    return "\n".join(filter(None, [shown, getattr(importlib.import_module(module), "PUBLISHED", "")]))
 
 
 def importable(task: str, file: Path) -> str:

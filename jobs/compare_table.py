@@ -15,7 +15,7 @@ from hpo.search.models import pareto
 from hpo.task.task import losses_of
 
 # Measures from 0 to 1.
-SHARES = ("accuracy", "top-5 accuracy", "micro-F1", "macro-F1")
+SHARES = ("accuracy", "top-5 accuracy", "micro-F1", "macro-F1", "mean IoU")
 
 # Column of the baseline that others are compared with.
 FULL_RANK = "full rank"

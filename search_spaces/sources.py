@@ -23,6 +23,7 @@ from search_spaces.readers.published import (
 )
 
 if TYPE_CHECKING:
+    from search_spaces.readers.cityscapes import Part, Scenes
     from search_spaces.readers.imagenet import Listing
 
 
@@ -53,6 +54,15 @@ def imagenet(data: str, lists: str) -> Listing:
     path = _path(data, "a folder with ImageNet, as folders of classes or as shards")
     with as_usage():
         return list_images(path, lists)
+
+
+def scenes(data: str, part: Part, lists: str) -> Scenes:
+    """Scenes in the folder ``data``, as for ``readers.cityscapes.list_scenes``; the list is kept in ``lists``."""
+    from search_spaces.readers.cityscapes import list_scenes
+
+    path = _path(data, "a folder with Cityscapes: leftImg8bit and gtFine")
+    with as_usage():
+        return list_scenes(path, part, lists)
 
 
 def packaged_images(data: str) -> None:

@@ -1,4 +1,4 @@
-"""DASO with constant B and S, judged by time and accuracy: options, method and objectives of the campaigns that search
+"""DASO with constant B and S, judged by time and a score: options, method and objectives of the campaigns that search
 them (dissertation, section 3.3.1).
 """
 
@@ -9,16 +9,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import hpo
-from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions
 from search_spaces.building_blocks.methods import METHODS
-from search_spaces.building_blocks.recipes import OwnMethod, Run
+from search_spaces.building_blocks.recipes import OwnMethod, Run, TrainingOptions
 from search_spaces.options import FromZero, NotNegative, wrong
 
 if TYPE_CHECKING:
     import trainers
 
 
-class IntervalOptions(ArchitectureOptions):
+class IntervalOptions(TrainingOptions):
     """Options beside those of the data."""
 
     warmup_epochs: FromZero = 1
@@ -94,6 +93,6 @@ def judge(options: IntervalOptions) -> Any:
     return (lambda result, steps: counted_steps(result, steps, link)) if link else measured_seconds
 
 
-def directions(options: IntervalOptions) -> dict[str, str]:
-    """Directions of the two objectives; the first says which member of the front is the campaign's best."""
-    return {"accuracy": "maximize", "steps" if options.steps_on_link else "seconds": "minimize"}
+def directions(options: IntervalOptions, score: str = "accuracy") -> dict[str, str]:
+    """Directions of ``score`` and of the time; the first says which member of the front is the campaign's best."""
+    return {score: "maximize", "steps" if options.steps_on_link else "seconds": "minimize"}

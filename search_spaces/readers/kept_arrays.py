@@ -24,7 +24,7 @@ T = TypeVar("T")
 def kept(
     root: Path, kept_in: str | Path, key: object, *, make: Callable[[], Arrays], take: Callable[[Arrays], T]
 ) -> T:
-    """What ``take`` returns of the arrays of ``make``, which the first process computes while others wait.
+    """Result of ``take`` for the arrays of ``make``, which the first process computes while others wait.
 
     Args:
         root (path): folder of the data set.

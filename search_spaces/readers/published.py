@@ -13,6 +13,8 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 IMAGENET_LISTS = "runs/imagenet-lists"
 """Default directory of lists of ImageNet's images."""
+CITYSCAPES_LISTS = "runs/cityscapes-lists"
+"""Default directory of lists of Cityscapes' scenes."""
 
 PACKAGED_SERIES = "elecdemand"
 """Demand for electricity in Victoria in 2014 by half-hours, whether it was a working day, and the temperature, from the

@@ -30,6 +30,7 @@ CAMPAIGNS = [
         "assignment",
         "autoformer",
         "bigearthnet",
+        "cityscapes_daso",
         "daso_intervals",
         "digits",
         "imagenet_ab",

@@ -23,10 +23,10 @@ from search_spaces.building_blocks.data_sets.imagenet_images import (
     ImageNet,
     centred,
     cropped,
-    decoded,
 )
 from search_spaces.readers import imagenet
 from search_spaces.readers.imagenet_files import listing
+from search_spaces.readers.pictures import decoded
 
 Listing = imagenet.Listing
 
@@ -237,7 +237,7 @@ def test_grey_and_four_coloured_images_become_three_coloured(folders: Path) -> N
         Image.new(mode, (30, 20)).save(place / name)
     Image.new("RGBA", (30, 20)).save(place / "c.PNG")
     found = listed(folders).train
-    assert {decoded(found, image).mode for image in range(len(found))} == {"RGB"}
+    assert {decoded(found.read(image), str).mode for image in range(len(found))} == {"RGB"}
 
 
 def test_the_middle_is_evaluated() -> None:

@@ -24,6 +24,7 @@ from search_spaces import (
     assignment,
     autoformer,
     bigearthnet,
+    cityscapes_daso,
     daso_intervals,
     digits,
     imagenet_ab,
@@ -79,6 +80,7 @@ def given(
         (bigearthnet, (), {"small": True}),
         (imagenet_ab, ("ab", "ab-no-groups"), {"small": True}),
         (imagenet_daso, ("daso",), {"small": True}),
+        (cityscapes_daso, ("daso",), {"small": True}),
         (imagenet_oialr, ("oialr",), {"small": True}),
     ],
 )
