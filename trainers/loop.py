@@ -101,8 +101,9 @@ def train(
             and the loss get of a batch on the device.
         validation_set (Dataset; default None): data set as ``train_set``; see ``evaluate_every``.
         loss (callable; default None): ``loss(outputs, targets)``, a mean over its samples, of what the model returns
-            and the data set gives. "validation_loss" is the mean of its values of batches, weighted by their samples.
-            With ``step`` it may be left out, or is the validation loss only.
+            and the data set gives. "validation_loss" is the mean of its values of batches, weighted by their samples;
+            with weights of classes or an ``ignore_index`` it depends on the batches a little, and a batch without any
+            target that counts is left out. With ``step`` it may be left out, or is the validation loss only.
         step (callable; default None): ``step(model, (inputs, targets))`` does the forward pass and returns a dictionary
             of "loss", a tensor without dimensions, the mean over the batch, and "outputs", which metrics and ``loss``
             get. In evaluation it is called without gradients, and "validation_loss" is then the mean of its losses over

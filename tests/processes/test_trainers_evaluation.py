@@ -399,3 +399,61 @@ def test_modules_are_in_their_modes_again_after_an_evaluation(mode: bool) -> Non
     assert model[0].training == mode and model[0].merged == (not mode)
     assert [module.training for module in (model, model[1], model[2])] == [True, False, True]
     assert torch.equal(model[1].running_mean, statistics)
+
+
+def validated(loss: Any, inputs: Tensor, targets: Tensor, **named: Any) -> trainers.Result:
+    torch.manual_seed(0)
+    model = nn.Conv2d(1, 3, 1)
+    data = torch.utils.data.TensorDataset(inputs, targets)
+    return trainers.train(
+        model, data, data, loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.0), epochs=1,
+        batch_size=8, evaluation_batch_size=2, **named,
+    )  # fmt: skip
+
+
+def dense() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(8, 1, 4, 4, generator=generator)
+    return inputs, torch.randint(0, 3, (8, 4, 4), generator=generator)
+
+
+def test_the_validation_loss_gets_a_batch_at_a_time_and_leaves_out_those_without_a_target() -> None:
+    inputs, targets = dense()
+    evaluated: list[int] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if not outputs.requires_grad:
+            evaluated.append(len(outputs))
+        return cross_entropy(outputs, targets, ignore_index=255)
+
+    whole = validated(loss, inputs, targets).metrics
+    assert evaluated == [2] * 4 and whole["validation_loss"] == pytest.approx(whole["train_loss"])
+    targets[2:4] = 255  # a whole batch
+    left = validated(loss, inputs, targets)
+    torch.manual_seed(0)
+    kept = [0, 1, 4, 5, 6, 7]
+    with torch.no_grad():
+        expected = cross_entropy(nn.Conv2d(1, 3, 1)(inputs[kept]), targets[kept])
+    assert left.reason == "finished" and left.metrics["validation_loss"] == pytest.approx(float(expected))
+
+
+def test_a_loss_of_outputs_that_are_not_finite_is_not_left_out() -> None:
+    inputs, targets = dense()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs.nan_to_num() if outputs.requires_grad else outputs, targets)
+
+    inputs[3] = float("nan")
+    assert validated(loss, inputs, targets).reason == "diverged"
+
+
+@pytest.mark.parametrize("kind", [float, lambda value: value.reshape(1)])
+def test_beside_a_step_of_the_user_the_loss_may_be_any_number(kind: Any) -> None:
+    inputs, targets = dense()
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        outputs = model(batch[0])
+        return {"loss": cross_entropy(outputs, batch[1]), "outputs": outputs}
+
+    found = validated(lambda *pair: kind(cross_entropy(*pair)), inputs, targets, step=step).metrics
+    assert found["validation_loss"] == pytest.approx(found["train_loss"])

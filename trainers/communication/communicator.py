@@ -52,6 +52,8 @@ class Communicator:
             )
         # Sorted, as torch numbers the ranks in the groups made here, whatever their order in the caller's group.
         members = sorted(dist.get_process_group_ranks(among or dist.group.WORLD)) if joined else [0]
+        self.members = members
+        """torch's numbers of the ranks."""
         self.size = len(members)
         self.rank = members.index(dist.get_rank()) if joined else 0
         self.device = device

@@ -134,11 +134,10 @@ def scores(
                     continue
                 for mean in losses:
                     # Per batch: outputs of a whole set may not fit in memory, such as classes of pixels.
-                    of_batch = loss
                     if forward.loss is not None:
-                        of_batch = forward.validation_loss(mapped(outputs, full), targets)
-                    if of_batch is not None:
-                        mean.add(of_batch, count)
+                        mean.add(forward.validation_loss(mapped(outputs, full), targets), count, outputs)
+                    elif loss is not None:
+                        mean.add(loss, count)
                 if needed:
                     computing = outputs, targets, count
             if computing is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from trainers.evaluation.metrics import one_number
 from trainers.optim.label_smoothing import smoothed
 
 Loss = Callable[..., Tensor]
@@ -36,16 +37,19 @@ class Forward:
                     f"label_smoothing needs tensors, and got {kinds}. Set it to 0, and smooth in the loss."
                 )
             targets = smoothed(targets, outputs, self.label_smoothing)
-        return self._loss_of(outputs, targets, trained=True)
+        return _one_number(self._loss_of(outputs, targets), "loss", trained=True)
 
-    def validation_loss(self, outputs: object, targets: object) -> Tensor:
-        """Mean loss of a batch, without label smoothing; TypeError for any other value of the user's function."""
-        return self._loss_of(outputs, targets, trained=False)
+    def validation_loss(self, outputs: object, targets: object) -> float | Tensor:
+        """Mean loss of a batch, without label smoothing; TypeError unless the user's function returns one number."""
+        value = self._loss_of(outputs, targets)
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+            return value.detach().reshape(())
+        return one_number("validation_loss", value)
 
-    def _loss_of(self, outputs: object, targets: object, *, trained: bool) -> Tensor:
+    def _loss_of(self, outputs: object, targets: object) -> object:
         assert self.loss is not None
         try:
-            value = self.loss(outputs, targets)
+            return self.loss(outputs, targets)
         except (TypeError, AttributeError) as error:
             # A loss that gets a structure in place of a tensor raises such an error, which does not name the cause.
             if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
@@ -54,7 +58,6 @@ class Forward:
                 f"loss: {error}. It got {_kinds(outputs, targets)}. Have it take their parts, such as "
                 "lambda outputs, targets: cross_entropy(outputs[0], targets)."
             ) from error
-        return _one_number(value, "loss", trained=trained)
 
     def evaluated(
         self, model: nn.Module, inputs: object, targets: object, *, outputs: bool

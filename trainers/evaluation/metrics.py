@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainers.communication.channel import Channel
 from trainers.communication.gathering import gathered
 from trainers.evaluation.torchmetrics_states import alone, joined_over
-from trainers.structures import joined, mapped, moved
+from trainers.structures import joined, mapped, moved, tensors_in
 
 _TEXT_BYTES = 400
 """Length of rank 0's error about a metric on the other ranks."""
@@ -187,18 +187,30 @@ class Scores:
 
 
 class MeanLoss:
-    """Validation loss: the mean over samples of the losses of batches."""
+    """Validation loss: the mean over samples of the losses of batches.
+
+    A batch whose loss is NaN though its outputs are finite is left out: nothing of it counts, such as where all targets
+    are a cross entropy's ``ignore_index``.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        # Sum of losses, samples that count, and all samples.
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
     def reset(self) -> None:
         self._sums.zero_()
 
-    def add(self, loss: Tensor, samples: int) -> None:
-        """Add ``loss``, the mean over ``samples`` samples."""
-        self._sums[0] += loss.detach().double() * samples
-        self._sums[1] += samples
+    def add(self, loss: float | Tensor, samples: int, outputs: object = None) -> None:
+        """Add ``loss``, the mean over ``samples`` samples with the model's ``outputs``, which a user's step has not."""
+        value = torch.as_tensor(loss, dtype=torch.float64, device=self._sums.device).detach()
+        counts = ~value.isnan()
+        for tensor in tensors_in(outputs):
+            # On the device, so that the host does not wait for it.
+            counts |= ~tensor.isfinite().all()
+        counts |= torch.tensor(outputs is None, device=self._sums.device)
+        self._sums[0] += torch.where(counts, value * samples, 0.0)
+        self._sums[1] += counts * samples
+        self._sums[2] += samples
 
     def update(self, outputs: object, targets: object, /) -> None:
         """Do nothing, as ``add`` gets the losses."""
@@ -207,7 +219,7 @@ class MeanLoss:
         return [self._sums]
 
     def compute(self) -> Tensor:
-        if not self._sums[1]:
+        if not self._sums[2]:
             raise ValueError("validation_set: it gave no rank a sample. Bring data.")
         return self._sums[0] / self._sums[1]
 

@@ -57,7 +57,8 @@ def agree_on_start(
     ValueError unless their models have one form, which can be exchanged and ``saved``, and ``agreed`` is the same.
     """
     channel = communicator.service
-    _check_tensors(model, ranks=communicator.size, saved=saved)
+    _check_tensors(model, exchanged=communicator.size > 1, saved=saved)
+    _check_synchronised_norms(model, communicator.members)
     refuse_other_models(channel, model)
     refuse_other_settings(channel, {**agreed, "method": method, "ranks of each node": communicator.nodes})
     broadcast_tensors(channel, [*model.parameters(), *model.buffers()])
@@ -126,8 +127,7 @@ def _optimizers_held_by(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]
                 yield name, part
 
 
-def _check_tensors(model: nn.Module, *, ranks: int, saved: bool) -> None:
-    exchanged = ranks > 1
+def _check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
     for name, module in model.named_modules():
         limited = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
         if exchanged and limited:
@@ -136,7 +136,6 @@ def _check_tensors(model: nn.Module, *, ranks: int, saved: bool) -> None:
                 "rank looks up, and ranks would not end with the same. Use max_norm=None, and scale what is looked up."
             )
     device = device_of(model)
-    _check_synchronised_norms(model, device, ranks)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         strided = tensor.layout is torch.strided
         for wrong, what in (
@@ -159,22 +158,25 @@ def _check_tensors(model: nn.Module, *, ranks: int, saved: bool) -> None:
                 raise ValueError(f"model: {name} {what}.")
 
 
-def _check_synchronised_norms(model: nn.Module, device: torch.device, ranks: int) -> None:
-    """ValueError for a SyncBatchNorm that torch refuses on this device, or that waits for ranks outside of the run."""
+def _check_synchronised_norms(model: nn.Module, members: Iterable[int]) -> None:
+    """ValueError for a SyncBatchNorm that torch refuses on the CPU, or that waits for ranks outside of the run, whose
+    ranks are ``members`` by torch's numbers.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return
     for name, module in model.named_modules():
         if not isinstance(module, nn.SyncBatchNorm) or not module.training:
             continue
-        if device.type == "cpu":
+        if device_of(model).type == "cpu":
             problem = "works on GPUs alone, and the model is on the CPU. Use BatchNorm there"
-        elif dist.get_world_size(module.process_group) != ranks:
-            problem = (
-                f"waits for {dist.get_world_size(module.process_group)} ranks, and {ranks} train together. Convert the "
-                "model with process_group= the group that train gets"
-            )
         else:
-            continue
+            waits_for = dist.get_process_group_ranks(module.process_group or dist.group.WORLD)
+            if dist.get_rank() in waits_for and set(members).issuperset(waits_for):
+                continue
+            problem = (
+                f"waits for the ranks {waits_for}, and {[*members]} train together. Convert the model with "
+                "process_group= the group that train gets"
+            )
         raise ValueError(f"model: {name or 'it'} is a SyncBatchNorm, which {problem}.")
 
 
