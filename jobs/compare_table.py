@@ -221,7 +221,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 def reached(value: float, what: str) -> str:
     """A share in per cent, any other score as it is."""
-    return f"{value:.2%}" if what in SHARES else f"{value:.4g}"
+    return f"{value:.2%}" if what in SHARES or what.startswith("IoU ") else f"{value:.4g}"
 
 
 def _shown(value: object) -> str:

@@ -84,7 +84,7 @@ class Exchange(nn.Module):
 
 
 class HRNet(nn.Module):
-    """HRNetV2 without a head, from images (N, 3, H, W) to features (N, 15 × width, H/4, W/4).
+    """HRNetV2 without a head; ``extracted`` turns images (N, 3, H, W) into features (N, 15 × width, H/4, W/4).
 
     Layers have the names of the authors' and of timm's published weights, for the option ``init`` of campaigns.
 
@@ -134,7 +134,7 @@ class MultiScaleOCR(HRNet):
     In training it returns ``Predictions``.
 
     Args:
-        classes (int; default 19): number of classes.
+        classes (int, from 2; default 19): number of classes.
         middle (int; default 512): filters of the object-contextual representations.
         key (int; default 256): filters of their attention, and of the attention over scales.
         evaluation_scales (int, 1 or 2; default 2): scales of predictions in evaluation: full resolution, and half of it
@@ -165,13 +165,14 @@ class MultiScaleOCR(HRNet):
         )
 
     def forward(self, images: Tensor) -> Tensor | Predictions:
-        full, auxiliary, _ = self._at_one_scale(images)
+        # The full resolution's attention is not used, but changes statistics of batch norms in training.
+        full, auxiliary, _ = self._at_one_scale(images, attended=self.training)
         if not self.training and self.evaluation_scales == 1:
             return full
         size = images.shape[2:]
-        # Smaller images are averaged as by the authors, who interpolate without an antialiasing filter.
+        # Images are halved as the authors do it: bilinearly, without antialiasing.
         half = functional.interpolate(images, scale_factor=_LOW_SCALE, mode="bilinear", align_corners=False)
-        low, auxiliary_low, weight = self._at_one_scale(half)
+        low, auxiliary_low, weight = self._at_one_scale(half, attended=True)
         # Equation 2 of the paper: the attention is that of the lower scale.
         rest = 1 - _resized(weight, size)
         joint = _resized(weight * low, size) + rest * full
@@ -184,11 +185,14 @@ class MultiScaleOCR(HRNet):
             full=full,
         )
 
-    def _at_one_scale(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, logits of the auxiliary head, and attention (N, 1, H, W), at the resolution of ``images``."""
+    def _at_one_scale(self, images: Tensor, *, attended: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, logits of the auxiliary head, and attention (N, 1, H, W) if it is asked for, at the resolution of
+        ``images``.
+        """
         logits, auxiliary, context = self.ocr(self.extracted(images))
         size = images.shape[2:]
-        return _resized(logits, size), _resized(auxiliary, size), _resized(self.attention(context), size)
+        weight = self.attention(context) if attended else logits[:, :1]
+        return _resized(logits, size), _resized(auxiliary, size), _resized(weight, size)
 
 
 class ObjectContext(nn.Module):

@@ -106,9 +106,10 @@ def list_scenes(path: str | Path, part: Part, kept_in: str | Path) -> Scenes:
     root = Path(path).resolve()
     images, masks, suffix = _FOLDERS[part]
     found = [(city, root / masks / city.name) for city in _subfolders(root / images)]
-    missing = [mask for _, mask in found if not mask.is_dir()]
-    if missing:
-        raise FileNotFoundError(f"{missing[0]} is missing, and {root / images} has that city. Bring it.")
+    names = {city.name for city, _ in found} ^ {city.name for city in _subfolders(root / masks)}
+    for name in sorted(names):
+        one, other = sorted((root / images / name, root / masks / name), key=Path.is_dir)
+        raise FileNotFoundError(f"{one} is missing, and {other} is there. Bring it, or remove the other.")
     stamps = [(str(folder), folder.stat().st_mtime_ns) for pair in found for folder in pair]
     return kept(
         root,
@@ -197,7 +198,14 @@ def _centres(mask: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int, int]]:
 
 
 def _mask(path: Path) -> Image.Image:
-    opened = decoded(content_of(path), lambda: str(path), mode="L")
+    opened = decoded(content_of(path), lambda: str(path), mode=None)
+    if opened.mode not in ("L", "P"):
+        raise ValueError(
+            f"{path} is an image of the mode {opened.mode}, and a mask has one byte for each pixel. Bring the "
+            "published masks (…_labelIds.png)."
+        )
+    # The numbers of a palette count, not its colours.
+    opened = Image.fromarray(np.asarray(opened))
     most = int(np.asarray(opened).max())
     if most >= _MOST_IDS:
         raise ValueError(

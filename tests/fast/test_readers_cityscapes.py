@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ def test_masks_have_the_numbers_of_the_benchmarks_classes(copied: Path) -> None:
         assert set(found[np.arange(64 * 128) % 256 % 34 == identity]) == {expected}
 
 
+def test_the_numbers_of_a_palette_count_and_not_its_colours(copied: Path) -> None:
+    mask = Image.new("P", (128, 64), 26)
+    mask.putpalette([3 * value % 256 for value in range(768)])
+    mask.save(copied / "gtFine/train/traintown0/traintown0_000000_000019_gtFine_labelIds.png")
+    assert set(np.asarray(listed(copied).mask(0)).ravel()) == {CLASSES.index("car")}
+
+
 def test_a_list_is_kept_until_files_are_removed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = listed(copied)
     assert len(before) == 8 * SCENES and before.size == (64, 128)
@@ -53,6 +61,7 @@ def test_a_list_is_kept_until_files_are_removed(copied: Path, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr("search_spaces.readers.cityscapes.decoded", None)  # nothing is decoded again
         assert np.array_equal(listed(copied).centres, before.centres)
+    assert not [entry for entry in warnings.filters if entry[2] is Image.DecompressionBombWarning]
     for path in copied.glob("*/train/traintown3"):
         shutil.rmtree(path)
     (
@@ -82,6 +91,10 @@ def other_ids(path: Path) -> None:
     Image.new("L", (128, 64), 255).save(path)
 
 
+def coloured(path: Path) -> None:
+    Image.new("RGB", (128, 64)).save(path)
+
+
 IMAGE = "leftImg8bit/train/traintown1/traintown1_000002_000019_leftImg8bit.png"
 MASK = "gtFine/train/traintown1/traintown1_000002_000019_gtFine_labelIds.png"
 
@@ -97,6 +110,8 @@ MASK = "gtFine/train/traintown1/traintown1_000002_000019_gtFine_labelIds.png"
         (MASK, other_size, "64 × 64"),
         (MASK, other_ids, "labelIds"),
         ("gtFine/train/traintown1", shutil.rmtree, "is missing"),
+        ("leftImg8bit/train/traintown1", shutil.rmtree, "is missing"),
+        (MASK, coloured, "RGB"),
         ("leftImg8bit/train", shutil.rmtree, "Unpack"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from search_spaces.building_blocks.recipe_parts.region_mutual_information import
     segmentation_loss,
 )
 from search_spaces.building_blocks.recipes import Run
-from search_spaces.building_blocks.segmentation_task import ClassIoU, MeanIoU, held_cities
+from search_spaces.building_blocks.segmentation_task import ClassIoU, MeanIoU, SceneParts, held_cities
+from search_spaces.folds import Fold
 from search_spaces.networks.hrnet_ocr import MultiScaleOCR, Predictions
 
 NARROW: dict[str, Any] = {
@@ -190,6 +192,18 @@ def test_whole_cities_are_held_out() -> None:
         held_cities(np.zeros(8, dtype=np.int64), 0.5)
 
 
+def test_folds_are_of_cities() -> None:
+    options = cityscapes_daso.Options(data="data", folds=4)
+    scenes = SimpleNamespace(cities=np.repeat(np.arange(8), 3))
+    parts = SceneParts(scenes=scenes, train=np.arange(24), held=np.arange(0), tested=scenes)  # type: ignore[arg-type]
+    held: list[int] = []
+    for index in range(4):
+        fold = options.of_fold(parts, Fold(index=index, folds=4))
+        assert not set(scenes.cities[fold.train]) & set(scenes.cities[fold.held]) and len(fold.held) == 6
+        held += fold.held.tolist()
+    assert sorted(held) == list(range(24))
+
+
 def test_settings_are_those_of_the_source() -> None:
     options = cityscapes_daso.Options(data="data")
     with torch.device("meta"):
@@ -218,6 +232,9 @@ def test_settings_are_those_of_the_source() -> None:
         ({}, ["data = ''", "Cityscapes"]),
         ({"data": "missing"}, ["missing", "is not there"]),
         ({"small": True, "coarse": True}, ["coarse = True", "without data"]),
+        ({"data": "data", "coarse": True, "folds": 2}, ["coarse = True", "folds"]),
+        ({"small": True, "validation_part": 0.99}, ["validation_part = 0.99", "no city"]),
+        ({"small": True, "folds": 9}, ["folds = 9", "there are 8"]),
         ({"small": True, "evaluation_scales": 3}, ["evaluation_scales = 3", "1 or 2"]),
         (
             {"small": True, "epochs": 2, "warmup_epochs": 1, "cooldown_epochs": 1},
