@@ -20,6 +20,7 @@ from search_spaces.building_blocks.patch_task import PUBLISHED_BANDS, f1_metrics
 from search_spaces.building_blocks.recipe_parts import optimizers
 from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch, TimmCosine, cosine
 from search_spaces.building_blocks.recipes import Run
+from search_spaces.readers.made_up_scenes import write_made_up
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +33,7 @@ def _data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     made_store(home / "data" / "bigearthnet")
     imagenet(home / "data" / "imagenet")
+    write_made_up(home / "data" / "cityscapes", scenes=1)
     series(home / "data" / "ETTm2.csv")
     for archive in ("cifar-10", "cifar-100"):
         cifar_archive(home / "data" / f"{archive}-binary.tar.gz")

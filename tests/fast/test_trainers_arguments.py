@@ -194,7 +194,7 @@ TOGETHER: list[tuple[type[Exception], str, dict[str, Any]]] = [
     # Found in the first step, or the first evaluation
     (TypeError, "tuple", {**RUNS, "model": Two(20, 20)}),
     (ValueError, "sparse=False", {**RUNS, "model": Embedded(5, 20, sparse=True), "clip_norm": 1.0}),
-    (TypeError, "dimensions", {**RUNS, "model": Sum(20, 20), "loss": lambda outputs, targets: outputs}),
+    (TypeError, "dimensions", {**RUNS, "model": Sum(20, 20), "loss": lambda o, t: o, "metrics": {"f1": max}}),
     (TypeError, "loss: (8,)", {**RUNS, "loss": nn.CrossEntropyLoss(reduction="none")}),
     (TypeError, "loss: float", {**RUNS, "loss": lambda o, t: cross_entropy(o, t).item()}),
     (TypeError, "loss: gradient", {**RUNS, "loss": lambda o, t: cross_entropy(o.detach(), t)}),
