@@ -58,8 +58,9 @@ def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> N
     done = command.wait(110, returns=0)
     assert "rank 2 hangs" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert len(terminal.records("launched")) == 1
-    check_complete(terminal, 80, victims=1)
-    if isolation == "warm":  # inline nothing that was begun is on disk
+    # Inline an evaluation is on record only with its end, and the rank may have been stopped before that.
+    check_complete(terminal, 80, victims=1, unrecorded=int(isolation == "inline"))
+    if isolation == "warm":
         copies = [path.name for path in (terminal.directory / "run" / "evaluations").glob("*.attempt-2")]
         assert len(copies) == 1 and copies[0].startswith("0-2-")
 
