@@ -258,6 +258,18 @@ def test_a_run_that_would_never_cycle_is_refused() -> None:
     train(model(), trainers.DASO(), ranks=1, per_node=1, epochs=1)  # long enough for the fractions by default
 
 
+def uneven(rank: int) -> None:
+    ranks = communicator()
+    ranks.nodes = ((0, 1), (2,))
+    with pytest.raises(ValueError, match="Start as many ranks on every node"):
+        trainers.DASO().strategy(setup_of(model(), ranks))
+    ranks.close()
+
+
+def test_nodes_of_different_size_are_refused() -> None:
+    run_ranks(3, uneven)
+
+
 def sharded(rank: int) -> list[tuple[Tensor, dict[str, float]]]:
     """What one sender a node and, as on NCCL, one a rank leave, in messages that do not divide by their number."""
     found = []
