@@ -812,6 +812,7 @@ def test_commands_between_launches_hold_before_anything_is_granted(
     assert "worker 0-0 gets nothing more" in said and "paused" in said
     status = results.status(results.load(launch.run))
     assert status["left"] == [{"worker": "0-0", "reason": "drained"}]
+    assert cli.main(["status", str(launch.run)]) == 0 and "worker 0-0: drained" in capsys.readouterr().out
     assert cli.main(["unpause", str(launch.run)]) == 0
     assert cli.main(["set", str(launch.run), "evaluations=12"]) == 0
     assert launch(20) == (DONE, 0) and launch.count == 12

@@ -158,7 +158,11 @@ def test_where_nothing_completes_the_error_is_shown(terminal: Terminal, typed: T
     error = "KeyError: 'learning_rate'"
     for words in ("failed: 6/6 evaluated", "no evaluation has completed", f"0-0-5 the latest: {error}"):
         assert words in done.stderr
-    assert error in typed("status", "run").stdout and error in typed("best", "run").stdout
+    status = typed("status", "run").stdout
+    assert "failed: no evaluation completed" in status and error in status
+    assert error in typed("best", "run").stdout
+    again = typed("run", "c.toml")
+    assert again.returncode == 1 and "no evaluation has completed" in again.stderr
 
 
 def test_ranks_that_a_launcher_has_started_are_not_asked_for(terminal: Terminal) -> None:
@@ -386,7 +390,8 @@ def test_a_reader_that_goes_away_does_not_end_the_campaign(terminal: Terminal) -
     assert terminal.status()["evaluations"]["completed"] == 20
 
 
-def test_a_task_may_change_the_working_directory_of_its_rank(terminal: Terminal) -> None:
+@pytest.mark.parametrize("isolation", ["warm", "inline"])
+def test_a_task_may_change_its_working_directory(terminal: Terminal, isolation: str) -> None:
     terminal.write(
         "task.py",
         "import hpo, os\n\n\ndef evaluate(trial):\n    assert os.path.exists('c.toml')\n"
@@ -394,7 +399,7 @@ def test_a_task_may_change_the_working_directory_of_its_rank(terminal: Terminal)
         "    trial.report(1, 0.5)\n    assert trial.directory.parent == parent\n    return 0.0\n\n\n"
         "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)\n",
     )
-    terminal.campaign('[evaluation]\nisolation = "inline"\n', evaluations=4)
+    terminal.campaign(f'[evaluation]\nisolation = "{isolation}"\n', evaluations=4)
     terminal.hpo("run", "c.toml", returns=0)
     run = terminal.directory / "run"
     assert len([*run.glob("evaluations/*/model")]) == 3 and len(hpo.Result(run).curves()) == 4

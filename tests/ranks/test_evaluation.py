@@ -379,6 +379,7 @@ def test_group_that_cannot_be_left_does_not_hide_the_failure(
         nightly=[
             (1, "exit_zero", 0, "exited in the middle of its work"),
             (1, "segfault", 0, "was killed by SIGSEGV"),
+            (1, "abort", 0, "was killed by SIGABRT"),
             (2, "exit", 0, "exited with code 7"),
         ],
     ),

@@ -40,29 +40,39 @@ def stop_at_work(terminal: Terminal, rank: int) -> psutil.Process:
     return hung
 
 
-@pytest.mark.parametrize("isolation", cases(["warm"], nightly=["inline"]))
-def test_the_others_complete_the_budget(terminal: Terminal, isolation: str) -> None:
+@pytest.mark.parametrize(
+    ("isolation", "wakes"), cases([("warm", False), ("warm", True)], nightly=[("inline", False)])
+)
+def test_the_others_complete_the_budget(terminal: Terminal, isolation: str, wakes: bool) -> None:
+    """One that wakes up, while the others are at work, ends by itself."""
+    budget = 160 if wakes else 80
     terminal.task()
     terminal.write("saves.py", SAVES)
     terminal.campaign(
         f'keep = 1000\n[evaluation]\nisolation = "{isolation}"\nhang_timeout = "3 s"',
-        evaluations=80,
+        evaluations=budget,
         task="saves.py:task",
     )
     command = terminal.start("run", "c.toml", "--ranks", 4)
     wait_until(lambda: len(terminal.side()) >= 8, "a few evaluations")
+    copies = (terminal.directory / "run" / "evaluations").glob
     if isolation == "warm":
-        stop_at_work(terminal, 2)
+        hung = stop_at_work(terminal, 2)
     else:
         terminal.rank(2).suspend()
+    if wakes:
+        wait_until(lambda: [*copies("*.attempt-2")], "another attempt")
+        hung.resume()
+        wait_until(lambda: not hung.is_running() or hung.status() == psutil.STATUS_ZOMBIE, "its own end")
+        assert len(terminal.side()) < budget, "it ended before the others"
     done = command.wait(110, returns=0)
     assert "rank 2 hangs" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert len(terminal.records("launched")) == 1
     # Inline an evaluation is on record only with its end, and the rank may have been stopped before that.
-    check_complete(terminal, 80, victims=1, unrecorded=int(isolation == "inline"))
+    check_complete(terminal, budget, victims=1, unrecorded=int(isolation == "inline"))
     if isolation == "warm":
-        copies = [path.name for path in (terminal.directory / "run" / "evaluations").glob("*.attempt-2")]
-        assert len(copies) == 1 and copies[0].startswith("0-2-")
+        (copy,) = copies("*.attempt-2")
+        assert copy.name.startswith("0-2-")
 
 
 @pytest.mark.parametrize("stopped", cases([0], nightly=[2]))

@@ -8,7 +8,7 @@ import pytest
 from cases import cases
 from namespaces import Hosts
 from terminal import Terminal, wait_until
-from test_dead_ranks import check_complete
+from test_dead_ranks import TWO_RANKS, check_complete
 
 from hpo.journal.lock import STALE_S
 
@@ -64,6 +64,21 @@ def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
         assert "starting again with 2 ranks on the hosts that are left (1 of at most 10 times)" in done.stderr
         assert time.monotonic() - begun < STALE_S
         check_complete(terminal, 160, victims=4)
+
+
+@pytest.mark.parametrize("victim", cases(["n2"], nightly=["n1"]))
+def test_a_worker_spans_what_is_left(terminal: Terminal, victim: str) -> None:
+    """Of two workers on three hosts each has a rank on n2."""
+    terminal.write("task.py", TWO_RANKS)
+    terminal.campaign("[layout]\nranks_per_worker = 3", evaluations=40)
+    terminal.write("hosts", "n1 slots=2\nn2 slots=2\nn3 slots=2\n")
+    with Hosts(terminal, "n1", "n2", "n3") as hosts:
+        command = hosts.start("run", "c.toml", "--ranks", 6, "--hostfile", "hosts")
+        wait_until(lambda: len(terminal.side()) >= 4, "a few evaluations")
+        hosts.kill(victim)
+        command.wait(90, returns=0)
+        assert [record["workers"] for record in terminal.records("launched")] == [2, 1]
+        check_complete(terminal, 40, victims=2)
 
 
 ALONE = """
