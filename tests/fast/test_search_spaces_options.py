@@ -59,7 +59,9 @@ def test_a_wrong_option_is_refused_with_value_rule_and_remedy(given: dict[str, A
     assert sentence.endswith("Correct it.")
 
 
-def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+def test_all_wrong_options_are_refused_at_once_and_an_unknown_one_with_the_nearest() -> None:
+    given = {"epochs": True, "part": float("nan"), "name": []}
+    assert {*refusals(**given)} == {f"{name} = {value!r}" for name, value in given.items()}
     assert '"epochs"' in refusals(epoch=1)["epoch"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,25 @@ def test_a_model_in_channels_last_stays_so(device: torch.device) -> None:
     assert isinstance(convolution, nn.Conv2d) and convolution.weight.device.type == device.type
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
     assert not convolution.weight.is_contiguous()
+
+
+def test_a_run_goes_on_from_what_was_saved_while_it_trained(
+    device: torch.device, plain: Run, tmp_path: Path
+) -> None:
+    taken: list[int] = []
+
+    def lose(steps: int, values: object) -> None:
+        taken.append(steps)
+        if len(taken) == 6:
+            raise ConnectionError  # stands for what ends a process without a word
+
+    settings = {"checkpoint": tmp_path, "checkpoint_every": timedelta(microseconds=1)}
+    with pytest.raises(ConnectionError):
+        classify(device, on_step=lose, **settings)
+    found = classify(device, on_step=lambda steps, values: taken.append(steps), **settings)
+    # Eight steps an epoch: without the clock the first epoch would begin anew.
+    assert 1 < taken[6] <= 7 and taken == [*range(1, 7), *range(taken[6], 17)]
+    assert_alike(found, plain, device, weights(Small()))
 
 
 def test_a_profile_is_written(

@@ -93,6 +93,28 @@ def test_random_configurations_train(module: ModuleType, tmp_path: Path) -> None
             assert math.isfinite(metrics[name]), (params, metrics)
 
 
+def all_refused(rank: int, name: str, options: dict[str, Any], configurations: list[Any], root: str) -> None:
+    for params in configurations:
+        with pytest.raises((ValueError, hpo.UsageError)):
+            trained(rank, name, options, [params], root)
+
+
+@pytest.mark.parametrize("module", [vit_oialr, daso_intervals, assignment])
+def test_constraints_refuse_only_what_would_not_train(module: ModuleType, tmp_path: Path) -> None:
+    options, rng = {**FAST, **SMALL[module]}, random.Random(3)
+    task = module.make_task(**options)
+    found = [dict(task.space.decode(task.space.sample(rng))) for _ in range(200)]
+    refused = [params for params in found if not all(allows(params) for allows in task.constraints)]
+    assert 0 < len(refused) < 200
+    if module is assignment:
+        # Copies on all ranks, or one part that is all ranks, would train as something simpler does.
+        same = [(p.get("copies"), p["household"], p["household"] * p["neighbourhood"]) for p in refused]
+        refused = [params for params, parts in zip(refused, same, strict=True) if 4 not in parts]
+        assert refused
+    given = module.__name__, options, refused[:10], str(tmp_path)
+    _ = run_ranks(4, all_refused, *given) if module is assignment else all_refused(0, *given)
+
+
 def test_the_network_is_of_the_source_s_size() -> None:
     """Tables A.2 and A.3."""
     options = config.read_file(JOBS / "vit_oialr.toml").task_options
