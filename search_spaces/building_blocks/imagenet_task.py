@@ -172,9 +172,9 @@ class ImageNetOptions(ArchitectureOptions):
         return {"classes": parts.listing.classes}
 
     def input_facts(self, parts: ImageNetParts) -> dict[str, list[float]]:
-        from search_spaces.building_blocks.data_sets.imagenet_images import DEVIATION, MEAN
+        from search_spaces.building_blocks.data_sets.imagenet_images import INPUT_FACTS
 
-        return {"mean": [255 * mean for mean in MEAN], "deviation": [255 * part for part in DEVIATION]}
+        return INPUT_FACTS
 
 
 @dataclass(frozen=True, kw_only=True)

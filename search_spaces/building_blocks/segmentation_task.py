@@ -125,9 +125,9 @@ class SceneOptions(TrainingOptions):
         return replace(parts, train=parts.train[~outside], held=parts.train[outside])
 
     def input_facts(self, parts: SceneParts) -> dict[str, list[float]]:
-        from search_spaces.building_blocks.data_sets.imagenet_images import DEVIATION, MEAN
+        from search_spaces.building_blocks.data_sets.imagenet_images import INPUT_FACTS
 
-        return {"mean": [255 * mean for mean in MEAN], "deviation": [255 * part for part in DEVIATION]}
+        return INPUT_FACTS
 
     @property
     def _held(self) -> float:

@@ -49,7 +49,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = x
         for number in range(1, self._depth + 1):
-            inner = self.get_submodule(f"bn{number}")(self.get_submodule(f"conv{number}")(inner))
+            inner = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(inner))
             if number == self._depth:
                 inner = inner + self.downsample(x)
             inner = functional.relu(inner)
@@ -165,14 +165,17 @@ class MultiScaleOCR(HRNet):
         )
 
     def forward(self, images: Tensor) -> Tensor | Predictions:
-        # The full resolution's attention is not used, but changes statistics of batch norms in training.
-        full, auxiliary, _ = self._at_one_scale(images, attended=self.training)
-        if not self.training and self.evaluation_scales == 1:
+        full, auxiliary, context = self._at_one_scale(images)
+        if self.training:
+            # Not used, but part of the statistics of its batch norms, as in the authors' code.
+            self.attention(context)
+        elif self.evaluation_scales == 1:
             return full
         size = images.shape[2:]
         # Images are halved as the authors do it: bilinearly, without antialiasing.
         half = functional.interpolate(images, scale_factor=_LOW_SCALE, mode="bilinear", align_corners=False)
-        low, auxiliary_low, weight = self._at_one_scale(half, attended=True)
+        low, auxiliary_low, context = self._at_one_scale(half)
+        weight = _resized(self.attention(context), half.shape[2:])
         # Equation 2 of the paper: the attention is that of the lower scale.
         rest = 1 - _resized(weight, size)
         joint = _resized(weight * low, size) + rest * full
@@ -185,14 +188,11 @@ class MultiScaleOCR(HRNet):
             full=full,
         )
 
-    def _at_one_scale(self, images: Tensor, *, attended: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, logits of the auxiliary head, and attention (N, 1, H, W) if it is asked for, at the resolution of
-        ``images``.
-        """
+    def _at_one_scale(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and logits of the auxiliary head, at the resolution of ``images``, and representations of pixels."""
         logits, auxiliary, context = self.ocr(self.extracted(images))
         size = images.shape[2:]
-        weight = self.attention(context) if attended else logits[:, :1]
-        return _resized(logits, size), _resized(auxiliary, size), _resized(weight, size)
+        return _resized(logits, size), _resized(auxiliary, size), context
 
 
 class ObjectContext(nn.Module):

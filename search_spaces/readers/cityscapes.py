@@ -106,8 +106,8 @@ def list_scenes(path: str | Path, part: Part, kept_in: str | Path) -> Scenes:
     root = Path(path).resolve()
     images, masks, suffix = _FOLDERS[part]
     found = [(city, root / masks / city.name) for city in _subfolders(root / images)]
-    names = {city.name for city, _ in found} ^ {city.name for city in _subfolders(root / masks)}
-    for name in sorted(names):
+    if alone := {city.name for city, _ in found} ^ {city.name for city in _subfolders(root / masks)}:
+        name = min(alone)
         one, other = sorted((root / images / name, root / masks / name), key=Path.is_dir)
         raise FileNotFoundError(f"{one} is missing, and {other} is there. Bring it, or remove the other.")
     stamps = [(str(folder), folder.stat().st_mtime_ns) for pair in found for folder in pair]
@@ -131,12 +131,12 @@ def _listed(root: Path, cities: list[tuple[Path, Path]], suffix: str) -> Arrays:
     """Arrays of ``Scenes``, by name."""
     pairs, numbers = [], []
     for number, (images, masks) in enumerate(cities):
-        stems = _stems(images, IMAGE_SUFFIX)
-        for folder, ending, others in (
-            (masks, suffix, stems),
-            (images, IMAGE_SUFFIX, _stems(masks, suffix)),
+        stems, masked = _stems(images, IMAGE_SUFFIX), _stems(masks, suffix)
+        for folder, ending, absent in (
+            (masks, suffix, sorted({*stems} - {*masked})),
+            (images, IMAGE_SUFFIX, sorted({*masked} - {*stems})),
         ):
-            if absent := sorted(set(others) - set(_stems(folder, ending))):
+            if absent:
                 raise FileNotFoundError(
                     f"{folder / absent[0]}{ending} is missing{f', and {len(absent) - 1} more' if absent[1:] else ''}. "
                     "Each image needs its mask: bring it, or remove the other."
@@ -205,14 +205,14 @@ def _mask(path: Path) -> Image.Image:
             "published masks (…_labelIds.png)."
         )
     # The numbers of a palette count, not its colours.
-    opened = Image.fromarray(np.asarray(opened))
-    most = int(np.asarray(opened).max())
+    ids = np.asarray(opened)
+    most = int(ids.max())
     if most >= _MOST_IDS:
         raise ValueError(
             f"{path} has the value {most}, and Cityscapes' ids are 0 to {_MOST_IDS - 1}. Bring the published masks "
             "(…_labelIds.png), not those with other numbers or colours."
         )
-    return opened.point(_CLASS_OF_ID)
+    return Image.fromarray(ids).point(_CLASS_OF_ID)
 
 
 def _png_size(path: Path) -> tuple[int, int]:

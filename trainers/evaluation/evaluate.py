@@ -128,6 +128,7 @@ def scores(
                     computing = None
                 with autocast(device, precision):
                     loss, outputs = forward.evaluated(model, inputs, targets, outputs=needs_outputs)
+                outputs = mapped(outputs, full)
                 if model.training:  # where the user's step has left it so
                     model.eval()
                 if not shared and channel.rank:
@@ -135,7 +136,7 @@ def scores(
                 for mean in losses:
                     # Per batch: outputs of a whole set may not fit in memory, such as classes of pixels.
                     if forward.loss is not None:
-                        mean.add(forward.validation_loss(mapped(outputs, full), targets), count, outputs)
+                        mean.add(forward.validation_loss(outputs, targets), count, outputs)
                     elif loss is not None:
                         mean.add(loss, count)
                 if needed:

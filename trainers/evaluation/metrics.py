@@ -90,8 +90,7 @@ class Scores:
         self._kept: list[_Batch] = []
 
     def update(self, outputs: object, targets: object, samples: int) -> None:
-        """Add a batch of ``samples`` samples."""
-        outputs = mapped(outputs, full)
+        """Add a batch of ``samples`` samples, with outputs as ``full`` returns them."""
         # Functions need all batches at the end: they are kept in the CPU's memory, as a GPU may not have the room.
         for metric in self._streaming.values():
             metric.update(outputs, targets)
@@ -202,15 +201,18 @@ class MeanLoss:
 
     def add(self, loss: float | Tensor, samples: int, outputs: object = None) -> None:
         """Add ``loss``, the mean over ``samples`` samples with the model's ``outputs``, which a user's step has not."""
-        value = torch.as_tensor(loss, dtype=torch.float64, device=self._sums.device).detach()
-        counts = ~value.isnan()
+        value = torch.as_tensor(loss, dtype=torch.float64, device=self._sums.device).detach() * samples
+        self._sums[2] += samples
+        if outputs is None:
+            self._sums[0] += value
+            self._sums[1] += samples
+            return
+        undefined = value.isnan()
         for tensor in tensors_in(outputs):
             # On the device, so that the host does not wait for it.
-            counts |= ~tensor.isfinite().all()
-        counts |= torch.tensor(outputs is None, device=self._sums.device)
-        self._sums[0] += torch.where(counts, value * samples, 0.0)
-        self._sums[1] += counts * samples
-        self._sums[2] += samples
+            undefined &= tensor.isfinite().all()
+        self._sums[0] += value.masked_fill(undefined, 0.0)
+        self._sums[1] += ~undefined * samples
 
     def update(self, outputs: object, targets: object, /) -> None:
         """Do nothing, as ``add`` gets the losses."""

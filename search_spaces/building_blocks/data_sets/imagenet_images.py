@@ -28,6 +28,9 @@ from trainers.randomness import derive
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Usual mean and standard deviation of ImageNet's red, green and blue, in values from 0 to 1."""
 
+INPUT_FACTS = {"mean": [255 * mean for mean in MEAN], "deviation": [255 * part for part in DEVIATION]}
+"""Both on the scale from 0 to 255, for exported models."""
+
 AUGMENTATIONS = {
     # Section 5.3.2 of the dissertation, with torchvision's and timm's default scale.
     "resized-crop-flip": Augmentation(scale=(0.08, 1.0), flip=True),
