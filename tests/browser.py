@@ -24,7 +24,7 @@ _MARKS = """() => Object.fromEntries([...document.querySelectorAll("figure[data-
 
 
 class Seen:
-    """What a page has said, asked for and opened. ``own``: the beginning of addresses that are its own."""
+    """Messages, requests and windows of a page. ``own``: the beginning of its own addresses."""
 
     def __init__(self, page: Any, own: str) -> None:
         self.console, self.foreign, self.dialogs = list[str](), list[str](), list[str]()

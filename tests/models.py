@@ -48,7 +48,7 @@ def network(*widths: int) -> nn.Module:
 
 
 def noisy_model(*widths: int) -> nn.Module:
-    """Of these widths, by default for ``labelled``, with statistics and dropout after the first layer."""
+    """Perceptron of these widths, by default for ``labelled``, with batch norm and dropout after the first layer."""
     torch.manual_seed(0)
     (first, hidden), *others = pairwise(widths or (6, 16, 16, 2))
     layers: list[nn.Module] = [nn.Linear(first, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.3)]
@@ -127,7 +127,7 @@ class Workers:
         self._data = data(STEPS_PER_EPOCH * 2 * ranks)
 
     def parts(self, size: int) -> list[list[nn.Module]]:
-        """The models of parts of so many consecutive ranks."""
+        """Models of groups of ``size`` consecutive ranks."""
         return [self.nets[first : first + size] for first in range(0, len(self.nets), size)]
 
     def step(self, step: int, joint: int) -> None:

@@ -37,7 +37,7 @@ def searched_alone(
     seed: object = 0,
     into: Population | None = None,
 ) -> list[Offspring]:
-    """What one worker breeds, one after the other; ``value``: the loss of a child and its number, None: it fails."""
+    """Children of one worker in turn; ``value``: the loss of a child and its number, None: it fails."""
     population, children = Population() if into is None else into, []
     for number in range(individuals):
         rng, name = random.Random(f"{seed}/{number}"), f"0-0-{number}"
@@ -55,7 +55,7 @@ def searched_alone(
 def asked_and_told(
     search: hpo.Search, count: int, value: Callable[[Configuration, int], Any]
 ) -> list[Configuration]:
-    """What ``search`` asks for, each told before the next; ``value``: of a configuration and its number."""
+    """Configurations that ``search`` proposes, each evaluated before the next by ``value(configuration, number)``."""
     asked = []
     for number in range(count):
         asked.append(search.ask())

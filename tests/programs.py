@@ -9,7 +9,7 @@ from typing import Any
 def called(
     *line: object, returns: int | None = 0, timeout: float = 110, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What a command did, and wrote as text; another exit code than ``returns`` is an AssertionError with all of it."""
+    """A finished command with its output as text; AssertionError with all of it unless it returns ``returns``."""
     if "input" not in options:
         options.setdefault("stdin", subprocess.DEVNULL)
     captured = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "check": False}

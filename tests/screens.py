@@ -18,7 +18,7 @@ def set_size(handle: int, columns: int, rows: int) -> None:
 
 
 class Screen:
-    """What is shown of all that arrives at ``master``, the other end of a pseudo-terminal."""
+    """Screen that shows all that arrives at ``master``, the other end of a pseudo-terminal."""
 
     def __init__(self, master: int, columns: int, rows: int) -> None:
         self.master = master

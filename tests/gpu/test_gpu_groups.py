@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(200), pytest.mark.filterwarnings("default")]
 def test_groups_are_made_used_and_left_in_turn(
     device: torch.device, figures: dict[str, Any], kind: str, times: int
 ) -> None:
-    """Of NCCL, or of gloo on the CPU: those of a worker between evaluations, and those of runs of ``trainers``."""
+    """Groups of NCCL, or of gloo on the CPU, of a worker between evaluations, and of runs of ``trainers``."""
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("groups_in_turn.py"), kind, str(device), str(times)],
         env=ENVIRONMENT,

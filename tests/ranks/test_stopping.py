@@ -76,7 +76,7 @@ def completed(terminal: Terminal, evaluations: int, *arguments: object, twice: i
 def test_stopped_once_and_resumed_to_exactly_its_budget(
     terminal: Terminal, ranks: int, number: int | None
 ) -> None:
-    """By a signal, or by ``hpo stop``."""
+    """``number``: the signal that stops the campaign; None: ``hpo stop`` does."""
     terminal.task(0.05)
     terminal.campaign(evaluations=100_000)
     command = terminal.start("run", "c.toml", "--ranks", ranks)
