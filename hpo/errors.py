@@ -67,6 +67,12 @@ class JournalDamaged(CampaignError):
         self.line = line
 
 
+class LedgerDamaged(CampaignError):
+    """An entry of the campaign's ledger was lost, changed or damaged: nobody can tell what is left of the budget."""
+
+    exit_code = EXIT_RESUMABLE
+
+
 def describe_os_error(error: OSError, path: object) -> str:
     """``PATH: reason`` for an error of the operating system. ``path``: the path shown where the error names none."""
     return f"{error.filename or path}: {error.strerror or error}"

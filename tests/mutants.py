@@ -1,4 +1,4 @@
-"""Forty faults, each put into a copy of the product: a fault that no test notices shows what the tests do not hold.
+"""Over forty faults, each in a copy of the product: a fault that no test notices shows what the tests do not hold.
 
 Usage: python tests/mutants.py [--only TEXT] [--jobs N]     ten minutes on two cores; exit code 1 where a fault survives
 
@@ -38,6 +38,7 @@ SPACE = "fast/test_space.py fast/test_parameters.py"
 PROTOCOL = "fast/test_whole_launches.py fast/test_golden_traces.py fast/test_protocol.py"
 HEALTH = "processes/test_health.py"
 JOURNAL = "processes/test_journal.py"
+LEDGER = "fast/test_ledger.py"
 LOCK = "processes/test_lock.py fast/test_heartbeat.py"
 AVERAGING = "processes/test_trainers_communication.py processes/test_trainers_ddp.py"
 SCHEDULES = "fast/test_trainers_schedules.py"
@@ -89,6 +90,13 @@ MUTANTS = (
     Mutant("hpo/journal", "self._part += 1\n", "pass\n", JOURNAL + " fast/test_storage.py"),
     Mutant("hpo/journal", "named is not None and named.token != self.holder.token", "False", LOCK),
     Mutant("hpo/journal", "self._silent_s >= _PATIENCE_S and self._lost is None", "False", LOCK),
+    # ledger
+    Mutant("hpo/ledger", "if self._cost(entry) > self.free", "if False", LEDGER),
+    Mutant(
+        "hpo/ledger", "one not in entry.at_rest for one in entry.pool", "False for one in entry.pool", LEDGER
+    ),
+    Mutant("hpo/ledger", "return self._folder.read(name) == line", "return False", LEDGER),
+    Mutant("hpo/ledger", "self.state.entries >= self._tried", "True", LEDGER),
     # training
     Mutant("trainers", "torch._foreach_div_(gradients, self._channel.size)", "pass", AVERAGING),
     Mutant(

@@ -366,10 +366,15 @@ def encode(record: Record) -> bytes:
         values = getattr(line, name, None)
         if values and not all(map(fits_json, values.values())):
             line = structs.replace(line, **{name: storable(values)})
+    return line_of(line)
+
+
+def line_of(struct: msgspec.Struct) -> bytes:
+    """Line of JSON with the fields of ``struct`` and a checksum, newline included."""
     try:
-        body = _encoder.encode(line)[:-1]
+        body = _encoder.encode(struct)[:-1]
     except UnicodeEncodeError:
-        body = _encoder.encode(storable(msgspec.to_builtins(line, enc_hook=storable)))[:-1]
+        body = _encoder.encode(storable(msgspec.to_builtins(struct, enc_hook=storable)))[:-1]
     return with_checksum(body)
 
 
@@ -397,7 +402,7 @@ def decode(line: bytes) -> Record | None:
     try:
         found: msgspec.Struct = _decoder.decode(line)
     except (ValueError, RecursionError) as error:
-        if _type_of(line) in _TYPES:
+        if type_of(line) in _TYPES:
             raise ValueError(str(error)) from error
         return None
     if _NONFINITE_WORD.search(line) is not None:
@@ -408,7 +413,8 @@ def decode(line: bytes) -> Record | None:
     return nested(found)
 
 
-def _type_of(line: bytes) -> str:
+def type_of(line: bytes) -> str:
+    """Name of the type of the record in ``line``; ValueError if it has none."""
     try:
         return msgspec.json.decode(line, type=_Type).type
     except (ValueError, RecursionError) as error:

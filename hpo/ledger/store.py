@@ -1,0 +1,141 @@
+"""Storage of a ledger: numbered lines, of which each is put in place by one writer and never changes.
+
+A store needs two operations, so that a database could serve as well: put a line in the place N + 1 unless another is
+there, and read all lines from a place on. ``FileStore`` keeps each line in a file of its own. link(2) puts it in place,
+which is atomic on local and on network file systems, and the file is whole and synced by then."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from hpo.errors import CampaignError
+from hpo.journal.durable import sync_directory
+
+MOST_BYTES = 1 << 26
+"""Largest size of an entry's file: one that is larger was not made here."""
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+
+
+class Store(Protocol):
+    """Storage of numbered lines, from 1, that many writers share."""
+
+    def append(self, after: int, line: bytes) -> bool:
+        """Put ``line`` in the place ``after`` + 1, unless another line is there: then False.
+
+        The caller has read the places up to ``after``. OSError: the line may be there or not, now or later; reading
+        shows which. The same line may be tried again.
+        """
+
+    def read(self, start: int) -> list[bytes]:
+        """All lines from the place ``start`` on, up to the first that is free. Caches of a network file system may
+        hide the last lines for a minute. OSError: they cannot be read for now."""
+
+
+class Folder:
+    """Files in one directory, by name. It is opened for each operation, as a handle would outlive a file server. No
+    symbolic link is followed. All methods raise OSError, as the file system says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make the file ``name``, with its content on disk."""
+        with self._opened() as folder:
+            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self, name: str) -> bytes:
+        """Content of the file ``name``; CampaignError if it is no plain file."""
+        with self._opened() as folder:
+            # Not to wait for whoever might write into a pipe.
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        with open(handle, "rb") as file:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+                raise CampaignError(f"{self.path / name} is no entry of a ledger. Move it out of the way.")
+            return file.read()
+
+    def link(self, name: str, other: str) -> None:
+        """Give the file ``name`` the name ``other``, too; FileExistsError if there is one."""
+        with self._opened() as folder:
+            os.link(name, other, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+
+    def remove(self, name: str) -> None:
+        """Remove the name ``name``."""
+        with self._opened() as folder:
+            os.unlink(name, dir_fd=folder)
+
+    def sync(self) -> None:
+        """Put the names on disk."""
+        sync_directory(self.path)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+
+class FileStore:
+    """``Store`` of the files ``00000001``, ``00000002`` and so on in ``folder``."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def append(self, after: int, line: bytes) -> bool:
+        """Put ``line`` in the file of number ``after`` + 1, unless it exists: then False; see ``Store``.
+
+        Raises:
+            OSError: as the file system says; the file may be there or not.
+            CampaignError: the file system makes no hard links.
+        """
+        temporary, name = f".{secrets.token_hex(8)}", _name(after + 1)
+        try:
+            self._folder.write(temporary, line)
+            try:
+                self._folder.link(temporary, name)
+            except OSError as error:
+                # Where the server's first answer was lost, the repeated call finds the link that the first one made.
+                if not self._holds(name, line, error):
+                    return False
+        finally:
+            with suppress(OSError):
+                self._folder.remove(temporary)
+        self._folder.sync()
+        return True
+
+    def _holds(self, name: str, line: bytes, error: OSError) -> bool:
+        """Whether the file ``name`` has the content ``line``; ``error``, that of the link, if there is no such file."""
+        try:
+            return self._folder.read(name) == line
+        except FileNotFoundError:
+            if error.errno in _NO_LINKS:
+                raise CampaignError(
+                    f"{self._folder.path} is on a file system without hard links ({error.strerror}), on which launches "
+                    "cannot agree. Put the campaign's directory on another file system."
+                ) from error
+            raise error from None
+
+    def read(self, start: int) -> list[bytes]:
+        """Content of the files from number ``start`` on; see ``Store``."""
+        lines: list[bytes] = []
+        with suppress(FileNotFoundError):
+            while True:
+                lines.append(self._folder.read(_name(start + len(lines))))
+        return lines
+
+
+def _name(number: int) -> str:
+    return f"{number:08d}"
