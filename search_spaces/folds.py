@@ -26,7 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hpo
 from hpo.individual import Attempt, Configuration
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # Some ranks may evaluate for hours while the others wait for them.
 _WAIT = timedelta(days=1)
+_RESULT = "result.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ def cross_validated(trial: hpo.Trial, evaluate: EvaluateFold, *, folds: int) -> 
         raise ValueError(f"folds = {folds!r}: must be a whole number of at least 2. Correct it.")
     with closing(_FoldGroups(trial, folds)) as groups:
         # Ranks may see the files of an earlier attempt at different times: all take what rank 0 sees.
-        kept = json.loads(groups.broadcast(_kept(trial.directory, folds)))
+        kept = json.loads(groups.broadcast(_kept(trial, folds)))
         done = {int(index): found for index, found in kept.items()}
         while all(math.isfinite(found.get("value", 0.0)) for found in done.values()):
             pending = [index for index in range(folds) if index not in done]
@@ -152,10 +153,32 @@ def _summary(done: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     return {**summary, **each}
 
 
-def _kept(directory: Path, folds: int) -> str:
-    """Results of folds that were done before an interruption, as JSON by index."""
-    paths = {index: directory / f"fold-{index}" / "result.json" for index in range(folds)}
-    return json.dumps({index: json.loads(path.read_text()) for index, path in paths.items() if path.exists()})
+def _kept(trial: hpo.Trial, folds: int) -> str:
+    """Results of folds that were done before an interruption, as JSON by index. ValueError: they are of another run."""
+    done: dict[int, dict[str, float]] = {}
+    for index in range(folds):
+        path = trial.directory / f"fold-{index}" / _RESULT
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
+        run = found.get("run")
+        for name, value in _run_of(trial, folds).items():
+            if run is not None and run[name] != value:
+                raise ValueError(
+                    f"{path} is the result of a run with {name} = {run[name]}, and this run has {name} = {value}. "
+                    "Name another directory, or remove this one."
+                )
+        if run is not None:
+            done[index] = found["values"]
+    return json.dumps(done)
+
+
+def _run_of(trial: hpo.Trial, folds: int) -> dict[str, Any]:
+    """Settings that the result of a fold depends on, as JSON has them."""
+    settings: dict[str, Any] = json.loads(
+        json.dumps({"folds": folds, "seed": trial.seed, "params": dict(trial.params)})
+    )
+    return settings
 
 
 class _FoldGroups:
@@ -226,7 +249,7 @@ class _FoldGroups:
                 interrupted = saved
             else:
                 if rank == 0:
-                    text = _keep(trial.directory, found)
+                    text = _keep(trial.directory, found, _run_of(self._trial, self._folds))
         while self._running(0):
             self._trial.should_checkpoint()
         each = {index: self.broadcast(text, number * self._size) for number, index in enumerate(indices)}
@@ -263,15 +286,15 @@ class _FoldGroups:
         return hpo.Trial(link, job, rank=rank, size=self._size, local_rank=whole.local_rank)
 
 
-def _keep(directory: Path, found: Returned) -> str:
-    """Write the result of a fold to its directory; returns it as JSON."""
+def _keep(directory: Path, found: Returned, run: dict[str, Any]) -> str:
+    """Write the result of a fold of ``run`` to its directory; returns it as JSON."""
     named = found if isinstance(found, Mapping) else {"value": found}
-    text = json.dumps({str(name): float(value) for name, value in named.items()})
+    values = {str(name): float(value) for name, value in named.items()}
     directory.mkdir(parents=True, exist_ok=True)
     partial = directory / "result.partial"
-    partial.write_text(text)
-    os.replace(partial, directory / "result.json")
-    return text
+    partial.write_text(json.dumps({"run": run, "values": values}))
+    os.replace(partial, directory / _RESULT)
+    return json.dumps(values)
 
 
 class _FoldLink:

@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "hpo/ledger", "one not in entry.at_rest for one in entry.pool", "False for one in entry.pool", LEDGER
     ),
-    Mutant("hpo/ledger", "return self._folder.read(name) == line", "return False", LEDGER),
+    Mutant("hpo/ledger", "placed = self._folder.read(name) == line", "placed = True", LEDGER),
     Mutant("hpo/ledger", "self.state.entries >= self._tried", "True", LEDGER),
     # training
     Mutant("trainers", "torch._foreach_div_(gradients, self._channel.size)", "pass", AVERAGING),

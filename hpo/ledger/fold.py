@@ -145,7 +145,11 @@ class LedgerState:
             yield "nothing may be drawn from a campaign that is paused or completed"
         yield from _given_twice(entry.ids, "individual")
         yield from _given_twice(entry.points, "point")
-        yield from (f"{one} is not to be drawn" for one in entry.ids if one not in self.pool and one not in self.resting)
+        yield from (
+            f"{one} is not to be drawn"
+            for one in entry.ids
+            if one not in self.pool and one not in self.resting
+        )
         yield from (f"point {one} is not to be drawn" for one in entry.points if one not in self.waiting)
         if not entry.ids and self._cost(entry) == 0:
             yield "it draws nothing"

@@ -104,29 +104,28 @@ class FileStore:
         temporary, name = f".{secrets.token_hex(8)}", _name(after + 1)
         try:
             self._folder.write(temporary, line)
-            try:
-                self._folder.link(temporary, name)
-            except OSError as error:
-                # Where the server's first answer was lost, the repeated call finds the link that the first one made.
-                if not self._holds(name, line, error):
-                    return False
+            with suppress(FileExistsError):
+                self._link(temporary, name)
+            # Only the content tells whose entry it is. Where the server's answer was lost, the repeated call finds the
+            # link that the first one made; and some clients of NFS take that for granted and report success.
+            placed = self._folder.read(name) == line
         finally:
             with suppress(OSError):
                 self._folder.remove(temporary)
-        self._folder.sync()
-        return True
+        if placed:
+            self._folder.sync()
+        return placed
 
-    def _holds(self, name: str, line: bytes, error: OSError) -> bool:
-        """Whether the file ``name`` has the content ``line``; ``error``, that of the link, if there is no such file."""
+    def _link(self, temporary: str, name: str) -> None:
         try:
-            return self._folder.read(name) == line
-        except FileNotFoundError:
+            self._folder.link(temporary, name)
+        except OSError as error:
             if error.errno in _NO_LINKS:
                 raise CampaignError(
                     f"{self._folder.path} is on a file system without hard links ({error.strerror}), on which launches "
                     "cannot agree. Put the campaign's directory on another file system."
                 ) from error
-            raise error from None
+            raise
 
     def read(self, start: int) -> list[bytes]:
         """Content of the files from number ``start`` on; see ``Store``."""

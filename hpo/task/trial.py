@@ -243,14 +243,14 @@ class Trial:
         call it; worker rank 0's value and metrics count.
 
         Args:
-            step (int): how far the training is, in steps or epochs of your choice, at most 2**53.
+            step (int): how far the training is, in steps or epochs of your choice: from 0 to 2**53.
             value (float): of the objective; NaN ranks last.
             **metrics (as for ``log``): further values at this step, columns of ``Result.curves()``; ``id`` and
                 ``time`` are no names of metrics.
 
         Raises:
             Pruned: on all ranks at once, where the trial should stop.
-            UsageError: ``step`` is no whole number, ``value`` no number, or a metric's name is taken.
+            UsageError: ``step`` is no whole number from 0, ``value`` no number, or a metric's name is taken.
         """
         number = as_number(value)
         if number is None:
@@ -260,9 +260,9 @@ class Trial:
             whole = operator.index(step)
         except TypeError:
             whole = None
-        if whole is None or abs(whole) > MOST_STEPS:  # a journal's numbers have 64 bits
+        if whole is None or not 0 <= whole <= MOST_STEPS:  # a journal's numbers have 64 bits
             raise UsageError(
-                f"trial.report takes a whole number of steps, at most 2**53, not {excerpt(step)}: write "
+                f"trial.report takes a whole number of steps, from 0 to 2**53, not {excerpt(step)}: write "
                 "trial.report(step, value)."
             )
         for name in _TAKEN & metrics.keys():

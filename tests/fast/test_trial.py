@@ -123,7 +123,7 @@ def test_a_metric_that_training_does_not_record_is_refused(tmp_path: Path) -> No
     ("step", "value"),
     [
         (0, None), (0, "1"), (0, [1.0]), (0, True),
-        (0.25, 3), ("a", 1.0), (np.float32(1), 1.0), (2**53 + 1, 1.0), (-(2**70), 1.0),
+        (0.25, 3), ("a", 1.0), (np.float32(1), 1.0), (2**53 + 1, 1.0), (-1, 1.0),
     ],
 )  # fmt: skip
 def test_report_refuses_what_is_no_number_or_no_step(tmp_path: Path, step: Any, value: object) -> None:

@@ -110,6 +110,15 @@ def test_an_interrupted_individual_goes_on_with_the_folds_that_are_left(tmp_path
     assert begun == [0, 1, 2, 2, 3, 4]
 
 
+def test_results_of_another_run_in_the_same_directory_are_refused_by_name(tmp_path: Path) -> None:
+    cross_validated(trial(tmp_path), lambda one, fold: 0.0, folds=3)
+    with pytest.raises(ValueError, match=r"result of a run with folds = 3, and this run has folds = 4"):
+        cross_validated(trial(tmp_path), lambda one, fold: 1.0, folds=4)
+    other = hpo.Trial.alone({**digits.default, "lr": 0.5}, directory=tmp_path)
+    with pytest.raises(ValueError, match=r"params = .*, and this run has params = .*0\.5"):
+        cross_validated(other, lambda one, fold: 1.0, folds=3)
+
+
 @pytest.mark.parametrize("folds", [1, True, 2.0])
 def test_wrong_folds(folds: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"folds = .*: must be a whole number of at least 2"):

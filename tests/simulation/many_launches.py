@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -143,7 +144,11 @@ class ClientFolder(Folder):
             self._server.link(name, other)
             return
         rng = self._server.rng
-        match rng.choice(("lost", "late", "failed")):
+        match rng.choice(("claimed", "lost", "late", "failed")):
+            case "claimed":  # another's file is taken for the trace of a repeated call
+                with suppress(FileExistsError):
+                    self._server.link(name, other)
+                return
             case "lost":  # made, and answered by an error
                 self._server.link(name, other)
                 code = rng.choice((errno.EEXIST, errno.EIO))
