@@ -135,11 +135,14 @@ def give(directory: Path, request: Request) -> str:
             "parts"
         )
     folder = directory / _FOLDER
-    identity = f"{time.time_ns():020d}-{secrets.token_hex(8)}"
     try:
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link, which is not followed")
+        # It follows those that wait, also those from a host whose clock is ahead.
+        before = [int(match[1][:20]) for match in map(_NAME.fullmatch, os.listdir(folder)) if match]
+        number = min(max([time.time_ns(), *(one + 1 for one in before)]), 10**20 - 1)
+        identity = f"{number:020d}-{secrets.token_hex(8)}"
         write_atomically(folder / f"{identity}{_SUFFIX}", data + b"\n")
     except OSError as error:
         raise CampaignError(

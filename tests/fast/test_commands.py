@@ -462,6 +462,15 @@ def test_commands_are_found_in_order_and_each_file_goes_when_it_is_finished(tmp_
     assert inbox.look() == ([], []) and not list((tmp_path / "commands").iterdir())
 
 
+def test_commands_keep_the_order_in_which_they_are_given_whatever_the_clocks_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([5_000_000_000, 2_000_000_000, 10**20])
+    monkeypatch.setattr(time, "time_ns", lambda: next(now))
+    given = [give(tmp_path, request) for request in (Pause(**ASKED), Unpause(**ASKED), Stop(**ASKED))]
+    assert [identity for identity, _ in Inbox(tmp_path).look().requests] == given
+
+
 def nonsense(folder: Path) -> list[Path]:
     """Files that are no commands; of one in the place of each, what it is."""
     made = [folder / f"{number:020d}-{number:016x}.json" for number in range(10)]
