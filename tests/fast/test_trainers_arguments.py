@@ -190,6 +190,7 @@ TOGETHER: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "model parameters", {"model": nn.Identity()}),
     (ValueError, "model: weight shape", {"model": nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())}),
     (ValueError, "model: weight shape", {"model": nn.Sequential(nn.Linear(20, 3), nn.LazyLinear(2))}),
+    (ValueError, "model: weight inference_mode", {"model": torch.inference_mode()(lambda: nn.Linear(20, 3))()}),
     (ValueError, "model: DataParallel .module", {"model": nn.DataParallel(nn.Linear(20, 20))}),
     # Found in the first step, or the first evaluation
     (TypeError, "tuple", {**RUNS, "model": Two(20, 20)}),

@@ -141,6 +141,10 @@ def _check_tensors(model: nn.Module, *, exchanged: bool, saved: bool) -> None:
         for wrong, what in (
             (is_lazy(tensor), "has no shape yet, as its layer is lazy. Put a batch through the model first"),
             (
+                not is_lazy(tensor) and tensor.is_inference(),
+                "was made within torch.inference_mode(), and can neither be trained nor changed. Make it outside",
+            ),
+            (
                 exchanged and tensor.device.type != device.type,
                 f"is on {tensor.device}, and the first parameter on {device}. Move all to one: model.to(device)",
             ),
