@@ -46,10 +46,16 @@ class Folder:
         self.path = path
 
     def write(self, name: str, data: bytes) -> None:
-        """Make the file ``name``, with its content on disk."""
+        """Make the file ``name``, with its content on disk, for all who may read the directory."""
         with self._opened() as folder:
-            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            its = os.fstat(folder)
         with open(handle, "wb") as file:
+            # Whatever the writer's umask and group are: an entry that others cannot read would end their launches.
+            with suppress(OSError):
+                os.fchown(handle, -1, its.st_gid)
+            with suppress(OSError):
+                os.fchmod(handle, 0o600 | its.st_mode & 0o044)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

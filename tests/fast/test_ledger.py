@@ -322,6 +322,19 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "ledger") == []
 
 
+def test_who_may_read_the_folder_may_read_the_entries_whatever_the_writer_s_umask(tmp_path: Path) -> None:
+    former = os.umask(0o077)
+    try:
+        for mode, expected in ((0o770, 0o640), (0o755, 0o644), (0o700, 0o600)):
+            folder = tmp_path / f"{mode:o}"
+            folder.mkdir()
+            folder.chmod(mode)
+            Ledger(FileStore(Folder(folder))).append(lambda state: OPENED)
+            assert (folder / "00000001").stat().st_mode & 0o777 == expected
+    finally:
+        os.umask(former)
+
+
 @pytest.mark.parametrize("what", ["link", "pipe", "folder"])
 def test_what_is_no_plain_file_is_not_read(tmp_path: Path, what: str) -> None:
     ledger = ledger_in(tmp_path / "ledger")
