@@ -402,7 +402,7 @@ def decode(line: bytes) -> Record | None:
     try:
         found: msgspec.Struct = _decoder.decode(line)
     except (ValueError, RecursionError) as error:
-        if type_of(line) in _TYPES:
+        if _type_of(line) in _TYPES:
             raise ValueError(str(error)) from error
         return None
     if _NONFINITE_WORD.search(line) is not None:
@@ -413,8 +413,7 @@ def decode(line: bytes) -> Record | None:
     return nested(found)
 
 
-def type_of(line: bytes) -> str:
-    """Name of the type of the record in ``line``; ValueError if it has none."""
+def _type_of(line: bytes) -> str:
     try:
         return msgspec.json.decode(line, type=_Type).type
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ import msgspec
 
 from hpo.individual import Scalar
 from hpo.journal.commands import Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
-from hpo.journal.records import Count, Hash, Id, Index, check_line, line_of, type_of
+from hpo.journal.records import TAIL_BYTES, Count, Hash, Id, Index, check_line, line_of
 
 if TYPE_CHECKING:
     Number = int
@@ -26,7 +26,13 @@ class Go(Request, kw_only=True, frozen=True):
 
 
 class LedgerEntry(
-    msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, tag_field="type", tag=str.lower
+    msgspec.Struct,
+    kw_only=True,
+    frozen=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="type",
+    tag=str.lower,
 ):
     """Base of all entries. The writer fills in these fields where the entry is appended."""
 
@@ -43,7 +49,7 @@ class LedgerEntry(
 
 
 class Opened(LedgerEntry, kw_only=True, frozen=True):
-    """First entry. What an older campaign did without a ledger is folded into its last six fields."""
+    """First entry."""
 
     budget: Count | None
     """Number of individuals to evaluate; None without a limit."""
@@ -55,16 +61,17 @@ class Opened(LedgerEntry, kw_only=True, frozen=True):
     """Configurations to evaluate before any that is bred: the default and the given points."""
     code: Hash = ""
     """Hash of the task's code, "" where it could not be read."""
+    # State of a campaign that began without a ledger:
     launches: Count = 0
-    """Number of launches before the ledger."""
+    """Number of its launches."""
     workers: Count = 0
-    """Least number that no worker of these has."""
+    """Least number that no worker of these launches has."""
     final: Count = 0
-    """Number of individuals that ended in them and count."""
+    """Number of individuals that ended and count."""
     pool: tuple[Id, ...] = ()
-    """Individuals that they began and did not end."""
+    """Individuals that were begun and did not end."""
     resting: tuple[Id, ...] = ()
-    """Pruned individuals of theirs that may go on."""
+    """Pruned individuals that count and may go on."""
     paused: bool = False
     """Whether nothing new may begin."""
 
@@ -129,10 +136,11 @@ class Closed(LedgerEntry, kw_only=True, frozen=True):
     points: tuple[Count, ...] = ()
     """Given points that it drew and did not begin."""
     resting: tuple[Id, ...] = ()
-    """Pruned individuals that ended in it, count as ``final``, and may go on."""
-    at_rest: tuple[Id, ...] = ()
+    """Pruned individuals that ended in it or that it drew and did not begin: they count as ``final``, and may go on."""
+    in_place: tuple[Id, ...] = ()
     """Those of ``pool`` and ``resting`` in whose directories no process may still write: whoever draws them goes on
-    there. The directories of all others are copied first."""
+    there, and copies the directories of all others. An individual that the launch drew to copy it, and did not begin,
+    is none of them."""
 
 
 if TYPE_CHECKING:
@@ -147,24 +155,24 @@ class Commanded(LedgerEntry, kw_only=True, frozen=True, tag="command"):
     request: AnyRequest
     pool: tuple[Id, ...] = ()
     """Individuals that ended in closed launches and count no more, because ``hpo retry`` has them evaluated again."""
+    again: tuple[Id, ...] = ()
+    """Individuals that ended in open launches, which evaluate them again for ``hpo retry``."""
 
 
 class Completed(LedgerEntry, kw_only=True, frozen=True):
-    """The campaign has reached its end."""
+    """The campaign has reached its end. Whoever finds that all launches are closed and nothing is left appends it."""
 
     final: Count
     """Number of individuals that ended and count."""
     reason: str = ""
-    """Reason why it ends before its budget is used up; "" where it is."""
+    """Reason why it ends before its budget is used up, whatever is left in the pool; "" where it is used up."""
 
 
 class UnknownEntry(ValueError):
-    """The entry is of a type that this version does not know."""
+    """The line is whole, and no entry that this version knows."""
 
 
-_TYPES = tuple(LedgerEntry.__subclasses__())
-_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[_TYPES])  # noqa: UP007
-_KNOWN = {kind.__struct_config__.tag for kind in _TYPES}
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(LedgerEntry.__subclasses__())])  # noqa: UP007
 
 
 def encode(entry: LedgerEntry) -> bytes:
@@ -177,18 +185,14 @@ def decode(line: bytes) -> LedgerEntry:
 
     Raises:
         NotWhole: the line is cut off, or does not fit its checksum.
-        UnknownEntry: a later version wrote it. Unlike records of journals such entries cannot be skipped, as the
-            budget that is left follows from all of them.
-        ValueError: it is whole and no entry, as after an edit.
+        UnknownEntry: a later version or a person wrote it. Unlike records of journals such entries cannot be skipped,
+            as the budget that is left follows from all of them.
     """
     check_line(line)
     try:
-        entry: LedgerEntry = _decoder.decode(line)
+        entry: LedgerEntry = _decoder.decode(line[:-TAIL_BYTES] + b"}")
     except (ValueError, RecursionError) as error:
-        kind = type_of(line)
-        if kind not in _KNOWN:
-            raise UnknownEntry(f"entries of the type {kind[:80]!r} are unknown") from error
-        raise ValueError(str(error)) from error
+        raise UnknownEntry(str(error)) from error
     return entry
 
 

@@ -3,9 +3,9 @@
 The state follows from the entries alone. ``LedgerState.problem`` has the rules that an entry must keep: its writer
 checks it before it is appended, and every reader checks it again. These rules hold the invariants:
 
-* the individuals that count never outnumber the budget, as ``free`` is never overdrawn;
+* units are drawn only where they are free, so that the individuals that count cannot outnumber the budget;
 * an individual of the pool, and a given point, is held by at most one open launch;
-* a launch is closed once, and has no entry behind that;
+* a launch is closed once, and has no entry after that;
 * no two workers have the same number, so no two individuals have the same id."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from hpo.errors import LedgerDamaged
 from hpo.individual import birthplace
-from hpo.journal.commands import Enqueue, Pause, Set, Stop, Unpause
+from hpo.journal.commands import Enqueue, Pause, Retry, Set, Stop, Unpause
 from hpo.ledger.entries import (
     Closed,
     Commanded,
@@ -39,11 +39,16 @@ class OpenLaunch:
 
     joined: Joined
     fresh: int = 0
-    """Units for individuals that it breeds, also for those that have ended."""
+    """Units drawn to breed; they stay held until the launch closes."""
     ids: dict[str, bool] = field(default_factory=dict)
-    """Individuals of other launches that it drew, and whether it must copy the directory, as in ``pool``."""
+    """Individuals of other launches that it drew, and whether it goes on in place, as in ``pool``."""
+    rested: set[str] = field(default_factory=set)
+    """Those of ``ids`` that were resting."""
     points: set[int] = field(default_factory=set)
     """Given points that it drew."""
+    again: set[str] = field(default_factory=set)
+    """Individuals that it ended and is to evaluate again, for ``hpo retry``: who closes it puts those that did not end
+    again into the pool."""
 
     @property
     def units(self) -> int:
@@ -73,18 +78,21 @@ class LedgerState:
     final: int = 0
     """Number of individuals that ended in closed launches, and count."""
     pool: dict[str, bool] = field(default_factory=dict)
-    """Individuals to go on with before any that is new, in the order in which they came, and whether the directory
-    must be copied, as a process of a closed launch may still write there."""
+    """Individuals to go on with before any that is new, in the order in which they came, and whether to do so in place:
+    else in a copy of the directory, as a process of a closed launch may still write there."""
     resting: dict[str, bool] = field(default_factory=dict)
     """Pruned individuals of closed launches that count and may go on, likewise."""
     points: list[dict[str, Any]] = field(default_factory=list)
     """All given points."""
     waiting: dict[int, None] = field(default_factory=dict)
     """Numbers of the given points that no open launch holds and none has begun, in their order."""
+    commands: list[Commanded] = field(default_factory=list)
+    """All commands."""
     paused: bool = False
     completed: Completed | None = None
     """Its end, unless a command has made room since."""
     _stopped: int = 0
+    _went_on: int = 0
 
     @property
     def held(self) -> int:
@@ -96,9 +104,14 @@ class LedgerState:
         """Units that may be drawn; below 0 where ``hpo set`` made the budget smaller than what is used and held."""
         return UNLIMITED if self.budget is None else self.budget - self.final - self.held
 
-    def stop_holds(self, submitted: int) -> bool:
-        """Whether ``hpo stop`` holds for a launch that was submitted when ``submitted`` entries were there."""
-        return self._stopped > submitted
+    def keeps_from_joining(self, submitted: int) -> bool:
+        """Whether ``hpo stop`` holds for a launch that was submitted when ``submitted`` entries were there, and has not
+        joined."""
+        return self._stopped > max(submitted, self._went_on)
+
+    def is_stopped(self, launch: int) -> bool:
+        """Whether the open ``launch`` is to end for ``hpo stop``, also where a person has started others since."""
+        return self._stopped > self.open[launch].joined.n
 
     def may_draw(self) -> bool:
         """Whether units may be drawn now."""
@@ -132,7 +145,15 @@ class LedgerState:
         if number is not None and not isinstance(entry, Joined) and number not in self.open:
             yield f"launch {number} is not open"
             return
-        yield from _RULES.get(type(entry), _no_rule)(self, entry)
+        yield from _RULES[type(entry)](self, entry)
+
+    def _rules_of_opened(self, entry: Opened) -> Iterator[str]:
+        yield from _given_twice((*entry.pool, *entry.resting), "individual")
+        if len(entry.resting) > entry.final:
+            yield "more individuals rest than have ended"
+        for one in (*entry.pool, *entry.resting):
+            if birthplace(one)[1] >= entry.workers:
+                yield f"no worker has the number of {one}"
 
     def _rules_of_joined(self, entry: Joined) -> Iterator[str]:
         if entry.launch != self.launches + 1:
@@ -153,7 +174,7 @@ class LedgerState:
         yield from (f"point {one} is not to be drawn" for one in entry.points if one not in self.waiting)
         if not entry.ids and self._cost(entry) == 0:
             yield "it draws nothing"
-        if self._cost(entry) > self.free:
+        if self._cost(entry) > max(0, self.free):
             yield f"{self._cost(entry)} units are drawn, and {self.free} are free"
 
     def _cost(self, entry: Drew) -> int:
@@ -173,9 +194,9 @@ class LedgerState:
         launch = self.open[entry.launch]
         if entry.by and entry.by not in self.open:
             yield f"launch {entry.by}, which closes it, is not open"
-        if entry.at_rest and entry.by != entry.launch:
+        if entry.in_place and entry.by != entry.launch:
             yield "a launch that another closed may still write in all of its directories"
-        yield from _given_twice(entry.pool, "individual")
+        yield from _given_twice((*entry.pool, *entry.resting), "individual")
         yield from _given_twice(entry.points, "point")
         for one in (*entry.pool, *entry.resting):
             if one not in launch.ids and not launch.has(birthplace(one)[1]):
@@ -184,8 +205,8 @@ class LedgerState:
             yield "it counts journals of workers of other launches"
         if not launch.points.issuperset(entry.points):
             yield f"launch {entry.launch} did not draw the points that it leaves"
-        if set(entry.pool) & set(entry.resting) or len(set(entry.resting)) != len(entry.resting):
-            yield "an individual that is in the pool cannot rest"
+        if not {*entry.pool, *entry.resting}.issuperset(entry.in_place):
+            yield "an individual to go on with in place is neither in the pool nor resting"
         if len(entry.resting) > entry.final:
             yield "more individuals rest than have ended"
         left = len(entry.pool) + len(entry.points)
@@ -193,14 +214,19 @@ class LedgerState:
             yield f"{entry.final} individuals ended and {left} are left of the {launch.units} that it drew"
         if len(launch.ids.keys() - set(entry.pool)) > entry.final:
             yield "individuals that it drew are missing"
+        if len(launch.ids) + len(launch.points) > entry.final + left:
+            yield "points that it drew are missing"
 
     def _rules_of_command(self, entry: Commanded) -> Iterator[str]:
-        yield from _given_twice(entry.pool, "individual")
-        held = {one for launch in self.open.values() for one in launch.ids}
-        for one in entry.pool:
-            if one in self.pool or one in held:
-                yield f"{one} has not ended"
-            elif birthplace(one)[1] >= self.workers:
+        yield from _given_twice((*entry.pool, *entry.again), "individual")
+        if (entry.pool or entry.again) and not isinstance(entry.request, Retry):
+            yield "only `hpo retry` has individuals evaluated again"
+        for one in (*entry.pool, *entry.again):
+            worker = birthplace(one)[1]
+            at_work = any(one in launch.ids or launch.has(worker) for launch in self.open.values())
+            if one in self.pool or at_work != (one in entry.again):
+                yield f"{one} has not ended in {'an open' if one in entry.again else 'a closed'} launch"
+            elif worker >= self.workers:
                 yield f"no worker has the number of {one}"
         if len(entry.pool) > self.final:
             yield f"{len(entry.pool)} individuals are evaluated again, and {self.final} have ended"
@@ -221,8 +247,8 @@ class LedgerState:
         self.opened = entry
         self.budget, self.paused = entry.budget, entry.paused
         self.launches, self.workers, self.final = entry.launches, entry.workers, entry.final
-        self.pool = dict.fromkeys(entry.pool, True)
-        self.resting = dict.fromkeys(entry.resting, True)
+        self.pool = dict.fromkeys(entry.pool, False)
+        self.resting = dict.fromkeys(entry.resting, False)
         self._give(entry.points)
 
     def _on_joined(self, entry: Joined) -> None:
@@ -235,7 +261,9 @@ class LedgerState:
         launch.fresh += entry.fresh
         launch.points.update(entry.points)
         for one in entry.ids:
-            self.final -= one in self.resting
+            if one in self.resting:  # it counts again when it ends again
+                self.final -= 1
+                launch.rested.add(one)
             launch.ids[one] = self.pool.pop(one) if one in self.pool else self.resting.pop(one)
         for number in entry.points:
             del self.waiting[number]
@@ -244,22 +272,31 @@ class LedgerState:
         launch = self.open[entry.launch]
         launch.fresh -= entry.fresh
         launch.points.difference_update(entry.points)
-        # An individual that had been resting joins the pool: its unit is free, and it counts no longer.
-        self._put_back({one: launch.ids.pop(one) for one in entry.ids}, entry.points)
+        for one in entry.ids:
+            in_place = launch.ids.pop(one)
+            if one in launch.rested:
+                launch.rested.remove(one)
+                self.final += 1
+                self.resting[one] = in_place
+            else:
+                self.pool[one] = in_place
+        self._put_back(entry.points)
 
     def _on_closed(self, entry: Closed) -> None:
         del self.open[entry.launch]
         self.closed[entry.launch] = entry
         self.final += entry.final
-        self._put_back({one: one not in entry.at_rest for one in entry.pool}, entry.points)
-        self.resting.update({one: one not in entry.at_rest for one in entry.resting})
+        self.pool.update({one: one in entry.in_place for one in entry.pool})
+        self.resting.update({one: one in entry.in_place for one in entry.resting})
+        self._put_back(entry.points)
 
     def _on_command(self, entry: Commanded) -> None:
         request = entry.request
+        self.commands.append(entry)
         if isinstance(request, Stop):
             self._stopped = entry.n
         elif isinstance(request, Go):
-            self._stopped = 0
+            self._went_on = entry.n
         elif isinstance(request, (Pause, Unpause)):
             self.paused = isinstance(request, Pause)
         elif isinstance(request, Enqueue):
@@ -267,9 +304,14 @@ class LedgerState:
         elif isinstance(request, Set) and request.evaluations is not None:
             self.budget = request.evaluations
         self.final -= len(entry.pool)
-        self.resting = {one: copied for one, copied in self.resting.items() if one not in entry.pool}
-        self._put_back(dict.fromkeys(entry.pool, True), ())
-        if entry.pool or isinstance(request, (Enqueue, Set)):
+        for one in entry.pool:
+            self.resting.pop(one, None)
+            self.pool[one] = False
+        for launch in self.open.values():
+            launch.again.update(
+                one for one in entry.again if one in launch.ids or launch.has(birthplace(one)[1])
+            )
+        if self.free > 0:
             self.completed = None
 
     def _on_completed(self, entry: Completed) -> None:
@@ -280,8 +322,7 @@ class LedgerState:
         self.points += points
         self.waiting.update(dict.fromkeys(range(first, len(self.points))))
 
-    def _put_back(self, ids: dict[str, bool], points: Iterable[int]) -> None:
-        self.pool.update(ids)
+    def _put_back(self, points: Iterable[int]) -> None:
         self.waiting = dict.fromkeys(sorted({*self.waiting, *points}))
 
 
@@ -290,11 +331,8 @@ def _given_twice(values: Collection[object], name: str) -> Iterator[str]:
         yield f"it names {name}s twice"
 
 
-def _no_rule(state: LedgerState, entry: Any) -> Iterator[str]:
-    yield from ()
-
-
 _RULES: dict[type[LedgerEntry], Callable[[LedgerState, Any], Iterator[str]]] = {
+    Opened: LedgerState._rules_of_opened,
     Joined: LedgerState._rules_of_joined,
     Drew: LedgerState._rules_of_drew,
     UnitsReturned: LedgerState._rules_of_returned,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import structs
 
@@ -22,7 +22,7 @@ Decide = Callable[[LedgerState], LedgerEntry | None]
 
 
 class Ledger:
-    """The ledger in ``store``. ``state``: its state after all entries that this process has read."""
+    """The ledger in ``store``, for one thread. ``state``: its state after all entries that this process has read."""
 
     def __init__(
         self, store: Store, *, machine: Machine = THIS_MACHINE, rng: random.Random | None = None
@@ -41,26 +41,28 @@ class Ledger:
     def settled(self) -> bool:
         """Whether ``state`` shows what became of every entry that this process tried to append.
 
-        After an error the storage may put the entry in place even minutes later. Until this is settled, by that entry
-        or by another in its place, nothing may be begun that the entry would return, and nothing at all where it would
-        close the launch.
+        After an error the storage may put the entry in place even minutes later. Until it is known whether it did,
+        begin nothing that the entry returns; and if it closes this launch, begin nothing. ``append`` the entry again
+        to find out.
         """
         return self.state.entries >= self._tried
 
     def read_on(self) -> list[LedgerEntry]:
-        """Take all further entries into ``state``, and return them.
+        """Take all further entries into ``state``, and return them. ``append`` reads on, too.
 
         Raises:
-            OSError: the storage cannot be read for now.
+            OSError: no more can be read for now.
             LedgerDamaged: an entry is damaged, or contradicts those before it.
-            CampaignError: a later version wrote an entry.
+            CampaignError: a later version wrote an entry, or a file is no entry.
         """
-        entries = []
+        return list(self._further())
+
+    def _further(self) -> Iterator[LedgerEntry]:
         for line in self._store.read(self.state.entries + 1):
             entry = self._decoded(line)
-            self._take(entry, line)
-            entries.append(entry)
-        return entries
+            self.state.take(entry)
+            self._last = digest(line)
+            yield entry
 
     def _decoded(self, line: bytes) -> LedgerEntry:
         number = self.state.entries + 1
@@ -68,7 +70,8 @@ class Ledger:
             entry = decode(line)
         except UnknownEntry as error:
             raise CampaignError(
-                f"entry {number} of the ledger was written by a later version of hpo ({error}). Use that version."
+                f"entry {number} of the ledger is none of this version's ({error}): a later version of hpo has written "
+                "it. Use that version."
             ) from None
         except ValueError as error:
             raise LedgerDamaged(
@@ -83,10 +86,6 @@ class Ledger:
             )
         return entry
 
-    def _take(self, entry: LedgerEntry, line: bytes) -> None:
-        self.state.take(entry)
-        self._last = digest(line)
-
     def append(self, decide: Decide, *, timeout_s: float = 120.0) -> LedgerEntry | None:
         """Append the entry that ``decide`` makes, and return it; None where it makes none.
 
@@ -96,50 +95,67 @@ class Ledger:
 
         Args:
             decide: must not change the state.
-            timeout_s: seconds after which no further attempt is made.
+            timeout_s: seconds after which no further attempt is made, and the last error is raised.
 
         Raises:
-            OSError: the storage fails, or others were faster (TimeoutError), for ``timeout_s`` seconds.
+            OSError: the storage fails, or others were faster (TimeoutError).
             LedgerDamaged: as ``read_on``, or the entry that ``decide`` made contradicts the state.
-            CampaignError: a later version wrote an entry, or the file system makes no hard links.
+            CampaignError: as ``read_on``, or the file system refuses hard links.
+            ValueError: the entry that ``decide`` made is none.
         """
         deadline = self._machine.monotonic() + timeout_s
         tried: set[str] = set()
+        placed: LedgerEntry | None = None
         wait_s = _FIRST_WAIT_S
         while True:
             error: Exception = TimeoutError(f"other launches were faster for {timeout_s:g} seconds")
             try:
-                for entry in self.read_on():
-                    if entry.nonce in tried:
-                        return entry
-                made = decide(self.state)
+                for entry in self._further():
+                    placed = entry if entry.nonce in tried else placed
+                if placed is not None:
+                    return placed
+                made = self._made(decide)
                 if made is None:
                     return None
-                signed = self._signed(made)
-                contradiction = self.state.problem(signed)
+                entry, line = made
+                contradiction = self.state.problem(entry)
                 if contradiction:
                     # It may rest on journals that are newer than the entries that a cache shows.
                     error = LedgerDamaged(contradiction)
                 else:
-                    line = encode(signed)
-                    tried.add(signed.nonce)
-                    self._tried = signed.n
+                    tried.add(entry.nonce)
                     if self._store.append(self.state.entries, line):
-                        self._take(signed, line)
-                        return signed
+                        self.state.take(entry)
+                        self._last = digest(line)
+                        placed = entry
+                        # Entries behind it are read before it is acted on: where it has filled the place of an entry
+                        # that the storage lost, they name another digest.
+                        self.read_on()
+                        return entry
             except OSError as failure:
                 error = failure
+                if placed is not None:
+                    return placed
             if self._machine.monotonic() >= deadline:
                 raise error
             self._machine.sleep(self._rng.uniform(0, wait_s))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _signed(self, entry: LedgerEntry) -> LedgerEntry:
-        return structs.replace(
-            entry,
+    def _made(self, decide: Decide) -> tuple[LedgerEntry, bytes] | None:
+        """The entry that ``decide`` makes, as readers will have it, and its line."""
+        tried = self._tried
+        self._tried = self.state.entries + 1
+        made = decide(self.state)
+        if made is None:
+            self._tried = tried
+            return None
+        signed = structs.replace(
+            made,
             n=self.state.entries + 1,
             before=self._last,
-            nonce=f"{self._rng.getrandbits(64):016x}",
+            nonce=secrets.token_hex(8),
             time=self._machine.time(),
             host=self._machine.host,
         )
+        line = encode(signed)
+        return decode(line), line

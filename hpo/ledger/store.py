@@ -12,6 +12,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -33,9 +34,9 @@ class Store(Protocol):
         shows which. The same line may be tried again.
         """
 
-    def read(self, start: int) -> list[bytes]:
+    def read(self, start: int) -> Iterator[bytes]:
         """All lines from the place ``start`` on, up to the first that is free. Caches of a network file system may
-        hide the last lines for a minute. OSError: they cannot be read for now."""
+        hide the last lines for a minute. OSError: no more can be read for now."""
 
 
 class Folder:
@@ -48,8 +49,8 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         """Make the file ``name``, with its content on disk, for all who may read the directory."""
         with self._opened() as folder:
-            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
             its = os.fstat(folder)
+            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
         with open(handle, "wb") as file:
             # Whatever the writer's umask and group are: an entry that others cannot read would end their launches.
             with suppress(OSError):
@@ -61,15 +62,26 @@ class Folder:
             os.fsync(file.fileno())
 
     def read(self, name: str) -> bytes:
-        """Content of the file ``name``; CampaignError if it is no plain file."""
+        """Content of the file ``name``; FileNotFoundError without one, CampaignError if it is no plain file."""
         with self._opened() as folder:
-            # Not to wait for whoever might write into a pipe.
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        with open(handle, "rb") as file:
+            try:
+                # Not to wait for whoever might write into a pipe.
+                handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):  # a link, a socket
+                    raise self._no_entry(name) from None
+                raise
+        try:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-                raise CampaignError(f"{self.path / name} is no entry of a ledger. Move it out of the way.")
-            return file.read()
+                raise self._no_entry(name)
+            with open(handle, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(handle)
+
+    def _no_entry(self, name: str) -> CampaignError:
+        return CampaignError(f"{self.path / name} is no entry of a ledger. Move it out of the way.")
 
     def link(self, name: str, other: str) -> None:
         """Give the file ``name`` the name ``other``, too; FileExistsError if there is one."""
@@ -87,7 +99,10 @@ class Folder:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError as error:  # it is no empty ledger
+            raise OSError(errno.ESTALE, "the folder is gone", os.fspath(self.path)) from error
         try:
             yield handle
         finally:
@@ -106,7 +121,10 @@ class FileStore:
         Raises:
             OSError: as the file system says; the file may be there or not.
             CampaignError: the file system makes no hard links.
+            ValueError: ``line`` has more than ``MOST_BYTES`` bytes.
         """
+        if len(line) > MOST_BYTES:  # nobody would read it
+            raise ValueError(f"an entry of {len(line)} bytes is longer than the {MOST_BYTES} that are read")
         temporary, name = f".{secrets.token_hex(8)}", _name(after + 1)
         try:
             self._folder.write(temporary, line)
@@ -128,18 +146,16 @@ class FileStore:
         except OSError as error:
             if error.errno in _NO_LINKS:
                 raise CampaignError(
-                    f"{self._folder.path} is on a file system without hard links ({error.strerror}), on which launches "
-                    "cannot agree. Put the campaign's directory on another file system."
+                    f"{self._folder.path} is on a file system that refuses hard links ({error.strerror}), and launches "
+                    "agree by them. Put the campaign's directory on another file system."
                 ) from error
             raise
 
-    def read(self, start: int) -> list[bytes]:
+    def read(self, start: int) -> Iterator[bytes]:
         """Content of the files from number ``start`` on; see ``Store``."""
-        lines: list[bytes] = []
         with suppress(FileNotFoundError):
-            while True:
-                lines.append(self._folder.read(_name(start + len(lines))))
-        return lines
+            for number in count(start):
+                yield self._folder.read(_name(number))
 
 
 def _name(number: int) -> str:

@@ -28,6 +28,7 @@ from hpo.ledger.entries import (
     LedgerEntry,
     Opened,
     UnitsReturned,
+    UnknownEntry,
     decode,
 )
 from hpo.ledger.fold import LedgerState
@@ -299,10 +300,10 @@ class Launch:
             self.sequences[worker] += 1
         else:
             return
-        copied = mine.ids.get(identity, False)
+        in_place = mine.ids.get(identity, True)
         if self.campaign.mutant == "goes on in place" or identity in self.campaign.trusted:
-            copied = False
-        directory = (identity, self.number) if copied else self.campaign.directory(identity)
+            in_place = True
+        directory = self.campaign.directory(identity) if in_place else (identity, self.number)
         self.begun.add(identity)
         self.points.update(() if point is None else (point,))
         self._write(Line(identity, point=point, directory=directory))
@@ -395,6 +396,8 @@ class Campaign:
         """Individuals of launches that count as dead because their files are old, in the mutant that does so."""
         self._lines: list[bytes] = []
         self._counted: dict[str, Line] = {}
+        # Ends of individuals that rested and were drawn.
+        self._drawn: dict[str, Line] = {}
         self._most = 0
         self._loses_entries = loses_entries
         self.calm = False
@@ -421,21 +424,24 @@ class Campaign:
             line.id for line in counting if line.ends and line.failed and birthplace(line.id)[2] % 5 == 0
         ]
         own_begun = {line.id for line in counting}
+        unbegun = sorted(mine.rested - own_begun)
+
+        pool = tuple(sorted((begun - ended).difference(unbegun)))
 
         def unclean(one: str) -> bool:
             # A launch that never began an individual knows no more of its directory than when it drew it.
-            return one not in own_begun and mine.ids[one]
+            return one not in own_begun and not mine.ids[one]
 
         return Closed(
             launch=number,
             by=by,
             reason="simulated",
             lengths={mine.joined.first_worker: (length,)},
-            final=len(ended),
-            pool=tuple(sorted(begun - ended)),
+            final=len(ended) + len(unbegun),
+            pool=pool,
             points=tuple(sorted(mine.points - {line.point for line in counting})),
-            resting=tuple(rests),
-            at_rest=tuple(one for one in (*sorted(begun - ended), *rests) if own and not unclean(one)),
+            resting=(*rests, *unbegun),
+            in_place=tuple(one for one in (*pool, *rests, *unbegun) if own and not unclean(one)),
         )
 
     def counted(self, state: LedgerState) -> dict[str, Line]:
@@ -458,14 +464,19 @@ class Campaign:
         for number, line in enumerate(self._lines, 1):
             if self.server.files.get(f"{number:08d}") != line and not self._loses_entries:
                 raise Broken(f"entry {number} has changed")
-        for entry in self._reader.read_on():
+        for entry in self._reader._further():  # one by one, each with the state behind it
             self._lines.append(self.server.files[f"{entry.n:08d}"])
             self._take(entry)
 
     def _take(self, entry: LedgerEntry) -> None:
         if isinstance(entry, Drew):
-            for one in entry.ids:
-                self._counted.pop(one, None)
+            self._drawn.update({one: self._counted.pop(one) for one in entry.ids if one in self._counted})
+            if self.truth.free < 0:
+                raise Broken(f"entry {entry.n} draws more than is free")
+        elif isinstance(entry, UnitsReturned):
+            self._counted.update(
+                {one: self._drawn.pop(one) for one in entry.ids if one in self.truth.resting}
+            )
         elif isinstance(entry, Commanded):
             for one in entry.pool:
                 self._counted.pop(one, None)
@@ -479,6 +490,8 @@ class Campaign:
                     if line.id in self._counted:
                         raise Broken(f"{line.id} counts twice")
                     self._counted[line.id] = line
+            unbegun = set(entry.resting) - self._counted.keys()
+            self._counted.update({one: self._drawn.pop(one) for one in unbegun})
         self._most = max(self._most, self.truth.budget or 0)
 
     def check(self) -> None:
@@ -492,6 +505,12 @@ class Campaign:
         held = [one for launch in state.open.values() for one in launch.ids]
         if len(set(held)) != len(held) or set(held) & state.pool.keys():
             raise Broken("an individual is held twice")
+        points = [*state.waiting, *(one for launch in state.open.values() for one in launch.points)]
+        for number, closed in state.closed.items():
+            lines = self.server.journals.get(number, Journal()).lines[: _length(closed)]
+            points += [line.point for line in lines if line.point is not None]
+        if sorted(points) != list(range(len(state.points))):
+            raise Broken(f"of {len(state.points)} given points these are waiting, held or begun: {points}")
         for number, closed in state.closed.items():
             if len(self.server.journals.get(number, Journal()).lines) < _length(closed):
                 raise Broken(f"records of launch {number} count, and are lost")
@@ -636,11 +655,11 @@ def _length(closed: Closed) -> int:
     return next(iter(closed.lengths.values()), (0,))[0]
 
 
-def run(seed: int, mutant: str = "", *, loses_entries: bool = False) -> Broken | CampaignError | None:
+def run(seed: int, mutant: str = "", *, loses_entries: bool = False) -> Exception | None:
     """What is wrong with the campaign of ``seed``, None if all holds. ``loses_entries``: the server loses entries that
     it had confirmed, as one that exports with ``async``."""
     try:
         Campaign(seed, mutant, loses_entries=loses_entries).run()
-    except (Broken, CampaignError) as error:
+    except (Broken, CampaignError, UnknownEntry) as error:
         return error
     return None
