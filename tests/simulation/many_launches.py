@@ -352,6 +352,11 @@ class Launch:
         if self.campaign.mutant == "trusts the stamps of files" and silent and isinstance(entry, Closed):
             self.campaign.trusted.update(entry.pool)
 
+    def die(self) -> None:
+        """All of its processes die, and what was not synced is lost."""
+        self.over, self.running = True, {}
+        del self.journal.lines[self.journal.synced :]
+
     def suspect(self) -> None:
         others = sorted(self.ledger.state.open.keys() - {self.number})
         if others:
@@ -586,9 +591,8 @@ class Campaign:
         self.server.full = self.rng.random() < 0.02
         for launch in self.launches:
             launch.folder.down = self.rng.random() < 0.03
-            if self.rng.random() < 0.01:  # all its processes die
-                launch.over, launch.running = True, {}
-                del launch.journal.lines[launch.journal.synced :]
+            if self.rng.random() < 0.01:
+                launch.die()
         if self._loses_entries and self.rng.random() < 0.02 and self._lines:
             self.server.files.pop(f"{len(self._lines):08d}", None)
 
@@ -615,7 +619,7 @@ class Campaign:
             zombies = [one for one in self.launches if not one.over and one is not last]
             if zombies and self.rng.random() < 0.3:
                 zombie = self.rng.choice(zombies)
-                zombie.act(self.rng.choice((zombie.begin, zombie.end, zombie.draw)))
+                zombie.act(self.rng.choice((zombie.begin, zombie.end, zombie.draw, zombie.die)))
             if others:
                 last.act(lambda number=others[0]: last.close(number))  # type: ignore[misc]
             elif mine is not None and state.free > 0 and state.completed is None:
