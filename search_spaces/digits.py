@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import sources
+from search_spaces.building_blocks import sources
 from search_spaces.building_blocks.architecture_search.deep_network import (
     ACTIVATIONS,
     ORDERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from search_spaces import sources
+from search_spaces.building_blocks import sources
 from search_spaces.building_blocks.recipes import TrainingOptions
 from search_spaces.building_blocks.training import RECORDED, TrainedTask
 from search_spaces.folds import Fold

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import hpo
-from search_spaces import sources
+from search_spaces.building_blocks import sources
 from search_spaces.building_blocks.architecture_search.deep_network import Deep, SmallArchitectureOptions
 from search_spaces.building_blocks.campaign import Main, MakeTask, campaign
 from search_spaces.building_blocks.recipes import OwnMethod, Recipe, Run

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 import hpo
-from search_spaces import sources
+from search_spaces.building_blocks import sources
 from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions, Deep
 from search_spaces.building_blocks.recipes import RunSize
 from search_spaces.folds import Fold

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import hpo
-from search_spaces import sources
+from search_spaces.building_blocks import sources
 from search_spaces.building_blocks.architecture_search.deep_network import ArchitectureOptions
 from search_spaces.building_blocks.training import RECORDED, TrainedTask
 from search_spaces.folds import Fold

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 import hpo
-from search_spaces import sources
+from search_spaces.building_blocks import sources
 from search_spaces.building_blocks.campaign import Main, MakeTask, campaign
 from search_spaces.building_blocks.recipes import RunSize, TrainingOptions
 from search_spaces.building_blocks.training import TrainedTask

@@ -15,7 +15,8 @@ from stand_ins import cifar_archive, imagenet, series
 
 import hpo
 import trainers
-from search_spaces import autoformer, bigearthnet, daso_intervals, sources, vit_ab, vit_oialr
+from search_spaces import autoformer, bigearthnet, daso_intervals, vit_ab, vit_oialr
+from search_spaces.building_blocks import sources
 from search_spaces.building_blocks.patch_task import PUBLISHED_BANDS, f1_metrics
 from search_spaces.building_blocks.recipe_parts import optimizers
 from search_spaces.building_blocks.recipe_parts.schedules import HalvedEachEpoch, TimmCosine, cosine
