@@ -180,6 +180,7 @@ def main(arguments: list[str]) -> int:
         f"{killed['killed']} of {writers} writers killed: the chain of {killed['entries']} entries is whole"
     )
     found = {
+        "benchmark": "ledger",
         "writers": writers,
         "entries_per_s": round(statistics.median(rates["ours"]), 1),
         "ratio_to_optuna": round(statistics.median(rates["ours"]) / statistics.median(rates["optuna"]), 2),
