@@ -27,11 +27,10 @@ from search_spaces import (
     bigearthnet,
     daso_intervals,
     digits,
-    sources,
     vit_ab,
     vit_oialr,
 )
-from search_spaces.building_blocks import image_task
+from search_spaces.building_blocks import image_task, sources
 from search_spaces.building_blocks.data_sets import augmentation
 from search_spaces.readers import cifar, published, small_images
 from search_spaces.standalone.torchrun import Place
