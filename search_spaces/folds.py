@@ -156,20 +156,22 @@ def _summary(done: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 def _kept(trial: hpo.Trial, folds: int) -> str:
     """Results of folds that were done before an interruption, as JSON by index. ValueError: they are of another run."""
     done: dict[int, dict[str, float]] = {}
+    own = _run_of(trial, folds)
     for index in range(folds):
         path = trial.directory / f"fold-{index}" / _RESULT
         if not path.exists():
             continue
         found = json.loads(path.read_text())
         run = found.get("run")
-        for name, value in _run_of(trial, folds).items():
-            if run is not None and run[name] != value:
+        if run is None:  # written before results named their run
+            continue
+        for name, value in own.items():
+            if run[name] != value:
                 raise ValueError(
                     f"{path} is the result of a run with {name} = {run[name]}, and this run has {name} = {value}. "
-                    "Name another directory, or remove this one."
+                    "Name another directory, or remove it."
                 )
-        if run is not None:
-            done[index] = found["values"]
+        done[index] = found["values"]
     return json.dumps(done)
 
 

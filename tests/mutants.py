@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant("hpo/journal", "self._silent_s >= _PATIENCE_S and self._lost is None", "False", LOCK),
     # ledger
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
-    Mutant("hpo/ledger", "one in entry.in_place for one in entry.pool", "True for one in entry.pool", LEDGER),
+    Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),
     Mutant("hpo/ledger", "placed = self._folder.read(name) == line", "placed = True", LEDGER),
     Mutant("hpo/ledger", "self.state.entries >= self._tried", "True", LEDGER),
     # training

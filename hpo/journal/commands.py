@@ -141,7 +141,7 @@ def give(directory: Path, request: Request) -> str:
             raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link, which is not followed")
         # It follows those that wait, also those from a host whose clock is ahead.
         before = [int(match[1][:20]) for match in map(_NAME.fullmatch, os.listdir(folder)) if match]
-        number = min(max([time.time_ns(), *(one + 1 for one in before)]), 10**20 - 1)
+        number = min(max(time.time_ns(), 1 + max(before, default=0)), 10**20 - 1)
         identity = f"{number:020d}-{secrets.token_hex(8)}"
         write_atomically(folder / f"{identity}{_SUFFIX}", data + b"\n")
     except OSError as error:

@@ -41,7 +41,7 @@ class LedgerEntry(
     before: str = ""
     """Digest of the line of entry ``n - 1``; "" in the first."""
     nonce: str = ""
-    """Random text that tells this entry from an equal one of another writer."""
+    """Random text by which a writer knows its entry from an equal entry of another writer."""
     time: float = 0.0
     """Unix seconds by the writer's clock, which may be wrong by hours: for people alone."""
     host: str = ""

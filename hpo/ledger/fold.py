@@ -286,8 +286,9 @@ class LedgerState:
         del self.open[entry.launch]
         self.closed[entry.launch] = entry
         self.final += entry.final
-        self.pool.update({one: one in entry.in_place for one in entry.pool})
-        self.resting.update({one: one in entry.in_place for one in entry.resting})
+        in_place = set(entry.in_place)
+        self.pool.update({one: one in in_place for one in entry.pool})
+        self.resting.update({one: one in in_place for one in entry.resting})
         self._put_back(entry.points)
 
     def _on_command(self, entry: Commanded) -> None:
@@ -322,8 +323,9 @@ class LedgerState:
         self.points += points
         self.waiting.update(dict.fromkeys(range(first, len(self.points))))
 
-    def _put_back(self, points: Iterable[int]) -> None:
-        self.waiting = dict.fromkeys(sorted({*self.waiting, *points}))
+    def _put_back(self, points: Collection[int]) -> None:
+        if points:
+            self.waiting = dict.fromkeys(sorted({*self.waiting, *points}))
 
 
 def _given_twice(values: Collection[object], name: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from msgspec import structs
 
@@ -60,9 +61,12 @@ class Ledger:
     def _further(self) -> Iterator[LedgerEntry]:
         for line in self._store.read(self.state.entries + 1):
             entry = self._decoded(line)
-            self.state.take(entry)
-            self._last = digest(line)
+            self._take(entry, line)
             yield entry
+
+    def _take(self, entry: LedgerEntry, line: bytes) -> None:
+        self.state.take(entry)
+        self._last = digest(line)
 
     def _decoded(self, line: bytes) -> LedgerEntry:
         number = self.state.entries + 1
@@ -125,12 +129,11 @@ class Ledger:
                 else:
                     tried.add(entry.nonce)
                     if self._store.append(self.state.entries, line):
-                        self.state.take(entry)
-                        self._last = digest(line)
-                        placed = entry
+                        self._take(entry, line)
                         # Entries behind it are read before it is acted on: where it has filled the place of an entry
                         # that the storage lost, they name another digest.
-                        self.read_on()
+                        with suppress(OSError):
+                            self.read_on()
                         return entry
             except OSError as failure:
                 error = failure

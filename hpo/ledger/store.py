@@ -130,7 +130,7 @@ class FileStore:
             self._folder.write(temporary, line)
             with suppress(FileExistsError):
                 self._link(temporary, name)
-            # Only the content tells whose entry it is. Where the server's answer was lost, the repeated call finds the
+            # Only the content shows whose entry it is. Where the server's answer was lost, the repeated call finds the
             # link that the first one made; and some clients of NFS take that for granted and report success.
             placed = self._folder.read(name) == line
         finally:

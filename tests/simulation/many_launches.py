@@ -31,7 +31,7 @@ from hpo.ledger.entries import (
     UnknownEntry,
     decode,
 )
-from hpo.ledger.fold import LedgerState
+from hpo.ledger.fold import LedgerState, OpenLaunch
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.store import FileStore, Folder
 
@@ -287,13 +287,11 @@ class Launch:
         settled = self.ledger.settled or self.campaign.mutant == "begins before it is settled"
         if mine is None or len(self.running) >= 4 or not settled:
             return
-        ids = sorted(mine.ids.keys() - self.begun)
-        points = sorted(mine.points - self.points)
-        bred = len(self.begun - mine.ids.keys()) - len(self.points)
+        ids, points, fresh = self._unbegun(mine)
         point = None
         if ids:
             identity = ids[0]
-        elif points or bred < mine.fresh:
+        elif points or fresh > 0:
             point = points[0] if points else None
             worker = self.rng.choice(list(self.sequences))
             identity = make_id(0, worker, self.sequences[worker])
@@ -329,13 +327,17 @@ class Launch:
             mine = state.open.get(self.number)
             if mine is None:
                 return None
-            bred = len(self.begun - mine.ids.keys()) - len(self.points)
-            ids = tuple(sorted(mine.ids.keys() - self.begun))
-            points = tuple(sorted(mine.points - self.points))
-            entry = UnitsReturned(launch=self.number, fresh=mine.fresh - bred, ids=ids, points=points)
-            return entry if entry.fresh or ids or points else None
+            ids, points, fresh = self._unbegun(mine)
+            entry = UnitsReturned(launch=self.number, fresh=fresh, ids=ids, points=points)
+            return entry if fresh or ids or points else None
 
         self.ledger.append(decide)
+
+    def _unbegun(self, mine: OpenLaunch) -> tuple[tuple[str, ...], tuple[int, ...], int]:
+        """Individuals, given points and number of fresh units that it holds and has not begun."""
+        bred = len(self.begun - mine.ids.keys()) - len(self.points)
+        ids, points = sorted(mine.ids.keys() - self.begun), sorted(mine.points - self.points)
+        return tuple(ids), tuple(points), mine.fresh - bred
 
     def close(self, number: int) -> None:
         """Close launch ``number``: itself where nothing runs, or another, which may run."""
@@ -660,7 +662,7 @@ def _length(closed: Closed) -> int:
 
 
 def run(seed: int, mutant: str = "", *, loses_entries: bool = False) -> Exception | None:
-    """What is wrong with the campaign of ``seed``, None if all holds. ``loses_entries``: the server loses entries that
+    """Error of the campaign of ``seed``, None if all holds. ``loses_entries``: the server loses entries that
     it had confirmed, as one that exports with ``async``."""
     try:
         Campaign(seed, mutant, loses_entries=loses_entries).run()
