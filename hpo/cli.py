@@ -154,7 +154,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from hpo.journal.inspection import check, repair
+    from hpo.ledger.inspection import check, repair
 
     report = (repair if options.repair else check)(options.directory)
     if options.json:

@@ -38,8 +38,8 @@ class RanksDied(CampaignError):
     exit_code = EXIT_RESUMABLE
 
 
-class LockLost(CampaignError):
-    """Another launch holds the campaign's lock, or may hold it; the campaign continues once that launch has ended."""
+class LaunchClosed(CampaignError):
+    """Another launch took this launch for dead and has closed it: its later results do not count."""
 
     exit_code = EXIT_RESUMABLE
 

@@ -342,7 +342,7 @@ class Chaos:
 
     def _hide(self) -> bool:
         # Rank 0 has begun: a command that was only just typed would begin anew in an empty directory.
-        if not self._ranks(only=0) or not (self.terminal.directory / "run" / "lock").exists():
+        if not self._ranks(only=0) or not [*(self.terminal.directory / "run").glob("launches/*/alive")]:
             return False
         run, gone = self.terminal.directory / "run", self.terminal.directory / "gone"
         run.rename(gone)

@@ -13,7 +13,6 @@ import argparse
 import random
 from collections.abc import Iterator
 
-from simulation import MemoryInbox
 from simulation.campaigns import (
     SPACE,
     ask,
@@ -28,15 +27,15 @@ from simulation.campaigns import (
     records_of,
     slow,
     standing,
-    waiting_budgets,
 )
+from simulation.ledger import ASKED, SimulatedLedger
 from simulation.whole_campaigns import run_whole
 
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
 from hpo.islands.end_reasons import DONE, NOTHING_COMPLETED
 from hpo.islands.resume.fold import fold
-from hpo.journal.commands import Pause, Stop, Unpause
-from hpo.journal.records import Command, Finished, Header, Record, Started
+from hpo.journal.commands import Unpause
+from hpo.journal.records import Finished, Header, Record, Started
 
 _LAUNCHES = 12
 _WHOLE = 8
@@ -47,7 +46,7 @@ def run(seed: int) -> None:
     rng = random.Random(f"many/{seed}")
     in_file = budget = rng.randint(1, 30)
     records: list[Record] = []
-    inbox = MemoryInbox()
+    ledger = SimulatedLedger(budget, SPACE)
     unsure = False
     for launch in range(_LAUNCHES):
         workers = rng.randint(1, 8)
@@ -55,16 +54,16 @@ def run(seed: int) -> None:
         earlier = fold(records, space=SPACE, islands=islands, losses=losses)
         # The last launches are left alone, so that each campaign comes to its end.
         alone = launch >= _LAUNCHES - 2
-        inbox.forget(Stop)  # a person starts it
-        if alone and earlier.commands.paused | inbox.has(Pause):
-            inbox.give(Unpause(time=0.0, by="me"))
+        ledger.start()
+        if alone and ledger.state.paused:
+            ledger.give(Unpause(**ASKED))  # type: ignore[arg-type]
         simulation, _ = make(
             seed * _LAUNCHES + launch,
             workers=workers,
             islands=islands,
             evaluations=in_file,
             earlier=earlier,
-            inbox=inbox,
+            ledger=ledger,
             recorded=list(records),
             migration=rng.choice([0.0, 0.5, 1.0]),
             hang_timeout=rng.choice([1.0, 4.0]),  # the former is too short for a slow network
@@ -78,7 +77,7 @@ def run(seed: int) -> None:
             for rank in rng.sample(range(workers), workers // 2 if rng.random() < 0.3 else 0):
                 fall_sick(simulation, rank, rng.uniform(0, 8))
             fail_storage(simulation, rng, workers)
-            ask(simulation, rng, inbox, workers)
+            ask(simulation, rng, ledger, workers, list(records))
         before = {(record.id, record.reopened) for record in standing(records)}
         report = simulation.run(until=until)  # raises where it comes to a standstill
         new = records_of(simulation)
@@ -87,16 +86,15 @@ def run(seed: int) -> None:
         # Without headers, records of another launch would be in the order of its own virtual time.
         records += [Header(version=1, launch=launch + 1, island=0, worker=0, time=0.0), *new]
         now = fold(records, space=SPACE, islands=islands, losses=losses)
-        on_record = {record.id for record in records if isinstance(record, Command)}
-        assert inbox.given <= on_record | inbox.requests.keys(), "a command was lost"
-        budget = now.commands.evaluations(in_file) or 0
+        budget = ledger.state.limits.evaluations or 0
+        ledger.check(records)
         everything = standing(records)
         ended = list({record.id: record for record in everything}.values())
         # What a worker could not record for so long that it gave up may be on the disk all the same.
         unsure |= any(reason == NO_JOURNAL for _, _, reason in simulation.left)
         assert unsure or len(everything) == len(ended), "an individual was recorded twice"
         assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
-        assert len(ended) == now.tally.final <= max(budget, *waiting_budgets(inbox)), "more than the budget"
+        assert len(ended) == now.tally.final <= budget, "more than the budget"
         if report is not None:
             end = simulation.coordinator.end
             assert end is not None
@@ -104,11 +102,13 @@ def run(seed: int) -> None:
             assert counted <= len(ended), "the coordinator has counted what is not on record"
             if not unsure and not simulation.unread:
                 assert counted == len(ended), "the coordinator has miscounted"
-                budget = simulation.coordinator.evaluations
+                budget = simulation.coordinator.evaluations or 0
                 assert (end.exit_code == 0 or end.reason == NOTHING_COMPLETED) == (len(ended) == budget)
                 check_knowledge(simulation)
                 check_overview(simulation, records)
             if end.reason in (DONE, NOTHING_COMPLETED):
+                # A command that came too late is for a launch that a person starts.
+                budget = simulation.coordinator.evaluations or 0
                 break
     assert len(ended) == budget, "the campaign did not complete"
     begun = {record.id for record in records if isinstance(record, Started)}

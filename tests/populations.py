@@ -41,6 +41,7 @@ def searched_alone(
     population, children = Population() if into is None else into, []
     for number in range(individuals):
         rng, name = random.Random(f"{seed}/{number}"), f"0-0-{number}"
+        breeder.begin_proposal(number)
         child = breeder.propose_first(name, 0, population, rng) or breeder.breed(population, rng)
         loss = value(child, number)
         status = COMPLETED if loss is not None else FAILED

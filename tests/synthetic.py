@@ -23,6 +23,7 @@ from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INVALID, PRUNED, T
 from hpo.journal import curves, directory
 from hpo.journal.files import journal_path
 from hpo.journal.records import Ended, Header, Launched, Left, Migrated, Record, Reported, encode
+from hpo.ledger.opening import open_ledger
 
 SPACE = hpo.SearchSpace(
     optimizer=hpo.Categorical("SGD", "Adam", "AdamW"),
@@ -178,6 +179,7 @@ def make(
     campaign = _Campaign(path, random.Random(seed), ways, islands, workers, [[] for _ in range(islands)])
     now = _Launch(campaign, 1, _BEGAN).run(evaluations, stop=int(evaluations * 0.55))
     _Launch(campaign, 2, now + 5400).run(evaluations)
+    open_ledger(path)  # as one of an earlier version
     return path
 
 

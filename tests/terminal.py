@@ -19,7 +19,7 @@ from journals import fields
 from places import ROOT
 
 from hpo.cluster.mpirun_command import find_mpirun
-from hpo.journal.files import journal_path, read_directory
+from hpo.ledger.journals import read_directory
 
 HPO = [sys.executable, "-m", "hpo"]
 _MARK = "HPO_TEST_MARK"
@@ -220,7 +220,7 @@ class Terminal:
         return [table for table in tables if table["type"] == kind]
 
     def launch_begun(self, launch: int) -> bool:
-        return journal_path(self.directory / "run", launch=launch, island=0, worker=0).exists()
+        return any((self.directory / "run" / "journal").glob(f"{launch:04d}-*.jsonl"))
 
     def processes(self) -> list[psutil.Process]:
         """All that came of the commands, wherever they hang in the tree of processes by now."""

@@ -1,4 +1,5 @@
-"""Commands to a campaign: each is checked, left in the campaign's directory, and answered by when it takes effect."""
+"""Commands to a campaign: each is checked, becomes an entry of the campaign's ledger, and is answered by when it takes
+effect."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from hpo.journal.commands import (
     Stop,
     Unpause,
     asked,
-    give,
-    stop_pending,
 )
-from hpo.journal.files import journal_files, journal_name, last_launch
-from hpo.journal.launches import read_launch
-from hpo.journal.lock import holder
+from hpo.journal.evaluations import CurrentEvaluations
+from hpo.journal.records import Finished
+from hpo.ledger.alive import living
+from hpo.ledger.journals import journal_files, last_launch, read_directory
+from hpo.ledger.launches import read_launch
+from hpo.ledger.opening import give, state_of
 from hpo.prior_results.configurations import read_points
-from hpo.results.record import load
 from hpo.space.space import described_space
 from hpo.spelling import suggestion
 from hpo.text import excerpt
@@ -41,7 +42,7 @@ ALL = "all"
 def stop(directory: Path) -> str:
     """Raises CampaignError, as all here: there is no campaign, or its directory cannot be written."""
     directories.read_identity(directory)
-    if holder(directory) is not None:
+    if living(directory):
         give(directory, Stop(**asked()))
         return (
             f"{directory}: asked to stop; running evaluations get their grace time to save. Started again in the same "
@@ -50,7 +51,7 @@ def stop(directory: Path) -> str:
     last = read_launch(directory, last_launch(directory))
     if last is not None and last.end is not None and last.end[1] != EXIT_RESUMABLE:
         return f"{directory}: no campaign is running there, so there is nothing to stop."
-    if not stop_pending(directory):
+    if not state_of(directory).stop_pending:
         give(directory, Stop(**asked()))
     return (
         f"{directory}: no campaign is running there now. A job that Slurm starts again will end at once; a start by a "
@@ -59,34 +60,42 @@ def stop(directory: Path) -> str:
 
 
 def drain(directory: Path, worker: str) -> str:
-    """``worker``: island and number, such as "0-3". Raises UsageError: the last launch has no such worker."""
+    """``worker``: island and number, such as "0-3". Raises UsageError: no launch at work has such a worker."""
     directories.read_identity(directory)
-    files = map(journal_name, journal_files(directory, last_launch(directory)))
-    workers = dict.fromkeys(f"{name.island}-{name.worker}" for name in files if name is not None)
+    state = state_of(directory)
+    files = (one for launch in state.open for one in journal_files(directory, launch, state=state))
+    workers = dict.fromkeys(f"{one.name.island}-{one.name.worker}" for one in files)
     if worker not in workers:
         raise UsageError(
-            f"{excerpt(worker)}: must be a worker of the last launch, by island and number: the first two numbers of "
-            f"the ids that it begins. {suggestion('', workers)}"
+            f"{excerpt(worker)}: must be a worker at work, by island and number: the first two numbers of the ids that "
+            f"it begins. {suggestion('', workers) if workers else 'No campaign is running there.'}"
         )
     return _given(directory, Drain(**asked(), worker=worker), f"worker {worker} gets nothing more")
 
 
 def retry(directory: Path, status: str) -> str:
     """``status``: of the failures to evaluate again, or ALL."""
+    directories.read_identity(directory)
     statuses = RETRIED if status == ALL else (status,)
+    evaluations = CurrentEvaluations()
+    for record in read_directory(directory, []):
+        evaluations.take(record)
     # Not status.json: rank 0 writes it every few seconds, and a failure that the panel already shows would be missed.
-    ended = Counter(individual.status for individual in load(directory).individuals)
-    if not any(ended.get(one) for one in statuses):
-        others = [f"{ended[one]} {one} (--status {one})" for one in RETRIED if ended.get(one)]
+    failed = {
+        one.record.id: one.record.status for one in evaluations.failures if isinstance(one.record, Finished)
+    }
+    chosen = [one for one, ended in failed.items() if ended in statuses]
+    if not chosen:
+        number = Counter(failed.values())
+        others = [f"{number[one]} {one} (--status {one})" for one in RETRIED if number[one]]
         return (
             f"{directory}: no individual has ended as {' or '.join(statuses)}, so there is nothing to evaluate again."
             + (f" There are {', '.join(others)}." if others else "")
         )
-    return _given(
-        directory,
-        Retry(**asked(), statuses=statuses),  # type: ignore[arg-type]
-        f"individuals that ended as {' or '.join(statuses)} are evaluated again",
-    )
+
+    request = Retry(**asked(), statuses=statuses)  # type: ignore[arg-type]
+    said = f"individuals that ended as {' or '.join(statuses)} are evaluated again"
+    return _given(directory, request, said, chosen)
 
 
 def enqueue(directory: Path, points: str) -> str:
@@ -119,10 +128,10 @@ def set_limits(directory: Path, words: Sequence[str]) -> str:
     return _given(directory, request, ", ".join(words))
 
 
-def _given(directory: Path, request: Request, said: str) -> str:
+def _given(directory: Path, request: Request, said: str, retried: Sequence[str] = ()) -> str:
     directories.read_identity(directory)
-    runs = holder(directory) is not None
-    give(directory, request)
+    runs = bool(living(directory))
+    give(directory, request, retried)
     when = "within seconds" if runs else "when the next launch begins, as no campaign is running there now"
     return f"{directory}: {said}; this takes effect {when}."
 

@@ -16,8 +16,9 @@ from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError, noted
 from hpo.islands.resume.known import enter
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.files import journal_files, journal_name, read_file
+from hpo.journal.files import read_file
 from hpo.journal.records import Entered, Known, Record, Withdrawn
+from hpo.ledger.journals import journal_files
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry
 from hpo.prior_results.tables import TABLES
 from hpo.task.known_point import KnownPoint
@@ -67,9 +68,11 @@ def _on_record(home: Path) -> tuple[dict[str, Entered], dict[int, Known]]:
     entered: dict[str, Entered] = {}
     standing: dict[int, Known] = {}
     if os.path.exists(home / "campaign.json"):
-        # Rank 0 enters them, and is the first worker of the first island.
-        for path in journal_files(home):
-            for one in read_file(path) if (journal_name(path) or ())[1:3] == (0, 0) else ():
+        # Rank 0 enters them, which leads the first worker of a launch.
+        leads: dict[int, int] = {}
+        for journal in journal_files(home):
+            first = leads.setdefault(journal.name.launch, journal.name.worker) == journal.name.worker
+            for one in read_file(journal.path, end=journal.end) if first else ():
                 if isinstance(one, Entered):
                     entered[one.source] = one
                 elif isinstance(one, Known):

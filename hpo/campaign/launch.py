@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpo import logs
-from hpo.campaign.definition import CampaignDefinition, blocked_by_stop, end_stop
+from hpo.campaign.definition import CampaignDefinition, blocked_by_stop
 from hpo.campaign.live_panel import live_panel
 from hpo.campaign.progress import used_up
 from hpo.campaign.rank.rank import Rank
@@ -25,11 +25,11 @@ from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.evaluation.devices import visible_devices
-from hpo.journal.commands import stop_pending, waiting
-from hpo.journal.directory import second_campaign
-from hpo.journal.files import last_launch
-from hpo.journal.launches import budget_use, read_launch
-from hpo.journal.lock import acquire, holder
+from hpo.journal.directory import check_writable, second_campaign
+from hpo.ledger.alive import living, wait_until_free
+from hpo.ledger.journals import last_launch
+from hpo.ledger.launches import budget_use, read_launch
+from hpo.ledger.opening import state_of
 from hpo.terminal import quoted
 
 _log = logging.getLogger("hpo.campaign")
@@ -109,15 +109,13 @@ def may_start(campaign: CampaignDefinition) -> bool:
     """Check ``campaign`` and whether its directory can be written and is free: rank 0 does that, too, but its refusal
     would stand between mpirun's own lines. False where `hpo stop` keeps the campaign from beginning."""
     campaign.check()
-    lock = acquire(campaign.settings.directory, waiting=_log.info)
-    try:
-        if (sentence := blocked_by_stop(campaign.settings.directory)) is not None:
-            _log.info(sentence)
-            return False
-        end_stop(campaign.settings.directory)
-        return True
-    finally:
-        lock.release()
+    directory = campaign.settings.directory
+    check_writable(directory)
+    wait_until_free(directory, lambda: state_of(directory), waiting=_log.info)
+    if (sentence := blocked_by_stop(directory)) is not None:
+        _log.info(sentence)
+        return False
+    return True
 
 
 def finished(campaign: CampaignDefinition, file: Path) -> str | None:
@@ -125,11 +123,14 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
     nothing; None where there is something to do, or the launch has to find that out. Raises what ``Campaign.check``
     does."""
     directory, budget = campaign.settings.directory, campaign.settings.evaluations
-    if not os.path.exists(directory / "campaign.json") or holder(directory) is not None:
+    if not os.path.exists(directory / "campaign.json"):
         return None
     try:
+        if living(directory):
+            return None
         last = read_launch(directory, last_launch(directory))
-        if last is None or last.end is None or stop_pending(directory) or waiting(directory):
+        state = state_of(directory)
+        if last is None or last.end is None or state.stop_pending or state.unseen_commands:
             return None
         use = budget_use(directory, budget)
     except CampaignError:  # the launch says what is damaged

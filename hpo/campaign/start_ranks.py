@@ -20,8 +20,8 @@ from hpo.config.reader import Settings
 from hpo.errors import CampaignError
 from hpo.evaluation.environment import child_environment
 from hpo.islands.end_reasons import DONE, LOST, STOPPED
-from hpo.journal.files import last_launch
-from hpo.journal.launches import is_complete, read_launch
+from hpo.ledger.journals import last_launch
+from hpo.ledger.launches import is_complete, read_launch
 from hpo.results.result import Result
 from hpo.terminal import write
 

@@ -27,16 +27,16 @@ from hpo.config import reader as config
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, EXIT_STORAGE, CampaignError
 from hpo.islands.end_reasons import LOST
 from hpo.islands.storage import PATIENCE_S
-from hpo.journal.commands import stop_pending
-from hpo.journal.files import journal_path, last_launch
-from hpo.journal.launches import (
+from hpo.journal.files import journal_path
+from hpo.ledger.alive import STALE_S, last_refresh
+from hpo.ledger.launches import (
     MOST_IDLE_LAUNCHES,
     is_complete,
     made_progress,
     read_launch,
     read_launch_patiently,
 )
-from hpo.journal.lock import STALE_S, last_refresh
+from hpo.ledger.opening import state_of
 
 _log = logging.getLogger("hpo.campaign")
 
@@ -134,7 +134,10 @@ class Supervisor:
         most = self._settings.restarts
         first = self._first_probe()
         while True:
-            launch = last_launch(self._directory) + 1
+            before = state_of(self._directory)
+            launch = before.launches + 1
+            # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
+            self._begun = journal_path(self._directory, launch=launch, island=0, worker=before.workers)
             code, died = self._launch(launch)
             if died and os.path.exists(self._begun):
                 self._unreachable |= first() & {host.name for host in self._fleet.hosts or ()}
@@ -187,7 +190,7 @@ class Supervisor:
     def _choose_fleet(self, code: int) -> int | None:
         """Choose the hosts of the next launch; the exit code instead where there is to be none. ``code``: of the launch
         that has ended."""
-        if stop_pending(self._directory):
+        if state_of(self._directory).stop_pending:
             self._say("`hpo stop` was given, so this is not started again.")
             return 0
         fleet = self._remaining_fleet()
@@ -310,7 +313,7 @@ class Supervisor:
             ended=lambda: self._is_ended(launch),
             # To connect, and then as long as ranks wait for rank 0, which reads the task and the journals first.
             unseen_s=processes.START_S + 2 * greeting_s(self._settings, self._fleet.ranks),
-            refreshed=lambda: last_refresh(self._directory),
+            refreshed=lambda: last_refresh(self._directory, launch),
             # Until a rank 0 that lives has given up; then the others miss it, save what they evaluate and leave MPI.
             # Where it evaluates itself, what it evaluates may keep it from showing that it lives.
             silent_s=math.inf
@@ -334,8 +337,6 @@ class Supervisor:
 
     def _launch(self, launch: int) -> tuple[int, bool]:
         """One launch: its exit code, and whether it ended because ranks died."""
-        # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
-        self._begun = journal_path(self._directory, launch=launch, island=0, worker=0)
         self._start()
         if self._asked:
             self._forward()

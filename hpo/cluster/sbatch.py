@@ -22,14 +22,14 @@ from hpo.config.settings import Settings
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.islands.end_reasons import LOST
 from hpo.islands.storage import PATIENCE_S
-from hpo.journal.commands import stop_pending
 from hpo.journal.directory import second_campaign
-from hpo.journal.launches import (
+from hpo.ledger.launches import (
     MOST_IDLE_LAUNCHES,
     consecutive_idle_launches,
     is_complete,
     read_launch_patiently,
 )
+from hpo.ledger.opening import state_of
 from hpo.spelling import nearest
 from hpo.terminal import quoted, write
 from hpo.text import cut, excerpt
@@ -370,7 +370,7 @@ def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) ->
         return end[1], ""
     if not begun and returned in (1, 2):
         return returned, ""
-    if stop_pending(directory):
+    if state_of(directory).stop_pending:
         return EXIT_RESUMABLE, f"job {job} is not put into the queue again: `hpo stop` was asked for"
     former = process.SlurmAttempt.parse(last.job) if last is not None else None
     # Attempts that came to no launch at all are on no record.

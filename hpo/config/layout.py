@@ -5,7 +5,7 @@ Pure functions of a few numbers, so that every rank computes the same result wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpo.errors import UsageError
 from hpo.spelling import suggestion
@@ -23,9 +23,10 @@ class WorkerPlacement:
     """Place of one worker."""
 
     index: int
-    """Number of the worker in the campaign, from 0; ``worker`` is its number on its island."""
+    """Number of the worker in its launch, from 0."""
     island: int
     worker: int
+    """Number of the worker in the campaign: no worker of another launch has it."""
     ranks: tuple[int, ...]
     """World ranks of the worker."""
 
@@ -37,7 +38,7 @@ class WorkerPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All workers of a campaign; workers of an island, and ranks of a worker, have consecutive numbers."""
+    """All workers of a launch; workers of an island, and ranks of a worker, have consecutive numbers."""
 
     islands: int
     workers: tuple[WorkerPlacement, ...]
@@ -55,11 +56,15 @@ class Layout:
         share, extra = divmod(ranks // ranks_per_worker, islands)
         places: list[WorkerPlacement] = []
         for island in range(islands):
-            for worker in range(share + (island < extra)):
-                first = len(places) * ranks_per_worker
-                members = tuple(range(first, first + ranks_per_worker))
-                places.append(WorkerPlacement(index=len(places), island=island, worker=worker, ranks=members))
+            for index in range(len(places), len(places) + share + (island < extra)):
+                members = tuple(range(index * ranks_per_worker, (index + 1) * ranks_per_worker))
+                places.append(WorkerPlacement(index=index, island=island, worker=index, ranks=members))
         return cls(islands=islands, workers=tuple(places))
+
+    def numbered_from(self, first_worker: int) -> Layout:
+        """The same layout, with its workers numbered from ``first_worker``."""
+        workers = (replace(place, worker=first_worker + place.index) for place in self.workers)
+        return replace(self, workers=tuple(workers))
 
     def of_island(self, island: int) -> tuple[WorkerPlacement, ...]:
         return tuple(place for place in self.workers if place.island == island)

@@ -39,7 +39,6 @@ __all__ = [
     "LoggingSettings",
     "SearchSettings",
     "Settings",
-    "check_limits",
     "from_keywords",
     "limits",
     "read_file",
@@ -125,11 +124,6 @@ def from_keywords(**flat: object) -> Settings:
             "a keyword has tables or lists that lie hundreds deep in one another, or in themselves. Write less deep "
             "values."
         ) from None
-
-
-def check_limits(evaluations: int | None, deadline_s: float | None) -> None:
-    """Raises UsageError for a budget or a deadline that no campaign file could have."""
-    from_keywords(directory=".", evaluations=evaluations, deadline=deadline_s)
 
 
 def limits(words: Sequence[str]) -> Settings:

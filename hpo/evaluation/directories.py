@@ -57,16 +57,6 @@ class EvaluationDirectories:
             return target, False
         return target, True
 
-    def taken(self) -> dict[tuple[int, int], int]:
-        """The first sequence number, by island and worker, beyond the ids by which anything here is called, whatever it
-        is and whatever made it: a new individual gets a directory that was not there."""
-        first: dict[tuple[int, int], int] = {}
-        for name in self._names():
-            if found := _ID.fullmatch(name):
-                island, worker, sequence = map(int, found.groups())
-                first[island, worker] = max(first.get((island, worker), 0), sequence + 1)
-        return first
-
     def present(self) -> set[str]:
         """The ids by which anything here is called."""
         return {identity for name in self._names() if _ID.fullmatch(identity := name.partition(_ATTEMPT)[0])}

@@ -67,7 +67,7 @@ class RankRoles:
 
 class EventLoop:
     """The loop of one rank. ``housekeeping``: called first in each turn with the time, for duties outside the protocol
-    (display, lock). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends
+    (display). ``hang_timeout_s``: see ``hpo.islands.liveness``. ``failed``: called with an exception that ends
     the rank while the main thread is inside an evaluation.
 
     Rank 0 learns of deaths from MPI and sends them to the others, so that all act on the same news in the same order.

@@ -137,9 +137,11 @@ class Start(BeforeServing, frozen=True):
     """Coordinator to rank, once."""
 
     launch: int
+    first_worker: int
+    """Number of the launch's first worker in the campaign."""
     surroundings: Surroundings
-    sequence: int
-    """First free number of the worker's individuals."""
+    earlier: int
+    """Number of individuals that each worker of the island has begun in earlier launches, on average."""
     population: list[Member]
     """Individuals that the island knows from earlier launches."""
     owned: list[str]

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from hpo.errors import CampaignError
-from hpo.journal.durable import write_atomically
+from hpo.journal.durable import create_whole
 from hpo.terminal import quoted
 
 VERSION = 1
@@ -26,13 +27,24 @@ _NOT_COMPARED = ("created", "seed")
 
 
 def write_identity(directory: Path, identity: Mapping[str, object]) -> None:
-    """Make ``directory`` the home of the campaign that ``identity``, which JSON can hold, describes. ``version`` and
-    ``created`` (Unix seconds) are added. CampaignError where the directory cannot be written."""
+    """Make ``directory`` the home of the campaign that ``identity``, which JSON can hold, describes, unless it is one.
+    ``version`` and ``created`` (Unix seconds) are added. CampaignError where the directory cannot be written."""
     content = {"version": VERSION, **identity, "created": identity.get("created", time.time())}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         text = msgspec.json.format(msgspec.json.encode(content), indent=2)
-        write_atomically(directory / "campaign.json", text + b"\n")
+        create_whole(directory / "campaign.json", text + b"\n")
+    except OSError as error:
+        raise unwritable(directory, error) from error
+
+
+def check_writable(directory: Path) -> None:
+    """Make ``directory`` if need be; CampaignError where files cannot be made there."""
+    probe = directory / f".campaign.json.{uuid.uuid4().hex}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         raise unwritable(directory, error) from error
 
@@ -165,7 +177,7 @@ def second_campaign(file: Path, directory: Path) -> str | None:
 
 
 def _is_ours(entry: str) -> bool:
-    return entry == "lock" or entry.startswith((".lock.", ".campaign.json."))
+    return entry.startswith(".campaign.json.")
 
 
 def _comparable(identity: Identity) -> Identity:

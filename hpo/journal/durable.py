@@ -27,6 +27,22 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
+def create_whole(path: Path, data: bytes) -> None:
+    """Make the file ``path`` with its content, unless it exists. OSError as the file system says."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+    sync_directory(path.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Put the names in ``directory`` on disk: without this a power cut may take a new file, synced as it is."""
     handle = os.open(directory, os.O_RDONLY)

@@ -2,18 +2,14 @@
 
 Worker 3 of island 0 writes ``DIR/journal/0001-i000-w0003.jsonl`` in the first launch. No other process writes it, and
 it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync failed, the journal
-goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. The journal of a worker that is given up and may still run
-is fenced: its parts are replaced by copies, and ``0001-i000-w0003.fenced`` has the number of the first part that does
-not count. ``0001.fenced`` fences a whole launch, also workers that have no journal yet: it lists island, worker and
-first part that does not count, for each journal that was there."""
+goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. How much of each file counts: ``hpo.ledger.journals``."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +18,11 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal.durable import sync_directory, write_atomically
+from hpo.journal.durable import sync_directory
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
-_FENCE = re.compile(r"(\d{4,})(?:-i(\d{3,})-w(\d{4,}))?\.fenced")
+_MARKER = re.compile(r"(\d{4,})(?:-i(\d{3,})-w(\d{4,}))?\.fenced")
 # Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory.
 LONGEST_LINE = 1 << 26
 
@@ -56,38 +52,15 @@ def journal_part(path: Path, part: int) -> Path:
     return path.with_name(f"{path.stem}-r{part}{path.suffix}") if part else path
 
 
-def worker_journals(directory: Path, *, launch: int, island: int, worker: int) -> list[Path]:
-    """Parts of a worker's journal in order; CampaignError where they cannot be listed."""
-    place = (launch, island, worker)
-    return [path for path in journal_files(directory, launch) if (journal_name(path) or ())[:3] == place]
-
-
-def journal_files(directory: Path, launch: int | None = None) -> list[Path]:
-    """Journals of the campaign in ``directory``, or of one launch, ordered by launch, island and worker, without parts
-    that a fence excludes.
-
-    Raises:
-        CampaignError: they cannot be listed.
-    """
-    return _listed(directory, launch)[0]
-
-
-def excluded_parts(directory: Path) -> list[Path]:
-    """Journals that do not count: their writers began them after they had been given up. CampaignError where they
-    cannot be listed."""
-    return _listed(directory, None)[1]
-
-
-def _listed(directory: Path, launch: int | None) -> tuple[list[Path], list[Path]]:
-    """The journals that count, and those that a fence excludes."""
-    counting: list[tuple[JournalName, Path]] = []
-    excluded: list[tuple[JournalName, Path]] = []
-    ends: dict[tuple[int, ...], int] = {}
+def listed(directory: Path) -> tuple[list[tuple[JournalName, Path]], list[tuple[JournalName, Path]]]:
+    """Journals of the campaign in ``directory`` in order, and those that do not count because a marker of an earlier
+    version of this package excludes them; CampaignError where they cannot be listed."""
     folder = directory / "journal"
     try:
         names = os.listdir(folder)
+        ends: dict[tuple[int, ...], int] = {}
         for name in names:
-            for place, end in (_fenced(folder / name) or {}).items():
+            for place, end in (_excluded_parts(folder / name) or {}).items():
                 ends[place] = min(end, ends.get(place, end))
     except FileNotFoundError:
         return [], []
@@ -95,18 +68,34 @@ def _listed(directory: Path, launch: int | None) -> tuple[list[Path], list[Path]
         raise CampaignError(
             f"{folder} cannot be read ({error.strerror or error}). Give read access, or name another directory."
         ) from error
-    for name in names:
-        path = folder / name
+    counting: list[tuple[JournalName, Path]] = []
+    excluded: list[tuple[JournalName, Path]] = []
+    for path in (folder / name for name in names):
         found = journal_name(path)
-        if found is not None and launch in (None, found.launch):
+        if found is not None:
             first = ends.get(found[:3], ends.get(found[:1]))
             (counting if first is None or found.part < first else excluded).append((found, path))
-    return [path for _, path in sorted(counting)], [path for _, path in sorted(excluded)]
+    return sorted(counting), sorted(excluded)
 
 
-def last_launch(directory: Path) -> int:
-    """Number of the last launch that left a journal; 0 before the first."""
-    return max((name.launch for name in map(journal_name, journal_files(directory)) if name), default=0)
+def _excluded_parts(marker: Path) -> dict[tuple[int, ...], int] | None:
+    """First excluded part by launch, island and worker, and 0 for the rest of a launch that is excluded as a whole;
+    None for another file, or where its maker has not written all of it. OSError where it cannot be read."""
+    match = _MARKER.fullmatch(marker.name)
+    if match is None:
+        return None
+    place = tuple(int(group) for group in match.groups() if group)
+    with open(marker, "rb") as file:
+        data = file.read(LONGEST_LINE)
+    if not data.endswith(b"\n"):
+        return None
+    try:
+        if len(place) == 3:
+            return {place: msgspec.json.decode(data, type=int)}
+        journals = msgspec.json.decode(data, type=list[tuple[int, int, int]])
+    except msgspec.DecodeError:
+        return None
+    return {place: 0, **{(*place, island, worker): end for island, worker, end in journals}}
 
 
 class JournalWriter:
@@ -195,11 +184,6 @@ class JournalWriter:
         # comes back.
         if self._part == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-        name = journal_name(self.path)
-        assert name is not None
-        fences = _marker(path.parent, name[:1]), _marker(path.parent, name[:3])
-        if any(map(os.path.lexists, fences)):  # no reader would look at it
-            raise OSError(errno.ESTALE, "another has fenced this journal", os.fspath(path))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._write(self._header)
         sync_directory(path.parent)
@@ -236,131 +220,30 @@ class JournalWriter:
         self.close()
 
 
-def fence(path: Path) -> None:
-    """Exclude all that is written from now on to the journal of which ``path`` is a part: its writer is given up and
-    may not have ended. The first of several fences holds.
-
-    Readers leave out further parts by themselves, as no writer is certain to see a fence in time: a network file system
-    may show it a folder as it was a minute ago. Each part that counts is replaced by a copy, so that late writes go to
-    a file without a name.
-
-    Raises:
-        OSError: as the file system says.
-        CampaignError: the journals cannot be listed.
-    """
-    name = journal_name(path)
-    assert name is not None
-    _fence(path.parent.parent, name[:3])
-
-
-def fence_launch(directory: Path, launch: int) -> None:
-    """Fence all journals of a launch whose ranks may still run, begun or not, with the errors of :func:`fence`."""
-    if journal_files(directory, launch):
-        _fence(directory, (launch,))
-
-
-def _fence(directory: Path, place: tuple[int, ...]) -> None:
-    """``place``: a launch, or launch, island and worker."""
-    marker = _marker(directory / "journal", place)
-    try:
-        # Before the folder is listed: a client of NFS lists it afresh once it has made a name there.
-        handle = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
-        if _fenced(marker) is None:  # its maker died before it could write all of it
-            write_atomically(marker, _fence_content(marker.parent, place))
-    else:
-        with open(handle, "wb") as file:
-            file.write(_fence_content(marker.parent, place))
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(marker.parent)
-    for path in journal_files(directory, place[0]):
-        if (journal_name(path) or ())[: len(place)] == place:
-            write_atomically(path, path.read_bytes())
-
-
-def _fence_content(folder: Path, place: tuple[int, ...]) -> bytes:
-    ends: dict[tuple[int, int, int], int] = {}
-    for name in filter(None, map(journal_name, map(Path, os.listdir(folder)))):
-        if name[: len(place)] == place:
-            ends[name[:3]] = max(name.part + 1, ends.get(name[:3], 0))
-    content = [(*key[1:], end) for key, end in sorted(ends.items())]
-    return msgspec.json.encode(content if len(place) == 1 else max(ends.values(), default=0)) + b"\n"
-
-
-def _marker(folder: Path, place: tuple[int, ...]) -> Path:
-    stem = "{:04d}" if len(place) == 1 else "{:04d}-i{:03d}-w{:04d}"
-    return folder / f"{stem.format(*place)}.fenced"
-
-
-def _fenced(marker: Path) -> dict[tuple[int, ...], int] | None:
-    """First excluded part by launch, island and worker, and 0 for the rest of a launch that is fenced; None for another
-    file, or where its maker has not written all of it. OSError where it cannot be read."""
-    match = _FENCE.fullmatch(marker.name)
-    if match is None:
-        return None
-    place = tuple(int(group) for group in match.groups() if group)
-    with open(marker, "rb") as file:
-        data = file.read(LONGEST_LINE)
-    if not data.endswith(b"\n"):
-        return None
-    try:
-        if len(place) == 3:
-            return {place: msgspec.json.decode(data, type=int)}
-        journals = msgspec.json.decode(data, type=list[tuple[int, int, int]])
-    except msgspec.DecodeError:
-        return None
-    return {place: 0, **{(*place, island, worker): end for island, worker, end in journals}}
-
-
-def worker_records(directory: Path, *, launch: int, island: int, worker: int, given_up: bool) -> list[Record]:
-    """Records of a worker in the present launch. ``given_up``: the worker may still write, so that its journal is
-    fenced first.
-
-    Raises:
-        OSError: the journal cannot be read or fenced for now.
-        CampaignError: it is damaged, or was written by another version.
-    """
-    with at_work(directory):
-        if given_up:
-            fence(journal_path(directory, launch=launch, island=island, worker=worker))
-        paths = worker_journals(directory, launch=launch, island=island, worker=worker)
-        return [record for path in paths for record in read_file(path)]
-
-
-@contextmanager
-def at_work(directory: Path) -> Iterator[None]:
-    """Context that reads journals while the campaign is at work: it raises OSError, which may pass, where they cannot
-    be read for now, or ``directory`` is not there."""
-    (directory / "journal").stat()
-    try:
-        yield
-    except CampaignError as error:
-        if isinstance(error.__cause__, OSError):
-            raise error.__cause__ from None
-        raise
-
-
-def read_file(path: Path, torn: list[Path] | None = None) -> Iterator[Record]:
+def read_file(path: Path, torn: list[Path] | None = None, end: int | None = None) -> Iterator[Record]:
     """Records of one journal in order, header first, without those of unknown types. A journal that is being written is
     read as far as it was written when it was opened.
 
     Args:
         torn: gets ``path`` if the last line is torn; that line, which did not count, is left out.
+        end: the number of bytes to read; None: all.
 
     Raises:
         JournalDamaged: a line other than the last does not fit its checksum, a record lacks what its type has, or the
             header is missing.
         CampaignError: the journal was written by another version, or cannot be read.
     """
-    for _, record in _numbered(path, torn):
+    for _, record in numbered_records(path, torn, end):
         yield record
 
 
-def _numbered(path: Path, torn: list[Path] | None) -> Iterator[tuple[int, Record]]:
+def numbered_records(
+    path: Path, torn: list[Path] | None = None, end: int | None = None
+) -> Iterator[tuple[int, Record]]:
+    """``read_file`` with the number of each record's line."""
     place = PlaceInFile()
     with opened(path) as (file, size):
-        for record in read_on(path, file, place, size):
+        for record in read_on(path, file, place, size if end is None else min(size, end)):
             yield place.line, record
     if place.torn and torn is not None:
         torn.append(path)
@@ -439,32 +322,17 @@ def _check_version(path: Path, line: bytes) -> None:
         )
 
 
-def read_lines_about(path: Path, identity: str) -> Iterator[Record]:
+def read_lines_about(path: Path, identity: str, end: int | None = None) -> Iterator[Record]:
     """Header of a journal and its records that name an individual, without damaged lines; CampaignError where it cannot
-    be read."""
+    be read. ``end``: number of bytes to read, None for all."""
     needle = b'"%b"' % identity.encode("utf-8", "replace")
-    with opened(path) as (file, _):
-        first = True
-        while line := file.readline(LONGEST_LINE):
+    with opened(path) as (file, size):
+        left, first = size if end is None else end, True
+        while left > 0 and (line := file.readline(min(left, LONGEST_LINE))):
+            left -= len(line)
             if first or needle in line:
                 with suppress(ValueError):
                     record = decode(line)
                     if record is not None:
                         yield record
             first = False
-
-
-def damaged(directory: Path, wrong: Callable[[Record], bool], reason: str) -> JournalDamaged:
-    """Error for the campaign's first record that is ``wrong``."""
-    for path in journal_files(directory):
-        for number, record in _numbered(path, None):
-            if wrong(record):
-                return JournalDamaged(path, number, reason)
-    return JournalDamaged(directory / "journal", 1, reason)
-
-
-def read_directory(directory: Path, torn: list[Path] | None = None) -> Iterator[Record]:
-    """Records of all journals by launch, island and worker, each file's header before its other records. ``torn`` and
-    errors: see :func:`read_file`."""
-    for path in journal_files(directory):
-        yield from read_file(path, torn)

@@ -58,7 +58,7 @@ class Heartbeat:
         for function in tuple(self._functions):
             try:
                 function()
-            except Exception as error:  # whatever it is: the lock must stay alive beside it
+            except Exception as error:  # whatever it is: the others go on beside it
                 if function not in self._failing:
                     self._failing.add(function)
                     with suppress(OSError):  # its reader may be gone

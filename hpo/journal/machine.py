@@ -62,21 +62,6 @@ class Machine:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def create(self, path: Path, data: bytes) -> bool:
-        """Make a file, unless it exists: then False. OSError as the file system says; no file is left then."""
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            return False
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-        except OSError:  # an empty file would be in the way of the next process
-            with suppress(OSError):
-                path.unlink()
-            raise
-        return True
-
     def touch(self, path: Path) -> None:
         """Stamp ``path`` with the time of the clock that stamps files there."""
         os.utime(path)
@@ -84,7 +69,7 @@ class Machine:
     def file_time(self, directory: Path) -> float:
         """Unix seconds by the clock that stamps files in ``directory``, which may be minutes off this machine's. The
         latter where nothing can be written."""
-        probe = directory / f".lock.{uuid.uuid4().hex}"
+        probe = directory / f".time.{uuid.uuid4().hex}"
         try:
             handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError:

@@ -92,8 +92,6 @@ class Launched(Record, kw_only=True):
     """Reference values by objective."""
     code: Hash = ""
     """Hash of the task's code (``hpo.task.code_version``), "" where it could not be read."""
-    contested: bool = False
-    """Whether it took the lock over from a launch of which ranks may run on."""
     pruner: str = "none"
     """First pruner of the islands that is not "none"."""
 
@@ -136,6 +134,8 @@ class Reopened(Record, kw_only=True):
     number: Annotated[int, msgspec.Meta(ge=1)]
     reason: str
     time: float
+    entry: Count = 0
+    """Number of the ledger's entry that asks for it; 0: the launch itself decided it."""
 
 
 class Note(Record, kw_only=True):
@@ -205,7 +205,8 @@ class Withdrawn(Record, kw_only=True):
 
 
 class Command(Record, kw_only=True):
-    """A command to the campaign was applied (see ``hpo.journal.commands``); ``by`` gave it at the time ``given``."""
+    """A command to the campaign was applied, in a launch before commands were entries of the ledger; ``by`` gave it at
+    the time ``given``."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{20}-[0-9a-f]{16}\Z")]
     name: str
@@ -234,6 +235,15 @@ class Left(Record, kw_only=True):
     reason: str
     time: float
     may_run: bool = False
+
+
+class Fenced(Record, kw_only=True):
+    """A worker is given up whose leader may run on: of its journal in this launch no more bytes count than those of
+    ``lengths``, by part. It stands in the journal of the launch's first worker."""
+
+    worker: Index
+    lengths: tuple[Count, ...]
+    time: float
 
 
 class Stopping(Record, kw_only=True):

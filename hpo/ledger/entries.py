@@ -25,6 +25,27 @@ class Go(Request, kw_only=True, frozen=True):
     """A person starts the campaign: no earlier stop holds any more."""
 
 
+class Recount(Request, kw_only=True, frozen=True):
+    """A launch that begins finds other individuals in the journals of closed launches than the ledger has: damaged
+    lines were left out (``hpo check --repair``)."""
+
+    final: Count
+    """Number of individuals that ended and count."""
+    pool: tuple[Id, ...] = ()
+    """Individuals that were begun and did not end."""
+    resting: tuple[Id, ...] = ()
+    """Pruned individuals that count and may go on."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Limits of a campaign that ``hpo set`` may change."""
+
+    evaluations: Count | None = None
+    """Number of individuals to evaluate; None without a limit."""
+    deadline_s: float | None = None
+    """Seconds that each launch may last; None without a limit."""
+
+
 class LedgerEntry(
     msgspec.Struct,
     kw_only=True,
@@ -51,8 +72,10 @@ class LedgerEntry(
 class Opened(LedgerEntry, kw_only=True, frozen=True):
     """First entry."""
 
-    budget: Count | None
-    """Number of individuals to evaluate; None without a limit."""
+    limits: Limits
+    """Limits that hold."""
+    in_file: Limits = Limits()
+    """Limits of the campaign file. They hold again where a later launch's file has others."""
     islands: Number
     """Number of islands."""
     seed: int
@@ -86,7 +109,9 @@ class Joined(LedgerEntry, kw_only=True, frozen=True):
     first_worker: Index
     """Least number that no worker of any launch has had."""
     first_island: Index = 0
-    """Island of its first worker; the next worker is on the next island."""
+    """Island of its first worker."""
+    in_file: Limits | None = None
+    """Limits of the launch's campaign file; None: as before."""
     ranks_per_worker: Number = 1
     """Number of ranks of each worker."""
     job: str = ""
@@ -146,7 +171,7 @@ class Closed(LedgerEntry, kw_only=True, frozen=True):
 if TYPE_CHECKING:
     AnyRequest = Request
 else:
-    AnyRequest = Union[Stop, Go, Pause, Unpause, Drain, Retry, Enqueue, Set]  # noqa: UP007
+    AnyRequest = Union[Stop, Go, Pause, Unpause, Drain, Retry, Enqueue, Set, Recount]  # noqa: UP007
 
 
 class Commanded(LedgerEntry, kw_only=True, frozen=True, tag="command"):

@@ -10,13 +10,15 @@ checks it before it is appended, and every reader checks it again. These rules h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from hpo.errors import LedgerDamaged
 from hpo.individual import birthplace
-from hpo.journal.commands import Enqueue, Pause, Retry, Set, Stop, Unpause
+from hpo.journal.commands import Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.ledger.entries import (
     Closed,
     Commanded,
@@ -25,7 +27,9 @@ from hpo.ledger.entries import (
     Go,
     Joined,
     LedgerEntry,
+    Limits,
     Opened,
+    Recount,
     UnitsReturned,
 )
 
@@ -46,9 +50,9 @@ class OpenLaunch:
     """Those of ``ids`` that were resting."""
     points: set[int] = field(default_factory=set)
     """Given points that it drew."""
-    again: set[str] = field(default_factory=set)
-    """Individuals that it ended and is to evaluate again, for ``hpo retry``: who closes it puts those that did not end
-    again into the pool."""
+    again: dict[str, int] = field(default_factory=dict)
+    """Individuals that it ended and is to evaluate again, each with the number of the entry of ``hpo retry``: who
+    closes the launch puts those into the pool that it has not reopened since."""
 
     @property
     def units(self) -> int:
@@ -58,6 +62,10 @@ class OpenLaunch:
         """Whether the worker of this number is one of its own."""
         return 0 <= worker - self.joined.first_worker < self.joined.workers
 
+    def evaluates(self, identity: str) -> bool:
+        """Whether the individual is one that it bred or drew."""
+        return identity in self.ids or self.has(birthplace(identity)[1])
+
 
 @dataclass
 class LedgerState:
@@ -65,8 +73,10 @@ class LedgerState:
 
     entries: int = 0
     opened: Opened | None = None
-    budget: int | None = None
-    """Number of individuals to evaluate, as last set; None without a limit."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits that hold."""
+    in_file: Limits = field(default_factory=Limits)
+    """Limits of the campaign file, as the last launch read it."""
     launches: int = 0
     """Number of launches that have joined, those before the ledger included."""
     workers: int = 0
@@ -93,6 +103,7 @@ class LedgerState:
     """Its end, unless a command has made room since."""
     _stopped: int = 0
     _went_on: int = 0
+    _last_closed: int = 0
 
     @property
     def held(self) -> int:
@@ -102,7 +113,31 @@ class LedgerState:
     @property
     def free(self) -> int:
         """Units that may be drawn; below 0 where ``hpo set`` made the budget smaller than what is used and held."""
-        return UNLIMITED if self.budget is None else self.budget - self.final - self.held
+        evaluations = self.limits.evaluations
+        return UNLIMITED if evaluations is None else evaluations - self.final - self.held
+
+    def command(self, request: Request, retried: Sequence[str] = ()) -> Commanded:
+        """The entry of ``request``. ``retried``: ids of individuals that ended, to be evaluated again."""
+        again = [one for one in retried if any(launch.evaluates(one) for launch in self.open.values())]
+        pool = [one for one in retried if one not in self.pool and one not in again]
+        return Commanded(request=request, pool=tuple(pool), again=tuple(again))
+
+    def limits_with(self, in_file: Limits) -> Limits:
+        """Limits that hold where the campaign file has the limits ``in_file``: what was set holds until the file
+        changes."""
+        given = structs.asdict(in_file)
+        changed = {name: value for name, value in given.items() if value != getattr(self.in_file, name)}
+        return structs.replace(self.limits, **changed)
+
+    @property
+    def unseen_commands(self) -> int:
+        """Number of commands that were given since the last launch was closed, where none is open."""
+        return 0 if self.open else sum(one.n > self._last_closed for one in self.commands)
+
+    @property
+    def stop_pending(self) -> bool:
+        """Whether ``hpo stop`` was given, and no person has started the campaign since."""
+        return self._stopped > self._went_on
 
     def keeps_from_joining(self, submitted: int) -> bool:
         """Whether ``hpo stop`` holds for a launch that was submitted when ``submitted`` entries were there, and has not
@@ -199,7 +234,7 @@ class LedgerState:
         yield from _given_twice((*entry.pool, *entry.resting), "individual")
         yield from _given_twice(entry.points, "point")
         for one in (*entry.pool, *entry.resting):
-            if one not in launch.ids and not launch.has(birthplace(one)[1]):
+            if not launch.evaluates(one):
                 yield f"launch {entry.launch} neither drew nor bred {one}"
         if not all(map(launch.has, entry.lengths)):
             yield "it counts journals of workers of other launches"
@@ -222,12 +257,13 @@ class LedgerState:
         if (entry.pool or entry.again) and not isinstance(entry.request, Retry):
             yield "only `hpo retry` has individuals evaluated again"
         for one in (*entry.pool, *entry.again):
-            worker = birthplace(one)[1]
-            at_work = any(one in launch.ids or launch.has(worker) for launch in self.open.values())
+            at_work = any(launch.evaluates(one) for launch in self.open.values())
             if one in self.pool or at_work != (one in entry.again):
                 yield f"{one} has not ended in {'an open' if one in entry.again else 'a closed'} launch"
-            elif worker >= self.workers:
+            elif birthplace(one)[1] >= self.workers:
                 yield f"no worker has the number of {one}"
+        if isinstance(entry.request, Recount) and self.held:
+            yield f"it counts what launches leave, and open launches hold {self.held} units"
         if len(entry.pool) > self.final:
             yield f"{len(entry.pool)} individuals are evaluated again, and {self.final} have ended"
 
@@ -245,7 +281,7 @@ class LedgerState:
 
     def _on_opened(self, entry: Opened) -> None:
         self.opened = entry
-        self.budget, self.paused = entry.budget, entry.paused
+        self.limits, self.in_file, self.paused = entry.limits, entry.in_file, entry.paused
         self.launches, self.workers, self.final = entry.launches, entry.workers, entry.final
         self.pool = dict.fromkeys(entry.pool, False)
         self.resting = dict.fromkeys(entry.resting, False)
@@ -255,6 +291,8 @@ class LedgerState:
         self.launches = entry.launch
         self.workers += entry.workers
         self.open[entry.launch] = OpenLaunch(entry)
+        if entry.in_file is not None:
+            self.limits, self.in_file = self.limits_with(entry.in_file), entry.in_file
 
     def _on_drew(self, entry: Drew) -> None:
         launch = self.open[entry.launch]
@@ -285,6 +323,7 @@ class LedgerState:
     def _on_closed(self, entry: Closed) -> None:
         del self.open[entry.launch]
         self.closed[entry.launch] = entry
+        self._last_closed = entry.n
         self.final += entry.final
         in_place = set(entry.in_place)
         self.pool.update({one: one in in_place for one in entry.pool})
@@ -302,16 +341,19 @@ class LedgerState:
             self.paused = isinstance(request, Pause)
         elif isinstance(request, Enqueue):
             self._give(request.points)
-        elif isinstance(request, Set) and request.evaluations is not None:
-            self.budget = request.evaluations
+        elif isinstance(request, Set):
+            self.limits = structs.replace(self.limits, **request.values)
+        elif isinstance(request, Recount):
+            self.final = request.final
+            self.pool = {one: self.pool.get(one, False) for one in request.pool}
+            self.resting = {one: self.resting.get(one, False) for one in request.resting}
         self.final -= len(entry.pool)
         for one in entry.pool:
             self.resting.pop(one, None)
             self.pool[one] = False
         for launch in self.open.values():
-            launch.again.update(
-                one for one in entry.again if one in launch.ids or launch.has(birthplace(one)[1])
-            )
+            own = filter(launch.evaluates, entry.again)
+            launch.again.update(dict.fromkeys(own, entry.n))
         if self.free > 0:
             self.completed = None
 

@@ -15,7 +15,7 @@ from hpo.errors import CampaignError, HpoError
 from hpo.individual import FINAL, RUNNING, Individual
 from hpo.journal.curves import Point, Sample, curve_files, read_from
 from hpo.journal.directory import campaign_key
-from hpo.journal.lock import holder
+from hpo.ledger.alive import living
 from hpo.loggers import registry
 from hpo.loggers.marks import Mark, Marks
 from hpo.loggers.sink import LoggedCampaign, Sink, results
@@ -146,7 +146,7 @@ class CampaignLog:
 
     def _read_journals(self) -> None:
         changes = self._follower.poll()
-        self._alive = holder(self._directory) is not None
+        self._alive = bool(living(self._directory))
         if not changes.new and self._record is not None:
             return
         # A poll reads a bounded piece; the curves below must not be ahead of the journals.

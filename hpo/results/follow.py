@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpo.errors import CampaignError
 from hpo.journal import directory as directories
-from hpo.journal import lock
 from hpo.journal.curves import curve_files, read_from
-from hpo.journal.files import PlaceInFile, journal_files, journal_name, opened, read_on
-from hpo.journal.records import TAIL_BYTES, Record
+from hpo.journal.files import PlaceInFile, opened, read_on
+from hpo.journal.records import TAIL_BYTES, Fenced, Record
+from hpo.ledger.alive import living
+from hpo.ledger.fold import LedgerState
+from hpo.ledger.journals import Bounds, journal_files
+from hpo.ledger.opening import FOLDER, state_of
 from hpo.results.curves import Curves
 from hpo.results.record import CampaignRecord, Fold, collector_paused
 
@@ -41,6 +44,7 @@ class Follower:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
         self._journals: dict[Path, _FollowedJournal] = {}
+        self._state: LedgerState | None = None
         self._new = False
 
     def poll(self) -> Poll:
@@ -50,19 +54,27 @@ class Follower:
             JournalDamaged, CampaignError: see ``hpo.results.record.load``. The next poll that succeeds reports what was
                 read before the error.
         """
-        names = {path: name for path in journal_files(self._directory) if (name := journal_name(path))}
+        # Without a ledger its state follows from the journals, and does not change.
+        if self._state is None or os.path.lexists(self._directory / FOLDER):
+            self._state = state_of(self._directory)
+        names = {path: name for path, name, _ in journal_files(self._directory, state=self._state)}
         if not names:
             directories.read_identity(self._directory)
-        # A fence excludes journals of a worker that was given up.
+        # A journal of a closed launch may not count.
         self._new |= not self._journals.keys() <= names.keys()
         self._journals = {path: self._journals.get(path) or _FollowedJournal(path) for path in names}
         last = max((name.launch for name in names.values()), default=0)
-        left = _BYTES_A_POLL
+        left, bounds = _BYTES_A_POLL, Bounds(self._state)
         with collector_paused():
             for path, journal in self._journals.items():
+                journal.most = bounds.end(names[path])
                 # The size that an NFS client knows may be a minute old, unless the file is opened.
                 if left > 0 and (names[path].launch == last or journal.changed()):
                     left -= self._read_on(journal, left)
+                if journal.most is not None and journal.place.offset >= journal.most:
+                    journal.place.torn = False
+                for record in journal.fences:
+                    bounds.take(names[path].launch, record)
         new, self._new = self._new, False
         return Poll(new, left <= 0)
 
@@ -73,23 +85,26 @@ class Follower:
             CampaignError: the directory holds no campaign any more.
         """
         identity = directories.read_identity(self._directory)
-        alive = lock.holder(self._directory) is not None
+        state = self._state or LedgerState()
+        alive = bool(living(self._directory, state))
         torn = [journal.path for journal in self._journals.values() if journal.place.torn]
         fold = Fold()
         with collector_paused():
             for journal in self._journals.values():
                 fold.add(journal.records)
-            return fold.record(self._directory, identity, torn, alive=alive)
+            return fold.record(self._directory, identity, state, torn, alive=alive)
 
     def _read_on(self, journal: _FollowedJournal, most: int) -> int:
         """Read about ``most`` bytes of a journal; returns how many were read."""
         with opened(journal.path) as (content, size):
             signature = _signature(os.fstat(content.fileno()))
-            if signature == journal.seen:
+            if journal.most is not None:
+                size = min(size, journal.most)
+            if signature == journal.seen and journal.end <= size:
                 return 0
             content.seek(journal.end - len(journal.tail))
-            if content.read(len(journal.tail)) != journal.tail:
-                # A fence has put a copy in the place of the file, and what came later is gone.
+            if journal.end > size or content.read(len(journal.tail)) != journal.tail:
+                # Records that were read do not count any more, or the file was repaired.
                 journal.begin_again()
                 self._new = True
             begin = journal.place.offset
@@ -97,6 +112,8 @@ class Follower:
             journal.seen = None
             for record in read_on(journal.path, content, journal.place, size):
                 journal.records.append(record)
+                if isinstance(record, Fenced):
+                    journal.fences.append(record)
                 self._new = True
                 if journal.place.offset - begin >= most:
                     break
@@ -156,16 +173,19 @@ class _FollowedJournal:
     place: PlaceInFile = field(default_factory=PlaceInFile)
     records: list[Record] = field(default_factory=list)
     seen: tuple[int, ...] | None = None  # signature of the file when all of it was read
+    fences: list[Fenced] = field(default_factory=list)
+    most: int | None = None  # bytes that count; None: all that is written
     end: int = 0
     tail: bytes = b""  # the checksum that ends at ``end``; it stays where records are only appended
 
     def begin_again(self) -> None:
-        self.place, self.records, self.end, self.tail = PlaceInFile(), [], 0, b""
+        self.place, self.records, self.fences, self.end, self.tail = PlaceInFile(), [], [], 0, b""
 
     def changed(self) -> bool:
         """Whether the file differs from what was read, as far as that is known without opening it."""
         try:
-            return self.seen != _signature(self.path.stat())
+            outgrown = self.most is not None and self.end > self.most
+            return outgrown or self.seen != _signature(self.path.stat())
         except OSError:
             return True  # opening it says why
 

@@ -19,11 +19,12 @@ from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, RUNNING, STATUSES, In
 from hpo.islands.coordinator.tally import MOST_RECENT
 from hpo.islands.coordinator.worker_registry import DRAINED, FAILING
 from hpo.islands.end_reasons import FUTILE, NOTHING_COMPLETED
-from hpo.journal import commands, lock
 from hpo.journal import directory as directories
 from hpo.journal.durable import write_atomically
-from hpo.journal.files import journal_files
 from hpo.journal.records import storable
+from hpo.ledger.alive import REFRESH_S, alive_path, living
+from hpo.ledger.journals import journal_files
+from hpo.ledger.opening import state_of
 from hpo.results import running
 from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import Repeated, in_words
@@ -37,7 +38,7 @@ from hpo.text import digits
 
 _NAME = "status.json"
 _MOST_BYTES = 1 << 22
-_IN_STEP_S = 3 * lock.REFRESH_S  # one thread refreshes lock and status one after the other
+_IN_STEP_S = 3 * REFRESH_S  # one thread refreshes both files one after the other
 _MOST_ERRORS = 3
 _RUN_ON = DRAINED, FAILING  # such workers get nothing more, and finish what they have
 
@@ -157,8 +158,8 @@ def folded(record: CampaignRecord) -> Overview:
     return Overview(
         evaluations=counts,
         running=running,
-        budget=launched.evaluations if launched else None,
-        deadline_s=launched.deadline_s if launched else None,
+        budget=record.ledger.limits.evaluations,
+        deadline_s=record.ledger.limits.deadline_s,
         best=_best(record, top[0], repeated) if top else None,
         islands=launched.islands if launched else 0,
         workers=launched.workers if launched else 0,
@@ -169,7 +170,7 @@ def folded(record: CampaignRecord) -> Overview:
         left=[(f"{one.island}-{one.worker}", one.reason) for one in (launch.left if launch else ())],
         alive=record.alive,
         stopping=launch.stopping if launch else None,
-        paused=record.standing.paused,
+        paused=record.ledger.paused,
         storage=launch.storage if launch else None,
         ended=record.ended,
         known=len(record.known),
@@ -180,8 +181,8 @@ def folded(record: CampaignRecord) -> Overview:
             if one.status in failed and (one.error or one.status != LOST)
         ),
         torn=[path.name for path in record.torn],
-        stop_pending=record.stop_pending,
-        waiting=record.waiting,
+        stop_pending=record.ledger.stop_pending,
+        waiting=record.ledger.unseen_commands,
         pace=_pace(record) if record.alive else None,
         remarks=remarks(record),
     )
@@ -255,7 +256,7 @@ def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
 
 class _StatusFile(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
-    token: str  # token of the lock of the launch that wrote the file
+    token: str  # token of the sign of life of the launch that wrote the file
     journals: str  # digest of the journals when the launch was over, empty before
     overview: Overview
 
@@ -264,7 +265,7 @@ _decoder = msgspec.json.Decoder(_StatusFile)
 
 
 def write(directory: Path, overview: Overview, *, token: str, over: bool = False) -> None:
-    """Write ``status.json`` as the holder of the lock with ``token``; OSError if that fails. ``over``: this launch
+    """Write ``status.json`` as the launch whose sign of life has ``token``; OSError if that fails. ``over``: the launch
     writes no more to journals."""
     digest = _digest(directory) if over else ""
     data = msgspec.json.encode(_StatusFile(token=token, journals=digest, overview=overview))
@@ -284,15 +285,17 @@ def read(directory: Path) -> Overview | None:
         CampaignError: there is no campaign in ``directory``.
     """
     directories.read_identity(directory)
-    holder = lock.holder(directory)
+    ledger = state_of(directory)
+    holder = next(iter(living(directory, ledger).items()), None)
     try:
         data, stamp = _content(directory / _NAME)
         found = _decoder.decode(data)
         if holder is None:
             holds = bool(found.journals) and found.journals == _digest(directory)
         else:
-            in_step = abs((directory / "lock").stat().st_mtime - stamp) <= _IN_STEP_S
-            holds = in_step and found.token == holder.token and not found.journals
+            launch, first = holder
+            in_step = abs(alive_path(directory, launch).stat().st_mtime - stamp) <= _IN_STEP_S
+            holds = in_step and found.token == first.token and not found.journals
     except (OSError, ValueError, RecursionError):
         return None
     if not holds or (found.overview.ended or ("",))[0] == FUTILE:
@@ -303,8 +306,8 @@ def read(directory: Path) -> Overview | None:
         overview,
         alive=alive,
         seconds=overview.seconds + (max(0.0, time.time() - overview.taken) if alive else 0.0),
-        stop_pending=commands.stop_pending(directory),
-        waiting=commands.waiting(directory),
+        stop_pending=ledger.stop_pending,
+        waiting=ledger.unseen_commands,
     )
 
 
@@ -333,7 +336,8 @@ def _content(path: Path) -> tuple[bytes, float]:
 
 
 def _digest(directory: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for path in journal_files(directory):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    state = state_of(directory)
+    digest = hashlib.blake2b(b"%d" % state.entries, digest_size=16)
+    for path, _, end in journal_files(directory, state=state):
+        digest.update(f"{path.name} {path.stat().st_size if end is None else end}\n".encode())
     return digest.hexdigest()

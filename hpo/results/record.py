@@ -28,12 +28,9 @@ from hpo.individual import (
     birthplace,
     known_id,
 )
-from hpo.journal import commands, lock
 from hpo.journal import directory as directories
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import read_directory
 from hpo.journal.records import (
-    Command,
     Ended,
     Finished,
     Header,
@@ -50,6 +47,10 @@ from hpo.journal.records import (
     Storage,
     Withdrawn,
 )
+from hpo.ledger.alive import living
+from hpo.ledger.fold import LedgerState
+from hpo.ledger.journals import read_directory
+from hpo.ledger.opening import state_of
 from hpo.results.parts import Part, PartsFold, Place
 
 
@@ -92,12 +93,8 @@ class CampaignRecord:
     """Time at work, all launches together."""
     alive: bool
     """Whether a campaign is at work in the directory now."""
-    standing: commands.Standing = field(default_factory=commands.Standing)
-    """Effect of the commands that were applied."""
-    waiting: int = 0
-    """Number of commands that were not applied yet."""
-    stop_pending: bool = False
-    """Whether ``hpo stop`` was given, and no person has started the campaign since."""
+    ledger: LedgerState = field(default_factory=LedgerState, compare=False)
+    """State by the campaign's ledger."""
     starts_and_ends: PartsFold = field(default_factory=PartsFold, compare=False)
     reported: list[Reported] = field(default_factory=list)
     """Intermediate results that a pruner has compared, by time."""
@@ -164,7 +161,6 @@ class Fold:
         self._reported: list[Reported] = []
         self._parts = PartsFold()
         self._launch = Launch(number=0, started=0.0, updated=0.0)
-        self._standing = commands.Standing()
 
     def add(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -196,11 +192,6 @@ class Fold:
                 self._parts.enter(record)
             case Launched():
                 launch.launched = record
-                self._standing.launched(record)
-            case Command():
-                request = self._standing.add(record)
-                if isinstance(request, commands.Set) and launch.launched is not None:
-                    launch.launched = structs.replace(launch.launched, **request.values)
             case Known():
                 self._known.setdefault(record.number, _known(record))
             case Withdrawn():
@@ -259,9 +250,15 @@ class Fold:
         return one
 
     def record(
-        self, directory: Path, identity: directories.Identity, torn: list[Path], *, alive: bool
+        self,
+        directory: Path,
+        identity: directories.Identity,
+        state: LedgerState,
+        torn: list[Path],
+        *,
+        alive: bool,
     ) -> CampaignRecord:
-        """The record of ``directory`` after the last record was added."""
+        """The record of ``directory``, whose ledger has ``state``, after the last record was added."""
         launches = [one for _, one in sorted(self.launches.items())]
         moves = (one for own in self._moves.values() for one in own.values())
         seconds = sum(one.updated - one.started for one in launches)
@@ -276,9 +273,7 @@ class Fold:
             seconds=seconds,
             alive=alive,
             known=[one for _, one in sorted(self._known.items())],
-            standing=self._standing,
-            waiting=commands.waiting(directory),
-            stop_pending=commands.stop_pending(directory),
+            ledger=state,
             starts_and_ends=self._parts,
             reports=any(
                 one.status == PRUNED or (one.status == COMPLETED and one.outcome.steps is not None)
@@ -328,10 +323,10 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
     """
     directory = Path(directory)
     identity = directories.read_identity(directory)
-    # The lock comes first: a campaign that ends meanwhile writes so into its journals.
-    alive = lock.holder(directory) is not None
-    torn: list[Path] = []
+    state, torn = state_of(directory), list[Path]()
+    # Before the journals: a campaign that ends meanwhile writes so into these.
+    alive = bool(living(directory, state))
     fold = Fold()
     with collector_paused():
-        fold.add(read_directory(directory, torn))
-        return fold.record(directory, identity, torn, alive=alive)
+        fold.add(read_directory(directory, torn, state=state))
+        return fold.record(directory, identity, state, torn, alive=alive)

@@ -15,8 +15,9 @@ import msgspec
 
 from hpo.individual import Scalar
 from hpo.journal.curves import Point, curve_path, read_from
-from hpo.journal.files import JournalName, journal_files, journal_name
+from hpo.journal.files import JournalName
 from hpo.journal.records import Finished, Header, NotWhole, Started, decode
+from hpo.ledger.journals import journal_files
 
 _TAIL_BYTES = 1 << 14
 _LONGEST_TAIL = 1 << 22  # bytes searched for the last start or end: other records may follow it
@@ -53,11 +54,10 @@ class Tails:
         """Evaluations of the last launch by worker, which run if the campaign is at work; CampaignError if the journals
         cannot be listed. ``without``: workers that run nothing any more, such as "0-3"."""
         files = journal_files(self._directory)
-        named = [(name, path) for path in files if (name := journal_name(path)) is not None]
-        launch = named[-1][0].launch if named else 0
+        launch = files[-1].name.launch if files else 0
         seen: dict[Path, _Seen] = {}
         latest: dict[JournalName, tuple[str, Started | Finished]] = {}
-        for name, path in named:
+        for path, name, _ in files:
             if name.launch == launch and _worker(name) not in without:
                 with suppress(OSError, ValueError):  # it is gone, or no journal
                     seen[path] = self._look(path)

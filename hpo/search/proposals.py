@@ -50,6 +50,8 @@ class Proposals:
         self._duplicates = duplicates
         self._rng = random.Random()
         self.known: set[str] = set()
+        self.earlier = 0
+        """Number of individuals that the worker's island has begun in earlier launches, by worker."""
 
     def fill(self, candidate: Candidate, population: Population) -> None:
         """Give ``candidate`` an allowed configuration that is new as far as known here.
@@ -58,7 +60,7 @@ class Proposals:
         more, where the key is empty: then the constraints allow nothing that was drawn. ``candidate.refused`` counts
         the draws that they refused."""
         rng, breeder = self._rng, self._breeder
-        breeder.begin_proposal(birthplace(candidate.id)[2])
+        breeder.begin_proposal(self.earlier + birthplace(candidate.id)[2])
         rng.seed(f"{self._seed}/{candidate.id}/{candidate.draws}")
         most, candidate.refused = max(_MOST, candidate.draws + _FURTHER), 0
         first = None

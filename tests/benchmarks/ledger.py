@@ -27,7 +27,7 @@ from typing import Any
 from arguments import parser_of
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
-from hpo.ledger.entries import Drew, Joined, LedgerEntry, Opened, UnitsReturned
+from hpo.ledger.entries import Drew, Joined, LedgerEntry, Limits, Opened, UnitsReturned
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.store import FileStore, Folder
@@ -104,7 +104,7 @@ def opened(folder: Path) -> Ledger:
     """A new ledger in ``folder``."""
     folder.mkdir()
     ledger = Ledger(FileStore(Folder(folder)))
-    ledger.append(lambda state: Opened(budget=1_000_000, islands=1, seed=0))
+    ledger.append(lambda state: Opened(limits=Limits(evaluations=1_000_000), islands=1, seed=0))
     return ledger
 
 

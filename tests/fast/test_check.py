@@ -15,15 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from individuals import make_started
+from living import at_work, elsewhere
 
 import hpo
 from hpo import cli
 from hpo.errors import CampaignError
-from hpo.journal import inspection
 from hpo.journal.files import journal_path, read_file
-from hpo.journal.inspection import LOST, NOTE, Inspection, check, repair
-from hpo.journal.lock import acquire
 from hpo.journal.records import Header, decode, encode
+from hpo.ledger import inspection
+from hpo.ledger.inspection import LOST, NOTE, Inspection, check, repair
 from hpo.results.record import CampaignRecord, load
 
 EVALUATIONS = 12
@@ -51,14 +51,15 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A campaign of two launches; the second was killed in the midst of an evaluation."""
     path = tmp_path_factory.mktemp("original") / "run"
     run(path, EVALUATIONS // 2)
-    run(path, EVALUATIONS)
+    run(path, EVALUATIONS + 1)
     last = journal_of(path, 2)
     lines = last.read_bytes().splitlines(keepends=True)
-    ended = [line for line in lines if b'"type":"ended"' not in line]
+    ends = [number for number, line in enumerate(lines) if b'"type":"finished"' in line]
     begun = make_started(
-        id="0-0-99", params={"x": 0.5, "n": 3, "kind": "b"}, operator="random", time=time.time()
+        id="0-1-99", params={"x": 0.5, "n": 3, "kind": "b"}, operator="random", time=time.time()
     )
-    last.write_bytes(b"".join([*ended, encode(begun)]))
+    last.write_bytes(b"".join([*lines[: ends[-1]], encode(begun)]))
+    sorted((path / "ledger").iterdir())[-1].unlink()
     return path
 
 
@@ -69,7 +70,7 @@ def home(original: Path, tmp_path: Path) -> Path:
 
 
 def journal_of(path: Path, launch: int = 1) -> Path:
-    return journal_path(path, launch=launch, island=0, worker=0)
+    return journal_path(path, launch=launch, island=0, worker=launch - 1)
 
 
 def table(line: bytes) -> dict[str, Any]:
@@ -104,8 +105,8 @@ def kept(path: Path) -> list[Path]:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """All but the lock, in which each repair has its own token."""
-    every = (one for one in path.rglob("*") if one.is_file() and one.name != "lock")
+    """All but the ledger, which launches join that are refused."""
+    every = (one for one in path.rglob("*") if one.is_file() and one.parent.name != "ledger")
     return {str(one.relative_to(path)): one.read_bytes() for one in every}
 
 
@@ -144,9 +145,9 @@ def goes_on(path: Path, task: hpo.Task = TASK) -> None:
 def test_a_whole_campaign(home: Path) -> None:
     before = files(home)
     report = check(home)
-    assert (report.exit_code, report.journals, report.launches, report.lock) == (0, 2, 2, "free")
-    assert (report.finished, report.unfinished, report.findings) == (EVALUATIONS, ["0-0-99"], [])
-    assert "which will go on: 0-0-99" in str(report) and "Nothing is damaged" in str(report)
+    assert (report.exit_code, report.journals, report.launches, report.lock) == (0, 2, 2, "stale")
+    assert (report.finished, report.unfinished, report.findings) == (EVALUATIONS, ["0-1-99"], [])
+    assert "which will go on: 0-1-99" in str(report) and "Nothing is damaged" in str(report)
     assert repair(home).repaired == []
     assert files(home) == before
     goes_on(home)
@@ -247,7 +248,7 @@ def zeros(start: int, size: int) -> Callable[[bytes], bytes]:
 def test_what_is_damaged_is_kept_aside_and_the_rest_goes_on(
     home: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    path = journal_of(home)
+    path = journal_of(home, 2)
     spoilt(home, path, damage(path.read_bytes()))
     assert kept(home)
     goes_on(home)
@@ -265,7 +266,7 @@ def test_a_header_is_made_anew_from_the_name(home: Path, how: str) -> None:
     assert "header made from its name" in str(repaired(home))
     made = next(read_file(path))
     assert isinstance(made, Header)
-    assert (made.launch, made.island, made.worker, made.host) == (2, 0, 0, "unknown")
+    assert (made.launch, made.island, made.worker, made.host) == (2, 0, 1, "unknown")
     assert path.read_bytes().split(b"\n", 1)[1] == rest
     assert finals(home) == before
     record = load(home)
@@ -295,7 +296,7 @@ def test_another_version_is_left_alone(home: Path) -> None:
 
 
 def test_records_that_are_whole_and_make_no_sense(home: Path) -> None:
-    path = journal_of(home)
+    path = journal_of(home, 2)
     lines = path.read_bytes().splitlines(keepends=True)
     good = next(table(line) for line in lines if b'"finished"' in line)
     strange: list[dict[str, object]] = [
@@ -347,9 +348,10 @@ def test_records_of_a_campaign_with_another_space(home: Path, tmp_path: Path) ->
     before = finals(home)
     other = hpo.Task(hpo.SearchSpace(x=hpo.Float(-5.0, 5.0), y=hpo.Float(0.0, 1.0)), lambda trial: 0.0)
     run(tmp_path / "other", 5, task=other)
-    path = journal_of(home, 3)
-    shutil.copy(journal_of(tmp_path / "other"), path)
-    content = path.read_bytes()
+    path = journal_of(home, 2)
+    foreign = journal_of(tmp_path / "other").read_bytes().splitlines(keepends=True)[1:]
+    content = path.read_bytes() + b"".join(foreign)
+    path.write_bytes(content)
     assert "'y' is no parameter" in damages(check(home))
     repaired(home)
     assert kept(home)[0].read_bytes() == content and finals(home) == before
@@ -370,7 +372,7 @@ def test_an_individual_that_ended_twice(home: Path) -> None:
     assert path.read_bytes() == content and finals(home) == before
 
 
-# campaign.json and lock -------------------------------------------------------------------------------------------
+# campaign.json and signs of life ----------------------------------------------------------------------------------
 
 
 def replaced(old: str, new: str) -> Callable[[Path], object]:
@@ -405,24 +407,19 @@ def damaged(home: Path) -> Iterator[Path]:
 
 
 def test_nothing_is_repaired_while_somebody_is_at_work(damaged: Path) -> None:
-    lock = acquire(damaged)
-    before = files(damaged)
-    assert check(damaged).lock == "live" and "at work" in str(check(damaged))
-    with pytest.raises(CampaignError, match="is in use by process"):
-        repair(damaged)
-    assert files(damaged) == before
-    lock.release()
+    with at_work(damaged):
+        before = files(damaged)
+        assert check(damaged).lock == "live" and "at work" in str(check(damaged))
+        with pytest.raises(CampaignError, match="is in use by process"):
+            repair(damaged)
+        assert files(damaged) == before
     repaired(damaged)
 
 
-@pytest.mark.parametrize("fields", [{"pid": 2**22 + 1}, {"machine": "elsewhere"}])
-def test_a_stale_lock_is_not_in_the_way(damaged: Path, fields: dict[str, object]) -> None:
-    acquire(damaged)
-    path = damaged / "lock"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    os.utime(path, (0, 0))
+def test_a_launch_that_has_died_is_not_in_the_way(damaged: Path) -> None:
+    elsewhere(damaged, age_s=3600)
     report = check(damaged)
-    assert report.lock == "stale" and "stale and not in the way" in str(report)
+    assert report.lock == "stale" and "on n17 since" in str(report) and "has died" in str(report)
     repaired(damaged)
     goes_on(damaged)
 
@@ -441,7 +438,6 @@ def test_a_repair_that_was_cut_off_is_repeated(damaged: Path, monkeypatch: pytes
         with pytest.raises(CampaignError, match=r"cannot be repaired \(No space left on device\)"):
             repair(damaged)
     assert journal_of(damaged).read_bytes() == content
-    assert check(damaged).lock == "free"
     report = repaired(damaged)
     (aside,) = kept(damaged)
     assert aside.read_bytes() == content and [one.kind for one in report.findings] == [LOST]

@@ -21,7 +21,7 @@ import hpo
 from hpo.islands.resume.fold import fold
 from hpo.journal import directory
 from hpo.journal.code_copies import change, copy_path, keep_copy, read_copy
-from hpo.journal.files import read_directory
+from hpo.ledger.journals import read_directory
 from hpo.results import overview
 from hpo.results.record import load
 from hpo.task import code_version

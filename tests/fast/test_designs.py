@@ -41,6 +41,7 @@ def design(kind, workers):
 
 
 def point(breeder, seed, island, worker, sequence):
+    breeder.begin_proposal(sequence)
     return breeder.propose_first(make_id(island, worker, sequence), seed, Population(), random.Random(0))
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpo.errors import CampaignError
-from hpo.journal import directory, lock
+from hpo.journal import directory
 
 _IDENTITY: dict[str, object] = {
     "task": "search_spaces.digits:task",
@@ -65,12 +65,20 @@ def test_what_differs_is_listed(tmp_path: Path) -> None:
 def test_a_directory_with_other_files_is_refused_but_not_for_those_of_a_launch_that_died(
     tmp_path: Path,
 ) -> None:
-    lock.acquire(tmp_path)
     (tmp_path / ".campaign.json.0123").touch()
     assert directory.check_identity(tmp_path, _IDENTITY) is None
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(CampaignError, match="thesis"):
         directory.check_identity(tmp_path, _IDENTITY)
+
+
+def test_of_two_that_begin_at_once_the_first_has_the_directory(tmp_path: Path) -> None:
+    directory.check_writable(tmp_path / "run")
+    assert not list((tmp_path / "run").iterdir())
+    directory.write_identity(tmp_path / "run", _IDENTITY)
+    directory.write_identity(tmp_path / "run", {**_IDENTITY, "task": "another"})
+    assert directory.read_identity(tmp_path / "run")["task"] == _IDENTITY["task"]
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["campaign.json"]
 
 
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
@@ -79,8 +87,8 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     for action in (
         lambda: directory.check_identity(path, _IDENTITY),
         lambda: directory.write_identity(path, _IDENTITY),
-        lambda: lock.acquire(path),
-        lambda: lock.acquire(path / "below"),
+        lambda: directory.check_writable(path),
+        lambda: directory.check_writable(path / "below"),
     ):
         with pytest.raises(CampaignError):
             action()

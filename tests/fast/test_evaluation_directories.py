@@ -22,8 +22,8 @@ from hpo.evaluation.inline import InlineCrew
 from hpo.individual import Individual
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import Resting, ResumeState
-from hpo.journal.files import read_directory
 from hpo.journal.records import Reopened
+from hpo.ledger.journals import read_directory
 
 SEEN: list[set[str]] = []
 """By evaluation, which individuals had saved weights when it began."""

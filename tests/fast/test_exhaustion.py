@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation import MemoryInbox, Simulation
-from simulation.campaigns import disturb, fall_sick, finished, give_at, losses, make, records_of, standing
+from simulation import Simulation
+from simulation.campaigns import (
+    SPACE,
+    disturb,
+    fall_sick,
+    finished,
+    give_at,
+    losses,
+    make,
+    records_of,
+    standing,
+)
+from simulation.ledger import SimulatedLedger
 
 import hpo
 from hpo.campaign.definition import CampaignDefinition
@@ -179,9 +190,9 @@ def test_what_is_left_to_islands_without_workers_is_for_the_next_launch() -> Non
 
 def test_an_island_whose_workers_were_drained_leaves_the_rest_to_the_next_launch() -> None:
     parts: list[dict[str, list[Any]]] = [{"kind": ["a"]}, {"kind": ["b"]}]
-    inbox = MemoryInbox()
-    simulation = simulate(5, MIXED, parts, evaluations=30, workers=2, inbox=inbox)
-    give_at(simulation, inbox, 2.0, Drain(**ASKED, worker="1-0"))  # type: ignore[arg-type]
+    ledger = SimulatedLedger(30, MIXED)
+    simulation = simulate(5, MIXED, parts, evaluations=30, workers=2, ledger=ledger)
+    give_at(simulation, ledger, 2.0, Drain(**ASKED, worker="1-1"))  # type: ignore[arg-type]
     simulation.run()
     end = simulation.coordinator.end
     assert end is not None and (end.reason, end.exit_code) == (STOPPED, 75)
@@ -233,14 +244,14 @@ def test_what_migrated_to_workers_that_get_nothing_more_is_not_lost_to_the_searc
         "duration": lambda index: 60.0 + index * 7919 % 31,
         "migration": 0.9,
     }
-    inbox = MemoryInbox()
+    ledger = SimulatedLedger(200, SPACE)
     if why == "used up":
         parts: list[dict[str, list[Any]]] = [{"kind": ["b"]}, {"kind": ["a"]}, {"kind": ["b"]}]
         simulation = simulate(case, MIXED, parts, **changes)
     else:
-        simulation, _ = make(case, islands=3, inbox=inbox, **changes)
+        simulation, _ = make(case, islands=3, ledger=ledger, **changes)
     if why == "drained":
-        give_at(simulation, inbox, 250.0, Drain(**ASKED, worker="1-0"))  # type: ignore[arg-type]
+        give_at(simulation, ledger, 250.0, Drain(**ASKED, worker="1-1"))  # type: ignore[arg-type]
     elif why == "benched":
         fall_sick(simulation, 1, 250.0)
     elif why == "unfit":

@@ -16,7 +16,10 @@ from journals import T
 
 from hpo.errors import CampaignError, JournalDamaged
 from hpo.journal.curves import CurveWriter, curve_path
-from hpo.journal.files import fence, journal_part, journal_path
+from hpo.journal.files import journal_part, journal_path
+from hpo.journal.records import Fenced, encode
+from hpo.ledger.entries import Closed, Joined, Limits, Opened
+from hpo.ledger.opening import open_ledger
 from hpo.results import curves, follow
 from hpo.results.follow import CurveFollower, Follower, Poll
 from hpo.results.record import load
@@ -85,7 +88,8 @@ _steps = st.lists(
         st.tuples(st.just("append"), _place, st.one_of(_of_workers, _of_leaders)),
         st.tuples(st.just("append"), st.tuples(st.integers(1, 2), st.just(0)), _of_rank_0),
         st.tuples(st.just("tear"), _place, _of_workers),
-        st.tuples(st.just("fence"), _place, st.booleans()),
+        st.tuples(st.just("give_up"), _place, st.booleans()),
+        st.tuples(st.just("close"), _place, st.booleans()),
         st.tuples(st.just("poll"), st.none(), st.none()),
     ),
     max_size=40,
@@ -93,14 +97,22 @@ _steps = st.lists(
 
 
 class _Writers:
-    """Workers that write as ``JournalWriter`` does: behind a torn line they go on in the next part."""
+    """Two workers in each of two launches, which write as ``JournalWriter`` does: behind a torn line they go on in the
+    next part."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.parts: dict[tuple[int, int], int] = {}
+        self.ledger = open_ledger(directory, Opened(limits=Limits(), islands=1, seed=0))
+        for launch in (1, 2):
+            first = 2 * launch - 2
+            self.ledger.append(
+                lambda state, launch=launch, first=first: Joined(launch=launch, workers=2, first_worker=first)
+            )  # type: ignore[misc]
 
     def path(self, place: tuple[int, int]) -> Path:
         launch, worker = place
+        worker += 2 * launch - 2
         first = journal_path(self.directory, launch=launch, island=0, worker=worker)
         path = journal_part(first, self.parts.setdefault(place, 0))
         if not path.exists():
@@ -117,13 +129,31 @@ class _Writers:
             file.write(journals.line(table)[:-5])
         self.parts[place] += 1
 
-    def fence(self, place: tuple[int, int], late: bool) -> None:
-        """``late``: the last record came after the copy was made, and is not in it."""
-        path = self.path(place)
-        fence(path)
-        lines = path.read_bytes().splitlines(keepends=True)
-        if late and len(lines) > 1:
-            path.write_bytes(b"".join(lines[:-1]))
+    def lengths(self, launch: int, worker: int, late: bool) -> tuple[int, ...]:
+        """Bytes of the whole lines of each part. ``late``: the last line of the last part came too late."""
+        found = []
+        for part in range(self.parts.get((launch, worker), -1) + 1):
+            first = journal_path(self.directory, launch=launch, island=0, worker=worker + 2 * launch - 2)
+            path = journal_part(first, part)
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            whole = [line for line in lines if line.endswith(b"\n")]
+            found.append(sum(map(len, whole[:-1] if late and len(whole) > 1 else whole)))
+        return tuple(found)
+
+    def give_up(self, place: tuple[int, int], late: bool) -> None:
+        launch, worker = place
+        self.path((launch, 0))
+        number = worker + 2 * launch - 2
+        fenced = Fenced(worker=number, lengths=self.lengths(launch, worker, late), time=T)
+        if worker:
+            with open(self.path((launch, 0)), "ab") as file:
+                file.write(encode(fenced))
+
+    def close(self, place: tuple[int, int], late: bool) -> None:
+        launch = place[0]
+        lengths = {worker + 2 * launch - 2: self.lengths(launch, worker, late) for worker in (0, 1)}
+        closed = Closed(launch=launch, by=0, reason="", lengths=lengths)
+        self.ledger.append(lambda state: closed if launch in state.open else None)
 
 
 @given(steps=_steps, most=st.sampled_from([1, 700, 1 << 20]))

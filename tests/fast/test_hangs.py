@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,17 +20,7 @@ from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.liveness import Liveness
 from hpo.islands.messages import Alive, End, Lost, encode
-from hpo.journal.files import (
-    JournalWriter,
-    excluded_parts,
-    fence,
-    fence_launch,
-    journal_files,
-    journal_part,
-    journal_path,
-    read_file,
-)
-from hpo.journal.records import Finished, Header, Stopping
+from hpo.journal.records import Finished
 
 
 def watch(liveness: Liveness, begin: float, end: float, step: float, *heard: int) -> frozenset[int]:
@@ -223,7 +211,7 @@ def test_a_contested_individual_goes_on_in_a_copy_which_is_its_directory_from_th
     assert (second / "weights" / "0.bin").read_text() == "3 epochs" and len(list(second.iterdir())) == 1
     assert jobs(contested).directory == str(second), "a retry goes on there"
     assert jobs(make_candidate(**given)).directory == str(first.with_name("0-0-5.attempt-3"))
-    assert directories.present() == {"0-0-5"} and directories.taken() == {(0, 0): 6}
+    assert directories.present() == {"0-0-5"}
     job = jobs(
         make_candidate(token=0, id="0-0-6", genome=(), key="", operator="", resumed=True, contested=True)
     )
@@ -232,69 +220,3 @@ def test_a_contested_individual_goes_on_in_a_copy_which_is_its_directory_from_th
     )
     directories.forget("0-0-5")
     assert [path.name for path in (tmp_path / "evaluations").glob("*/*")] == ["output-0.txt"]
-
-
-def test_the_writer_of_a_fenced_journal_begins_no_further_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on NFS, where what it writes to a file that was replaced fails."""
-    path = tmp_path / "journal" / "0001-i000-w0001.jsonl"
-    writer = JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=1))
-    writer.append(Stopping(reason="before", time=time.time()))
-    writer.commit()
-    fence_launch(tmp_path, 1)
-
-    def fails(handle: int) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    writer.append(Stopping(reason="after", time=time.time()))
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="Stale"):
-        patched.setattr(os, "fsync", fails)
-        writer.commit()
-    with pytest.raises(OSError, match="has fenced this journal"):
-        writer.commit()
-    writer.discard()
-    assert journal_files(tmp_path) == [path] and not excluded_parts(tmp_path)
-    assert [one.reason for one in read_file(path) if isinstance(one, Stopping)] == ["before"]
-
-
-@pytest.mark.parametrize("begun_before", [0, 1, 2])
-def test_what_a_writer_begins_behind_the_first_fence_never_counts(tmp_path: Path, begun_before: int) -> None:
-    """Also where the writer cannot see the fence, and where more fences follow, one of which was left half made."""
-    path = tmp_path / "journal" / "0001-i000-w0001.jsonl"
-    path.parent.mkdir()
-
-    def begin(part: int) -> None:
-        journal_part(path, part).write_bytes(
-            encode(Header(version=1, launch=1, island=0, worker=1, time=1.0))
-        )
-
-    for part in range(begun_before):
-        begin(part)
-    path.with_suffix(".fenced").touch()
-    fence(path)
-    journal_part(path, begun_before).touch()
-    fence(path)
-    fence_launch(tmp_path, 1)
-    assert journal_files(tmp_path) == [journal_part(path, part) for part in range(begun_before)]
-    assert excluded_parts(tmp_path) == [journal_part(path, begun_before)]
-
-
-@pytest.mark.parametrize("half_made", [False, True])
-def test_journals_that_are_begun_behind_the_fence_of_their_launch_never_count(
-    tmp_path: Path, half_made: bool
-) -> None:
-    headers = [Header.of_this_process(launch=1, island=0, worker=worker) for worker in range(3)]
-    paths = [journal_path(tmp_path, launch=1, island=0, worker=worker) for worker in range(3)]
-    JournalWriter(paths[0], headers[0]).close()
-    if half_made:
-        (paths[0].parent / "0001.fenced").write_bytes(b"[")
-    fence_launch(tmp_path, 1)
-    late = JournalWriter(paths[1], headers[1])
-    with pytest.raises(OSError, match="has fenced this journal"):
-        late.commit()
-    paths[2].write_bytes(encode(headers[2]))  # as on NFS, where the fence may not be seen yet
-    fence_launch(tmp_path, 1)
-    next_launch = journal_path(tmp_path, launch=2, island=0, worker=1)
-    JournalWriter(next_launch, Header.of_this_process(launch=2, island=0, worker=1)).close()
-    assert journal_files(tmp_path) == [paths[0], next_launch] and excluded_parts(tmp_path) == [paths[2]]

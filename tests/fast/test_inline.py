@@ -19,7 +19,8 @@ import hpo
 from hpo.evaluation.cuda import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.background import BackgroundTurns
-from hpo.journal.commands import Stop, asked, give
+from hpo.journal.commands import Stop, asked
+from hpo.ledger.opening import give
 from hpo.search.protocols import GO, STOP, ReportHandler
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job

@@ -26,8 +26,8 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, is_known
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
-from hpo.journal.inspection import check
 from hpo.journal.records import Known, decode, encode
+from hpo.ledger.inspection import check
 from hpo.prior_results.configurations import read_points
 from hpo.prior_results.points import known_points
 from hpo.results import overview

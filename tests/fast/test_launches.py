@@ -16,14 +16,16 @@ from hpo.campaign.rank.greeting import greet, greeting_s, own_hello
 from hpo.errors import EXIT_RESUMABLE, CampaignError, RanksDied
 from hpo.islands.messages import Hello, encode
 from hpo.islands.transport import Transport
-from hpo.journal.commands import Set, record_of
-from hpo.journal.launches import (
+from hpo.journal.commands import Set
+from hpo.journal.directory import write_identity
+from hpo.ledger.launches import (
     LaunchOnRecord,
     consecutive_idle_launches,
     is_complete,
     made_progress,
     read_launch,
 )
+from hpo.ledger.opening import give
 
 ENDED = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
 
@@ -60,9 +62,10 @@ def test_a_budget_is_complete_when_so_many_have_ended_for_good(tmp_path: Path) -
 
 
 def test_a_budget_that_was_set_counts_until_the_file_says_something_new(tmp_path: Path) -> None:
-    request = Set(time=1.0, by="me@here", evaluations=2)
-    record = record_of(f"{1:020d}-{1:016x}", request, time=2.0, in_file={"evaluations": 3})
-    journals.write(tmp_path, [finished(0), finished(1), {"type": "command", **journals.fields(record)}])
+    write_identity(tmp_path, {})
+    journals.write(tmp_path, [journals.launched(evaluations=3), finished(0), finished(1)])
+    assert not is_complete(tmp_path, 3)
+    give(tmp_path, Set(time=1.0, by="me@here", evaluations=2))
     assert is_complete(tmp_path, 3) and not is_complete(tmp_path, 4)
 
 

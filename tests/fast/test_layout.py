@@ -27,9 +27,13 @@ def test_ranks_are_dealt_evenly_and_in_order(islands: int, ranks_per_worker: int
 
     crews = [layout.of_island(island) for island in range(islands)]
     assert [place for crew in crews for place in crew] == list(layout.workers)
-    assert all([place.worker for place in crew] == list(range(len(crew))) for crew in crews)
+    assert all(place.worker == place.index for place in layout.workers)
     assert all(first in (second, second + 1) for first, second in pairwise(len(crew) for crew in crews))
     assert len(crews[0]) - len(crews[-1]) <= 1
+
+    later = layout.numbered_from(7)
+    assert [place.worker for place in later.workers] == list(range(7, 7 + len(later.workers)))
+    assert later.numbered_from(0) == layout
 
     for rank in range(ranks):
         place, worker_rank = layout.place_of(rank)

@@ -28,6 +28,7 @@ from hpo.ledger.entries import (
     Go,
     Joined,
     LedgerEntry,
+    Limits,
     Opened,
     UnitsReturned,
 )
@@ -37,11 +38,17 @@ from hpo.ledger.store import MOST_BYTES, FileStore, Folder
 
 GIVEN = {"time": 1.0, "by": "me"}
 OPENED = Opened(
-    budget=10, islands=2, seed=0, points=({"x": 1.0}, {"x": 2.0}), workers=3, final=1, pool=("0-2-7",)
+    limits=Limits(evaluations=10),
+    islands=2,
+    seed=0,
+    points=({"x": 1.0}, {"x": 2.0}),
+    workers=3,
+    final=1,
+    pool=("0-2-7",),
 )
 JOINED = [Joined(launch=1, workers=2, first_worker=3), Joined(launch=2, workers=1, first_worker=5)]
 RETRY = Retry(statuses=("failed",), **GIVEN)
-DONE = [Opened(budget=1, islands=1, seed=0, final=1, workers=1)]
+DONE = [Opened(limits=Limits(evaluations=1), islands=1, seed=0, final=1, workers=1)]
 HELD = [OPENED, *JOINED, Drew(launch=1, fresh=2, ids=("0-2-7",), points=(0,)), Drew(launch=2, fresh=1)]
 
 
@@ -203,12 +210,14 @@ def test_a_returned_individual_is_gone_on_with_as_before_it_was_drawn() -> None:
 
 
 def test_retried_individuals_are_drawn_again_or_evaluated_again_where_they_ended() -> None:
-    resting = Opened(budget=9, islands=1, seed=0, final=2, workers=3, resting=("0-2-1",), launches=4)
+    resting = Opened(
+        limits=Limits(evaluations=9), islands=1, seed=0, final=2, workers=3, resting=("0-2-1",), launches=4
+    )
     joined = Joined(launch=5, workers=1, first_worker=3)
     retry = Commanded(request=RETRY, pool=("0-2-0", "0-2-1"), again=("0-3-0",))
     state = state_after(resting, joined, Drew(launch=5, fresh=2), retry)
     assert (state.final, state.pool, state.resting) == (0, {"0-2-0": False, "0-2-1": False}, {})
-    assert state.open[5].again == {"0-3-0"} and state.commands == [_numbered(retry, 4)]
+    assert state.open[5].again == {"0-3-0": 4} and state.commands == [_numbered(retry, 4)]
 
 
 def test_a_stop_holds_for_what_was_submitted_before_it_until_a_person_starts_the_campaign() -> None:
@@ -236,7 +245,10 @@ def test_a_completed_campaign_goes_on_when_a_command_makes_room() -> None:
 
 
 def test_a_campaign_without_a_budget_is_never_used_up() -> None:
-    state = state_after(Opened(budget=None, islands=1, seed=0), Joined(launch=1, workers=1, first_worker=0))
+    state = state_after(
+        Opened(limits=Limits(evaluations=None), islands=1, seed=0),
+        Joined(launch=1, workers=1, first_worker=0),
+    )
     state.take(_numbered(Drew(launch=1, fresh=10**9), 3))
     assert state.free > 10**12
 
@@ -381,7 +393,10 @@ def test_who_may_read_the_folder_may_read_the_entries_whatever_the_writer_s_umas
 
 def test_an_entry_that_readers_would_not_take_is_not_appended(tmp_path: Path) -> None:
     ledger = ledger_in(tmp_path / "ledger")
-    for wrong in (structs.replace(OPENED, budget=-1), structs.replace(OPENED, code="none")):
+    for wrong in (
+        structs.replace(OPENED, limits=Limits(evaluations=-1)),
+        structs.replace(OPENED, code="none"),
+    ):
         with pytest.raises(ValueError, match=r"Expected|Invalid"):
             ledger.append(lambda state, wrong=wrong: wrong)  # type: ignore[misc]
     strange = structs.replace(OPENED, points=({"x": "\ud800"},))
@@ -472,7 +487,7 @@ def _join_often(path: str, count: int) -> None:
 
 def test_processes_that_append_at_the_same_moment_lose_nothing(tmp_path: Path) -> None:
     ledger = ledger_in(tmp_path / "ledger")
-    ledger.append(lambda state: Opened(budget=10, islands=1, seed=0))
+    ledger.append(lambda state: Opened(limits=Limits(evaluations=10), islands=1, seed=0))
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_join_often, args=(str(tmp_path / "ledger"), 15)) for _ in range(4)]
     for process in processes:

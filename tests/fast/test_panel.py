@@ -10,6 +10,7 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
+import living
 import msgspec
 import pytest
 from hypothesis import given
@@ -26,7 +27,6 @@ from hpo.individual import RUNNING, STATUSES
 from hpo.journal import directory
 from hpo.journal.curves import Point, curve_path, encode
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.lock import acquire
 from hpo.journal.records import Header, Launched, Left
 from hpo.results import overview
 from hpo.results.overview import Best, Island, Overview, Pace
@@ -267,7 +267,7 @@ def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, st
     writers[0].append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=1.0))
     at_work: dict[int, dict[str, object]] = {}
     tails, clock, number = Tails(home), 10.0, 0
-    with acquire(home):
+    with living.at_work(home):
         for worker, what in [*steps, (0, "look")]:
             clock += 1
             if what == "begin" and worker not in at_work:
@@ -317,7 +317,7 @@ def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own
     assert Tails(home).poll() == [found]
     assert Tails(home).poll({"0-0"})[0].worker == "0-1"
     # As ``hpo status`` shows them.
-    with acquire(home):
+    with living.at_work(home):
         table = overview.of(home).table()
         assert [one["id"] for one in table["running_individuals"]] == ["0-1-4"]
         assert "0-1-4  worker 0-0" in text.status(home, overview.of(home))
@@ -344,11 +344,11 @@ def test_a_watched_campaign_has_a_line_where_nothing_can_be_drawn(tmp_path, caps
         if len(slept) == 3:
             raise KeyboardInterrupt
 
-    with acquire(home), worker_journal(home, 0) as writer:
+    with living.at_work(home), worker_journal(home, 0) as writer:
         writer.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=time.time()))
         writer.commit()
         monkeypatch.setattr("hpo.views.terminal.live.time.sleep", sleep)
         assert cli.main(["status", str(home), "--watch"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("running: 0 of 9  best none yet") and lines[1].startswith("directory")
+    assert lines[0].startswith("running: 0 of 8  best none yet") and lines[1].startswith("directory")
     assert "\x1b" not in "".join(lines) and not sys.stdout.isatty()

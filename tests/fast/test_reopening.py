@@ -15,7 +15,7 @@ from hpo.islands.messages import EvaluationEnd
 from hpo.islands.resume.fold import fold as fold_all
 from hpo.islands.resume.individuals import failures
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.records import Finished, Header, Left, Record, Reopened, Started
+from hpo.journal.records import Finished, Header, Record, Reopened, Started
 from hpo.results.record import Fold
 
 SPACE = hpo.SearchSpace(x=hpo.Float(0, 1))
@@ -91,25 +91,6 @@ def test_only_failures_that_stand_may_be_reopened() -> None:
     ((status, again),) = failures([HEADER, ended("failed"), reopened(1), ended("timeout", 1)], space=SPACE)
     assert (status, again.id, again.params, again.reopened) == ("timeout", "0-3-7", {"x": 0.25}, 2)
     assert again.admitted and not again.resumed
-
-
-# Numbers of individuals
-
-
-def left(reason: str) -> Left:
-    return Left(island=0, worker=3, reason=reason, time=8.0)
-
-
-def test_numbers_that_a_worker_may_have_used_after_it_was_given_up_are_not_used_again() -> None:
-    """Ranks that hung may wake, and begin an individual that stands in a journal which nobody reads."""
-    # Its own journal comes after rank 0's, in which it is said that it left.
-    assert fold([left("hangs"), begun(0)]).sequence(0, 3) > 8
-    assert fold([left("a rank died"), begun(0)]).sequence(0, 3) == 8
-    assert fold([left("hangs"), begun(0)]).sequence(0, 2) == 0
-    again = Header(version=1, launch=2, island=0, worker=3, time=20.0)
-    later = make_started(**{**IDENTITY, "id": "0-3-108"}, time=0.0)
-    assert fold([left("hangs"), begun(0), again]).sequence(0, 3) > 8
-    assert fold([left("hangs"), begun(0), again, later]).sequence(0, 3) == 109
 
 
 # Failures that the coordinator reopens

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from individuals import make_individual, make_record
 from journals import T, finished, launched
+from living import at_work
 from refusals import refused
 from written import Written
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES
 from hpo.journal.files import journal_path
-from hpo.journal.lock import acquire
+from hpo.ledger.opening import state_of
 from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load
@@ -71,12 +72,12 @@ def test_a_finished_record_alone_makes_an_individual(home: Path) -> None:
 def test_an_evaluation_runs_as_long_as_its_launch_and_is_lost_with_it(home: Path) -> None:
     add_launch(home, 1, [started("0-0-1")])
     add_launch(home, 2, [finished("0-0-0", 1.0), started("0-0-2", T + 9)])
-    lock = acquire(home)
-    assert load(home).alive
-    assert statuses(home) == {"0-0-0": "completed", "0-0-1": "lost", "0-0-2": "running"}
-    add_launch(home, 3, [{"type": "ended", "reason": "deadline", "exit": 75, "time": T + 9}])
-    assert statuses(home)["0-0-2"] == "lost" and load(home).ended == ("deadline", 75)
-    lock.release()
+    with at_work(home):
+        assert load(home).alive
+        assert statuses(home) == {"0-0-0": "completed", "0-0-1": "lost", "0-0-2": "running"}
+        ended = {"type": "ended", "reason": "deadline", "exit": 75, "time": T + 9}
+        journals.write(home, [ended], launch=3, worker=state_of(home).open[3].joined.first_worker)
+        assert statuses(home)["0-0-2"] == "lost" and load(home).ended == ("deadline", 75)
     assert not load(home).alive
 
 
@@ -145,10 +146,9 @@ def test_status_has_the_keys_of_the_contract(home: Path) -> None:
         started("0-0-4", T + 4),
     ]
     add_launch(home, 1, records)
-    lock = acquire(home)
     before = time.time()
-    status = results.status(load(home))
-    lock.release()
+    with at_work(home):
+        status = results.status(load(home))
     seconds = status.pop("seconds")
     assert before - T <= seconds <= time.time() - T, "the campaign is at work, so its time goes on"
     (running,) = status.pop("running_individuals")

@@ -3,21 +3,28 @@ counted twice."""
 
 from __future__ import annotations
 
+import errno
 import random
 from operator import attrgetter
 
+import journals
 import pytest
 from simulation.campaigns import SPACE, check_that_it_completes, finished, losses, make, records_of
 from simulation.pruned import pruned_campaign
 
+import hpo
+from hpo.campaign.rank.journal_log import JournalLog
+from hpo.config.layout import WorkerPlacement
 from hpo.errors import EXIT_RESUMABLE
 from hpo.islands.end_reasons import DONE, STORAGE
 from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.storage import PATIENCE_S, StorageWait
-from hpo.journal.files import JournalWriter, journal_path, worker_records
-from hpo.journal.records import Ended, Finished, Header, Started
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.records import Finished, Header, Started
+from hpo.results.follow import Follower
 from hpo.results.record import Fold as ResultsFold
+from hpo.results.record import load
 
 FULL = "runs/x/evaluations/0-0-1: No space left on device"
 
@@ -213,24 +220,60 @@ def test_a_dead_workers_journal_that_cannot_be_read_for_minutes_is_left_to_the_n
 
 
 def test_journals_that_cannot_be_read_for_now_are_not_taken_for_empty_ones(tmp_path):
-    run = tmp_path / "run"
-    place = {"launch": 1, "island": 0, "worker": 2}
-    path = journal_path(run, **place)
-    header = Header.of_this_process(**place)
-    with JournalWriter(path, header) as writer:
-        writer.append(Ended(reason="done", exit=0, time=1.0))
-    assert len(worker_records(run, **place, given_up=False)) == 2
-    assert worker_records(run, launch=1, island=0, worker=3, given_up=False) == []
-    inode = path.stat().st_ino
-    assert len(worker_records(run, **place, given_up=True)) == 2 and path.stat().st_ino != inode
+    run = journals.campaign(tmp_path / "run", [], [], [finished_of(0)], space=SPACE)
+    task = hpo.Task(SPACE, lambda trial: 0.0)
+    first = JournalWriter(journal_path(run, launch=1, island=0, worker=9), Header.of_this_process(**PLACE))
+    log = JournalLog(first, run, task, islands=1, number=1, began=0.0)
+    worker, other = (WorkerPlacement(index=one, island=0, worker=one, ranks=(one,)) for one in (2, 3))
+    assert len(log.dead_leader_record(worker, may_run=False).finished) == 1
+    assert log.dead_leader_record(other, may_run=True).finished == []
+    path = journal_path(run, launch=1, island=0, worker=2)
     run.rename(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
-        worker_records(run, **place, given_up=False)
+        log.dead_leader_record(worker, may_run=False)
     (tmp_path / "gone").rename(run)
     path.unlink()
     path.mkdir()
     with pytest.raises(IsADirectoryError):
-        worker_records(run, **place, given_up=False)
+        log.dead_leader_record(worker, may_run=False)
+
+
+def test_what_a_leader_writes_after_it_was_given_up_does_not_count(tmp_path, monkeypatch):
+    """Also where rank 0 could put that on record at the second attempt alone."""
+    run = journals.campaign(tmp_path / "run", [], [], [finished_of(0)], space=SPACE)
+    task = hpo.Task(SPACE, lambda trial: 0.0)
+    journal_path(run, launch=1, island=0, worker=0).unlink()
+    first = JournalWriter(journal_path(run, launch=1, island=0, worker=0), Header.of_this_process(**PLACE))
+    log = JournalLog(first, run, task, islands=1, number=1, began=0.0)
+    worker = WorkerPlacement(index=2, island=0, worker=2, ranks=(2,))
+
+    def late(number):
+        with open(journal_path(run, launch=1, island=0, worker=2), "ab") as file:
+            file.write(journals.line(finished_of(number)))
+
+    with monkeypatch.context() as patched:
+
+        def fails(handle):
+            raise OSError(errno.EIO, "Input/output error")
+
+        patched.setattr("hpo.journal.files.os.fsync", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            log.dead_leader_record(worker, may_run=True)
+    late(1)
+    assert [end.id for _, end in log.dead_leader_record(worker, may_run=True).finished] == ["0-2-0"]
+    late(2)
+    follower = Follower(run)
+    follower.poll()
+    for record in (load(run), follower.record()):
+        assert [one.id for one in record.individuals] == ["0-2-0"]
+    first.close()
+
+
+PLACE = {"launch": 1, "island": 0, "worker": 0}
+
+
+def finished_of(number):
+    return journals.finished(f"0-2-{number}", 0.5, params={"x": 1.0, "y": number / 4, "kind": "a"})
 
 
 # --- records that are written twice -----------------------------------------------------------------------------------
@@ -261,7 +304,7 @@ def test_what_is_written_twice_counts_once(seed):
     assert len(twice) > len(once) or len(once) < 10
     first, second = (fold(one, space=SPACE, islands=2, losses=losses) for one in (once, twice))
     assert first.tally == second.tally
-    assert (first.keys, first.pending, first.sequences) == (second.keys, second.pending, second.sequences)
+    assert (first.keys, first.pending, first.begun) == (second.keys, second.pending, second.begun)
     assert (first.resting, first.continued) == (second.resting, second.continued)
     for island, population in first.populations.items():
         other = second.populations[island]

@@ -17,9 +17,9 @@ from disks import failing
 import hpo
 from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, StorageFailed
-from hpo.journal.files import journal_files, read_directory
-from hpo.journal.inspection import check
 from hpo.journal.records import Storage, encode
+from hpo.ledger.inspection import check
+from hpo.ledger.journals import journal_files, read_directory
 from hpo.results.record import load
 
 EVALUATIONS = 12
@@ -134,7 +134,7 @@ def test_status_says_what_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFi
 
     def asks(trial: hpo.Trial) -> float:
         if trial.id == "0-0-1":
-            path = journal_files(tmp_path / "run")[0]
+            path = journal_files(tmp_path / "run")[0].path
             with open(path, "ab") as file:
                 file.write(
                     encode(Storage(error="run/evaluations/0-0-9: \x1b[2JNo space", time=time.time() - 40))

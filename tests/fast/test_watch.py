@@ -24,7 +24,7 @@ from hpo.cli import main
 from hpo.config import process
 from hpo.errors import CampaignError, UsageError
 from hpo.journal.curves import CurveWriter, curve_path
-from hpo.journal.files import journal_files
+from hpo.ledger.journals import journal_files
 from hpo.views.figures import registry
 from hpo.views.figures.source import Source
 from hpo.views.watch import address, parts, server
@@ -248,7 +248,7 @@ def test_a_change_is_seen_in_what_it_changes_alone(tmp_path: Path) -> None:
 def _append(home: Path, identity: str, value: float) -> None:
     hostile = {"params": {"<script>alert(1)</script>": 1.0}, "error": "<img src=x onerror=alert(1)>"}
     table = journals.finished(identity, {"accuracy": value}, started=1.8e9, finished=1.8e9 + 9, **hostile)
-    with open(journal_files(home)[-1], "ab") as file:
+    with open(journal_files(home)[-1].path, "ab") as file:
         file.write(journals.line(table))
 
 
@@ -260,7 +260,7 @@ def test_nothing_is_made_while_nobody_looks(tmp_path: Path) -> None:
 
 def test_damage_and_a_deleted_campaign_are_said_and_what_was_seen_stays(tmp_path, capsys):
     home = synthetic.make(tmp_path / "run", evaluations=12)
-    last = journal_files(home)[-1]
+    last = journal_files(home)[-1].path
     whole = last.read_bytes()
     with watched(home) as (page, made):
         before = made()

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from individuals import make_started
-from simulation.campaigns import SPACE, losses, objective, standing
+from simulation.campaigns import SPACE, objective, standing
 from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
+from simulation.ledger import SimulatedLedger
 from simulation.world import SimulatedMachine, World
 
 from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
-from hpo.errors import LockLost
-from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.lock import STALE_S, acquire
-from hpo.journal.records import Header, Launched, Started
 
 
 def machine(world: World, name: str) -> SimulatedMachine:
@@ -42,8 +37,16 @@ def begun(
         migration=0.0,
         copy=False,
     )
-    lock = acquire(directory, machine=machine(world, "n1"))
-    return SimulatedLaunch(world, SPACE, objective, settings, number=1, earlier=ResumeState(), lock=lock)
+    return SimulatedLaunch(
+        world,
+        SPACE,
+        objective,
+        settings,
+        ledger=SimulatedLedger(8, SPACE),
+        earlier=lambda islands: ResumeState(),
+        directory=directory,
+        machine=machine(world, "n1"),
+    )
 
 
 def check_budget(launch: SimulatedLaunch) -> None:
@@ -86,50 +89,3 @@ def test_where_rank_0_and_a_leader_hang_all_others_end(tmp_path: Path) -> None:
         world.at(3.0, launch.ranks[rank].stop)
     world.run(lambda: launch.settled)
     assert world.time < 60.0
-
-
-# --- who was thought dead ---------------------------------------------------------------------------------------------
-
-
-def test_who_was_stopped_does_nothing_before_it_has_looked_at_the_lock(tmp_path: Path) -> None:
-    world = World(5)
-    lock = acquire(tmp_path, machine=machine(world, "n1"))
-    world.sleep(STALE_S)
-    assert acquire(tmp_path, machine=machine(world, "n2")).contested
-    with pytest.raises(LockLost, match="was taken away by process"):
-        lock.check()
-
-
-def test_who_cannot_refresh_its_lock_gives_up_before_another_may_take_it_over(tmp_path: Path) -> None:
-    """Also where the call that refreshes it never returns, as on a file server that does not answer."""
-    world = World(6)
-    host = machine(world, "n1")
-    lock = acquire(tmp_path, machine=host)
-    host.unreachable = lambda: world.sleep(STALE_S - 1) or lock.check()
-    with pytest.raises(LockLost, match="the file server does not answer"):
-        lock.refresh()
-    assert world.time < STALE_S
-
-
-def begin(launch: int, identity: str) -> Started:
-    sequence = int(identity.rpartition("-")[2])
-    params = {"x": sequence / 100, "y": 0.0, "kind": "a"}
-    return make_started(id=identity, params=params, operator="random", time=float(launch))
-
-
-def test_what_a_silent_launch_may_use_is_left_to_it_by_all_later_ones() -> None:
-    """The one that took over may have died before it could begin anything."""
-
-    def header(launch: int) -> Header:
-        return Header(version=1, launch=launch, island=0, worker=0, time=float(launch))
-
-    taken_over = Launched(evaluations=9, deadline_s=None, islands=1, workers=1, time=2.0, contested=True)
-    records = [header(1), begin(1, "0-0-4"), header(2), taken_over, begin(2, "0-1-104"), header(3)]
-    state = fold(records, space=SPACE, islands=1, losses=losses)
-    assert {one.id: one.attempt.contested for one in state.pending} == {"0-0-4": True, "0-1-104": False}
-    assert [state.sequence(0, worker) for worker in range(3)] == [105, 105, 105]
-    before = fold(records[:2], space=SPACE, islands=1, losses=losses)
-    assert before.sequence(0, 0) == 5 and before.sequence(0, 1) == 0
-    before.contest()
-    assert [one.attempt.contested for one in before.pending] == [True] and before.contested
-    assert before.sequence(0, 0) == before.sequence(0, 1) == 105

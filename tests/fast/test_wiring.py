@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from individuals import make_assignment, make_candidate
 from simulation import MemoryJournal
+from simulation.ledger import MemoryStore
 
 import hpo
-from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.definition import CampaignDefinition, StartingPoints
 from hpo.campaign.rank import coordinating, wiring
 from hpo.campaign.rank.evaluators import Jobs, curve_file, trial_seed
 from hpo.campaign.rank.wiring import Assembly
@@ -26,9 +27,13 @@ from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Attempt, Scalar
 from hpo.islands.leader.island import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import Assignment, Remark, Surroundings, decode
+from hpo.islands.messages import Remark, Surroundings, decode
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
+from hpo.ledger.closing import closing
+from hpo.ledger.entries import Limits, Opened
+from hpo.ledger.ledger import Ledger
+from hpo.ledger.participation import join
 from hpo.search.protocols import SearchContext
 from hpo.search.stopping_rules import PruningSettings
 from hpo.task.code_version import CodeVersion
@@ -78,11 +83,7 @@ class Recorder:
     def __init__(self, *values: Any, **keywords: Any) -> None:
         self.given = SimpleNamespace(**keywords)
         self.values = values
-        self.enqueued: list[Assignment] = []
         self.remarks: list[str] = []
-
-    def enqueue(self, assignments: list[Assignment]) -> None:
-        self.enqueued += assignments
 
     def look_at_commands(self) -> None:
         pass
@@ -119,9 +120,22 @@ def leader(made: Assembly, island: int = 0) -> Any:
 
 def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
     """The recorder in place of the coordinator."""
-    earlier = earlier or ResumeState()
-    log = coordinating.begin_log(made, 1, earlier, [])
-    return coordinating.make_coordinator(made, log, earlier, [GIVEN], lambda rank: False)
+    settings = made.settings
+    limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
+    ledger = Ledger(MemoryStore())
+    ledger.append(lambda state: Opened(limits=limits, in_file=limits, islands=1, seed=0))
+    participation = join(ledger, closing, workers=3, ranks_per_worker=1, in_file=limits)  # type: ignore[arg-type]
+    starting = StartingPoints(points=[GIVEN], known=[], left_out=[])
+    opening = coordinating.Opening(
+        object(),  # type: ignore[arg-type]
+        participation,
+        earlier or ResumeState(),
+        starting,
+        [],
+        object(),  # type: ignore[arg-type]
+        lambda rank: False,
+    )
+    return coordinating.make_coordinator(made, coordinating.begin_log(made, opening), opening)
 
 
 def test_a_kind_that_models_one_objective_says_so(tmp_path: Path) -> None:
@@ -273,18 +287,14 @@ def test_without_limits_the_coordinator_has_none(tmp_path: Path) -> None:
 
 
 def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points(tmp_path: Path) -> None:
-    pending, enqueued = (
-        make_assignment(params={"x": x, "kind": "a"}, key="", operator="random", id=f"0-0-{x}")
-        for x in (0.5, 0.6)
-    )
-    earlier = ResumeState(pending=[pending], keys={"known"}, enqueued=[enqueued])
+    pending = make_assignment(params={"x": 0.5, "kind": "a"}, key="", operator="random", id="0-0-5")
+    earlier = ResumeState(pending=[pending], keys={"known"})
     made = coordinator(assembly(tmp_path), earlier)
     points = [(DEFAULT, "default"), (POINT, "given"), (GIVEN, "given")]
     assert made.given.backlog.assignments == [
-        pending,
-        *(make_assignment(params=params, key=SPACE.key(params), operator=name) for params, name in points),
+        make_assignment(params=params, key=SPACE.key(params), operator=name) for params, name in points
     ]
-    assert made.enqueued == [enqueued]
+    assert made.given.commands.unfinished == {"0-0-5": pending}
     assert made.given.backlog.known == {"known"} and made.given.backlog.tally is earlier.tally
 
 

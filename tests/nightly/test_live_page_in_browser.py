@@ -11,11 +11,12 @@ from typing import Any
 
 from browser import NEEDED, check_figures, opened
 from individuals import make_finished
+from living import joined
 from terminal import Command, Terminal, wait_until
 
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.journal.files import journal_path
-from hpo.journal.records import encode
+from hpo.journal.files import JournalWriter, journal_path
+from hpo.journal.records import Header
 
 pytestmark = NEEDED
 
@@ -77,7 +78,7 @@ def _check_figures(page: Any) -> None:
 
 
 def _add_record(directory: Path, parent: str) -> None:
-    """The end of an evaluation, the best, as a worker of the second launch would have written it."""
+    """The end of an evaluation, the best, in a launch that has just joined."""
     now = time.time()
     added = make_finished(
         id="0-0-9999", island=0, worker=0, sequence=9999, operator="evolution", parents=(parent,), retries=0,
@@ -85,8 +86,10 @@ def _add_record(directory: Path, parent: str) -> None:
         started=now - 1, finished=now, status=COMPLETED,
         objectives={"<i>error</i>": 0.0, "size": 10.0}, metrics={}, error=None,
     )  # fmt: skip
-    with journal_path(directory, launch=2, island=0, worker=0).open("ab") as file:
-        file.write(encode(added))
+    launch = joined(directory)
+    place = {"launch": launch.number, "island": 0, "worker": launch.first_worker}
+    with JournalWriter(journal_path(directory, **place), Header.of_this_process(**place)) as writer:
+        writer.append(added)
 
 
 def test_the_pages_of_a_campaign(terminal: Terminal) -> None:

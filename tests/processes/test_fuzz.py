@@ -15,16 +15,19 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from living import joined
 from places import ROOT
 
 from hpo.config import reader as config
 from hpo.errors import CampaignError, HpoError, JournalDamaged, UsageError
 from hpo.islands import messages
 from hpo.journal import directory
-from hpo.journal.files import journal_path, read_directory, read_file
-from hpo.journal.inspection import check, repair
-from hpo.journal.lock import holder
+from hpo.journal.files import journal_path, read_file
 from hpo.journal.machine import THIS_MACHINE
+from hpo.ledger.alive import alive_path, living
+from hpo.ledger.inspection import check, repair
+from hpo.ledger.journals import read_directory
+from hpo.ledger.opening import state_of
 from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load
@@ -181,6 +184,7 @@ def test_messages_of_any_fields(content: tuple[str, list[object]]) -> None:
 _START = messages.encode(
     messages.Start(
         1,
+        0,
         messages.Surroundings(("a",), 0, 1, 1),
         0,
         [Member("0-0-1", (0.5, 2), None, "failed", (), (3, None), "random")],
@@ -371,20 +375,22 @@ def test_campaign_json_of_any_bytes(home: Path, content: bytes) -> None:
         path.write_bytes(whole)
 
 
-_LOCK: dict[str, object] = {
+_SIGN: dict[str, object] = {
     "host": "h", "machine": THIS_MACHINE.identity, "pid": 1, "process_started": None, "time": 1.0, "token": "t",
 }  # fmt: skip
 
 
 @fuzz
-@given(content=mutations(msgspec.json.encode(_LOCK), [b"[", b"{"]))
-def test_locks_of_any_bytes(home: Path, content: bytes) -> None:
-    (home / "lock").write_bytes(content)
-    try:
-        reads(lambda: str(holder(home)), CampaignError)
-        str(check(home))
-    finally:
-        (home / "lock").unlink()
+@given(content=mutations(msgspec.json.encode(_SIGN), [b"[", b"{"]))
+def test_signs_of_life_of_any_bytes(home: Path, content: bytes) -> None:
+    if not state_of(home).open:
+        joined(home)
+    (launch,) = state_of(home).open
+    path = alive_path(home, launch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    reads(lambda: str(living(home)), CampaignError)
+    str(check(home))
 
 
 # Exports ----------------------------------------------------------------------------------------------------------

@@ -20,16 +20,9 @@ from individuals import make_finished
 
 from hpo.errors import CampaignError, JournalDamaged
 from hpo.individual import Attempt, Configuration, Outcome
-from hpo.journal.files import (
-    JournalWriter,
-    journal_part,
-    journal_path,
-    last_launch,
-    read_directory,
-    read_file,
-    worker_journals,
-)
+from hpo.journal.files import JournalWriter, journal_part, journal_path, read_file
 from hpo.journal.records import Finished, Header, Record, Stopping, encode, flat
+from hpo.ledger.journals import last_launch, read_directory, worker_journals
 
 
 def _finished(sequence: int = 0, **fields: Any) -> Finished:
@@ -276,7 +269,10 @@ def test_a_disk_that_fills_up_leaves_a_torn_end_and_the_journal_goes_on_in_a_new
     writer.close()
     assert _after_header(path) == _RECORDS[:1]
     assert _after_header(journal_part(path, 1)) == [*_RECORDS, _finished(3), _finished(4)]
-    assert worker_journals(tmp_path, launch=1, island=0, worker=2) == [path, journal_part(path, 1)]
+    assert [one.path for one in worker_journals(tmp_path, launch=1, worker=2)] == [
+        path,
+        journal_part(path, 1),
+    ]
     assert [one for one in read_directory(tmp_path) if isinstance(one, Finished)] == [
         _RECORDS[0],
         *_RECORDS,

@@ -13,8 +13,9 @@ import pytest
 
 import hpo
 from hpo.journal import curves as curves_on_disk
-from hpo.journal.commands import Stop, asked, give
-from hpo.journal.inspection import check
+from hpo.journal.commands import Stop, asked
+from hpo.ledger.inspection import check
+from hpo.ledger.opening import give
 from hpo.results.curves import load, system
 
 STEPS = 6

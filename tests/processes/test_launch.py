@@ -26,7 +26,9 @@ from hpo.cluster.mpirun import _session
 from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, StorageFailed
-from hpo.journal.commands import Stop, asked, give
+from hpo.journal.commands import Stop, asked
+from hpo.journal.directory import write_identity
+from hpo.ledger.opening import give
 
 MPIRUN = """#!{python}
 import os, signal, subprocess, sys, time
@@ -104,7 +106,8 @@ def test_ranks_that_die_after_a_stop_was_given_are_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     supervised, log = supervisor(tmp_path, "sys.exit(5)")
-    given: list[str] = []
+    given: list[None] = []
+    write_identity(tmp_path / "run", {})
     before_pause = supervised._pause
 
     def pause(seconds: float) -> None:
@@ -125,7 +128,7 @@ ONCE: dict[str, tuple[str, list[str], int]] = {
     },
     # As where two commands are given at once: another launch of this number is complete.
     "refused": (f"sys.exit({EXIT_REPORTED + EXIT_REFUSED + 2})", ["completed"], 2),
-    "lock lost": (f"sys.exit({CODE})", [""], EXIT_RESUMABLE),
+    "closed by another": (f"sys.exit({CODE})", [""], EXIT_RESUMABLE),
     "directory gone": (f"sys.exit({CODE})", [], EXIT_RESUMABLE),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", [], EXIT_RESUMABLE),
 }
@@ -210,7 +213,7 @@ def test_journals_that_cannot_be_read_after_a_launch_are_waited_for(
             away.rename(folder)
 
         clock = SimpleNamespace(monotonic=time.monotonic, sleep=mend)
-        monkeypatch.setattr("hpo.journal.launches.time", clock)
+        monkeypatch.setattr("hpo.ledger.launches.time", clock)
         assert supervised.run() == 0
     else:
         monkeypatch.setattr(supervising, "_GONE_S", 0.0)

@@ -9,14 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import living
 import pytest
 from places import ROOT
 from screens import Person
 from terminal import wait_until
 
-from hpo.journal import directory, lock
+from hpo.journal import directory
 from hpo.journal.files import JournalWriter, journal_path
-from hpo.journal.lock import acquire
 from hpo.journal.records import Header, Launched
 from hpo.results import overview
 from hpo.results.record import load
@@ -58,12 +58,13 @@ def at_work(tmp_path: Path):
     home = tmp_path / "run"
     directory.write_identity(home, {"task": "t", "objectives": {"value": "minimize"}, "space": {}})
     path = journal_path(home, launch=1, island=0, worker=0)
-    with acquire(home), JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0)) as writer:
+    with (
+        living.at_work(home) as sign,
+        JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=0)) as writer,
+    ):
         writer.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=time.time()))
         writer.commit()
-        holder = lock.holder(home)
-        assert holder is not None
-        overview.write(home, overview.folded(load(home)), token=holder.token)
+        overview.write(home, overview.folded(load(home)), token=sign.holder.token)
         yield tmp_path
 
 

@@ -19,7 +19,7 @@ import hpo
 from hpo.evaluation.conversation import EvaluationOver, answer_of, to_line
 from hpo.individual import Metric
 from hpo.journal.files import journal_path
-from hpo.journal.inspection import check
+from hpo.ledger.inspection import check
 from hpo.results import result as results
 from hpo.results.record import load
 from hpo.task.metrics import MOST_CHARACTERS, MOST_NUMBERS, keep

@@ -23,9 +23,9 @@ from hpo.config.layout import Layout
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED
 from hpo.islands.messages import Surroundings
 from hpo.islands.transport import Transport
-from hpo.journal.files import read_directory
-from hpo.journal.inspection import check
 from hpo.journal.records import Finished
+from hpo.ledger.inspection import check
+from hpo.ledger.journals import read_directory
 from hpo.results.record import load
 from hpo.search.kinds.pbt import PbtBreeder
 from hpo.search.population import Member, Population

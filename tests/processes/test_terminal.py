@@ -9,14 +9,14 @@ from pathlib import Path
 
 import journals
 import pytest
+from living import at_work
 from terminal import Terminal
 
 import hpo
 from hpo import cli, terminal
 from hpo.journal import directory
 from hpo.journal.files import journal_path
-from hpo.journal.inspection import NOTE, Finding
-from hpo.journal.lock import acquire
+from hpo.ledger.inspection import NOTE, Finding
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x7f\x9b31m\u202egpj\u2066\u2028"
 OBEYED = re.compile(r"[^\n\t -~\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]")
@@ -112,11 +112,9 @@ def test_commands_that_are_shown_name_a_directory_as_one_word(
     hpo.Campaign(task, directory=home, evaluations=3, isolation="inline", kind="random").run()
     last = next(line for line in capsys.readouterr().err.splitlines() if "says why" in line)
     assert f"`hpo status '{home}'`" in last
-    lock = acquire(home)
-    with pytest.raises(hpo.CampaignError) as caught:
-        acquire(home)
+    with at_work(home), pytest.raises(hpo.CampaignError) as caught:
+        hpo.Campaign(task, directory=home, evaluations=4, isolation="inline", kind="random").run()
     assert f"`hpo stop '{home}'`" in str(caught.value)
-    lock.release()
     path = journal_path(home, launch=1, island=0, worker=0)
     path.write_bytes(path.read_bytes().replace(b'"id"', b'"ld"'))
     assert f"`hpo check '{home}' --repair`" in shown(capsys, "check", home)

@@ -17,7 +17,7 @@ import pytest
 import synthetic
 from terminal import Command, Terminal
 
-from hpo.journal.files import journal_files
+from hpo.ledger.journals import journal_files
 
 _PATIENCE_S = 60.0
 
@@ -62,7 +62,7 @@ def test_what_the_journal_gets_arrives_and_a_signal_ends_it_at_once(terminal: Te
         cookie = answer.headers["set-cookie"].partition(";")[0]
         views = _views(connection, cookie)
         first = next(view for view in views if "history" in view["parts"])
-        with open(journal_files(home)[-1], "ab") as file:
+        with open(journal_files(home)[-1].path, "ab") as file:
             file.write(journals.line(journals.finished("9-9-9", {"accuracy": 0.5})))
         next(view for view in views if view["parts"]["history"] != first["parts"]["history"])
         asked = time.monotonic()

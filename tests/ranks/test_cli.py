@@ -16,8 +16,9 @@ from terminal import Terminal
 
 import hpo
 from hpo import cli
-from hpo.journal.commands import Stop, asked, give
+from hpo.journal.commands import Stop, asked
 from hpo.journal.directory import second_campaign, write_identity
+from hpo.ledger.opening import give
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str, lines: int = 1) -> None:
@@ -336,7 +337,7 @@ def test_a_job_that_slurm_starts_again_after_a_stop_ends_with_0(
     monkeypatch.setitem(terminal.environment, "SLURM_RESTART_COUNT", "1")
     for done in terminal.hpo("run", "c.toml", "--ranks", 2), terminal.mpirun(2, "run", "c.toml"):
         assert done.returncode == 0 and done.stderr.count("nothing is started: `hpo stop ") == 1
-        assert terminal.side() == [] and not (run / "journal").exists() and not (run / "lock").exists()
+        assert terminal.side() == [] and not (run / "journal").exists() and not (run / "launches").exists()
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,4 +404,4 @@ def test_a_task_may_change_its_working_directory(terminal: Terminal, isolation: 
     terminal.hpo("run", "c.toml", returns=0)
     run = terminal.directory / "run"
     assert len([*run.glob("evaluations/*/model")]) == 3 and len(hpo.Result(run).curves()) == 4
-    assert not (run / "lock").exists()
+    assert not [*run.glob("launches/*")]

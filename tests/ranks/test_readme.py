@@ -29,7 +29,7 @@ from hpo.cluster.sbatch import sbatch_options
 from hpo.config import reader as config
 from hpo.config.reader import Settings
 from hpo.errors import UsageError
-from hpo.journal.files import read_directory
+from hpo.ledger.journals import read_directory
 from hpo.parser import make_parser
 from search_spaces import digits
 

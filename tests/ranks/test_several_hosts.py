@@ -10,7 +10,7 @@ from namespaces import Hosts
 from terminal import Terminal, wait_until
 from test_dead_ranks import TWO_RANKS, check_complete
 
-from hpo.journal.lock import STALE_S
+from hpo.ledger.alive import STALE_S
 
 SPANNING = """
 import os, socket
@@ -49,7 +49,7 @@ def test_a_worker_spans_two_hosts(terminal: Terminal, interface: str | None) -> 
     ("victim", "power"), cases([("n1", True)], nightly=[("n2", False), ("n1", False), ("n2", True)])
 )
 def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
-    """Rank 0 is on n1. The lock names a process of another machine that was alive a moment ago."""
+    """Rank 0 is on n1. Its sign of life is of another machine, and fresh."""
     terminal.task(0.05)
     terminal.campaign('evaluation.hang_timeout = "16 s"', evaluations=160)
     terminal.write("hosts", "n1 slots=2\nn2 slots=2\n")

@@ -21,7 +21,9 @@ from hpo.cluster.hosts import Host
 from hpo.config.process import SlurmAttempt, slurm_attempt
 from hpo.config.reader import from_keywords
 from hpo.errors import CampaignError
-from hpo.journal.commands import Stop, asked, give
+from hpo.journal.commands import Stop, asked
+from hpo.journal.directory import write_identity
+from hpo.ledger.opening import give
 
 EXAMPLE: dict[str, Any] = {
     "file": None,
@@ -353,6 +355,7 @@ def test_a_job_that_gets_nothing_done_again_and_again_leaves_the_queue(queue: Qu
         queue.after(3, 75)
     write_launch(queue.directory, 5, ("interrupted", None))  # it saved itself, and will go on from there
     assert queue.after(4, 75) == AGAIN
+    write_identity(queue.directory, {})
     give(queue.directory, Stop(**asked()))
     code, sentence = queue.after(4, 75)
     assert code == 75 and "hpo stop" in sentence

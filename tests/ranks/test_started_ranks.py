@@ -164,7 +164,7 @@ def test_a_notebook_runs_its_own_function_on_ranks_and_shows_the_panel(terminal:
             assert "done" in form and f"{budget} of {budget}" in form
         assert outputs[-1]["data"]["text/plain"] == "'done'"
     assert "a flood" not in str([several, one])
-    assert workers(terminal) == {0, 1}
+    assert workers(terminal) == {0, 1, 2}
     assert terminal.processes() == []
 
 

@@ -47,7 +47,6 @@ from hpo.islands.resume.fold import fold
 from hpo.islands.resume.individuals import failures
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.commands import Look, Request
 from hpo.journal.records import Record, Reopened
 from hpo.prior_results.configurations import wanted
 from hpo.search.phases import Phases, searched
@@ -64,6 +63,7 @@ from hpo.search.protocols import (
 from hpo.search.stopping_rules import PruningSettings
 from hpo.space.space import SearchSpace
 from hpo.task.outcome import TaskOutcome
+from simulation.ledger import SimulatedLedger
 
 GRACE_S = 60.0
 
@@ -145,42 +145,6 @@ class _DiscardingJournal(MemoryJournal):
         pass
 
 
-class MemoryInbox:
-    """Commands that were given, by id, and have not been applied. ``given``: the ids of all that nobody took back."""
-
-    error = None
-
-    def __init__(self) -> None:
-        self.requests: dict[str, Request] = {}
-        self.given: set[str] = set()
-        self._number = 0
-
-    def give(self, request: Request) -> None:
-        self._number += 1
-        identity = f"{self._number:020d}-{0:016x}"
-        self.requests[identity] = request
-        self.given.add(identity)
-
-    def forget(self, kind: type[Request]) -> None:
-        """Take those back that wait."""
-        for identity in [one for one, request in self.requests.items() if type(request) is kind]:
-            del self.requests[identity]
-            self.given.remove(identity)
-
-    def has(self, kind: type[Request]) -> bool:
-        """Whether any of them waits."""
-        return any(type(request) is kind for request in self.requests.values())
-
-    def look(self) -> Look:
-        return Look(list(self.requests.items()), [])
-
-    def set_aside(self, name: str) -> None:
-        raise NotImplementedError("there is no nonsense here")
-
-    def finish(self, identity: str, request: Request) -> None:
-        del self.requests[identity]
-
-
 class SimulatedTransport:
     """One rank's end of the simulated network."""
 
@@ -233,7 +197,7 @@ def lonely_coordinator(registry: WorkerRegistry, log: LaunchLog | None = None) -
         transport=_Nowhere(),  # type: ignore[arg-type]
         registry=registry,
         rules=rules,
-        backlog=Backlog(),
+        backlog=Backlog(units=2),
         log=log,
         health=Health(None, patience_s=300, leaders=leaders),
     )
@@ -410,12 +374,12 @@ def leader_settings(
 class Simulation(LaunchLog):
     """A campaign of one-rank workers.
 
-    ``inbox``: commands that people give, looked at when ``coordinator.step`` is called; ``evaluations`` is what the
-    campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th individual to be
-    started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``hang_timeout``: seconds, None: no
-    rank is given up; ``phased``: settings whose phases hold, and whose kind breeds; ``latency_s``: mean time of a
-    message; ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much faster to
-    simulate)."""
+    ``ledger``: of the campaign, looked at when ``coordinator.step`` is called, None for a new one; ``evaluations`` is
+    what the campaign file says, ``recorded`` what earlier launches left. ``duration(k)``: seconds of the k-th
+    individual to be started; ``curve``: how one trains, instead of ``objective`` and ``duration``; ``hang_timeout``:
+    seconds, None: no rank is given up; ``phased``: settings whose phases hold, and whose kind breeds; ``latency_s``:
+    mean time of a message; ``jitter``: draw each message's time anew (else it is fixed for each pair of ranks, and much
+    faster to simulate)."""
 
     def __init__(
         self,
@@ -444,7 +408,7 @@ class Simulation(LaunchLog):
         must_end: float | None = None,
         first_failures: int | None = None,
         hang_timeout: float | None = None,
-        inbox: MemoryInbox | None = None,
+        ledger: SimulatedLedger | None = None,
         recorded: Sequence[Record] = (),
         seed: int = 0,
     ) -> None:
@@ -486,6 +450,11 @@ class Simulation(LaunchLog):
         self.counter = MessageCounter()
         earlier = earlier or ResumeState()
         layout = Layout.plan(ranks=workers, islands=islands, ranks_per_worker=1)
+        if ledger is None:
+            ledger = SimulatedLedger(evaluations, space, earlier)
+        self.participation = participation = ledger.join(workers, self._written)
+        layout = layout.numbered_from(participation.first_worker)
+        self.numbers = [place.worker for place in layout.workers]
         matrix = topology_matrix(topology, islands)
         groups = [[place.leader for place in layout.of_island(island)] for island in range(islands)]
         self.journals: list[MemoryJournal] = []
@@ -527,7 +496,7 @@ class Simulation(LaunchLog):
             registry=registry,
             rules=LaunchRules(
                 ranks=workers,
-                evaluations=earlier.commands.evaluations(evaluations),
+                evaluations=participation.state.limits.evaluations,
                 duplicates=False,
                 checkpoints=checkpoints,
                 grace_s=GRACE_S,
@@ -536,26 +505,19 @@ class Simulation(LaunchLog):
                 phases=Phases() if phased is None else Phases([one.until for one in phased.phase]),
                 unseen=_unseen(space, lambda params: True, only),
             ),
-            backlog=Backlog(known=earlier.keys, assignments=earlier.pending, tally=earlier.tally),
+            backlog=Backlog(known=earlier.keys, tally=earlier.tally),
             log=self,
-            commands=None
-            if inbox is None
-            else Commands(
-                inbox=inbox,
-                standing=earlier.commands,
-                journal=self.journals[0],
-                in_file={"evaluations": evaluations, "deadline_s": deadline},
+            commands=Commands(
+                participation=participation,
+                unfinished={one.id: one for one in earlier.pending},
                 began=0.0,
                 assigned=lambda label, params: point_assignment(
                     wanted(label, params, space, lambda params: True), space.key
                 ),
                 failures=lambda: failures([*recorded, *self._committed()], space=space),
-                now=lambda: self.time,
             ),
             health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
         )
-        self.coordinator.paused = earlier.commands.paused
-        self.coordinator.enqueue(earlier.enqueued)
         self.coordinator.look_at_commands()
         if deadline is not None:
             self.at(deadline, self.coordinator.step)
@@ -689,9 +651,10 @@ class Simulation(LaunchLog):
                 leader.orphan()
                 self.wake(leader.place.leader, self.time)
 
-    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+    def reopened(self, again: Sequence[Assignment], reason: str, entry: int = 0) -> None:
         for one in again:
-            self.journals[0].append(Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time))
+            record = Reopened(id=one.id, number=one.reopened, reason=reason, time=self.time, entry=entry)
+            self.journals[0].append(record)
         with suppress(OSError):  # the leader of rank 0, whose journal it is, tries again
             self.journals[0].commit()
 
@@ -709,6 +672,9 @@ class Simulation(LaunchLog):
             islands=self.islands,
             losses=losses,
         )
+
+    def _written(self) -> Iterator[tuple[int, list[Record]]]:
+        return ((number, journal.committed) for number, journal in zip(self.numbers, self.journals))
 
     def _committed(self) -> Iterator[Record]:
         return (record for journal in self.journals for record in journal.committed)
@@ -789,6 +755,10 @@ class Simulation(LaunchLog):
             raise RuntimeError(
                 f"the simulated campaign came to a standstill at {self.time} s; {len(ended)} of {len(alive)} ended"
             )
+        assert coordinator.end is not None
+        self.participation.close(
+            coordinator.end.reason, coordinator.end.exit_code, at_rest=coordinator.all_ended
+        )
         return self._report()
 
     def _report(self) -> Report:

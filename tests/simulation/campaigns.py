@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import hpo
 from hpo.individual import COMPLETED, FAILED, FINAL, PRUNED, STATUSES
@@ -12,13 +12,14 @@ from hpo.islands.coordinator.tally import order
 from hpo.islands.messages import StopRequest, encode
 from hpo.islands.resume.fold import fold
 from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
-from hpo.journal.records import Finished, Migrated, Reopened, Started
+from hpo.journal.records import Finished, Migrated, Record, Reopened, Started
 from hpo.results.record import Fold as ResultsFold
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.protocols import Candidate
 from hpo.task.outcome import TaskOutcome, summary_line
-from simulation import MemoryInbox, Report, Simulation, losses
+from simulation import Report, Simulation, losses
+from simulation.ledger import ASKED, SimulatedLedger
 
 SPACE = hpo.SearchSpace(x=hpo.Float(-5, 5), y=hpo.Float(-5, 5), kind=hpo.Categorical("a", "b", "c"))
 
@@ -181,33 +182,42 @@ def fail_storage(simulation: Simulation, rng: random.Random, workers: int) -> No
             simulation.crews[rank].unwritable = unwritable
 
 
-def ask(simulation: Simulation, rng: random.Random, inbox: MemoryInbox, workers: int) -> None:
-    """Commands at random times; in the end the campaign is not paused, and its budget only grows."""
-    asked = {"time": 0.0, "by": "me"}
-    budget = max(simulation.coordinator.evaluations or 0, *waiting_budgets(inbox))
+def ask(
+    simulation: Simulation,
+    rng: random.Random,
+    ledger: SimulatedLedger,
+    workers: int,
+    recorded: Sequence[Record],
+) -> None:
+    """Commands at random times; in the end the campaign is not paused, and its budget only grows. ``recorded``: what
+    earlier launches left."""
+    budget = simulation.coordinator.evaluations or 0
+    first = simulation.participation.first_worker
     for when in sorted(rng.uniform(0, 12) for _ in range(rng.randint(1, 6) if rng.random() < 0.5 else 0)):
         budget += rng.randint(0, 4)
         requests: list[Request] = [
-            Pause(**asked),
-            Unpause(**asked),
-            Drain(**asked, worker=f"0-{rng.randrange(workers)}"),
-            Retry(**asked, statuses=RETRIED),
-            Enqueue(**asked, points=[{"x": rng.choice([0.5, rng.uniform(-5, 5)]), "y": 1.0, "kind": "b"}]),
-            Set(**asked, evaluations=budget),
-            Stop(**asked),
+            Pause(**ASKED),
+            Unpause(**ASKED),
+            Drain(**ASKED, worker=f"0-{first + rng.randrange(workers)}"),
+            Retry(**ASKED, statuses=RETRIED),
+            Enqueue(**ASKED, points=[{"x": rng.choice([0.5, rng.uniform(-5, 5)]), "y": 1.0, "kind": "b"}]),
+            Set(**ASKED, evaluations=budget),
+            Stop(**ASKED),
         ]
-        give_at(simulation, inbox, when, *rng.choices(requests, [2, 4, 1, 2, 2, 2, 1]))
-    give_at(simulation, inbox, rng.uniform(12, 15), Unpause(**asked))
+        (chosen,) = rng.choices(requests, [2, 4, 1, 2, 2, 2, 1])
+        give_at(simulation, ledger, when, chosen, recorded)
+    give_at(simulation, ledger, rng.uniform(12, 15), Unpause(**ASKED))
 
 
-def waiting_budgets(inbox: MemoryInbox) -> list[int]:
-    """What is to be set yet; also what was, where that could not be put on record."""
-    return [0, *(one.evaluations or 0 for one in inbox.requests.values() if isinstance(one, Set))]
-
-
-def give_at(simulation: Simulation, inbox: MemoryInbox, when: float, request: Request) -> None:
+def give_at(
+    simulation: Simulation,
+    ledger: SimulatedLedger,
+    when: float,
+    request: Request,
+    recorded: Sequence[Record] = (),
+) -> None:
     def give() -> None:
-        inbox.give(request)
+        ledger.give(request, [*recorded, *records_of(simulation)])
         if 0 not in simulation.dead:
             simulation.coordinator.look_at_commands()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hpo.campaign.rank.evaluators import Jobs
@@ -19,6 +20,7 @@ from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import pack
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
@@ -32,14 +34,15 @@ from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.lock import REFRESH_S, Lock
 from hpo.journal.records import Launched, Left, Record, Reopened
+from hpo.ledger.alive import REFRESH_S, SignOfLife
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.space.space import SearchSpace
 from simulation import MemoryJournal, leader_settings, losses
 from simulation.evaluators import Fates, NoGuard, SimulatedEvaluator, Worker
+from simulation.ledger import SimulatedLedger
 from simulation.ranks import Rank
-from simulation.world import EPOCH_S, World
+from simulation.world import EPOCH_S, SimulatedMachine, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,8 @@ class LaunchSettings:
 
 
 class SimulatedLaunch(LaunchLog):
-    """One MPI job that works on a campaign. ``number``: of the launch; ``earlier``: what former ones left; ``lock``: of
-    the directory, which rank 0 holds."""
+    """One MPI job that works on a campaign in ``directory``. ``ledger``: of the campaign; ``earlier``: what former
+    launches left, by the number of islands; ``machine``: of rank 0."""
 
     def __init__(
         self,
@@ -72,17 +75,22 @@ class SimulatedLaunch(LaunchLog):
         objective: Callable[[Mapping[str, Any]], float],
         settings: LaunchSettings,
         *,
-        number: int,
-        earlier: ResumeState,
-        lock: Lock,
+        ledger: SimulatedLedger,
+        earlier: Callable[[int], ResumeState],
+        directory: Path,
+        machine: SimulatedMachine,
     ) -> None:
         self.world = world
-        self.number = number
         self._space = space
         self._objective = objective
         self._settings = settings
-        self._lock = lock
-        self._layout = layout = settings.layout
+        self._ledger = ledger
+        self._participation = ledger.join(
+            len(settings.layout.workers), self._written, lambda: machine.unreachable()
+        )
+        self.number = self._participation.number
+        self._sign = SignOfLife(directory, self.number, machine=machine)
+        self._layout = layout = settings.layout.numbered_from(self._participation.first_worker)
         self._groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
         self._registry = WorkerRegistry(layout.workers, ended=self._is_seen_to_have_ended)
         self._tolerant = settings.tolerant
@@ -94,14 +102,12 @@ class SimulatedLaunch(LaunchLog):
         """By rank, why no directory can be made from there."""
         self.unread = False
         """Whether a journal could not be read when it was needed."""
-        self.lock_lost = False
-        """Whether rank 0 gave up because another launch may have taken its lock."""
+        self._seen_closed = False
+        """Whether another launch had closed this one at the last beat."""
         for rank, skew in zip(self.ranks, settings.skews):
             rank.transport.skew_s = EPOCH_S + skew
-        self._lock.name_ranks(
-            (host, rank.pid) for host, rank in zip(settings.hosts[1:], self.ranks[1:], strict=True)
-        )
-        starts = start_messages(layout, earlier, number, settings.hosts)
+        state = earlier(layout.islands)
+        starts = start_messages(layout, state, self.number, settings.hosts)
         own = RankRoles(members=(), leader=None, non_leader=None, filenos=list)
         for place in layout.workers:
             self.ranks[place.leader].journal = MemoryJournal()
@@ -113,10 +119,11 @@ class SimulatedLaunch(LaunchLog):
                     # Rank 0 serves first; the others get their Start a little later.
                     begin = partial(self._begin, place, worker_rank, evaluators, starts[rank])
                     world.at(world.time + world.rng.expovariate(5.0), begin)
-        self.coordinator = self._make_coordinator(earlier)
-        self._record_start(earlier)
+        self.coordinator = self._make_coordinator(state)
+        self.coordinator.look_at_commands()
+        self._record_start()
         self._make_loop(self.ranks[0], own, self.coordinator)
-        self._refresh_lock()
+        self._beat()
 
     # --- the parts of a rank ----------------------------------------------------------------------------------
 
@@ -147,7 +154,7 @@ class SimulatedLaunch(LaunchLog):
             coordinator=coordinator,
             signals=rank.signals,
             hang_timeout_s=self._settings.evaluation.hang_timeout_s,
-            housekeeping=lambda now: None if coordinator is None else self._lock.check(),
+            housekeeping=lambda now: None,
             on_bad_message=_refuse,
         )
         rank.wake(self.world.time)
@@ -225,8 +232,17 @@ class SimulatedLaunch(LaunchLog):
                 checkpoints=False,
                 timed=True,
             ),
-            backlog=Backlog(known=earlier.keys, assignments=earlier.pending, tally=earlier.tally),
+            backlog=Backlog(known=earlier.keys, tally=earlier.tally),
             log=self,
+            commands=Commands(
+                participation=self._participation,
+                unfinished={one.id: one for one in earlier.pending},
+                began=0.0,
+                assigned=lambda label, params: point_assignment(
+                    self._space.validate(params), self._space.key
+                ),
+                failures=list,
+            ),
             health=Health(
                 settings.first_failures,
                 patience_s=settings.start_timeout_s,
@@ -234,14 +250,13 @@ class SimulatedLaunch(LaunchLog):
             ),
         )
 
-    def _record_start(self, earlier: ResumeState) -> None:
+    def _record_start(self) -> None:
         launched = Launched(
             evaluations=self._settings.evaluations,
             deadline_s=None,
             islands=self._layout.islands,
             workers=len(self._layout.workers),
             time=self.ranks[0].transport.now(),
-            contested=earlier.contested,
         )
         self._put(launched)
 
@@ -253,7 +268,7 @@ class SimulatedLaunch(LaunchLog):
         with suppress(OSError):
             journal.commit()
 
-    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+    def reopened(self, again: Sequence[Assignment], reason: str, entry: int = 0) -> None:
         now = self.ranks[0].transport.now()
         self._put(*(Reopened(id=one.id, number=one.reopened, reason=reason, time=now) for one in again))
 
@@ -283,18 +298,29 @@ class SimulatedLaunch(LaunchLog):
         """What is on disk."""
         return [record for journal in self.journals for record in journal.committed]
 
-    def _refresh_lock(self) -> None:
+    def _written(self) -> list[tuple[int, list[Record]]]:
+        """What is on disk, by the number of the worker that wrote it."""
+        leaders = ((place.worker, self.ranks[place.leader].journal) for place in self._layout.workers)
+        return [(worker, journal.committed) for worker, journal in leaders if journal is not None]
+
+    @property
+    def closed_by_another(self) -> bool:
+        closed = self._ledger.state.closed.get(self.number)
+        return closed is not None and closed.by != self.number
+
+    def _beat(self) -> None:
         """The heartbeat of rank 0."""
         if not self.ranks[0].over:
             if not self.ranks[0].stopped and self.ranks[0].stalled <= self.world.time:
-                loop = self.ranks[0].loop
-                ends = loop is None or loop.end is not None
-                assert ends or not self.lock_lost, "it goes on without its lock"
-                self._lock.refresh()
-                # By the next beat rank 0 has seen it.
-                path = self._lock.path
-                self.lock_lost = path.exists() and self._lock.holder.token not in path.read_text()
-            self.world.at(self.world.time + REFRESH_S, self._refresh_lock)
+                ends = self.coordinator.stopping is not None or self.coordinator.end is not None
+                # It has looked at the ledger since the last beat.
+                assert ends or not self._seen_closed or self.coordinator.storage_error, (
+                    "it goes on although closed"
+                )
+                self._seen_closed = self.closed_by_another
+                with suppress(OSError):
+                    self._sign.refresh()
+            self.world.at(self.world.time + REFRESH_S, self._beat)
 
     # --- network and deaths -------------------------------------------------------------------------------------
 
@@ -373,15 +399,13 @@ class SimulatedLaunch(LaunchLog):
         for rank in set(range(self.size)).difference(left):
             self.kill(rank)
 
-    def lost_lock(self) -> None:
-        """Rank 0 gives up because another launch may have taken its lock."""
-        self.lock_lost = True
-
     def exited(self, rank: Rank) -> None:
         """The process of ``rank`` has ended."""
         if rank.number == 0 and not rank.dead:
-            self._lock.all_ended = self.coordinator.all_ended
-            self._lock.release()
+            end = self.coordinator.end
+            if end is not None:
+                with suppress(OSError):
+                    self._participation.close(end.reason, end.exit_code, at_rest=self.coordinator.all_ended)
 
     def _is_seen_to_have_ended(self, rank: int) -> bool:
         hosts = self._settings.hosts

@@ -26,6 +26,7 @@ from hpo.ledger.entries import (
     Go,
     Joined,
     LedgerEntry,
+    Limits,
     Opened,
     UnitsReturned,
     UnknownEntry,
@@ -499,7 +500,7 @@ class Campaign:
                     self._counted[line.id] = line
             unbegun = set(entry.resting) - self._counted.keys()
             self._counted.update({one: self._drawn.pop(one) for one in unbegun})
-        self._most = max(self._most, self.truth.budget or 0)
+        self._most = max(self._most, self.truth.limits.evaluations or 0)
 
     def check(self) -> None:
         """All invariants, against what is on the server."""
@@ -566,7 +567,7 @@ class Campaign:
         opener = self.new_launch()
         opener.folder.calm = True
         budget, points = self.rng.randint(1, 30), self.rng.randint(0, 3)
-        first = Opened(budget=budget, islands=1, seed=0, points=({"x": 0.0},) * points)
+        first = Opened(limits=Limits(evaluations=budget), islands=1, seed=0, points=({"x": 0.0},) * points)
         opener.ledger.append(lambda state: None if state.opened else first)
         opener.folder.calm = False
         for _ in range(self.rng.randint(20, 150)):
@@ -636,9 +637,9 @@ class Campaign:
             self.check()
         state = self.truth
         if state.completed is None or state.open:
-            raise Broken(f"no end: {state.final} of {state.budget}, {len(state.open)} open")
-        if state.final < (state.budget or 0):
-            raise Broken(f"completed with {state.final} of {state.budget}")
+            raise Broken(f"no end: {state.final} of {state.limits.evaluations}, {len(state.open)} open")
+        if state.final < (state.limits.evaluations or 0):
+            raise Broken(f"completed with {state.final} of {state.limits.evaluations}")
 
     def ended_of(self, launch: Launch) -> list[Line]:
         return [line for line in launch.journal.lines if line.ends]

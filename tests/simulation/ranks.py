@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from hpo.errors import LockLost
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.leader.leader import Leader
 from hpo.islands.storage import StorageWait
@@ -25,7 +24,6 @@ class Network(Protocol):
 
     def post(self, source: int, destination: int, data: bytes) -> None: ...
     def exited(self, rank: Rank) -> None: ...
-    def lost_lock(self) -> None: ...
 
 
 class RankTransport:
@@ -138,13 +136,7 @@ class Rank:
         if any(data == ABORT for _, data in self.transport.inbox):
             self.exit()
             return
-        try:
-            self._pause_s = self.loop.turn()
-        except LockLost:
-            self._network.lost_lock()
-            self.transport.abort(75)
-            self.exit()
-            return
+        self._pause_s = self.loop.turn()
         if self.loop.end is not None:
             if self.loop.given_up and self.journal is not None:
                 self.journal.discard()

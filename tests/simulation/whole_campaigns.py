@@ -14,11 +14,13 @@ from hpo.errors import CampaignError
 from hpo.individual import COMPLETED
 from hpo.islands.end_reasons import DONE, NOTHING_COMPLETED
 from hpo.islands.resume.fold import fold
-from hpo.journal.lock import Lock, acquire
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Header, Record, Started
+from hpo.ledger.alive import wait_until_free
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
+from simulation.ledger import SimulatedLedger
 from simulation.ranks import Rank
 from simulation.world import SimulatedMachine, World
 
@@ -43,6 +45,7 @@ class Campaign:
         self._world = World(seed)
         self._directory = directory
         self._budget = self._rng.randint(1, 20)
+        self._ledger = SimulatedLedger(self._budget, SPACE)
         self._launches: list[SimulatedLaunch] = []
         self._server_skew_s = self._rng.choice([0.0, -7200.0, 7200.0])
         self._running: dict[int, Rank] = {}
@@ -69,15 +72,11 @@ class Campaign:
     def _launch(self, number: int, alone: bool) -> bool:
         """Begin a launch and go on until something else is to begin; whether it has completed the campaign."""
         world, rng = self._world, self._rng
-        lock, machine = self._acquire()
-        if lock.contested:
-            for journal in self._launches[-1].journals:
-                journal.fenced = True
+        machine = self._wait_for_turn()
         before = {(one.id, one.reopened) for one in standing(self._records())}
         self._overlaps = not alone and rng.random() < 0.2
         mean_s = rng.choice([30.0, 150.0, 150.0]) if self._overlaps else rng.choice([0.1, 1.0, 3.0])
-        launch = self._begin(number, alone, lock, mean_s)
-        lock.settle()
+        launch = self._begin(alone, machine, mean_s)
         self._running[machine.pid] = launch.ranks[0]
         self._running |= {rank.pid: rank for rank in launch.ranks[1:]}
         until = math.inf
@@ -96,7 +95,7 @@ class Campaign:
         assert not before & again, "a recorded evaluation was done again"
         ended = self._check()
         end = launch.coordinator.end
-        if end is None or not launch.settled or launch.ranks[0].dead or launch.lock_lost:
+        if end is None or not launch.settled or launch.ranks[0].dead or launch.closed_by_another:
             return False
         counted = launch.coordinator.tally.final
         assert counted <= ended, "the coordinator has counted what is not on record"
@@ -129,10 +128,10 @@ class Campaign:
         return len(ended)
 
     def _records(self) -> list[Record]:
-        return records_of(self._launches)
+        return records_of(self._launches, self._ledger)
 
-    def _acquire(self) -> tuple[Lock, SimulatedMachine]:
-        """Take the directory's lock for a new launch, while former ones may be at work."""
+    def _wait_for_turn(self) -> SimulatedMachine:
+        """Rank 0's machine of a new launch, once it may begin; former ones may be at work all the same."""
         world, rng = self._world, self._rng
         machine = SimulatedMachine(
             world,
@@ -152,14 +151,19 @@ class Campaign:
                 else:
                     former.kill_all()
             try:
-                lock = acquire(self._directory, waiting=lambda sentence: None, machine=machine)
+                wait_until_free(
+                    self._directory,
+                    lambda: self._ledger.state,
+                    waiting=lambda sentence: None,
+                    machine=machine,
+                )
             except CampaignError:
                 world.sleep(rng.uniform(1.0, 60.0))
                 continue
-            return lock, machine
+            return machine
         raise AssertionError("no launch can begin")
 
-    def _begin(self, number: int, alone: bool, lock: Lock, mean_s: float) -> SimulatedLaunch:
+    def _begin(self, alone: bool, machine: SimulatedMachine, mean_s: float) -> SimulatedLaunch:
         """The next launch, with a layout of its own."""
         world, rng = self._world, self._rng
         slow = mean_s >= 10.0
@@ -168,12 +172,9 @@ class Campaign:
         )
         islands = rng.randint(1, min(3, workers))
         ranks = workers * ranks_per_worker
-        earlier = fold(self._records(), space=SPACE, islands=islands, losses=losses)
-        if lock.contested:
-            earlier.contest()
         spread = rng.choice([0.0, 1.0, 3600.0])
         # Workers beside rank 0, or all over.
-        hosts = [lock.holder.host, *([] if rng.random() < 0.5 else _OTHER_HOSTS)]
+        hosts = [machine.host, *([] if rng.random() < 0.5 else _OTHER_HOSTS)]
         settings = LaunchSettings(
             layout=Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker),
             evaluations=self._budget,
@@ -194,14 +195,29 @@ class Campaign:
             migration=rng.choice([0.0, 0.5, 1.0]),
             copy=rng.random() < 0.5,
         )
-        return SimulatedLaunch(world, SPACE, objective, settings, number=number, earlier=earlier, lock=lock)
+
+        def earlier(islands: int) -> ResumeState:
+            """What former launches left, once they are closed."""
+            return fold(self._records(), space=SPACE, islands=islands, losses=losses)
+
+        return SimulatedLaunch(
+            world,
+            SPACE,
+            objective,
+            settings,
+            ledger=self._ledger,
+            earlier=earlier,
+            directory=self._directory,
+            machine=machine,
+        )
 
 
-def records_of(launches: list[SimulatedLaunch]) -> list[Record]:
-    """What is on disk, as the next launch reads it."""
+def records_of(launches: list[SimulatedLaunch], ledger: SimulatedLedger) -> list[Record]:
+    """What is on disk and counts, as the next launch reads it."""
     records: list[Record] = []
     for launch in launches:
-        records += [Header(version=1, launch=launch.number, island=0, worker=0, time=0.0), *launch.records()]
+        records.append(Header(version=1, launch=launch.number, island=0, worker=0, time=0.0))
+        records += ledger.counted(launch.number)
     return records
 
 
@@ -239,7 +255,7 @@ def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Rand
 
 def silence(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random, when: float) -> None:
     """About ``when`` rank 0 stops, alone or with others, or its host loses the directory, for so long that another
-    launch may take the lock over."""
+    launch may close this one."""
     world = launch.world
     begin = max(world.time, when + rng.uniform(-30.0, 10.0))
     end = begin + rng.uniform(60.0, 400.0)

@@ -120,13 +120,6 @@ class SimulatedMachine(Machine):
     def sleep(self, seconds: float) -> None:
         self._world.sleep(seconds)
 
-    def create(self, path: Path, data: bytes) -> bool:
-        self.unreachable()
-        if not super().create(path, data):
-            return False
-        self.touch(path)
-        return True
-
     def touch(self, path: Path) -> None:
         self.unreachable()
         now = EPOCH_S + self._world.time + self._server_skew_s

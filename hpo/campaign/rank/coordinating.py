@@ -18,6 +18,7 @@ from hpo.campaign.rank.status import Status
 from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster import slurm_job
 from hpo.config import process
+from hpo.errors import CampaignError
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Configuration, Scalar
 from hpo.islands.coordinator.commands import Commands, point_assignment
@@ -29,9 +30,9 @@ from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import Assignment, End
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.code_copies import change, keep_copy
-from hpo.journal.commands import Inbox
-from hpo.journal.lock import Lock
 from hpo.journal.records import Launched, Record
+from hpo.ledger.alive import SignOfLife
+from hpo.ledger.participation import Participation
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.configurations import wanted
 from hpo.search.phases import Phases
@@ -45,52 +46,58 @@ from hpo.terminal import one_line
 _log = logging.getLogger("hpo.campaign")
 
 
-def begin_log(assembly: Assembly, launch: int, earlier: ResumeState, known: Sequence[Record]) -> JournalLog:
-    """Put on record that launch number ``launch`` begins. ``known``: records of entered results."""
+class Opening(NamedTuple):
+    """Parts of a launch that rank 0 has opened."""
+
+    sign: SignOfLife
+    participation: Participation
+    earlier: ResumeState
+    starting: StartingPoints
+    known: Sequence[Record]
+    """Records of entered results."""
+    sinks: SinkProcesses
+    ended: Callable[[int], bool]
+    """Whether a rank's process is known to have ended."""
+
+
+def begin_log(assembly: Assembly, opening: Opening) -> JournalLog:
+    """Put on record that the launch begins."""
     definition, settings, layout = assembly.definition, assembly.settings, assembly.layout
+    earlier, participation = opening.earlier, opening.participation
     assert assembly.writer is not None  # rank 0 leads the first worker
     log = JournalLog(
         assembly.writer,
         settings.directory,
         definition.task,
         islands=layout.islands,
-        number=launch,
+        number=participation.number,
         began=assembly.began,
     )
     code = definition.code or code_of(definition.task)
     keep_copy(settings.directory, code)
     if sentence := change(settings.directory, earlier.code, code.hash):
         _log.info("%s", sentence)
-    standing = earlier.commands
+    limits = participation.state.limits
     pruners = (settings.search_of(island).pruner for island in range(layout.islands))
     launched = Launched(
-        evaluations=standing.evaluations(settings.evaluations),
-        deadline_s=standing.deadline_s(settings.deadline_s),
+        evaluations=limits.evaluations,
+        deadline_s=limits.deadline_s,
         islands=layout.islands,
         workers=len(layout.workers),
         ranks_per_worker=settings.layout.ranks_per_worker,
         time=time.time(),
         reference=dict(settings.search.reference) if settings.search.reference else None,
         code=code.hash,
-        contested=earlier.contested,
         pruner=next((one for one in pruners if one != "none"), "none"),
     )
-    log.begin(known, launched)
-    standing.launched(launched)
+    log.begin(opening.known, launched)
     return log
 
 
-def make_coordinator(
-    assembly: Assembly,
-    log: JournalLog,
-    earlier: ResumeState,
-    points: Sequence[Mapping[str, Scalar]],
-    ended: Callable[[int], bool],
-) -> Coordinator:
-    """Coordinator of the launch. ``points``: configurations to evaluate first; ``ended``: whether the process of a rank
-    is known to have ended."""
+def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening) -> Coordinator:
+    """Coordinator of the launch."""
     settings, task, layout = assembly.settings, assembly.task, assembly.layout
-    space, standing = task.space, earlier.commands
+    space, earlier = task.space, opening.earlier
     began = process.deadline_from(settings, assembly.transport.now())
 
     def assigned(label: str, params: Mapping[str, object]) -> Assignment:
@@ -98,23 +105,20 @@ def make_coordinator(
 
     coordinator = Coordinator(
         transport=assembly.transport,
-        registry=WorkerRegistry(layout.workers, ended=ended),
-        rules=_rules(assembly, earlier, began),
+        registry=WorkerRegistry(layout.workers, ended=opening.ended),
+        rules=_rules(assembly, opening, began),
         backlog=Backlog(
             known=earlier.keys,
-            assignments=[*earlier.pending, *_first(assembly.definition, points)],
+            assignments=_first(assembly.definition, opening.starting.points),
             tally=earlier.tally,
         ),
         log=log,
         commands=Commands(
-            inbox=Inbox(settings.directory),
-            standing=standing,
-            journal=log.writer,
-            in_file={"evaluations": settings.evaluations, "deadline_s": settings.deadline_s},
+            participation=opening.participation,
+            unfinished={one.id: one for one in earlier.pending},
             began=began,
             assigned=assigned,
             failures=log.failures,
-            now=time.time,
         ),
         health=Health(
             settings.evaluation.first_failures,
@@ -125,26 +129,24 @@ def make_coordinator(
         ),
     )
     coordinator.remarks.extend(_remarks_on_kinds(assembly.definition, layout.islands))
-    if standing.paused:
-        coordinator.paused = True
+    if opening.participation.state.paused:
         coordinator.remarks.append("paused: nothing new starts until `hpo unpause`")
-    coordinator.enqueue(earlier.enqueued)
-    coordinator.look_at_commands()  # those given between launches hold before anything is granted
+    coordinator.look_at_commands()  # draws what may be evaluated
     return coordinator
 
 
-def _rules(assembly: Assembly, earlier: ResumeState, began: float) -> LaunchRules:
+def _rules(assembly: Assembly, opening: Opening, began: float) -> LaunchRules:
     """``began``: from when the deadline counts; Unix seconds."""
-    settings, standing, islands = assembly.settings, earlier.commands, range(assembly.layout.islands)
+    settings, islands = assembly.settings, range(assembly.layout.islands)
     evaluation = settings.evaluation
-    deadline_s = standing.deadline_s(settings.deadline_s)
+    deadline_s = opening.participation.state.limits.deadline_s
     limits = slurm_job.limits()
     requests = assembly.signals.requests
     return LaunchRules(
         ranks=assembly.transport.size,
-        evaluations=standing.evaluations(settings.evaluations),
+        evaluations=opening.participation.state.limits.evaluations,
         duplicates=settings.search.duplicates,
-        checkpoints=earlier.saves if evaluation.checkpoints is None else evaluation.checkpoints,
+        checkpoints=opening.earlier.saves if evaluation.checkpoints is None else evaluation.checkpoints,
         grace_s=evaluation.grace_s,
         timed=evaluation.timeout_s is not None,
         deadline=None if deadline_s is None else began + deadline_s,
@@ -191,51 +193,39 @@ def _unseen(
     return [unseen[parts.index(part)] for part in only]
 
 
-class Opening(NamedTuple):
-    """Parts of a launch that rank 0 has opened."""
-
-    lock: Lock
-    earlier: ResumeState
-    starting: StartingPoints
-    known: Sequence[Record]
-    """Records of entered results."""
-    sinks: SinkProcesses
-    ended: Callable[[int], bool]
-    """Whether a rank's process is known to have ended."""
-
-
-def begin_launch(assembly: Assembly, opening: Opening, launch: int) -> Housekeeping:
-    """Begin launch number ``launch`` on rank 0: make its coordinator and what shows and keeps its state."""
+def begin_launch(assembly: Assembly, opening: Opening) -> Housekeeping:
+    """Begin the launch on rank 0: make its coordinator and what shows and keeps its state."""
     settings, layout, objectives = assembly.settings, assembly.layout, assembly.task.objectives
-    lock, earlier = opening.lock, opening.earlier
-    log = begin_log(assembly, launch, earlier, opening.known)
-    coordinator = make_coordinator(assembly, log, earlier, opening.starting.points, opening.ended)
-    if not log.writer.pending:
-        lock.settle()
+    earlier, participation = opening.earlier, opening.participation
+    log = begin_log(assembly, opening)
+    coordinator = make_coordinator(assembly, log, opening)
     done = coordinator.tally.final
     display = Display(settings, assembly.task, workers=len(layout.workers), done=done)
-    standing = earlier.commands
     status = Status(
         settings.directory,
-        lock,
+        opening.sign,
         earlier=earlier,
         log=log,
-        limits=lambda: (coordinator.evaluations, standing.deadline_s(settings.deadline_s)),
+        limits=lambda: (coordinator.evaluations, participation.state.limits.deadline_s),
         objectives=objectives,
         watched=process.panel_shown(),
         repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
     )
     cleanup = begin_cleanup(
-        settings, objectives=len(objectives), islands=layout.islands, launch=launch, earlier=earlier
+        settings,
+        objectives=len(objectives),
+        islands=layout.islands,
+        launch=participation.number,
+        earlier=earlier,
     )
-    return Housekeeping(lock, coordinator, display, status, cleanup, opening.sinks)
+    return Housekeeping(participation, coordinator, display, status, cleanup, opening.sinks)
 
 
 @dataclass(eq=False)
 class Housekeeping:
-    """Duties of rank 0 beside the protocol: ends where the lock is lost, shows how it goes, removes checkpoints."""
+    """Duties of rank 0 beside the protocol: shows how it goes, removes checkpoints, closes the launch."""
 
-    lock: Lock
+    participation: Participation
     coordinator: Coordinator
     display: Display
     status: Status
@@ -244,7 +234,6 @@ class Housekeeping:
     _remarked: bool = False
 
     def __call__(self, now: float) -> None:
-        self.lock.check()
         if not self._remarked and (remarks := self.status.remarks(self.coordinator)):
             self._remarked = True
             self.coordinator.remarks.extend(remarks)
@@ -258,7 +247,8 @@ class Housekeeping:
         with suppress(OSError):  # the reader may be gone
             self.sinks.look()
 
-    def show_end(self, end: End, now: float) -> None:
-        """Show how the launch ended, and note in the lock whether all of it has."""
-        self.lock.all_ended = self.coordinator.all_ended
+    def leave(self, end: End, now: float) -> None:
+        """Show how the launch ended, and close it; where that fails, the next launch closes it."""
         self.display.finish(self.coordinator, end.reason, now)
+        with suppress(OSError, CampaignError):
+            self.participation.close(end.reason, end.exit_code, at_rest=self.coordinator.all_ended)

@@ -97,7 +97,7 @@ def make_warner(place: WorkerPlacement) -> Callable[[str], None]:
     heard: set[str] = set()
 
     def warn(text: str) -> None:
-        if place.island == place.worker == 0 and alike(text) not in heard:
+        if place.index == 0 and alike(text) not in heard:
             heard.add(alike(text))
             _log.info("%s", text)
 

@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpo.config.layout import WorkerPlacement
-from hpo.evaluation.directories import EvaluationDirectories
 from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
 from hpo.islands.messages import Assignment, End
 from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.individuals import failures, located
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.files import JournalWriter, at_work, read_directory, worker_records
-from hpo.journal.records import Ended, Launched, Left, Record, Reopened, Stopping, Storage
+from hpo.journal.files import JournalWriter, PlaceInFile, opened, read_on
+from hpo.journal.records import Ended, Fenced, Launched, Left, Record, Reopened, Stopping, Storage
+from hpo.ledger.journals import at_work, read_directory, worker_journals
 from hpo.task.task import Task
 
 
@@ -35,6 +35,8 @@ class JournalLog(LaunchLog):
         self._directory = directory
         self._task = task
         self._islands = islands
+        # Bytes that count of the journals of workers that were given up, by worker and part.
+        self._fenced: dict[int, tuple[int, ...]] = {}
 
     def begin(self, known: Sequence[Record], launched: Launched) -> None:
         """Begin the launch. ``known``: records of entered results, which precede all evaluations."""
@@ -60,12 +62,10 @@ class JournalLog(LaunchLog):
         self.ended = Ended(reason=end.reason, exit=end.exit_code, time=time.time())
         self._put(self.ended)
 
-    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
+    def reopened(self, again: Sequence[Assignment], reason: str, entry: int = 0) -> None:
+        now = time.time()
         self._put(
-            *(
-                Reopened(id=one.id or "", number=one.reopened, reason=reason, time=time.time())
-                for one in again
-            )
+            *(Reopened(id=one.id, number=one.reopened, reason=reason, entry=entry, time=now) for one in again)
         )
 
     def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
@@ -76,21 +76,43 @@ class JournalLog(LaunchLog):
         self._put(left)
 
     def dead_leader_record(self, place: WorkerPlacement, *, may_run: bool) -> DeadLeaderRecord:
-        records = worker_records(
-            self._directory, launch=self.number, island=place.island, worker=place.worker, given_up=may_run
-        )
+        with at_work(self._directory):
+            records = self._given_up(place.worker) if may_run else self._records_of(place.worker)[1]
         with located(self._directory):
             return dead_leader_record(
                 records, space=self._task.space, islands=self._islands, losses=self._task.losses
             )
 
+    def _given_up(self, worker: int) -> list[Record]:
+        """Records of a worker whose leader may run on: what it writes from now on does not count. OSError where that
+        cannot be put on record."""
+        if worker not in self._fenced:
+            self._fenced[worker] = self._records_of(worker)[0]
+        lengths = self._fenced[worker]
+        self.writer.append(Fenced(worker=worker, lengths=lengths, time=time.time()))
+        self.writer.commit()
+        return self._records_of(worker, lengths)[1]
+
+    def _records_of(
+        self, worker: int, ends: tuple[int, ...] | None = None
+    ) -> tuple[tuple[int, ...], list[Record]]:
+        """Bytes that are read of each part of a worker's journal, and the records in them. ``ends``: bytes to read;
+        None for all."""
+        records: list[Record] = []
+        lengths: list[int] = []
+        for journal in worker_journals(self._directory, launch=self.number, worker=worker):
+            part, place = journal.name.part, PlaceInFile()
+            with opened(journal.path) as (file, size):
+                end = size if ends is None else min(size, ends[part]) if part < len(ends) else 0
+                records += read_on(journal.path, file, place, end)
+            lengths += [0] * (part - len(lengths)) + [place.offset]
+        return tuple(lengths), records
+
     def journal_totals(self) -> ResumeState:
         with at_work(self._directory), located(self._directory):
-            found = fold_directory(
+            return fold_directory(
                 self._directory, space=self._task.space, islands=self._islands, losses=self._task.losses
             )
-        found.avoid(EvaluationDirectories(self._directory).taken())
-        return found
 
     def failures(self) -> list[tuple[str, Assignment]]:
         """Status of each individual on record that ended in a failure, and how it would be evaluated again."""

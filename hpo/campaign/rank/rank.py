@@ -11,9 +11,11 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
+from typing import Any
 
 from hpo import logs
-from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop, end_stop
+from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop
 from hpo.campaign.known_points import enter_points
 from hpo.campaign.rank.cleanup import keep_only_best
 from hpo.campaign.rank.coordinating import Opening, begin_launch
@@ -37,8 +39,13 @@ from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.journal import directory
-from hpo.journal.files import fence_launch, last_launch
-from hpo.journal.lock import Lock, acquire
+from hpo.ledger.alive import SignOfLife, wait_until_free
+from hpo.ledger.closing import closing
+from hpo.ledger.entries import Limits, Opened
+from hpo.ledger.fold import LedgerState
+from hpo.ledger.ledger import Ledger
+from hpo.ledger.opening import open_ledger
+from hpo.ledger.participation import Participation, join
 from hpo.loggers.processes import SinkProcesses
 from hpo.results.result import Result
 from hpo.terminal import one_line
@@ -108,28 +115,33 @@ class Rank:
 
     def _run_first(self, layout: Layout, signals: Signals) -> End:
         """Open the campaign, serve as coordinator and as the first leader."""
+        participation: Participation | None = None
         with ExitStack() as held:
             try:
                 starting = self._definition.check()
                 self._definition = self._definition.bound_to_directory()
-                supervisor = process.launcher().supervisor
-                lock = held.enter_context(
-                    acquire(self._settings.directory, supervisor=supervisor, waiting=_log.info)
-                )
                 if (end := self._claim_directory()) is not None:
                     self._send_all(end)
                     return end
-                launch = last_launch(self._settings.directory) + 1
-                earlier = self._read_earlier(layout, lock, launch, starting)
+                participation = self._join(layout)
+                sign = held.enter_context(self._sign_of_life(participation))
+                self._close_others(participation)
+                layout = layout.numbered_from(participation.first_worker)
+                earlier = self._read_earlier(layout, participation, starting)
                 task, entries = self._definition.task, self._settings.known
                 known = enter_points(starting.known, task, earlier, layout.islands, entries)
-                hellos = self._greet_all(lock)
+                settings = self._settings
+                hello = own_hello(settings, self._definition.identity)
+                hellos = greet(self._transport, hello, greeting_s(settings, self._transport.size))
             except HpoError as error:
                 self._send_all(End("refused", error.exit_code, str(error)))
+                if participation is not None:
+                    with suppress(OSError, CampaignError):
+                        participation.close("refused", error.exit_code, at_rest=True)
                 raise
-            start = self._send_starts(layout, earlier, launch, hellos)
+            start = self._send_starts(layout, earlier, participation.number, hellos)
             sinks = held.enter_context(self._sinks())
-            opening = Opening(lock, earlier, starting, known, sinks, ended_here(hellos))
+            opening = Opening(sign, participation, earlier, starting, known, sinks, ended_here(hellos))
             return self._serve(layout, signals, start, opening)
 
     def _send_all(self, end: End) -> None:
@@ -138,16 +150,15 @@ class Rank:
         self._transport.flush(10.0)
 
     def _claim_directory(self) -> End | None:
-        """Make the locked directory this campaign's; End where ``hpo stop`` keeps the campaign from beginning."""
+        """Make the directory this campaign's; End where ``hpo stop`` keeps the campaign from beginning."""
         definition = self._definition
         home = self._settings.directory
         if definition.recorded_identity() is None:
             directory.write_identity(home, {**definition.identity, "seed": self._settings.seed})
-        if not process.launcher().started_by_hpo:
-            if (sentence := blocked_by_stop(home)) is not None:
-                _log.info(sentence)
-                return End(STOPPED, 0, None)
-            end_stop(home)
+            definition.recorded_identity()  # another campaign may have been quicker
+        if not process.launcher().started_by_hpo and (sentence := blocked_by_stop(home)) is not None:
+            _log.info(sentence)
+            return End(STOPPED, 0, None)
         if owner := directory.foreign_owner(home):
             _log.info(
                 f"{one_line(home)} belongs to {one_line(owner)}, who can read and remove what this campaign writes "
@@ -155,15 +166,66 @@ class Rank:
             )
         return None
 
-    def _read_earlier(self, layout: Layout, lock: Lock, launch: int, starting: StartingPoints) -> ResumeState:
+    def _join(self, layout: Layout) -> Participation:
+        """Join the campaign once no other launch is at work on it."""
+        settings, definition = self._settings, self._definition
+        limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
+        first = Opened(limits=limits, in_file=limits, islands=layout.islands, seed=settings.seed)
+        space = definition.task.space
+
+        def key(params: dict[str, Any]) -> str:
+            try:
+                return space.key(space.validate(params))
+            except UsageError:  # the individual counts as another than all that the space allows
+                return repr(sorted(params.items()))
+
+        participation = None
+        try:
+            ledger = open_ledger(settings.directory, first)
+            while participation is None:
+                participation = join(
+                    ledger,
+                    partial(closing, settings.directory, key),
+                    workers=len(layout.workers),
+                    ranks_per_worker=len(layout.workers[0].ranks),
+                    in_file=limits,
+                    job=str(process.slurm_attempt() or ""),
+                    after=self._when_free(ledger),
+                )
+        except OSError as error:
+            raise directory.unwritable(settings.directory, error) from error
+        return participation
+
+    def _when_free(self, ledger: Ledger) -> int:
+        """Number of the last launch, once no launch is at work."""
+
+        def read() -> LedgerState:
+            ledger.read_on()
+            return ledger.state
+
+        supervisor = process.launcher().supervisor
+        home = self._settings.directory
+        return wait_until_free(home, read, supervisor=supervisor, waiting=_log.info).launches
+
+    def _sign_of_life(self, participation: Participation) -> SignOfLife:
+        home, supervisor = self._settings.directory, process.launcher().supervisor
+        try:
+            return SignOfLife(home, participation.number, supervisor=supervisor)
+        except OSError as error:
+            raise directory.unwritable(home, error) from error
+
+    def _close_others(self, participation: Participation) -> None:
+        """Close the launches that have died."""
+        try:
+            participation.close_others("it was at work no more")
+        except OSError as error:
+            raise directory.unwritable(self._settings.directory, error) from error
+
+    def _read_earlier(
+        self, layout: Layout, participation: Participation, starting: StartingPoints
+    ) -> ResumeState:
         definition = self._definition
         home = self._settings.directory
-        if lock.contested:
-            # Ranks of that launch may go on: what they still write does not count.
-            try:
-                fence_launch(home, launch - 1)
-            except OSError as error:
-                raise directory.unwritable(home, error) from error
         with located(home):
             earlier = fold_directory(
                 home,
@@ -172,22 +234,18 @@ class Rank:
                 losses=definition.task.losses,
                 withdrawn={number for one in starting.known for number in one.replaces},
             )
-        if lock.contested:
-            earlier.contest()
-        earlier.avoid(EvaluationDirectories(home).taken())
+        retried = [one for one in participation.state.pool if one in earlier.ended]
+        pool = [*(one.id for one in earlier.pending), *retried]
+        try:
+            if participation.recount(earlier.tally.final - len(retried), pool, earlier.resting):
+                _log.info(
+                    f"{one_line(home)}: journals were repaired, so what is left of the budget was counted again."
+                )
+        except OSError as error:
+            raise directory.unwritable(home, error) from error
         for line in starting.left_out:
             _log.info(one_line(line))
         return earlier
-
-    def _greet_all(self, lock: Lock) -> list[Hello]:
-        settings = self._settings
-        hellos = greet(
-            self._transport,
-            own_hello(settings, self._definition.identity),
-            greeting_s(settings, self._transport.size),
-        )
-        lock.name_ranks((hello.machine, hello.pid) for hello in hellos[1:])
-        return hellos
 
     def _send_starts(
         self, layout: Layout, earlier: ResumeState, launch: int, hellos: Sequence[Hello]
@@ -257,6 +315,7 @@ class Rank:
         """Take part in the launch. ``opening``: None but on rank 0."""
         logs.open_debug_file(self._settings.directory, self._transport.rank)
         transport, definition = self._transport, self._definition
+        layout = layout.numbered_from(start.first_worker)
         place, _ = layout.place_of(transport.rank)
         self._serving = True
         signals.patience = PATIENCE
@@ -265,7 +324,7 @@ class Rank:
                 definition=definition, transport=transport, layout=layout, signals=signals, closing=closing
             )
             roles = assembly.roles(place, start)
-            housekeeping = None if opening is None else begin_launch(assembly, opening, start.launch)
+            housekeeping = None if opening is None else begin_launch(assembly, opening)
             node = EventLoop(
                 transport=transport,
                 roles=roles,
@@ -280,7 +339,7 @@ class Rank:
                 assembly.writer.discard()  # it would go on in a file that is read
             end = assembly.settle(end)
             if housekeeping is not None:
-                housekeeping.show_end(end, transport.now())
+                housekeeping.leave(end, transport.now())
         if housekeeping is not None:
             if end == housekeeping.coordinator.end:
                 housekeeping.status.finish(housekeeping.coordinator, transport.now())

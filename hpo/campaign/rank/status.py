@@ -16,7 +16,7 @@ from hpo.individual import COMPLETED
 from hpo.islands.coordinator import tally
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.lock import Lock
+from hpo.ledger.alive import SignOfLife
 from hpo.results import overview
 from hpo.results.overview import Best, Island, Overview, Pace, recent_since
 from hpo.search.stopping_rules import without_reports
@@ -30,7 +30,7 @@ _SHARE = 0.02
 
 
 class Status:
-    """Writer of the state: ``update`` takes note on rank 0's loop, and the heartbeat of ``lock`` writes it, whatever
+    """Writer of the state: ``update`` takes note on rank 0's loop, and the heartbeat of ``alive`` writes it, whatever
     rank 0 does then; a launch that stops, pauses, waits for its storage or loses a worker is written at once.
 
     Nothing is written where configurations are evaluated repeatedly on purpose (``repeats``): the best is then known by
@@ -40,7 +40,7 @@ class Status:
     def __init__(
         self,
         directory: Path,
-        lock: Lock,
+        alive: SignOfLife,
         *,
         earlier: ResumeState,
         log: JournalLog,
@@ -50,7 +50,7 @@ class Status:
         watched: bool = False,
     ) -> None:
         self._directory = directory
-        self._lock = lock
+        self._alive = alive
         self._earlier = earlier
         self._log = log
         self._limits = limits
@@ -67,7 +67,7 @@ class Status:
         before = {number: times for number, times in earlier.launches.items() if number != log.number}
         self._started = before[min(before)][0] if before else log.began
         self._seconds = sum(updated - began for began, updated in before.values())
-        lock.heartbeat.register(self._refresh)
+        alive.heartbeat.register(self._refresh)
 
     def update(self, coordinator: Coordinator, now: float) -> None:
         shown = coordinator.stopping, coordinator.paused, coordinator.storage_error, len(self._log.left)
@@ -86,7 +86,7 @@ class Status:
             with suppress(OSError):
                 self._write(wait_s=0)
         elif self._watched and self._newest is not self._written:
-            self._lock.heartbeat.hasten()
+            self._alive.heartbeat.hasten()
         interval_s = _WATCHED_S if self._watched else _INTERVAL_S
         self._next = now + max(interval_s, (time.perf_counter() - begun) / _SHARE)
 
@@ -171,7 +171,7 @@ class Status:
                 overview.keep_alive(self._directory)
             elif newest is not None:
                 self._written = None
-                overview.write(self._directory, newest, token=self._lock.holder.token)
+                overview.write(self._directory, newest, token=self._alive.holder.token)
                 self._written = newest
         finally:
             self._writing.release()
@@ -196,5 +196,5 @@ class Status:
         )
         if self._writing.acquire(timeout=_FAREWELL_S):
             with suppress(OSError, CampaignError):
-                overview.write(self._directory, last, token=self._lock.holder.token, over=True)
+                overview.write(self._directory, last, token=self._alive.holder.token, over=True)
             self._writing.release()

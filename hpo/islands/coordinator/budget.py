@@ -1,30 +1,43 @@
-"""The budget of the campaign: how many individuals may still be admitted, and which configurations were."""
+"""Units of the campaign's budget that this launch holds: how many individuals it may still admit, and which
+configurations were admitted."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.messages import Assignment
-
-UNLIMITED = 1 << 62
 
 Admitted = Assignment | str
 """An individual to evaluate: an assignment, or a configuration that a leader bred, by its key."""
 
 
+class Surrendered(NamedTuple):
+    """Units that are used no more: a number of them, and assignments that hold a unit each."""
+
+    fresh: int
+    assignments: list[Assignment]
+
+
 class Budget:
-    """``remaining``: number of individuals that may be admitted beside the ``assignments``, which come first; below 0
-    where ``hpo set`` made the budget smaller than the number admitted. ``final``: number that ended in earlier
-    launches; ``keys``: of all admitted configurations, to which this adds; ``duplicates``: configurations may come
-    twice; ``unseen``: configurations that each island can still evaluate, one object for islands of equal parts."""
+    """``remaining``: number of individuals that may be admitted beside the ``assignments``, which come first.
+
+    Args:
+        units: number of individuals that may be admitted now.
+        before: number of individuals that were admitted in earlier launches.
+        keys: of all admitted configurations, to which this adds.
+        assignments: individuals to evaluate first.
+        duplicates: configurations may come twice.
+        unseen: configurations that each island can still evaluate, one object for islands of equal parts.
+    """
 
     def __init__(
         self,
-        evaluations: int | None,
+        units: int,
         *,
-        final: int,
+        before: int,
         keys: set[str],
         assignments: Iterable[Assignment],
         duplicates: bool,
@@ -34,10 +47,13 @@ class Budget:
         self._duplicates = duplicates
         self._unseen = unseen
         self.assignments: deque[Assignment] = deque()
-        # Assignments for which the budget has no room: a larger one may have.
+        # Assignments for which no unit is there.
         self._beyond: deque[Assignment] = deque()
-        self._evaluations = UNLIMITED if evaluations is None else evaluations
-        self.remaining = self._evaluations - final
+        self._admitted = before + units
+        self.remaining = units
+        self.owed = 0
+        """Number of units that the launch is to return, as the campaign's budget was made smaller: meanwhile nothing is
+        granted."""
         taken = frozenset(keys) if duplicates else keys
         for assignment in assignments:
             if not assignment.admitted:
@@ -48,34 +64,54 @@ class Budget:
         self._fit()
 
     def _fit(self) -> None:
-        while self.remaining < 0 and self.assignments:
-            self._beyond.appendleft(self.assignments.pop())
-            self.remaining += 1
         while self.remaining > 0 and self._beyond:
             self.assignments.append(self._beyond.popleft())
             self.remaining -= 1
 
-    def resize(self, evaluations: int) -> None:
-        """Change the budget of the campaign as a whole."""
-        self.remaining += evaluations - self._evaluations
-        self._evaluations = evaluations
+    def add(self, units: int, first: Sequence[Assignment] = (), then: Sequence[Assignment] = ()) -> None:
+        """Take ``units`` more, and assignments that hold a unit each: ``first`` come before all others, ``then`` after
+        them."""
+        self.remaining += units
+        self._admitted += units + len(first) + len(then)
         self._fit()
+        self.assignments.extendleft(reversed(first))
+        self._keys.update(assignment.key for assignment in then)
+        self.assignments.extend(then)
 
-    def enqueue(self, assignments: Iterable[Assignment]) -> int:
-        """Evaluate the ``assignments`` that are new after the others; their number."""
-        number = 0
-        for assignment in assignments:
-            if self._duplicates or assignment.key not in self._keys:
-                self._keys.add(assignment.key)
-                self._beyond.append(assignment)
-                number += 1
-        self._fit()
-        return number
+    def spare(self, most: int) -> int:
+        """Give up at most so many units for which nothing was granted or assigned; their number."""
+        fresh = min(most, self.remaining)
+        self.remaining -= fresh
+        self._admitted -= fresh
+        return fresh
+
+    def surrender(self, returnable: Callable[[Assignment], bool]) -> Surrendered:
+        """Give up as many units as are owed, as far as nothing was granted for them. ``returnable``: whether an
+        assignment holds a unit that can be returned with it."""
+        fresh = self.spare(self.owed)
+        begun_with = fresh
+        given_up: list[Assignment] = []
+        kept: list[Assignment] = []
+        while self.assignments and fresh + len(given_up) < self.owed:
+            one = self.assignments.pop()
+            if returnable(one):
+                given_up.append(one)
+            elif one.admitted:  # it has begun, and so its unit is used
+                kept.append(one)
+            else:
+                self._beyond.appendleft(one)
+                fresh += 1
+        self.assignments.extend(reversed(kept))
+        self._admitted -= fresh - begun_with + len(given_up)
+        return Surrendered(fresh, given_up)
+
+    def is_new(self, key: str) -> bool:
+        """Whether a configuration may be admitted."""
+        return self._duplicates or key not in self._keys
 
     def readmit(self, assignments: Iterable[Assignment], *, first: bool = False) -> None:
         """Evaluate these again, which were admitted; ``first``: before the other assignments."""
         (self.assignments.extendleft if first else self.assignments.extend)(assignments)
-        self._fit()
 
     @property
     def exhausted(self) -> bool:
@@ -88,15 +124,16 @@ class Budget:
     @property
     def granted(self) -> int:
         """Number of individuals granted so far, in earlier launches too."""
-        return self._evaluations - self.remaining - len(self.assignments)
+        return self._admitted - self.remaining - len(self.assignments)
 
     @property
     def available(self) -> bool:
         """Whether anything can be granted to a worker."""
-        return bool(self.assignments) or (self.remaining > 0 and not self.exhausted)
+        return not self.owed and (bool(self.assignments) or (self.remaining > 0 and not self.exhausted))
 
     def available_to(self, island: int) -> bool:
-        return bool(self.assignments) or (self.remaining > 0 and not self.exhausted_for(island))
+        fresh = self.remaining > 0 and not self.exhausted_for(island)
+        return not self.owed and (bool(self.assignments) or fresh)
 
     def admit(self, key: str, island: int) -> bool:
         """Admit a configuration that ``island`` bred, unless it is known, or ``key`` is empty: then nothing was

@@ -1,150 +1,255 @@
-"""Commands (see ``hpo.journal.commands``) to a running campaign."""
+"""Commands to a running campaign (see ``hpo.journal.commands``), and what its launch may evaluate by the ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from hpo.config import reader as config
-from hpo.errors import HpoError, UsageError
+from hpo.errors import HpoError, StorageFailed, describe_os_error
 from hpo.individual import ENQUEUED, Configuration, Scalar
+from hpo.islands.coordinator.health import ReopenableFailure
 from hpo.islands.end_reasons import STOPPED
 from hpo.islands.messages import Assignment
-from hpo.journal.commands import (
-    Drain,
-    Enqueue,
-    Inbox,
-    Pause,
-    Request,
-    Retry,
-    Set,
-    Standing,
-    Stop,
-    Unpause,
-    name_of,
-    record_of,
-)
-from hpo.journal.files import JournalWriter
-from hpo.spelling import suggestion
+from hpo.islands.storage import StorageWait, storage_sentence
+from hpo.journal.commands import Drain, Enqueue, Pause, Retry, Set, Stop, Unpause, name_of
+from hpo.ledger.entries import Commanded, Go
+from hpo.ledger.participation import Participation
 
 if TYPE_CHECKING:
     from hpo.islands.coordinator.coordinator import Coordinator
 
 
+class _Units(NamedTuple):
+    """Units of the campaign's budget: a number to breed, and individuals and given points that hold one each."""
+
+    fresh: int = 0
+    ids: frozenset[str] = frozenset()
+    points: frozenset[int] = frozenset()
+
+    def without(self, other: _Units) -> _Units:
+        return _Units(self.fresh - other.fresh, self.ids - other.ids, self.points - other.points)
+
+
 @dataclass(kw_only=True)
 class Commands:
-    """Applies commands to the coordinator of a running campaign, each once, and puts them on record."""
+    """Follows the ledger: applies new commands to the coordinator, and draws and returns units of the budget.
 
-    inbox: Inbox
-    standing: Standing
-    """State that follows from the commands on record."""
-    journal: JournalWriter
-    """Rank 0's journal."""
-    in_file: Mapping[str, int | float | None]
-    """Budget and deadline of the campaign file."""
+    ``unfinished``: individuals of earlier launches that were begun and did not end, by id."""
+
+    participation: Participation
+    unfinished: dict[str, Assignment]
     began: float
     """Unix seconds from which the deadline counts."""
     assigned: Callable[[str, Mapping[str, object]], Assignment]
     """Makes an assignment of a point with this name; HpoError where the task does not take it."""
     failures: Callable[[], list[tuple[str, Assignment]]]
     """Returns the status of each individual that ended in a failure, and how it would be evaluated again."""
-    now: Callable[[], float]
-    """Unix seconds."""
-    _unread: OSError | None = None
+    error: OSError | None = None
+    """Why the ledger, or a journal that a command needs, cannot be read or written for now."""
+    _applied: int = 0
+    _judged: int = 0
+    _points: dict[int, Assignment] = field(default_factory=dict)
+    """Given points that the task takes, by number."""
+    _drawn: dict[str, Assignment] = field(default_factory=dict)
+    """Assignments of unfinished individuals that were drawn, by id."""
+    _failed: dict[str, ReopenableFailure] = field(default_factory=dict)
+    """Failures that ``hpo retry`` names, by id."""
+    _again: set[tuple[str, int]] = field(default_factory=set)
+    """Individuals that are evaluated again here, each with the entry of the command."""
+    _wait: StorageWait = field(default_factory=StorageWait)
+    _held: _Units = field(default_factory=_Units)
+    _returning: _Units = field(default_factory=_Units)
+    """Those of ``_held`` that are used no more, and that the ledger may not have yet."""
 
-    def look(self, target: Coordinator) -> bool:
-        """Apply new commands; whether there were any."""
-        found, nonsense = self.inbox.look()
-        for name, reason in nonsense:
-            target.remarks.append(f"commands/{name} is no command ({reason}), so it is left alone")
-            self.inbox.set_aside(name)
-        any_new, self._unread = False, None
-        for identity, request in found:
-            if target.end is not None:  # the next launch applies it
-                break
-            if identity not in self.standing.applied:
-                try:
-                    self._apply(identity, request, target)
-                except OSError as error:
-                    # The journals could not be read: that may pass, and the file stays until then.
-                    self._unread = error
-                    continue
-                any_new = True
-        if found and self._recorded():
-            for identity, request in found:
-                if identity in self.standing.applied:
-                    self.inbox.finish(identity, request)
-        return any_new
+    def __post_init__(self) -> None:
+        self._applied = len(self.participation.state.commands)
 
-    def _recorded(self) -> bool:
-        """Whether all records are on disk; until then the files stay. They stay for the next launch where records were
-        given up with the journal."""
+    def look(self, target: Coordinator, now: float) -> bool:
+        """Apply new commands, and draw what is free; whether anything changed.
+
+        Args:
+            now: Unix seconds.
+
+        Raises:
+            StorageFailed: the ledger could not be used for minutes.
+            CampaignError: it is damaged, or another launch has closed the present launch.
+        """
+        before, self.error = self.participation.state.entries, None
         try:
-            self.journal.commit()
-        except OSError:  # rank 0's leader, whose journal it is, tries again
-            return False
-        return not self.journal.discarded
+            self.participation.ledger.read_on()
+            self._take_drawn(target)
+            self._apply(target)
+            self._judge_points(target)
+            if not self._give_back(target):
+                self._draw(target)
+            self._take_drawn(target)
+        except OSError as error:
+            self.error = error
+            self._wait.failed(describe_os_error(error, "the ledger"), now)
+            if self._wait.over:
+                raise StorageFailed(storage_sentence(self._wait.error or "")) from error
+        else:
+            self._wait.worked()
+        changed = self.participation.state.entries != before
+        if self.error is None and target.paused != self.participation.state.paused:
+            target.paused, changed = self.participation.state.paused, True
+        return changed
 
     @property
-    def error(self) -> OSError | None:
-        """Why the last look at the inbox found nothing, or why a command waits; None where neither is so."""
-        return self.inbox.error or self._unread
+    def awaits_units(self) -> bool:
+        """Whether the launch may get more to evaluate: the campaign is paused, or what is free could not be drawn."""
+        state = self.participation.state
+        return self.error is not None or (state.paused and (state.free > 0 or bool(state.resting)))
 
-    def _apply(self, identity: str, request: Request, target: Coordinator) -> None:
-        refused = None
-        try:
-            said = self._execute(request, target)
-        except HpoError as error:
-            refused = "; ".join(str(error).splitlines()).rstrip(".")
-            said = f"refused: {refused}"
-        in_file = {key: self.in_file[key] for key in request.values} if isinstance(request, Set) else None
-        # After the effect, of which nothing outlasts this process but records: the next launch applies what is not on
-        # record.
-        record = record_of(identity, request, time=self.now(), refused=refused, in_file=in_file)
-        self.journal.append(record)
-        self.standing.add(record)
-        target.remarks.append(f"`hpo {name_of(request)}` by {request.by}: {said}")
+    # --- commands -----------------------------------------------------------------------------------------------------
 
-    def _execute(self, request: Request, target: Coordinator) -> str:
-        """A sentence on the effect; HpoError where there is none."""
+    def _apply(self, target: Coordinator) -> None:
+        commands = self.participation.state.commands
+        while self._applied < len(commands) and target.end is None:
+            command = commands[self._applied]
+            self._applied += 1
+            if said := self._execute(command, target):
+                request = command.request
+                target.remarks.append(f"`hpo {name_of(request)}` by {request.by}: {said}")
+        self._retry_own(target)
+
+    def _execute(self, command: Commanded, target: Coordinator) -> str:
+        """Apply ``command``, as far as it is more than a change of the budget; a sentence on its effect."""
+        request, participation = command.request, self.participation
         if isinstance(request, Stop):
             target.stop(STOPPED)
             return "nothing more is begun, in no launch before a person gives `hpo run`"
         if isinstance(request, Pause):
-            target.paused = True
             return "what runs goes on, and nothing new starts until `hpo unpause`"
         if isinstance(request, Unpause):
-            target.paused = False
             return "goes on"
         if isinstance(request, Drain):
+            if not participation.own.has(int(request.worker.partition("-")[2])):
+                return ""
             leader = target.workers.get(request.worker)
             if leader is None:
-                raise UsageError(
-                    f"there is no worker {request.worker} at work. {suggestion('', target.workers)}"
-                )
+                return f"refused: there is no worker {request.worker} at work any more"
             target.drain(leader)
             return f"worker {request.worker} gets nothing more in this launch"
         if isinstance(request, Retry):
-            chosen = [(status, one) for status, one in self.failures() if status in request.statuses]
-            number = target.retry(chosen, f"hpo retry by {request.by}")
+            number = len(command.pool) + sum(one in participation.own.again for one in command.again)
             return f"{number} that ended as {' or '.join(request.statuses)} are evaluated again"
         if isinstance(request, Enqueue):
-            numbered = enumerate(request.points, start=1)
-            points = [self.assigned(f"point {number}", point) for number, point in numbered]
-            fresh = target.enqueue(points)
-            known = f"; {len(points) - fresh} more are known already" if fresh < len(points) else ""
-            return f"{fresh} evaluated next, as far as the budget goes{known}"
-        assert isinstance(request, Set)
-        config.check_limits(request.evaluations, request.deadline_s)
+            return f"{len(request.points)} evaluated next, as far as the budget goes and they are new"
+        if isinstance(request, Set):
+            return self._set(request, target)
+        assert isinstance(request, Go)
+        return ""
+
+    def _set(self, request: Set, target: Coordinator) -> str:
         said = []
         if request.evaluations is not None:
-            target.resize(request.evaluations)
+            target.evaluations = request.evaluations
             said.append(f"evaluations = {request.evaluations}")
         if request.deadline_s is not None:
             target.set_deadline(self.began + request.deadline_s)
             said.append(f"deadline = {request.deadline_s:g} s")
         return ", ".join(said)
+
+    def _retry_own(self, target: Coordinator) -> None:
+        """Evaluate failures of this launch again that ``hpo retry`` names."""
+        again = {one for one in self.participation.own.again.items() if one not in self._again}
+        if again:
+            failures = {one.id: ReopenableFailure(status, one, "") for status, one in self.failures()}
+            for identity, entry in sorted(again):
+                if identity not in failures or target.retry([failures[identity]], entry):
+                    self._again.add((identity, entry))
+
+    # --- units of the budget ------------------------------------------------------------------------------------------
+
+    def _judge_points(self, target: Coordinator) -> None:
+        """Keep those of the given points that this launch may evaluate."""
+        points = self.participation.state.points
+        for number in range(self._judged, len(points)):
+            if number in self.participation.state.waiting:
+                try:
+                    point = self.assigned(f"point {number + 1} of `hpo enqueue`", points[number])
+                except HpoError as error:
+                    target.remarks.append("; ".join(str(error).splitlines()).rstrip("."))
+                else:
+                    self._points[number] = point
+        self._judged = len(points)
+
+    def _draw(self, target: Coordinator) -> None:
+        state = self.participation.state
+        if state.may_draw() and target.stopping is None:
+            failed = {one for one in state.pool if one not in self.unfinished}
+            if not failed <= self._failed.keys():
+                self._failed = {
+                    again.id: ReopenableFailure(status, again, "")
+                    for status, again in self.failures()
+                    if again.id in failed
+                }
+            known = [one for one in state.pool if one in self.unfinished or one in self._failed]
+            self.participation.draw([*known, *state.resting], self._points_to_draw(target))
+
+    def _points_to_draw(self, target: Coordinator) -> list[int]:
+        """Numbers of the given points that wait and are new: of equal points one at a time, as that shows, once it is
+        admitted, whether the others may come."""
+        waiting = sorted(self._points.keys() & self.participation.state.waiting.keys(), reverse=True)
+        new = {self._points[one].key: one for one in waiting if target.is_new(self._points[one])}
+        return sorted(new.values())
+
+    def _take_drawn(self, target: Coordinator) -> None:
+        """Let the coordinator grant what this launch holds since the last look."""
+        if not self.participation.ledger.settled:
+            return
+        own = self.participation.own
+        held = _Units(own.fresh, frozenset(own.ids), frozenset(own.points))
+        if held != self._held:
+            self._held, self._returning = self._held.without(self._returning), _Units()
+        new, self._held = held.without(self._held), held
+        if not any(new):
+            return
+        drawn = [one for one in own.ids if one in new.ids and one not in own.rested]
+        individuals = [
+            self.unfinished[one] if own.ids[one] else self.unfinished[one].as_contested()
+            for one in drawn
+            if one in self.unfinished
+        ]
+        self._drawn.update({one.id: one for one in individuals})
+        points = {one: self._points[one] for one in sorted(new.points)}
+        # Where the answer to the draw was late, a leader may have bred the same meanwhile.
+        late = frozenset(number for number, one in points.items() if not target.is_new(one))
+        self._returning = _Units(points=late)
+        target.take_units(
+            new.fresh, individuals, [one for number, one in points.items() if number not in late]
+        )
+        failed = [self._failed[one] for one in drawn if one in self._failed]
+        target.retry(failed, self.participation.state.entries)
+
+    def _give_back(self, target: Coordinator) -> bool:
+        """Return units that the campaign's budget lacks since ``hpo set`` made it smaller, and units drawn to breed
+        that given points need, which come before; whether the budget lacks any."""
+        state = self.participation.state
+        owed = max(0, -state.free)
+        if not any(self._returning):
+            given_up = target.surrender(owed, self._is_returnable)
+            ids = frozenset(one.id for one in given_up.assignments if one.id)
+            points = frozenset(
+                number
+                for number, one in self._points.items()
+                if any(one is other for other in given_up.assignments)
+            )
+            needed = 0
+            if not owed and state.may_draw() and target.stopping is None:
+                needed = max(0, len(self._points_to_draw(target)) - state.free)
+            self._returning = _Units(given_up.fresh + target.spare(needed), ids, points)
+        if any(self._returning):
+            self.participation.give_back(*self._returning)
+        return owed > 0
+
+    def _is_returnable(self, assignment: Assignment) -> bool:
+        """Whether ``assignment`` was drawn as it is, and never begun here."""
+        return self._drawn.get(assignment.id) is assignment or any(
+            one is assignment for one in self._points.values()
+        )
 
 
 def point_assignment(params: dict[str, Scalar], key: Callable[[dict[str, Scalar]], str]) -> Assignment:

@@ -8,12 +8,17 @@ ahead are recalled from busy workers for idle workers."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from hpo.config.layout import WorkerPlacement
+from hpo.errors import CampaignError, LaunchClosed
+from hpo.individual import Attempt
 from hpo.islands import end_reasons, messages
 from hpo.islands.coordinator import worker_registry
+from hpo.islands.coordinator.budget import Surrendered
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import Ending, Overdue, refused_sentence, verdict
@@ -32,6 +37,9 @@ class Coordinator(CoordinatorView):
 
     ``log``: records of the launch; ``health``: watches for failures that are not the configurations' doing;
     ``commands``: applies what people ask for meanwhile."""
+
+    _unusable_ledger: str | None = None
+    """Sentence on the ledger, where it cannot be used any more."""
 
     def __init__(
         self,
@@ -162,10 +170,13 @@ class Coordinator(CoordinatorView):
                 f"The last error there: {found.error}"
             )
 
-    def _reopen(self, failures: list[ReopenableFailure], reason: str, *, first: bool = False) -> None:
-        """Evaluate the individuals of failures that do not count again, ``first`` before all else."""
+    def _reopen(
+        self, failures: list[ReopenableFailure], reason: str, *, entry: int = 0, first: bool = False
+    ) -> None:
+        """Evaluate the individuals of failures that do not count again, ``first`` before all else. ``entry``: number of
+        the ledger's entry that asks for it."""
         if failures:
-            self._log.reopened([one.again for one in failures], reason)
+            self._log.reopened([one.again for one in failures], reason, entry)
         for one in failures:
             self.tally.reopen(one.status, identity=one.again.id)
             self.reopened_ids[one.again.id] = one.again.reopened
@@ -354,7 +365,7 @@ class Coordinator(CoordinatorView):
             return
         if self.stopping:
             self._finish(self.stopping)
-        elif self._registry.holds or (self.paused and self._grants.holds_promotion):
+        elif self._awaits_more:
             return
         elif not self._budget.available:
             used_up = end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED
@@ -365,6 +376,12 @@ class Coordinator(CoordinatorView):
             # Only islands without workers may evaluate the rest.
             self.stop(end_reasons.STOPPED if self._granting.drained else end_reasons.LOST)
 
+    @property
+    def _awaits_more(self) -> bool:
+        """Whether the launch goes on although nothing can be granted."""
+        units = self._commands is not None and self._commands.awaits_units
+        return units or self._registry.holds or (self.paused and self._grants.holds_promotion)
+
     def _finish(self, reason: str) -> None:
         self.end = verdict(
             reason,
@@ -373,7 +390,7 @@ class Coordinator(CoordinatorView):
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
             futile=self._health.sentence() if reason == end_reasons.FUTILE else None,
-            storage=storage_sentence(self._storage_failed or ""),
+            storage=self._unusable_ledger or storage_sentence(self._storage_failed or ""),
             refused=refused_sentence(self._budget.refused),
         )
         self._log.launch_ended(self.end)
@@ -391,8 +408,16 @@ class Coordinator(CoordinatorView):
     # --- what people ask for ------------------------------------------------------------------------------------
 
     def look_at_commands(self) -> None:
-        """Apply new commands."""
-        if self._commands is not None and self._commands.look(self):
+        """Apply new commands, and draw units of the budget that are free."""
+        if self._commands is None or self.end is not None:
+            return
+        try:
+            changed = self._commands.look(self, self._transport.now())
+        except CampaignError as error:
+            self._unusable_ledger = str(error)
+            self.stop(end_reasons.STORAGE, urgent=isinstance(error, LaunchClosed))
+            return
+        if changed:
             self._something_changed()
 
     @property
@@ -412,26 +437,38 @@ class Coordinator(CoordinatorView):
         self._grants.drop_claims_of(leader)
         self._recall_from(leader)
 
-    def retry(self, failures: Iterable[tuple[str, Assignment]], reason: str) -> int:
-        """Evaluate ``failures``, each with its status, again; their number. Left out are individuals that run again, or
-        whose end is on record and not yet known here, and those reopened here, which may not be on record yet."""
-        granted, reopened = self._grants.keys, self.reopened_ids
-        chosen = [
-            ReopenableFailure(status, again, "")
-            for status, again in failures
-            if again.key not in granted and again.reopened > reopened.get(again.id, 0)
-        ]
+    def retry(self, failures: Iterable[ReopenableFailure], entry: int) -> set[str]:
+        """Evaluate ``failures`` again, for which the ledger's ``entry`` asks. Returns the ids of the individuals that
+        are evaluated again; those whose end is on record and not yet known here may be tried once more."""
+        chosen, again_already = [], []
+        for one in failures:
+            reopened = self.reopened_ids.get(one.again.id, 0)
+            if one.again.reopened <= reopened:  # this may not be on record yet
+                again_already.append(replace(one.again, attempt=Attempt(reopened=reopened)))
+            elif one.again.key not in self._grants.keys:
+                chosen.append(one)
+        if again_already:
+            self._log.reopened(again_already, "hpo retry", entry)
         self._health.forget({one.again.id for one in chosen})
-        self._reopen(chosen, reason)
-        return len(chosen)
+        self._reopen(chosen, "hpo retry", entry=entry)
+        return {one.again.id for one in chosen}.union(one.id for one in again_already)
 
-    def enqueue(self, assignments: Iterable[Assignment]) -> int:
-        """Evaluate these before anything that is bred; the number of those that are new."""
-        return self._budget.enqueue(assignments)
+    def is_new(self, point: Assignment) -> bool:
+        """Whether a configuration may be evaluated."""
+        return self._budget.is_new(point.key)
 
-    def resize(self, evaluations: int) -> None:
-        self.evaluations = evaluations
-        self._budget.resize(evaluations)
+    def take_units(self, fresh: int, individuals: Sequence[Assignment], points: Sequence[Assignment]) -> None:
+        """Evaluate the unfinished ``individuals`` before all else, then ``points``, and ``fresh`` more."""
+        self._budget.add(fresh, individuals, points)
+
+    def surrender(self, owed: int, returnable: Callable[[Assignment], bool]) -> Surrendered:
+        """Give up ``owed`` units of the budget, as far as nothing was granted for them (see ``Budget.surrender``)."""
+        self._budget.owed = owed
+        return self._budget.surrender(returnable) if owed else Surrendered(0, [])
+
+    def spare(self, most: int) -> int:
+        """Give up at most so many units of the budget that were to be bred for; their number."""
+        return self._budget.spare(most)
 
     def set_deadline(self, deadline: float) -> None:
         """``deadline``: Unix seconds."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 
 from hpo.individual import Configuration
-from hpo.islands.coordinator.budget import UNLIMITED, Admitted, Budget
+from hpo.islands.coordinator.budget import Admitted, Budget
 from hpo.islands.coordinator.ending import Ending
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Health
@@ -38,8 +39,8 @@ class Granting:
         self._tally = backlog.tally
         self._phases = rules.phases
         self.budget = Budget(
-            rules.evaluations,
-            final=backlog.tally.final,
+            backlog.units,
+            before=backlog.tally.final,
             keys=backlog.known,
             assignments=backlog.assignments,
             duplicates=rules.duplicates,
@@ -228,8 +229,8 @@ class Granting:
         if not self.grants.held_ahead or self._ending.stopping:
             return
         wanted = 0
-        if self.paused or self._health.holds_all or self.budget.remaining < 0:
-            wanted = UNLIMITED  # individuals held ahead are not to be begun either
+        if self.paused or self._health.holds_all or self.budget.owed:
+            wanted = sys.maxsize  # individuals held ahead are not to be begun either
         elif self.grants.idle and not self.too_late():
             some_exhausted = any(map(self.budget.exhausted_for, range(self._registry.islands)))
             wanted = self.grants.lacking(self._is_used_up if some_exhausted else None)

@@ -41,7 +41,9 @@ class LaunchRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """Work and counts from earlier launches."""
+    """Work and counts from earlier launches. ``units``: number of individuals that may be admitted at once."""
+
+    units: int = 0
 
     known: set[str] = field(default_factory=set)
     """Keys of all admitted configurations."""
@@ -82,8 +84,9 @@ class LaunchLog:
     def launch_ended(self, end: End) -> None:
         """Record the end, once, before the other ranks learn of it."""
 
-    def reopened(self, again: Sequence[Assignment], reason: str) -> None:
-        """Record that failures do not count, and their individuals are evaluated ``again``."""
+    def reopened(self, again: Sequence[Assignment], reason: str, entry: int = 0) -> None:
+        """Record that failures do not count, and their individuals are evaluated ``again``. ``entry``: number of the
+        ledger's entry that asks for it, if one does."""
 
     def worker_left(self, place: WorkerPlacement, reason: str, *, may_run: bool) -> None:
         """Record that a worker takes no more part. ``may_run``: some of its ranks may still be at work."""

@@ -66,7 +66,7 @@ class CoordinatorView:
             since, error = min(self._waiting.values())
             return error, now - since
         error_ = None if self._commands is None else self._commands.error
-        return None if error_ is None else (describe_os_error(error_, "the commands"), 0.0)
+        return None if error_ is None else (describe_os_error(error_, "the ledger"), 0.0)
 
     @property
     def running(self) -> int:
@@ -85,8 +85,8 @@ class CoordinatorView:
 
     @property
     def all_ended(self) -> bool:
-        """Whether the launch is over and no rank can be at work for it any more."""
-        return self.end is not None and not self.running and not self._registry.may_run(self.dead)
+        """Whether the launch is over, and all that was evaluated has ended, unless its worker was given up."""
+        return self.end is not None and not self.running
 
     @property
     def standing(self) -> dict[str, int]:

@@ -80,9 +80,9 @@ class Claims:
         self.queue: deque[Candidate] = deque()
         self._times = _EvaluationTimes()
 
-    def begin(self, sequence: int) -> None:
-        """``sequence``: first free number of this worker's individuals."""
-        self._sequence = sequence
+    def begin(self, earlier: int) -> None:
+        """``earlier``: number of individuals that each worker of the island has begun in earlier launches."""
+        self._proposals.earlier = earlier
 
     def request(self, *, running: bool) -> None:
         """Breed and claim as many candidates as are lacking, given whether the worker is ``running`` one of them."""

@@ -130,7 +130,7 @@ class Leader:
 
     def begin(self, start: Start) -> None:
         """Learn the results of earlier launches and ask for the first individual."""
-        self._claims.begin(start.sequence)
+        self._claims.begin(start.earlier)
         owned = set(start.owned)
         self._early_stopping.observe(messages.reports(start.reports))
         for known in start.population:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from hpo.individual import ENQUEUED, INTERRUPTED, LOST, PRUNED, REEVALUATION, Scalar, birthplace
-from hpo.islands.coordinator.commands import point_assignment
-from hpo.islands.coordinator.worker_registry import HANGS
+from hpo.individual import INTERRUPTED, LOST, PRUNED, REEVALUATION, Scalar, birthplace
 from hpo.islands.resume.individuals import (
     assignment_of,
     end_of,
@@ -27,14 +25,11 @@ from hpo.islands.resume.individuals import (
 from hpo.islands.resume.known import WITHDRAWN, enter
 from hpo.islands.resume.state import Resting, ResumeState
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import read_directory
 from hpo.journal.records import (
-    Command,
     Finished,
     Header,
     Known,
     Launched,
-    Left,
     Migrated,
     Record,
     Reopened,
@@ -42,6 +37,7 @@ from hpo.journal.records import (
     Started,
     Withdrawn,
 )
+from hpo.ledger.journals import read_directory
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
@@ -107,8 +103,6 @@ class _Fold:
         self._launch = 0
         # Time of the last record of the launch that is read.
         self._updated = -math.inf
-        # Last launch that began while earlier launches may still have run.
-        self._contested = 0
         self._moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
         # Members by birthplace, until all moves are known.
         self._born: dict[int, Population] = {}
@@ -117,8 +111,8 @@ class _Fold:
         # Parameters of kept members.
         self._configurations: dict[str, dict[str, Scalar]] = {}
         self._known: dict[int, Known] = {}
-        # Parameters of individuals that were enqueued, by id.
-        self._enqueued: dict[str, dict[str, Scalar]] = {}
+        # Individuals by island and worker where they were bred.
+        self._begun: dict[tuple[int, int], int] = {}
 
     def add(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -142,12 +136,8 @@ class _Fold:
             launches[self._launch] = launches[self._launch][0], self._updated
 
     def _on_launched(self, record: Launched) -> None:
-        if record.contested:
-            self._contested = max(self._contested, self._launch)
-            self._state.leave_numbers()
         if record.code:
             self._state.codes[self._launch] = record.code
-        self._state.commands.launched(record)
 
     def _on_known(self, record: Known) -> None:
         self._known.setdefault(record.number, record)
@@ -159,10 +149,6 @@ class _Fold:
     def _on_migrated(self, record: Migrated) -> None:
         self._moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
 
-    def _on_left(self, record: Left) -> None:
-        if record.may_run or record.reason == HANGS:
-            self._state.hung[record.island, record.worker] = self._launch
-
     def _on_reported(self, record: Reported) -> None:
         reports = self._state.reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
         reports.append((record.id, record.step, math.inf if record.loss is None else record.loss))
@@ -171,13 +157,9 @@ class _Fold:
         state = self._state
         configuration = record.configuration
         island, worker, sequence = birthplace(record.id)
-        place = island, worker
-        state.sequences[place] = max(state.sequences.get(place, 0), sequence + 1)
-        if state.hung.get(place, self._launch) < self._launch:
-            del state.hung[place]
+        number = self._begun.get((island, worker), 0)
+        self._begun[island, worker] = max(number, sequence + 1)
         state.repeats |= configuration.operator == REEVALUATION
-        if configuration.operator == ENQUEUED:
-            self._enqueued[record.id] = configuration.params
         if isinstance(record, Finished):
             # An evaluation that was killed after its grace has an error.
             saved = record.status == INTERRUPTED and record.error is None
@@ -244,23 +226,15 @@ class _Fold:
         state.ended = self._evaluations.ended_ids
         completed = (one for born in self._born.values() for one in born.best)
         state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
-        for launch, record, attempt in self._evaluations.open:
+        for (island, _), number in self._begun.items():
+            state.begun[island % islands] += number
+        for _, record, attempt in self._evaluations.open:
             # The end of a whole launch is not the individual's fault, and counts for no retry.
             interrupted = isinstance(record, Finished) and record.status == INTERRUPTED
             state.tally.unfinished[record.id] = INTERRUPTED if interrupted else LOST
             assignment = assignment_of(record, attempt, space=space)
-            if launch < self._contested:
-                # A copy is made when the individual begins: that launch may have had no time for it.
-                assignment = assignment.as_contested()
             state.keys.add(assignment.key)
             state.pending.append(assignment)
-        begun = Counter(space.key(params) for params in self._enqueued.values())
-        for command, params in state.commands.points:
-            point = point_assignment(validated(space, command, params), space.key)
-            if begun[point.key]:
-                begun[point.key] -= 1
-            else:
-                state.enqueued.append(point)
         enter(state, self._known.values(), space=space, islands=islands, losses=self._losses)
         return state
 
@@ -268,12 +242,10 @@ class _Fold:
 _HANDLERS: dict[type[Record], Callable[[_Fold, Any], object]] = {
     Header: _Fold._on_header,
     Launched: _Fold._on_launched,
-    Command: lambda folding, record: folding._state.commands.add(record),
     Known: _Fold._on_known,
     Withdrawn: lambda folding, record: folding.withdraw(record.numbers),
     Migrated: _Fold._on_migrated,
     Reported: _Fold._on_reported,
-    Left: _Fold._on_left,
     Started: _Fold._on_evaluation,
     Finished: _Fold._on_evaluation,
     Reopened: _Fold._take,

@@ -13,8 +13,8 @@ from hpo.errors import CampaignError, UsageError
 from hpo.individual import COMPLETED, PRUNED, Attempt, Outcome, Scalar, known_id
 from hpo.islands.messages import Assignment, EvaluationEnd
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import damaged
-from hpo.journal.records import Command, Evaluation, Finished, Known, Record, Started
+from hpo.journal.records import Evaluation, Finished, Known, Record, Started
+from hpo.ledger.journals import damaged
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
 from hpo.task.outcome import brief_outcome
@@ -30,8 +30,6 @@ class InvalidRecord(CampaignError):
 
     def of(self, record: Record) -> bool:
         """Whether this error is about ``record``."""
-        if isinstance(record, Command):
-            return record.id == self._identity
         if isinstance(record, Known):
             return known_id(record.number) == self._identity and record.params == self._params
         return isinstance(record, Evaluation) and (record.id, record.params) == (self._identity, self._params)

@@ -30,7 +30,8 @@ def start_messages(
     """The first message to each rank; leaders alone get a population. ``hosts``, ``cores``: see ``surroundings``;
     ``lineages``: islands whose individuals go on from each other; ``holds``: whether an individual's checkpoint is
     still there, without which it does not go on."""
-    starts = [Start(launch, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
+    first = layout.workers[0].worker
+    starts = [Start(launch, first, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
     for island in range(layout.islands):
         places = layout.of_island(island)
         population = state.populations.get(island)
@@ -62,8 +63,9 @@ def start_messages(
         for place in places:
             starts[place.leader] = Start(
                 launch,
+                first,
                 starts[place.leader].surroundings,
-                state.sequence(place.island, place.worker),
+                -(-state.begun[island] // len(places)),
                 members,
                 mine := owned.get(place.leader, []),
                 reports,

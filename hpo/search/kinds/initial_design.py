@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from hpo.individual import birthplace
 from hpo.search.population import Population
 from hpo.search.protocols import Breeder, Offspring, WrappingBreeder
 from hpo.space.parameters import Categorical
@@ -23,8 +24,8 @@ class InitialDesign(WrappingBreeder):
     """Takes the first individuals of an island from a space-filling design, and later individuals from ``breeder``.
 
     The design is a scrambled Sobol sequence or a Latin hypercube, with ten more points than workers and at least 16;
-    each worker takes every ``workers``-th point. A point depends on (seed, island, worker, sequence) alone, so that a
-    resumed campaign continues with the next point.
+    each worker takes every ``workers``-th point. A point depends on the seed, the island, the worker and the number of
+    its proposal alone, so that a resumed campaign continues with the next point.
     """
 
     def __init__(self, breeder: Breeder, space: SearchSpace, kind: Initial, *, workers: int) -> None:
@@ -34,20 +35,26 @@ class InitialDesign(WrappingBreeder):
         self._size = max(_FEWEST, workers + _FIRST)
         self._counts = [p.count if isinstance(p, Categorical) else None for p in space.parameters.values()]
         self._points: dict[str, list[list[float]]] = {}
+        self._sequence = 0
+
+    def begin_proposal(self, sequence: int) -> None:
+        self._sequence = sequence
+        super().begin_proposal(sequence)
 
     def propose_first(
         self, identity: str, seed: int, population: Population, rng: random.Random
     ) -> Offspring | None:
-        island, worker, sequence = (int(part) for part in identity.split("-"))
-        point = self._point(seed, island, worker, sequence)
+        island, worker, _ = birthplace(identity)
+        point = self._point(f"{seed}/{island}", worker)
         return point or super().propose_first(identity, seed, population, rng)
 
-    def _point(self, seed: int, island: int, worker: int, sequence: int) -> Offspring | None:
-        """Point of the design for an individual; None after the end of the design."""
-        place = sequence * self._workers + worker
-        if worker >= self._workers or place >= self._size:
+    def _point(self, seed: str, worker: int) -> Offspring | None:
+        """Point of the design for the next individual of a worker; None after the end of the design."""
+        # The workers of an island have consecutive numbers.
+        place = self._sequence * self._workers + worker % self._workers
+        if place >= self._size:
             return None
-        point = self._drawn(f"{seed}/{island}")[place]
+        point = self._drawn(seed)[place]
         genome = tuple(
             gene if count is None else min(count - 1, int(gene * count))
             for gene, count in zip(point, self._counts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpo.journal.files import journal_files, read_lines_about
+from hpo.journal.files import read_lines_about
 from hpo.journal.records import Finished, Header, Note, Reopened, Reported, Started
+from hpo.ledger.journals import journal_files
 from hpo.task.outcome import summary_line
 from hpo.task.task import MAXIMIZE
 from hpo.terminal import one_line
@@ -33,10 +34,10 @@ def history(
     """Evaluations of the individual and other events by time. ``direction``: direction of a single objective."""
     runs: list[EvaluationRun] = []
     events: list[tuple[float, str]] = []
-    for path in journal_files(directory):
+    for journal in journal_files(directory):
         header: Header | None = None
         open_run: EvaluationRun | None = None
-        for record in read_lines_about(path, identity):
+        for record in read_lines_about(journal.path, identity, journal.end):
             if isinstance(record, Header):
                 header = record
             if header is None or getattr(record, "id", None) != identity:

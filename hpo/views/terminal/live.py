@@ -19,7 +19,7 @@ from rich.text import Text
 from hpo.config import process
 from hpo.errors import CampaignError
 from hpo.islands.end_reasons import LOST
-from hpo.journal import lock
+from hpo.ledger.alive import living
 from hpo.results import overview as overviews
 from hpo.results.follow import Follower
 from hpo.results.overview import Overview
@@ -73,7 +73,7 @@ class OverviewSource:
         return overviews.folded(self._follower.record())
 
     def _may_fold(self, now: float) -> bool:
-        if lock.holder(self._directory) is None:
+        if not living(self._directory):
             self._alive_since = None
             return not self._own
         if self._alive_since is None:

@@ -153,5 +153,5 @@ class Page:
             self._notify()
 
 
-def _signs(record: CampaignRecord) -> tuple[bool, int, bool]:
-    return record.alive, record.waiting, record.stop_pending
+def _signs(record: CampaignRecord) -> tuple[bool, int]:
+    return record.alive, record.ledger.entries

@@ -9,7 +9,7 @@ import pytest
 from namespaces import Hosts
 from terminal import Terminal, wait_until
 
-from hpo.journal.lock import STALE_S
+from hpo.ledger.alive import STALE_S
 
 SUMS = """
 import hpo

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.journal.files import read_directory
 from hpo.journal.records import Finished
+from hpo.ledger.journals import read_directory
 from hpo.results import result as results
 from hpo.results.record import load
 

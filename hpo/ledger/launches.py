@@ -10,12 +10,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from hpo.errors import CampaignError, StorageFailed
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
-from hpo.journal.commands import Standing
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import journal_files, last_launch, read_directory, read_file, worker_journals
+from hpo.journal.files import read_file
 from hpo.journal.records import Ended, Finished, Header, Launched
+from hpo.ledger.journals import first_journals, journal_files, last_launch, read_directory, read_journals
+from hpo.ledger.opening import state_of
 
 # Launches in a row that got nothing done, after which no other is started: their cause will not go away by itself.
 MOST_IDLE_LAUNCHES = 3
@@ -38,11 +41,11 @@ class LaunchOnRecord:
 
 def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
     """Launch ``number``; None where it never began."""
-    files = worker_journals(directory, launch=number, island=0, worker=0)
+    files = first_journals(directory, number)
     if not files:
         return None
     launch = LaunchOnRecord(number=number)
-    for record in (one for path in files for one in read_file(path)):
+    for record in (one for journal in files for one in read_file(journal.path, end=journal.end)):
         if isinstance(record, Header):
             launch.job = record.job
         elif isinstance(record, Launched):
@@ -95,13 +98,13 @@ class BudgetUse:
 
 def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
     """Read all journals. ``evaluations``: budget of the campaign file."""
-    current, standing = CurrentEvaluations(), Standing()
-    for record in read_directory(directory, []):
+    state, current = state_of(directory), CurrentEvaluations()
+    for record in read_directory(directory, [], state=state):
         current.take(record)
-        standing.take(record)
     counts = current.counts
+    in_file = replace(state.in_file, evaluations=evaluations)
     return BudgetUse(
-        budget=standing.evaluations(evaluations),
+        budget=state.limits_with(in_file).evaluations,
         final=counts.total(),
         worked=counts[COMPLETED] + counts[PRUNED],
     )
@@ -114,10 +117,10 @@ def is_complete(directory: Path, evaluations: int | None) -> bool:
 
 def made_progress(directory: Path, launch: int) -> bool:
     """Whether anything was finished in the launch, or saved for the next."""
-    records = (record for path in journal_files(directory, launch) for record in read_file(path))
+    state = state_of(directory)
     return any(
         record.status in FINAL or (record.status == INTERRUPTED and record.error is None)
-        for record in records
+        for _, record in read_journals(journal_files(directory, launch, state=state), state)
         if isinstance(record, Finished)
     )
 

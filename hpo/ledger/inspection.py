@@ -18,20 +18,14 @@ from pathlib import Path
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import FINAL
 from hpo.journal import directory as directories
-from hpo.journal import lock as locks
 from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import (
-    LONGEST_LINE,
-    JournalName,
-    PlaceInFile,
-    excluded_parts,
-    journal_files,
-    journal_name,
-    opened,
-    read_on,
-)
+from hpo.journal.files import LONGEST_LINE, JournalName, PlaceInFile, opened, read_on
 from hpo.journal.records import VERSION, Finished, Header, Record, Started, decode, encode
+from hpo.ledger.alive import signs_of
+from hpo.ledger.fold import LedgerState
+from hpo.ledger.journals import Bounds, excluded_journals, journal_files
+from hpo.ledger.opening import FOLDER, state_of
 from hpo.space.space import SearchSpace, described_space
 from hpo.steps import Steps
 from hpo.terminal import one_line, quoted
@@ -69,7 +63,7 @@ class Inspection:
     directory: Path
     task: str | None = None
     lock: str = "free"
-    """State of the lock: "free", "live" or "stale"."""
+    """Whether a launch is at work: "live", none is: "free", or "stale" where one has died and was not closed."""
     holder: str | None = None
     journals: int = 0
     launches: int = 0
@@ -98,7 +92,7 @@ class Inspection:
         at_work = {
             "free": "no campaign is at work",
             "live": f"at work: {self.holder}",
-            "stale": f"no campaign is at work; the lock of {self.holder} is stale and not in the way",
+            "stale": f"no campaign is at work; {self.holder} has died, and the next launch closes what it left",
         }
         lines = [
             f"{self.directory}: {counted(self.journals, 'journal')} of {counted(self.launches, 'launch')}, "
@@ -141,19 +135,22 @@ def repair(directory: Path) -> Inspection:
         CampaignError: a campaign is at work, there is none, or the directory cannot be read or written.
     """
     first = check(directory)
-    with locks.acquire(directory):
-        inspection = _Inspection(directory, locked=True)
-        try:
-            done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
-        except OSError as error:
-            raise CampaignError(
-                f"{directory} cannot be repaired ({error.strerror or error}). What was whole is where it was, and "
-                f"damaged files are in {directory / 'damaged'}: make room or give write access there, then give the "
-                "same command again."
-            ) from error
-        lost = [replace(one, kind=LOST) for one in inspection.report.damaged if one.lines is not None]
-        report = _Inspection(directory, locked=True).report
-    report.lock, report.holder, report.repaired = first.lock, first.holder, done
+    if first.lock == "live":
+        raise CampaignError(
+            f"{directory} is in use by {first.holder}. Let it finish, or stop it with `hpo stop {quoted(directory)}`."
+        )
+    inspection = _Inspection(directory)
+    try:
+        done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
+    except OSError as error:
+        raise CampaignError(
+            f"{directory} cannot be repaired ({error.strerror or error}). What was whole is where it was, and damaged "
+            f"files are in {directory / 'damaged'}: make room or give write access there, then give the same command "
+            "again."
+        ) from error
+    lost = [replace(one, kind=LOST) for one in inspection.report.damaged if one.lines is not None]
+    report = _Inspection(directory).report
+    report.repaired = done
     if done:
         report.findings = lost + report.findings
     return report
@@ -163,6 +160,8 @@ def repair(directory: Path) -> Inspection:
 class _Journal:
     path: Path
     name: JournalName
+    end: int | None
+    """Bytes that count; None: all."""
     header: Header | None = None
     records: int = 0
     first_time: float | None = None
@@ -172,25 +171,24 @@ class _Journal:
 
 
 class _Inspection:
-    """Reads all journals of a directory and writes the report. ``locked``: this process holds the campaign's lock."""
+    """Reads all journals of a directory and writes the report."""
 
-    def __init__(self, directory: Path, *, locked: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.report = report = Inspection(directory=directory)
         self._space: SearchSpace | None = None
         self._objectives: set[str] = set()
         self._read_identity()
-        if not locked and (holder := locks.holder(directory)) is not None:
-            report.lock, report.holder = "live", str(holder)
-        elif not locked and (stale := locks.stale_holder(directory)) is not None:
-            report.lock, report.holder = "stale", stale
+        state = self._read_ledger()
+        for sign in signs_of(directory, state).values():
+            report.lock, report.holder = "live" if sign.alive else "stale", str(sign.holder)
         self._evaluations = CurrentEvaluations()
         # How each run of an individual ended.
         self._ends: dict[tuple[str, tuple[int, int]], tuple[str, object]] = {}
         self._results = 0
         self._misfits: list[tuple[_Journal, int, str, str]] = []
-        named = ((path, journal_name(path)) for path in journal_files(directory))
-        self.journals = [_Journal(path, name) for path, name in named if name is not None]
+        self._bounds = Bounds(state)
+        self.journals = [_Journal(*journal) for journal in journal_files(directory, state=state)]
         with Steps(len(self.journals), shown=_bytes(self.journals) > _SHOWN_FROM_BYTES) as steps:
             for journal in self.journals:
                 steps.begin(f"checking {journal.path.name}")
@@ -199,8 +197,12 @@ class _Inspection:
                 except CampaignError as error:  # another version's, or unreadable: to be left alone
                     self._report(DAMAGE, journal.path, str(error))
         self._report_misfits()
-        for path in excluded_parts(directory):
-            self._report(NOTE, path, "begun after its worker had been given up, so that it does not count")
+        for path in excluded_journals(directory, state=state):
+            self._report(
+                NOTE,
+                path,
+                "written after its worker was given up or its launch was closed, or by no launch: it does not count",
+            )
         report.journals = len(self.journals)
         report.launches = len({journal.name.launch for journal in self.journals})
         report.records = sum(journal.records for journal in self.journals)
@@ -230,6 +232,15 @@ class _Inspection:
                 "it is JSON and describes no campaign. It is written once and never edited: restore it.",
             )
 
+    def _read_ledger(self) -> LedgerState:
+        try:
+            return state_of(self._directory)
+        except JournalDamaged:  # of a campaign without a ledger
+            return LedgerState()
+        except CampaignError as error:
+            self._report(DAMAGE, FOLDER, str(error))
+            return LedgerState()
+
     def _report(self, kind: str, file: Path | str, text: str, lines: tuple[int, int] | None = None) -> None:
         name = str(file.relative_to(self._directory)) if isinstance(file, Path) else file
         self.report.findings.append(Finding(kind=kind, file=name, text=text, lines=lines))
@@ -245,7 +256,12 @@ class _Inspection:
     def _read(self, journal: _Journal) -> None:
         place = PlaceInFile()
         damaged: list[tuple[int, str, list[str]]] = []
-        with opened(journal.path) as (file, size):
+        with opened(journal.path) as (file, written):
+            journal.end = self._bounds.end(journal.name)
+            size = written if journal.end is None else min(written, journal.end)
+            if journal.end is not None and written < journal.end and not self._was_repaired(journal):
+                gone = f"{journal.end - written} bytes that counted are gone from its end: restore it from a backup"
+                self._report(DAMAGE, journal.path, gone)
             while place.offset < size:
                 try:
                     for record in read_on(journal.path, file, place, size):
@@ -275,7 +291,11 @@ class _Inspection:
             ids = [identity for _, _, found in lines for identity in found]
             self._drop(journal, lines[0][0], lines[-1][0], lines[0][1], ids)
 
+    def _was_repaired(self, journal: _Journal) -> bool:
+        return (self._directory / "damaged" / f"{journal.path.name}.damaged-1").exists()
+
     def _take(self, journal: _Journal, line: int, record: Record) -> None:
+        self._bounds.take(journal.name.launch, record)
         if not journal.records and not isinstance(record, Header):
             journal.to_do = True
             self._report(
@@ -346,8 +366,11 @@ def _rewrite(directory: Path, journal: _Journal) -> str:
     at = journal.path.stat().st_mtime if journal.first_time is None else journal.first_time
     by_name = Header(version=VERSION, launch=launch, island=island, worker=worker, host="unknown", time=at)
     lines = [encode(journal.header or by_name)]
-    with open(journal.path, "rb", buffering=1 << 20) as file:
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
+    with opened(journal.path) as (file, size):
+        left = size if journal.end is None else journal.end
+        number = 0
+        while left > 0 and (line := file.readline(min(left, LONGEST_LINE))):
+            number, left = number + 1, left - len(line)
             with suppress(ValueError):  # a line that was cut off
                 if number not in journal.dropped and not isinstance(decode(line), Header):
                     lines.append(line)

@@ -1,0 +1,172 @@
+"""A launch's part in its campaign: it joins, closes launches that have died, draws units of the budget, and leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import Protocol
+
+from hpo.errors import LaunchClosed
+from hpo.journal.commands import asked
+from hpo.ledger.entries import (
+    Closed,
+    Commanded,
+    Drew,
+    Joined,
+    LedgerEntry,
+    Limits,
+    Recount,
+    UnitsReturned,
+)
+from hpo.ledger.fold import UNLIMITED, LedgerState, OpenLaunch
+from hpo.ledger.ledger import Ledger
+
+_MANY = 10**12
+"""Units that a launch draws at once from a campaign without a budget."""
+
+
+class MakeClosed(Protocol):
+    """Makes the entry that closes an open launch (see ``hpo.ledger.closing.closing``)."""
+
+    def __call__(
+        self,
+        state: LedgerState,
+        number: int,
+        *,
+        by: int,
+        reason: str,
+        exit: int | None = None,
+        at_rest: bool = False,
+    ) -> Closed: ...
+
+
+class Participation:
+    """Launch ``number``, which has joined by an entry of ``ledger``. ``closing``: makes the entries that close
+    launches."""
+
+    def __init__(self, ledger: Ledger, number: int, closing: MakeClosed) -> None:
+        self.ledger = ledger
+        self.number = number
+        self._closing = closing
+        self.first_worker = self.own.joined.first_worker
+
+    @property
+    def state(self) -> LedgerState:
+        return self.ledger.state
+
+    @property
+    def own(self) -> OpenLaunch:
+        """This launch in the ledger; LaunchClosed where another launch has closed it."""
+        found = self.state.open.get(self.number)
+        if found is None:
+            raise LaunchClosed(
+                f"launch {self.number} was closed by another launch while it was at work, and no later result of it "
+                "counts. It stops; give the same command again to go on."
+            )
+        return found
+
+    def close_others(self, reason: str) -> None:
+        """Close all other open launches: none of them is at work. What they leave may be drawn.
+
+        Raises:
+            JournalDamaged, CampaignError: a journal cannot be read.
+            OSError, LedgerDamaged: see ``Ledger.append``.
+        """
+        for other in [one for one in self.state.open if one != self.number]:
+            self.ledger.append(partial(self._closing_of, other, reason))
+
+    def _closing_of(self, other: int, reason: str, state: LedgerState) -> Closed | None:
+        if other not in state.open or self.number not in state.open:
+            return None
+        return self._closing(state, other, by=self.number, reason=reason)
+
+    def recount(self, final: int, pool: Collection[str], resting: Collection[str]) -> bool:
+        """Correct what closed launches left by their journals, as damaged lines may have been left out of these, where
+        no open launch holds any unit; whether there was something to correct. Errors as of ``Ledger.append``."""
+
+        def decide(state: LedgerState) -> LedgerEntry | None:
+            known = state.final, {*state.pool}, {*state.resting}
+            if state.held or known == (final, {*pool}, {*resting}):
+                return None
+            request = Recount(**asked(), final=final, pool=tuple(pool), resting=tuple(resting))
+            return Commanded(request=request)
+
+        return self.ledger.append(decide) is not None
+
+    def draw(self, ids: Collection[str] = (), points: Collection[int] = ()) -> Drew | None:
+        """Draw all units that are free: for ``ids`` and ``points``, as far as they are to be drawn, and to breed.
+        Resting individuals among ``ids`` cost none. None where there is nothing to draw. Errors as of
+        ``Ledger.append``."""
+
+        def decide(state: LedgerState) -> LedgerEntry | None:
+            if not state.may_draw() or self.number not in state.open:
+                return None
+            left = max(0, state.free)
+            resting = [one for one in ids if one in state.resting]
+            unfinished = [one for one in ids if one in state.pool][:left]
+            left -= len(unfinished)
+            given = [one for one in points if one in state.waiting][:left]
+            left -= len(given)
+            fresh = _MANY if left > UNLIMITED // 2 else left
+            if fresh == _MANY and self.own.fresh:
+                fresh = 0
+            if not (resting or unfinished or given or fresh):
+                return None
+            return Drew(launch=self.number, fresh=fresh, ids=(*unfinished, *resting), points=tuple(given))
+
+        drew = self.ledger.append(decide, timeout_s=0.0)
+        assert drew is None or isinstance(drew, Drew)
+        return drew
+
+    def give_back(self, fresh: int, ids: Collection[str] = (), points: Collection[int] = ()) -> None:
+        """Return units that this launch does not use. Errors as of ``Ledger.append``; until ``Ledger.settled`` they may
+        be returned or not."""
+        returned = UnitsReturned(launch=self.number, fresh=fresh, ids=tuple(ids), points=tuple(points))
+        self.ledger.append(lambda state: returned if self.number in state.open else None, timeout_s=0.0)
+
+    def close(self, reason: str, exit: int, *, at_rest: bool) -> None:
+        """Close this launch, which evaluates nothing any more. ``at_rest``: see ``closing``. Errors as of
+        ``close_others``."""
+
+        def decide(state: LedgerState) -> LedgerEntry | None:
+            if self.number not in state.open:
+                return None
+            return self._closing(
+                state, self.number, by=self.number, reason=reason, exit=exit, at_rest=at_rest
+            )
+
+        self.ledger.append(decide, timeout_s=10.0)
+
+
+def join(
+    ledger: Ledger,
+    closing: MakeClosed,
+    *,
+    workers: int,
+    ranks_per_worker: int,
+    in_file: Limits,
+    job: str = "",
+    after: int | None = None,
+) -> Participation | None:
+    """Join the campaign of ``ledger`` with ``workers`` workers. ``closing``: see ``Participation``; ``in_file``: limits
+    of the campaign file; ``job``: see ``Joined``; ``after``: number of the last launch that may have joined: None where
+    another has, meanwhile. Errors as of ``Ledger.append``."""
+
+    def decide(state: LedgerState) -> Joined | None:
+        if after is not None and state.launches != after:
+            return None
+        return Joined(
+            launch=state.launches + 1,
+            workers=workers,
+            first_worker=state.workers,
+            ranks_per_worker=ranks_per_worker,
+            in_file=in_file,
+            job=job,
+            submitted=state.entries,
+        )
+
+    joined = ledger.append(decide)
+    if joined is None:
+        return None
+    assert isinstance(joined, Joined)
+    return Participation(ledger, joined.launch, closing)

@@ -1,0 +1,354 @@
+"""One launch at a time works on a campaign: it shows that it lives, and is waited for where it may have died."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from individuals import make_finished, make_started
+from living import at_work, closed, elsewhere, joined, reader, stamp
+
+import hpo
+from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError
+from hpo.journal import machine
+from hpo.journal.heartbeat import Heartbeat
+from hpo.journal.records import encode
+from hpo.ledger import alive
+from hpo.ledger.alive import STALE_S, SignOfLife, alive_path, last_refresh, living, wait_until_free
+from hpo.ledger.journals import journal_files
+from hpo.ledger.opening import state_of
+
+
+class Clock:
+    """In the place of the module ``time``: ``monotonic`` goes on by what is slept only, and ``time`` is ``skew_s`` off
+    the clock that stamps files."""
+
+    def __init__(self) -> None:
+        self.skew_s = 0.0
+        self.slept_s = 0.0
+        self.on_sleep: Callable[[], None] = lambda: None
+
+    def time(self) -> float:
+        return time.time() + self.skew_s
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.slept_s
+
+    def sleep(self, seconds: float) -> None:
+        assert self.slept_s < 10 * STALE_S, "this waits for ever"
+        self.slept_s += seconds
+        self.on_sleep()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(machine, "time", clock)
+    return clock
+
+
+# --- the heartbeat ----------------------------------------------------------------------------------------------------
+
+
+def test_what_one_function_raises_keeps_no_other_from_being_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    called: list[str] = []
+
+    def fails() -> None:
+        called.append("fails")
+        raise RuntimeError("no such\nthing")
+
+    heartbeat = Heartbeat(60.0)
+    heartbeat.register(fails)
+    heartbeat.register(lambda: called.append("works"))
+    heartbeat.beat()
+    heartbeat.beat()
+    assert called == ["fails", "works"] * 2
+    (line,) = capsys.readouterr().err.splitlines()  # once, and in one line
+    assert "fails failed (RuntimeError: no such\\nthing)" in line
+
+
+def test_an_evaluation_inside_rank_0_does_not_let_the_sign_grow_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything else that its event loop is busy with."""
+    monkeypatch.setattr(alive, "REFRESH_S", 0.01)
+    home = tmp_path / "run"
+
+    def evaluate(trial: hpo.Trial) -> float:
+        path = alive_path(home, 1)
+        at = time.time() - 3600
+        os.utime(path, (at, at))
+        end = time.monotonic() + 20
+        while path.stat().st_mtime < time.time() - STALE_S:
+            assert time.monotonic() < end, "nothing refreshes it"
+            time.sleep(0.002)
+        assert living(home).keys() == {1}
+        return 0.0
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    result = hpo.Campaign(task, directory=home, evaluations=2, isolation="inline", kind="random").run()
+    assert [one.status for one in result.individuals] == ["completed"] * 2
+    assert not living(home)
+
+
+def test_a_launch_that_another_has_closed_ends_and_can_go_on_later(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+
+    def evaluate(trial: hpo.Trial) -> float:
+        if trial.id == "0-0-0":
+            joined(home).close_others("it was silent")
+        time.sleep(0.01)  # the ledger is read once a second
+        return 0.0
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+    settings: dict[str, Any] = {"directory": home, "isolation": "inline", "kind": "random"}
+    with pytest.raises(HpoError, match="launch 1 was closed by another launch") as caught:
+        hpo.Campaign(task, evaluations=10_000, **settings).run()
+    assert caught.value.exit_code == EXIT_RESUMABLE
+    assert hpo.Result(home).individuals == []
+    closed(home)
+    assert len(hpo.Campaign(task, evaluations=3, **settings).run().individuals) == 3
+
+
+def test_errors_of_the_storage_pass_and_a_file_that_is_gone_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign = at_work(tmp_path)
+
+    def fails(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Stale"):
+        patched.setattr(os, "utime", fails)
+        sign.refresh()
+    stamp(sign, -3600)
+    sign.refresh()
+    assert sign.path.stat().st_mtime > time.time() - STALE_S
+    sign.path.unlink()
+    sign.refresh()
+    assert living(tmp_path) == {1: sign.holder}
+
+
+def test_a_refresh_can_be_seen(tmp_path: Path) -> None:
+    assert last_refresh(tmp_path, 1) == 0
+    sign = at_work(tmp_path)
+    stamp(sign, -60)
+    before = last_refresh(tmp_path, 1)
+    sign.refresh()
+    after = last_refresh(tmp_path, 1)
+    assert before is not None and after is not None and after > before > 0
+    sign.path.unlink()
+    sign.path.symlink_to(sign.path)
+    assert last_refresh(tmp_path, 1) is None, "as where storage fails"
+
+
+# --- on this machine --------------------------------------------------------------------------------------------------
+
+_HOLD = """
+import sys, pathlib
+from living import at_work
+sign = at_work(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def _hold(home: Path) -> subprocess.Popen[str]:
+    """A launch that is at work until its standard input ends."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    tests = os.fspath(Path(__file__).parents[1])
+    path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, home], env={**os.environ, "PYTHONPATH": path}, **pipes
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_launch_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    with _hold(tmp_path) as process:
+        (first,) = living(tmp_path).values()
+        assert first.pid == process.pid
+        # However old the sign looks: the process is there.
+        at = time.time() - 3600
+        os.utime(alive_path(tmp_path, 1), (at, at))
+        with pytest.raises(CampaignError, match=f"in use by process {process.pid} on {first.host} since "):
+            wait_until_free(tmp_path, reader(tmp_path), waiting=pytest.fail)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not living(tmp_path), "a zombie is dead too"
+    assert wait_until_free(tmp_path, reader(tmp_path)).open.keys() == {1}
+
+
+def test_a_later_process_with_the_same_number_is_another(tmp_path: Path) -> None:
+    sign = at_work(tmp_path)
+    assert sign.holder.process_started is not None and living(tmp_path)
+    other = msgspec.structs.replace(sign.holder, process_started=sign.holder.process_started - 1)
+    sign.path.write_bytes(msgspec.json.encode(other))
+    assert not living(tmp_path) and wait_until_free(tmp_path, reader(tmp_path)).open
+
+
+def test_of_many_that_begin_at_once_one_joins(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    program = (
+        "import sys, hpo\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: __import__('time').sleep(0.2) or 0.0)\n"
+        "campaign = hpo.Campaign(task, directory=sys.argv[1], evaluations=20, isolation='inline', kind='random')\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try:\n"
+        "    campaign.run()\n"
+        "    print('ran', flush=True)\n"
+        "except hpo.HpoError as error:\n"
+        "    print('refused' if 'in use by' in str(error) else error, flush=True)\n"
+    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    rivals: list[Any] = [subprocess.Popen([sys.executable, "-c", program, home], **pipes) for _ in range(4)]
+    for rival in rivals:
+        assert rival.stdout.readline() == "ready\n"
+    for rival in rivals:
+        rival.stdin.write("\n")
+        rival.stdin.flush()
+    words = [rival.communicate()[0].split("\n")[-2] for rival in rivals]
+    assert sorted(words) == ["ran", *["refused"] * 3]
+    assert len(hpo.Result(home).individuals) == 20 and state_of(home).launches == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 99, b'{"pid": 1}', b"[" * 100_000, None])
+def test_a_sign_that_cannot_be_read_is_none(tmp_path: Path, clock: Clock, content: bytes | None) -> None:
+    sign = at_work(tmp_path)
+    sign.path.unlink()
+    if content is None:
+        sign.path.mkdir()
+        with pytest.raises(CampaignError, match="cannot be used"):
+            living(tmp_path)
+        return
+    sign.path.write_bytes(content)
+    assert not living(tmp_path)
+    # One that has just joined gets a second for it.
+    assert wait_until_free(tmp_path, reader(tmp_path)).open and clock.slept_s == 1
+
+
+# --- on other machines ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
+def test_ages_are_those_of_the_clock_that_stamps_the_files(
+    tmp_path: Path, clock: Clock, skew_s: float
+) -> None:
+    """Whatever this machine's own clock says, as beside a file server that is an hour off."""
+    clock.skew_s = skew_s
+    sign = elsewhere(tmp_path, age_s=STALE_S - 20)
+    assert living(tmp_path)
+    with pytest.raises(CampaignError, match="n17"):
+        wait_until_free(tmp_path, reader(tmp_path))
+    stamp(sign, -STALE_S - 20)
+    assert not living(tmp_path)
+    wait_until_free(tmp_path, reader(tmp_path))
+    assert os.listdir(sign.path.parent) == ["alive"]
+
+
+@pytest.mark.parametrize("age_s", [0, -3600])
+def test_a_launch_elsewhere_that_died_is_waited_for(tmp_path: Path, clock: Clock, age_s: float) -> None:
+    """Also where its stamp is in the future."""
+    elsewhere(tmp_path, age_s=age_s)
+    said: list[str] = []
+    wait_until_free(tmp_path, reader(tmp_path), waiting=said.append)
+    assert STALE_S <= clock.slept_s < STALE_S + 2
+    (sentence,) = said
+    assert "n17" in sentence and f"{STALE_S:.0f} s" in sentence
+
+
+def test_a_launch_elsewhere_that_lives_is_left_in_peace_as_soon_as_it_shows(
+    tmp_path: Path, clock: Clock
+) -> None:
+    sign = elsewhere(tmp_path, age_s=30)
+    clock.on_sleep = lambda: stamp(sign, 0) if clock.slept_s >= 4 else None
+    with pytest.raises(CampaignError) as caught:
+        wait_until_free(tmp_path, reader(tmp_path), waiting=lambda sentence: None)
+    assert clock.slept_s == 4 and caught.value.exit_code == 1
+
+
+def test_the_next_launch_of_a_supervisor_follows_its_last_one_at_once(tmp_path: Path, clock: Clock) -> None:
+    """Rank 0's node died, and the next rank 0 is on another one."""
+    elsewhere(tmp_path, supervisor="one")
+    for other in None, "two":
+        with pytest.raises(CampaignError):
+            wait_until_free(tmp_path, reader(tmp_path), supervisor=other)
+    wait_until_free(tmp_path, reader(tmp_path), supervisor="one", waiting=pytest.fail)
+    assert clock.slept_s == 0
+
+
+def test_a_sign_is_no_link_and_waits_for_nobody(tmp_path: Path) -> None:
+    sign = at_work(tmp_path)
+    sign.path.rename(tmp_path / "elsewhere")
+    sign.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CampaignError, match="cannot be used"):
+        living(tmp_path)
+    sign.path.unlink()
+    os.mkfifo(sign.path)
+    assert not living(tmp_path)
+
+
+def test_a_launch_whose_sign_cannot_be_made_does_not_begin(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: 0.0)
+    campaign = hpo.Campaign(task, directory=home, evaluations=3, isolation="inline", kind="random")
+    home.mkdir()
+    campaign.run()
+    (home / "launches" / "0002").write_text("in the way")
+    again = hpo.Campaign(task, directory=home, evaluations=5, isolation="inline", kind="random")
+    with pytest.raises(CampaignError, match="cannot be used"):
+        again.run()
+    assert not state_of(home).open
+    assert len(again.run().individuals) == 5
+
+
+def test_the_sign_says_who_and_since_when(tmp_path: Path) -> None:
+    sign = SignOfLife(tmp_path, 3)
+    assert sign.path == tmp_path / "launches" / "0003" / "alive"
+    assert f"process {os.getpid()} on " in str(sign.holder)
+
+
+# --- a launch that was silent, and goes on ----------------------------------------------------------------------------
+
+
+def test_what_a_launch_still_writes_that_was_closed_does_not_count(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    directories: list[Path] = []
+
+    def evaluate(trial: hpo.Trial) -> float:
+        directories.append(trial.directory)
+        return float(trial.params["x"])
+
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
+
+    def run(evaluations: int) -> hpo.Result:
+        return hpo.Campaign(
+            task, directory=home, evaluations=evaluations, isolation="inline", kind="random"
+        ).run()
+
+    run(4)
+    # It died after three, while it evaluated another.
+    sorted((home / "ledger").iterdir())[-1].unlink()
+    (journal,) = journal_files(home, 1)
+    journal.path.write_bytes(b"".join(journal.path.read_bytes().splitlines(keepends=True)[:5]))
+    with open(journal.path, "ab", buffering=0) as silent:
+        silent.write(encode(make_started(id="0-0-7", operator="random", params={"x": 0.5}, time=1.0)))
+        assert len(run(6).individuals) == 6
+        late = {"started": 1.0, "finished": 2.0, "status": "completed", "objectives": {"value": 0.5}}
+        silent.write(encode(make_finished(id="0-0-99", operator="random", params={"x": 0.6}, **late)))
+    individuals = hpo.Result(home).individuals
+    assert len(individuals) == 6 and {one.status for one in individuals} == {"completed"}
+    # The one that it had begun may still be at work in its directory.
+    assert [one.name for one in directories if one.name.startswith("0-0-7")] == ["0-0-7.attempt-2"]
