@@ -39,7 +39,9 @@ PROTOCOL = "fast/test_whole_launches.py fast/test_golden_traces.py fast/test_pro
 HEALTH = "processes/test_health.py"
 JOURNAL = "processes/test_journal.py"
 LEDGER = "fast/test_ledger.py"
-LOCK = "processes/test_lock.py fast/test_heartbeat.py"
+COUNTED = "fast/test_counted_journals.py"
+ALIVE = "fast/test_alive.py"
+COMMANDS = "fast/test_commands.py"
 AVERAGING = "processes/test_trainers_communication.py processes/test_trainers_ddp.py"
 SCHEDULES = "fast/test_trainers_schedules.py"
 LOW_RANK = "fast/test_trainers_lowrank.py processes/test_trainers_decomposition.py"
@@ -72,9 +74,8 @@ MUTANTS = (
     ),
     # islands
     Mutant("hpo/islands", "not self._duplicates and key in self._keys", "False", PROTOCOL),
-    Mutant(
-        "hpo/islands", "self.remaining += evaluations - self._evaluations", "pass", "fast/test_commands.py"
-    ),
+    Mutant("hpo/islands", "fresh = min(most, self.remaining)", "fresh = most", COMMANDS),
+    Mutant("hpo/islands", "if not self.participation.ledger.settled:", "if False:", COMMANDS),
     Mutant("hpo/islands", "self._keys.discard(item)", "pass", PROTOCOL),
     Mutant(
         "hpo/islands",
@@ -88,13 +89,15 @@ MUTANTS = (
     Mutant("hpo/journal", "if line[-11:-3] != b", "if False and line[-11:-3] != b", JOURNAL),
     Mutant("hpo/journal", "os.fsync(self._file)", "pass", JOURNAL + " fast/test_storage.py"),
     Mutant("hpo/journal", "self._part += 1\n", "pass\n", JOURNAL + " fast/test_storage.py"),
-    Mutant("hpo/journal", "named is not None and named.token != self.holder.token", "False", LOCK),
-    Mutant("hpo/journal", "self._silent_s >= _PATIENCE_S and self._lost is None", "False", LOCK),
     # ledger
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
     Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),
     Mutant("hpo/ledger", "placed = self._folder.read(name) == line", "placed = True", LEDGER),
     Mutant("hpo/ledger", "self.state.entries >= self._tried", "True", LEDGER),
+    Mutant("hpo/ledger", "own = name.launch in state.open and", "own = True or", COUNTED),
+    Mutant("hpo/ledger", "self._begun[identity][1] not in self._running", "True", COUNTED),
+    Mutant("hpo/ledger", "after is not None and state.launches != after", "False", ALIVE),
+    Mutant("hpo/ledger", "machine.is_running(holder.pid, holder.process_started)", "True", ALIVE),
     # training
     Mutant("trainers", "torch._foreach_div_(gradients, self._channel.size)", "pass", AVERAGING),
     Mutant(

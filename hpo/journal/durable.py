@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from hpo.errors import CampaignError
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -28,19 +34,34 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def create_whole(path: Path, data: bytes) -> None:
-    """Make the file ``path`` with its content, unless it exists. OSError as the file system says."""
+    """Make the file ``path`` with its content, unless it exists. OSError as the file system says; CampaignError where
+    it makes no hard links."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(partial, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):
+        with suppress(FileExistsError), links_needed(path.parent):
             os.link(partial, path)
     finally:
         with suppress(OSError):
             partial.unlink()
     sync_directory(path.parent)
+
+
+@contextmanager
+def links_needed(folder: Path) -> Iterator[None]:
+    """Context in which a hard link is made in ``folder``; CampaignError where the file system makes none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise CampaignError(
+                f"{folder} is on a file system that refuses hard links ({error.strerror}), and launches agree by them. "
+                "Put the campaign's directory on another file system."
+            ) from error
+        raise
 
 
 def sync_directory(directory: Path) -> None:

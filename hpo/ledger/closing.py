@@ -103,8 +103,9 @@ class Leftovers:
         launch = self._launch
         # A failure that ``hpo retry`` names, and of which the launch has not begun another evaluation.
         again = {one for one, entry in launch.again.items() if self._retried.get(one, 0) < entry}
-        ended = {*self._evaluations.ended_ids} - again
-        unfinished = [one.record.id for one in self._evaluations.open]
+        # An individual that it neither drew nor bred is still where it was.
+        ended = {one for one in self._evaluations.ended_ids if launch.evaluates(one)} - again
+        unfinished = [one.record.id for one in self._evaluations.open if launch.evaluates(one.record.id)]
         asleep = {one for one in launch.rested if one not in ended and one not in unfinished}
         drawn = (one for one in launch.ids if one not in ended and one not in asleep)
         pool = tuple(dict.fromkeys((*drawn, *unfinished, *sorted(again))))

@@ -245,8 +245,6 @@ class LedgerState:
         if len(entry.resting) > entry.final:
             yield "more individuals rest than have ended"
         left = len(entry.pool) + len(entry.points)
-        if entry.final + left > launch.units:
-            yield f"{entry.final} individuals ended and {left} are left of the {launch.units} that it drew"
         if len(launch.ids.keys() - set(entry.pool)) > entry.final:
             yield "individuals that it drew are missing"
         if len(launch.ids) + len(launch.points) > entry.final + left:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Protocol
 
 from hpo.errors import LaunchClosed
 from hpo.journal.commands import asked
@@ -25,19 +24,8 @@ _MANY = 10**12
 """Units that a launch draws at once from a campaign without a budget."""
 
 
-class MakeClosed(Protocol):
-    """Makes the entry that closes an open launch (see ``hpo.ledger.closing.closing``)."""
-
-    def __call__(
-        self,
-        state: LedgerState,
-        number: int,
-        *,
-        by: int,
-        reason: str,
-        exit: int | None = None,
-        at_rest: bool = False,
-    ) -> Closed: ...
+MakeClosed = Callable[..., Closed]
+"""Makes the entry that closes an open launch: ``hpo.ledger.closing.closing`` without its first two arguments."""
 
 
 class Participation:

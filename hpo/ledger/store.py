@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from hpo.errors import CampaignError
-from hpo.journal.durable import sync_directory
+from hpo.journal.durable import links_needed, sync_directory
 
 MOST_BYTES = 1 << 26
 """Largest size of an entry's file: one that is larger was not made here."""
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
 class Store(Protocol):
@@ -141,15 +140,8 @@ class FileStore:
         return placed
 
     def _link(self, temporary: str, name: str) -> None:
-        try:
+        with links_needed(self._folder.path):
             self._folder.link(temporary, name)
-        except OSError as error:
-            if error.errno in _NO_LINKS:
-                raise CampaignError(
-                    f"{self._folder.path} is on a file system that refuses hard links ({error.strerror}), and launches "
-                    "agree by them. Put the campaign's directory on another file system."
-                ) from error
-            raise
 
     def read(self, start: int) -> Iterator[bytes]:
         """Content of the files from number ``start`` on; see ``Store``."""

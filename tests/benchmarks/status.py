@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from launching import single_threaded
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from individuals import make_started
+from living import joined
 
 import hpo
 from hpo.individual import Outcome
@@ -80,6 +82,7 @@ def measure_running(workers: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="status-") as scratch:
         directory = Path(scratch)
         journals = []
+        joined(directory, workers)
         for worker in range(workers):
             path = journal_path(directory, launch=1, island=0, worker=worker)
             journals.append(JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=worker)))
@@ -140,6 +143,7 @@ def measure(evaluations: int) -> dict[str, float]:
         campaign(directory, 8, 60.0).run()
         for launch in range(2, LAUNCHES + 1):
             write_launch(directory, launch, evaluations // (LAUNCHES - 1) // WORKERS)
+        shutil.rmtree(directory / "ledger")  # as in a campaign of an earlier version, which goes on
         begun = time.perf_counter()
         command = [sys.executable, __file__, "--serve", str(directory), "--evaluations", str(2 * evaluations)]
         with subprocess.Popen(command, env=single_threaded(), stderr=subprocess.DEVNULL) as launch:

@@ -21,6 +21,7 @@ from simulation.ledger import SimulatedLedger
 import hpo
 from hpo import cli
 from hpo.campaign.commands import COMMANDS
+from hpo.campaign.rank import rank as rank_module
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID
 from hpo.islands.coordinator.health import ReopenableFailure
@@ -670,6 +671,22 @@ def test_commands_between_launches_hold_before_anything_is_granted(
     assert last.startswith("done: 12 evaluated (budget 5)  best ") and "the budget is 5" in why
     assert results.status(results.load(launch.run))["budget"] == {"evaluations": 5, "deadline": None}
     assert launch(14) == (DONE, 0) and launch.count == 14  # the file says something new
+
+
+def test_a_command_that_is_given_while_a_launch_reads_the_journals_holds_for_it(
+    launch: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch(3) == (DONE, 0)
+    fold_directory = rank_module.fold_directory
+
+    def fold_slowly(home: Path, **keywords: Any) -> ResumeState:
+        give(home, Stop(**ASKED))
+        return fold_directory(home, **keywords)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rank_module, "fold_directory", fold_slowly)
+        assert launch(9) == (STOPPED, EXIT_RESUMABLE) and launch.count < 9
+    assert launch(9) == (DONE, 0) and launch.count == 9
 
 
 def test_what_failed_is_evaluated_again_by_the_next_launch(launch: Launches) -> None:

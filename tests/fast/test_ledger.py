@@ -130,7 +130,6 @@ def test_damaged_lines_and_entries_of_a_later_version_are_told_apart() -> None:
         (HELD, UnitsReturned(launch=2, ids=("0-2-7",)), "does not hold"),
         (HELD, UnitsReturned(launch=1, points=(1,)), "does not hold the points"),
         (HELD, Closed(launch=1, by=3, reason=""), "is not open"),
-        (HELD, Closed(launch=1, by=2, reason="", final=5), "5 individuals ended"),
         (HELD, Closed(launch=1, by=2, reason=""), "are missing"),
         (HELD, Closed(launch=1, by=2, reason="", pool=("0-2-7", "0-5-0")), "neither drew nor bred"),
         (HELD, Closed(launch=1, by=2, reason="", pool=("0-2-7",), points=(1,)), "points that it leaves"),

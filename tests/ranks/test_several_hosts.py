@@ -11,6 +11,7 @@ from terminal import Terminal, wait_until
 from test_dead_ranks import TWO_RANKS, check_complete
 
 from hpo.ledger.alive import STALE_S
+from hpo.ledger.opening import state_of
 
 SPANNING = """
 import os, socket
@@ -128,7 +129,8 @@ def test_a_host_falls_silent_and_its_processes_live(terminal: Terminal, victim: 
             hosts.wake(victim)
         (terminal.directory / "go").touch()
         command.wait(90, returns=0)
-        assert [record.get("contested", False) for record in terminal.records("launched")] == [False, True]
+        closed = state_of(terminal.directory / "run").closed
+        assert (closed[1].by, closed[1].in_place, closed[2].by) == (2, (), 2)
         assert under_way <= begun("n2" if victim == "n1" else "n1")
         # Not check_complete: rank 0 may begin more before it finds out, which does not count.
         finished = terminal.records("finished")

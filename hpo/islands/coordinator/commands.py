@@ -13,7 +13,7 @@ from hpo.islands.end_reasons import STOPPED
 from hpo.islands.messages import Assignment
 from hpo.islands.storage import StorageWait, storage_sentence
 from hpo.journal.commands import Drain, Enqueue, Pause, Retry, Set, Stop, Unpause, name_of
-from hpo.ledger.entries import Commanded, Go
+from hpo.ledger.entries import Commanded
 from hpo.ledger.participation import Participation
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Commands:
     """Returns the status of each individual that ended in a failure, and how it would be evaluated again."""
     error: OSError | None = None
     """Why the ledger, or a journal that a command needs, cannot be read or written for now."""
+    _drew: bool = False
+    """Whether what was free could be drawn once."""
     _applied: int = 0
     _judged: int = 0
     _points: dict[int, Assignment] = field(default_factory=dict)
@@ -63,7 +65,9 @@ class Commands:
     """Those of ``_held`` that are used no more, and that the ledger may not have yet."""
 
     def __post_init__(self) -> None:
-        self._applied = len(self.participation.state.commands)
+        # Those that were given while this launch read the journals are still to be applied.
+        joined = self.participation.own.joined.n
+        self._applied = sum(one.n < joined for one in self.participation.state.commands)
 
     def look(self, target: Coordinator, now: float) -> bool:
         """Apply new commands, and draw what is free; whether anything changed.
@@ -76,6 +80,7 @@ class Commands:
             CampaignError: it is damaged, or another launch has closed the present launch.
         """
         before, self.error = self.participation.state.entries, None
+        target.paused |= not self._drew  # nothing may begin that is not drawn
         try:
             self.participation.ledger.read_on()
             self._take_drawn(target)
@@ -91,6 +96,7 @@ class Commands:
                 raise StorageFailed(storage_sentence(self._wait.error or "")) from error
         else:
             self._wait.worked()
+            self._drew = True
         changed = self.participation.state.entries != before
         if self.error is None and target.paused != self.participation.state.paused:
             target.paused, changed = self.participation.state.paused, True
@@ -139,7 +145,6 @@ class Commands:
             return f"{len(request.points)} evaluated next, as far as the budget goes and they are new"
         if isinstance(request, Set):
             return self._set(request, target)
-        assert isinstance(request, Go)
         return ""
 
     def _set(self, request: Set, target: Coordinator) -> str:
