@@ -22,7 +22,6 @@ from hpo.journal.durable import sync_directory
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
-_MARKER = re.compile(r"(\d{4,})(?:-i(\d{3,})-w(\d{4,}))?\.fenced")
 # Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory.
 LONGEST_LINE = 1 << 26
 
@@ -52,50 +51,18 @@ def journal_part(path: Path, part: int) -> Path:
     return path.with_name(f"{path.stem}-r{part}{path.suffix}") if part else path
 
 
-def listed(directory: Path) -> tuple[list[tuple[JournalName, Path]], list[tuple[JournalName, Path]]]:
-    """Journals of the campaign in ``directory`` in order, and those that do not count because a marker of an earlier
-    version of this package excludes them; CampaignError where they cannot be listed."""
+def listed(directory: Path) -> list[tuple[JournalName, Path]]:
+    """All journals in the campaign's ``directory`` in order; CampaignError where they cannot be listed."""
     folder = directory / "journal"
     try:
-        names = os.listdir(folder)
-        ends: dict[tuple[int, ...], int] = {}
-        for name in names:
-            for place, end in (_excluded_parts(folder / name) or {}).items():
-                ends[place] = min(end, ends.get(place, end))
+        paths = [folder / name for name in os.listdir(folder)]
     except FileNotFoundError:
-        return [], []
+        return []
     except OSError as error:
         raise CampaignError(
             f"{folder} cannot be read ({error.strerror or error}). Give read access, or name another directory."
         ) from error
-    counting: list[tuple[JournalName, Path]] = []
-    excluded: list[tuple[JournalName, Path]] = []
-    for path in (folder / name for name in names):
-        found = journal_name(path)
-        if found is not None:
-            first = ends.get(found[:3], ends.get(found[:1]))
-            (counting if first is None or found.part < first else excluded).append((found, path))
-    return sorted(counting), sorted(excluded)
-
-
-def _excluded_parts(marker: Path) -> dict[tuple[int, ...], int] | None:
-    """First excluded part by launch, island and worker, and 0 for the rest of a launch that is excluded as a whole;
-    None for another file, or where its maker has not written all of it. OSError where it cannot be read."""
-    match = _MARKER.fullmatch(marker.name)
-    if match is None:
-        return None
-    place = tuple(int(group) for group in match.groups() if group)
-    with open(marker, "rb") as file:
-        data = file.read(LONGEST_LINE)
-    if not data.endswith(b"\n"):
-        return None
-    try:
-        if len(place) == 3:
-            return {place: msgspec.json.decode(data, type=int)}
-        journals = msgspec.json.decode(data, type=list[tuple[int, int, int]])
-    except msgspec.DecodeError:
-        return None
-    return {place: 0, **{(*place, island, worker): end for island, worker, end in journals}}
+    return sorted((name, path) for path in paths if (name := journal_name(path)) is not None)
 
 
 class JournalWriter:

@@ -67,15 +67,14 @@ def journal_files(
     """
     state = state_of(directory) if state is None else state
     bounds = Bounds(state)
-    found = (CountedJournal(path, name, bounds.end(name)) for name, path in listed(directory)[0])
+    found = (CountedJournal(path, name, bounds.end(name)) for name, path in listed(directory))
     return [one for one in found if launch in (None, one.name.launch) and one.end != 0]
 
 
 def excluded_journals(directory: Path, *, state: LedgerState) -> list[Path]:
     """Parts of which nothing counts; CampaignError as ``journal_files``."""
     counting = {one.path for one in journal_files(directory, state=state)}
-    everything = (path for part in listed(directory) for _, path in part)
-    return [path for path in everything if path not in counting]
+    return [path for _, path in listed(directory) if path not in counting]
 
 
 def worker_journals(directory: Path, *, launch: int, worker: int) -> list[CountedJournal]:

@@ -37,7 +37,7 @@ def first_entry(directory: Path, seed: int) -> tuple[Opened, list[Commanded]]:
     applied: set[str] = set()
     points: list[dict[str, Any]] = []
     begun: dict[str, dict[str, Any]] = {}
-    for name, path in listed(directory)[0]:
+    for name, path in listed(directory):
         launches, workers = max(launches, name.launch), max(workers, name.worker + 1)
         islands = max(islands, name.island + 1)
         for record in read_file(path):

@@ -45,7 +45,7 @@ def open_ledger(directory: Path, new: Opened | None = None, *, machine: Machine 
         if ledger.state.opened is None:
             waiting: list[Commanded] = []
             first = new or Opened(limits=Limits(), islands=1, seed=int(identity.get("seed") or 0))
-            if listed(directory)[0]:
+            if listed(directory):
                 first, waiting = first_entry(directory, first.seed)
             ledger.append(lambda state: None if state.opened else first)
             for command in waiting:
@@ -96,7 +96,7 @@ def state_of(directory: Path) -> LedgerState:
     try:
         if os.path.lexists(directory / FOLDER):
             ledger.read_on()
-        if ledger.state.opened is None and listed(directory)[0]:
+        if ledger.state.opened is None and listed(directory):
             first, waiting = first_entry(directory, 0)
             for number, entry in enumerate((first, *waiting), start=1):
                 ledger.state.take(replace(entry, n=number))

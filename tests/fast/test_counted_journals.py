@@ -16,7 +16,7 @@ from hpo.individual import COMPLETED
 from hpo.journal.commands import Enqueue, Pause, Set, Stop, Unpause
 from hpo.journal.files import journal_part, journal_path
 from hpo.ledger.entries import Closed, Joined, Limits
-from hpo.ledger.journals import excluded_journals, journal_files, read_directory
+from hpo.ledger.journals import excluded_journals, journal_files
 from hpo.ledger.opening import open_ledger, state_of
 from hpo.results.record import load
 
@@ -196,21 +196,6 @@ def test_a_real_campaign_without_its_ledger_completes_and_evaluates_nothing_twic
     assert len(run(8).individuals) == 8 and len(evaluated) == len(set(evaluated)) == 8
     state = state_of(home)
     assert state.final == 8 and state.free == 0 and [*state.closed] == [2]
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_parts_that_an_earlier_version_excluded_do_not_count(tmp_path: Path, whole: bool) -> None:
-    tables = [[journals.finished(f"0-{one}-0", 0.5)] for one in range(3)]
-    home = journals.campaign(tmp_path, *tables)
-    late = journal_part(journal_path(home, launch=1, island=0, worker=1), 1)
-    late.write_bytes(journals.line(journals.header(1, 1)) + journals.line(journals.finished("0-1-9", 0.5)))
-    if whole:
-        (home / "journal" / "0001.fenced").write_bytes(b"[[0,0,1],[0,1,1]]\n")
-    else:
-        (home / "journal" / "0001-i000-w0001.fenced").write_bytes(b"1\n")
-    found = {one.id for one in read_directory(home) if hasattr(one, "id")}
-    assert found == ({"0-0-0", "0-1-0"} if whole else {"0-0-0", "0-1-0", "0-2-0"})
-    assert late in excluded_journals(home, state=state_of(home))
 
 
 def test_what_was_left_out_of_damaged_journals_is_evaluated_by_the_next_launch(tmp_path: Path) -> None:
