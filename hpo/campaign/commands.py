@@ -63,7 +63,8 @@ def drain(directory: Path, worker: str) -> str:
     """``worker``: island and number, such as "0-3". Raises UsageError: no launch at work has such a worker."""
     directories.read_identity(directory)
     state = state_of(directory)
-    files = (one for launch in state.open for one in journal_files(directory, launch, state=state))
+    at_work = living(directory, state)
+    files = (one for launch in at_work for one in journal_files(directory, launch, state=state))
     workers = dict.fromkeys(f"{one.name.island}-{one.name.worker}" for one in files)
     if worker not in workers:
         raise UsageError(

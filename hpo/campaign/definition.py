@@ -19,7 +19,8 @@ from hpo.individual import Scalar
 from hpo.journal import directory
 from hpo.journal.commands import asked
 from hpo.ledger.entries import Commanded, Go
-from hpo.ledger.opening import open_ledger, state_of
+from hpo.ledger.ledger import Ledger
+from hpo.ledger.opening import state_of
 from hpo.loggers import registry
 from hpo.prior_results.configurations import read_points
 from hpo.prior_results.points import KnownPoints
@@ -217,18 +218,17 @@ class CampaignDefinition:
 
 
 def blocked_by_stop(campaign_directory: Path) -> str | None:
-    """Sentence where Slurm, and no person, has started the campaign since ``hpo stop``; None where it may begin. The
-    start by a person ends an earlier ``hpo stop``. Raises the errors of ``open_ledger``."""
-    if (
-        not os.path.exists(campaign_directory / "campaign.json")
-        or not state_of(campaign_directory).stop_pending
-    ):
+    """Sentence where Slurm, and no person, has started the campaign since ``hpo stop``; None where it may begin. Raises
+    the errors of ``state_of``."""
+    if not process.requeued() or not state_of(campaign_directory).stop_pending:
         return None
-    if process.requeued():
-        return (
-            f"nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job "
-            "again. `hpo run`, given by a person, goes on."
-        )
-    ledger = open_ledger(campaign_directory)
-    ledger.append(lambda state: Commanded(request=Go(**asked())) if state.stop_pending else None)
-    return None
+    return (
+        f"nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job again. "
+        "`hpo run`, given by a person, goes on."
+    )
+
+
+def end_stop(ledger: Ledger) -> None:
+    """End an earlier ``hpo stop``, as a person starts the campaign. Errors as of ``Ledger.append``."""
+    if not process.requeued():
+        ledger.append(lambda state: Commanded(request=Go(**asked())) if state.stop_pending else None)

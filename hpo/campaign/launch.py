@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpo import logs
-from hpo.campaign.definition import CampaignDefinition, blocked_by_stop
+from hpo.campaign.definition import CampaignDefinition, blocked_by_stop, end_stop
 from hpo.campaign.live_panel import live_panel
 from hpo.campaign.progress import used_up
 from hpo.campaign.rank.rank import Rank
@@ -25,11 +25,11 @@ from hpo.config import reader as config
 from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.evaluation.devices import visible_devices
-from hpo.journal.directory import check_writable, second_campaign
+from hpo.journal.directory import check_writable, second_campaign, unwritable
 from hpo.ledger.alive import living, wait_until_free
 from hpo.ledger.journals import last_launch
 from hpo.ledger.launches import budget_use, read_launch
-from hpo.ledger.opening import state_of
+from hpo.ledger.opening import open_ledger, state_of
 from hpo.terminal import quoted
 
 _log = logging.getLogger("hpo.campaign")
@@ -115,6 +115,11 @@ def may_start(campaign: CampaignDefinition) -> bool:
     if (sentence := blocked_by_stop(directory)) is not None:
         _log.info(sentence)
         return False
+    if os.path.exists(directory / "campaign.json"):
+        try:
+            end_stop(open_ledger(directory))
+        except OSError as error:
+            raise unwritable(directory, error) from error
     return True
 
 
@@ -130,7 +135,7 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
             return None
         last = read_launch(directory, last_launch(directory))
         state = state_of(directory)
-        if last is None or last.end is None or state.stop_pending or state.unseen_commands:
+        if last is None or last.end is None or state.stop_pending or state.unseen_commands or state.open:
             return None
         use = budget_use(directory, budget)
     except CampaignError:  # the launch says what is damaged

@@ -33,6 +33,7 @@ from hpo.ledger.launches import (
     MOST_IDLE_LAUNCHES,
     is_complete,
     made_progress,
+    patiently,
     read_launch,
     read_launch_patiently,
 )
@@ -134,7 +135,7 @@ class Supervisor:
         most = self._settings.restarts
         first = self._first_probe()
         while True:
-            before = state_of(self._directory)
+            before = patiently(lambda: state_of(self._directory), _GONE_S)
             launch = before.launches + 1
             # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
             self._begun = journal_path(self._directory, launch=launch, island=0, worker=before.workers)
@@ -190,7 +191,7 @@ class Supervisor:
     def _choose_fleet(self, code: int) -> int | None:
         """Choose the hosts of the next launch; the exit code instead where there is to be none. ``code``: of the launch
         that has ended."""
-        if state_of(self._directory).stop_pending:
+        if patiently(lambda: state_of(self._directory), _GONE_S).stop_pending:
             self._say("`hpo stop` was given, so this is not started again.")
             return 0
         fleet = self._remaining_fleet()

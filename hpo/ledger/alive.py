@@ -28,6 +28,8 @@ STALE_S = 150.0
 """Seconds without a refresh after which a launch on another machine counts as dead."""
 REFRESH_S = 5.0
 _LOOK_S = 1.0
+_JOINING_S = 15.0
+"""Seconds in which a launch that has joined makes its file."""
 
 _Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
 _Time = Annotated[float, msgspec.Meta(ge=0, lt=2**33)]
@@ -46,6 +48,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     supervisor: str | None = None
     """Token of the ``hpo run`` that started this launch and watches it."""
+    over: bool = False
+    """Whether the launch has ended, whatever else its process does."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
@@ -82,8 +86,8 @@ def _read(path: Path, machine: Machine) -> Sign:
     except ValueError:
         return Sign(None, mtime_ns, False, False)
     local = holder.machine == machine.identity
-    if local:
-        alive = machine.is_running(holder.pid, holder.process_started)
+    if local or holder.over:
+        alive = not holder.over and machine.is_running(holder.pid, holder.process_started)
     else:
         # The difference of two stamps by one clock, whatever this machine's own clock says.
         alive = machine.file_time(path.parent) - mtime_ns / 1e9 < STALE_S
@@ -108,7 +112,9 @@ def signs_of(directory: Path, state: LedgerState) -> dict[int, Sign]:
     try:
         return {launch: _read(alive_path(directory, launch), THIS_MACHINE) for launch in state.open}
     except OSError as error:
-        raise unwritable(directory, error) from error
+        raise CampaignError(
+            f"{directory / 'launches'} cannot be read ({error.strerror or error}). Give read access there."
+        ) from error
 
 
 def last_refresh(directory: Path, launch: int) -> int | None:
@@ -143,13 +149,17 @@ class SignOfLife:
             supervisor=supervisor,
         )
         self.heartbeat = Heartbeat(REFRESH_S)
-        self.heartbeat.register(self.refresh)
+        self.heartbeat.register(self._beat)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
     def _write(self) -> None:
         write_atomically(self.path, msgspec.json.encode(self.holder) + b"\n")
         self._machine.touch(self.path)
+
+    def _beat(self) -> None:
+        with suppress(OSError):  # the ledger shows what becomes of it
+            self.refresh()
 
     def refresh(self) -> None:
         """Show that the launch lives. OSError as the file system says."""
@@ -165,8 +175,8 @@ class SignOfLife:
     def __exit__(self, *error: object) -> None:
         self.heartbeat.stop()
         with suppress(OSError):
-            self.path.unlink()
-            self.path.parent.rmdir()
+            self.holder = msgspec.structs.replace(self.holder, over=True)
+            self._write()
 
 
 def wait_until_free(
@@ -207,7 +217,7 @@ def wait_until_free(
         refreshed = seen is not None and seen[0] == launch and not unchanged
         since = since if unchanged else machine.monotonic()
         seen = found
-        if sign.holder is None and unchanged:
+        if sign.holder is None and machine.monotonic() - since >= _JOINING_S:
             dead.add(launch)  # it had time enough to make its file
         elif sign.holder is not None and (waiting is None or sign.local or refreshed):
             raise CampaignError(

@@ -101,8 +101,9 @@ class Leftovers:
     ) -> Closed:
         """The entry that closes the launch (see ``closing``); ``lengths``: bytes of the journals' parts by worker."""
         launch = self._launch
-        # A failure that ``hpo retry`` names, and of which the launch has not begun another evaluation.
-        again = {one for one, entry in launch.again.items() if self._retried.get(one, 0) < entry}
+        # Failures that ``hpo retry`` names, and that the launch has not reopened since.
+        failed = {one.record.id for one in self._evaluations.failures}
+        again = {one for one, n in launch.again.items() if one in failed and self._retried.get(one, 0) < n}
         # An individual that it neither drew nor bred is still where it was.
         ended = {one for one in self._evaluations.ended_ids if launch.evaluates(one)} - again
         unfinished = [one.record.id for one in self._evaluations.open if launch.evaluates(one.record.id)]

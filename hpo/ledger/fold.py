@@ -42,6 +42,8 @@ class OpenLaunch:
     """A launch that has joined and was not closed, with the units of the budget that it holds."""
 
     joined: Joined
+    stops_after: int = 0
+    """Number of the entry after which ``hpo stop`` holds for it."""
     fresh: int = 0
     """Units drawn to breed; they stay held until the launch closes."""
     ids: dict[str, bool] = field(default_factory=dict)
@@ -146,7 +148,12 @@ class LedgerState:
 
     def is_stopped(self, launch: int) -> bool:
         """Whether the open ``launch`` is to end for ``hpo stop``, also where a person has started others since."""
-        return self._stopped > self.open[launch].joined.n
+        return self._stopped > self.open[launch].stops_after
+
+    @property
+    def submitted(self) -> int:
+        """``Joined.submitted`` of a launch that begins now: a stop that is pending came after its start."""
+        return self._stopped - 1 if self.stop_pending else self.entries
 
     def may_draw(self) -> bool:
         """Whether units may be drawn now."""
@@ -288,7 +295,7 @@ class LedgerState:
     def _on_joined(self, entry: Joined) -> None:
         self.launches = entry.launch
         self.workers += entry.workers
-        self.open[entry.launch] = OpenLaunch(entry)
+        self.open[entry.launch] = OpenLaunch(entry, max(entry.submitted, self._went_on))
         if entry.in_file is not None:
             self.limits, self.in_file = self.limits_with(entry.in_file), entry.in_file
 

@@ -140,6 +140,10 @@ def repair(directory: Path) -> Inspection:
             f"{directory} is in use by {first.holder}. Let it finish, or stop it with `hpo stop {quoted(directory)}`."
         )
     inspection = _Inspection(directory)
+    if any(one.file == FOLDER for one in inspection.report.damaged):
+        # Nobody can tell whether a launch is at work.
+        inspection.report.repaired = []
+        return inspection.report
     try:
         done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
     except OSError as error:
@@ -364,7 +368,7 @@ def _rewrite(directory: Path, journal: _Journal) -> str:
     kept = _keep_aside(directory, journal.path)
     launch, island, worker, _ = journal.name
     at = journal.path.stat().st_mtime if journal.first_time is None else journal.first_time
-    by_name = Header(version=VERSION, launch=launch, island=island, worker=worker, host="unknown", time=at)
+    by_name = Header(version=VERSION, launch=launch, island=island, worker=worker, time=at)
     lines = [encode(journal.header or by_name)]
     with opened(journal.path) as (file, size):
         left = size if journal.end is None else journal.end

@@ -7,8 +7,10 @@ killed, and 0 where a node died."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -24,6 +26,7 @@ from hpo.ledger.opening import state_of
 MOST_IDLE_LAUNCHES = 3
 
 _LOOK_S = 0.5
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -58,16 +61,23 @@ def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
 def read_launch_patiently(
     directory: Path, patience_s: float, number: int | None = None
 ) -> LaunchOnRecord | None:
-    """Call ``read_launch`` again while storage fails. ``number``: None for the last launch.
+    """Launch ``number``, None for the last (see ``read_launch``); errors as of ``patiently``."""
+    return patiently(
+        lambda: read_launch(directory, last_launch(directory) if number is None else number), patience_s
+    )
+
+
+def patiently(read: Callable[[], T], patience_s: float) -> T:
+    """Call ``read`` again while storage fails.
 
     Raises:
-        StorageFailed: the journal could not be read for ``patience_s``.
-        CampaignError: it is damaged, or of another version.
+        StorageFailed: it failed for ``patience_s``.
+        CampaignError: a journal or the ledger is damaged, or of another version.
     """
     end = time.monotonic() + patience_s
     while True:
         try:
-            return read_launch(directory, last_launch(directory) if number is None else number)
+            return read()
         except CampaignError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
@@ -102,10 +112,13 @@ def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
     for record in read_directory(directory, [], state=state):
         current.take(record)
     counts = current.counts
+    # Failures that ``hpo retry`` names still stand on record until a launch reopens them.
+    again = {*state.pool}.union(*({*one.ids, *one.again} for one in state.open.values()))
+    retried = sum(one.record.id in again for one in current.failures)
     in_file = replace(state.in_file, evaluations=evaluations)
     return BudgetUse(
         budget=state.limits_with(in_file).evaluations,
-        final=counts.total(),
+        final=counts.total() - retried,
         worked=counts[COMPLETED] + counts[PRUNED],
     )
 

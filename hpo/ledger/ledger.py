@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import secrets
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from hpo.ledger.store import Store
 
 # Seconds. Forty launches that see the same event try at different times, and few of them in vain.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.002, 0.5
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors after which trying again is in vain."""
 
 Decide = Callable[[LedgerState], LedgerEntry | None]
 """Makes the entry to append in a state, without the fields of ``LedgerEntry`` itself; None to append nothing."""
@@ -139,6 +142,8 @@ class Ledger:
                 error = failure
                 if placed is not None:
                     return placed
+                if failure.errno in _LASTING:
+                    raise
             if self._machine.monotonic() >= deadline:
                 raise error
             self._machine.sleep(self._rng.uniform(0, wait_s))

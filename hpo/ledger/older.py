@@ -13,16 +13,19 @@ from typing import Any, Union
 import msgspec
 from msgspec.structs import replace
 
+from hpo.errors import CampaignError
 from hpo.individual import ENQUEUED
-from hpo.journal.commands import Enqueue, Pause, Request, Set, Stop, Unpause
+from hpo.journal.commands import Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import listed, read_file
+from hpo.journal.machine import Machine
 from hpo.journal.records import Command, Finished, Launched, Reopened, Started
 from hpo.ledger.entries import Commanded, Limits, Opened
 
 _REQUEST: Any = Union[tuple(Request.__subclasses__())]  # noqa: UP007
 _NAME = re.compile(r"([0-9]{20}-[0-9a-f]{16})\.json")
 _MOST_BYTES = 1 << 20
+_LOCK_S = 30.0
 
 
 def first_entry(directory: Path, seed: int) -> tuple[Opened, list[Commanded]]:
@@ -84,7 +87,22 @@ def first_entry(directory: Path, seed: int) -> tuple[Opened, list[Commanded]]:
         resting=tuple(one for one in resting if one in ended),
         paused=paused,
     )
-    return opened, list(_waiting(directory, applied))
+    failed = [
+        (one.record.status, one.record.id) for one in evaluations.failures if isinstance(one.record, Finished)
+    ]
+    return opened, list(_waiting(directory, applied, failed))
+
+
+def refuse_while_locked(directory: Path, machine: Machine) -> None:
+    """Raise CampaignError where an earlier version, which knows no ledger, may be at work: it refreshes its lock every
+    five seconds."""
+    with suppress(FileNotFoundError):
+        silent_s = machine.file_time(directory) - (directory / "lock").stat().st_mtime
+        if silent_s < _LOCK_S:
+            raise CampaignError(
+                f"{directory} was in use by an earlier version of hpo {max(0.0, silent_s):.0f} s ago. Let it finish, "
+                f"or, where it has died, try again in {_LOCK_S:.0f} s."
+            )
 
 
 def _request_of(record: Command) -> Request | None:
@@ -99,8 +117,9 @@ def _request_of(record: Command) -> Request | None:
     return None
 
 
-def _waiting(directory: Path, applied: set[str]) -> Iterator[Commanded]:
-    """Commands that were given and not applied; what is no command is left where it lies."""
+def _waiting(directory: Path, applied: set[str], failed: list[tuple[str, str]]) -> Iterator[Commanded]:
+    """Commands that were given and not applied; what is no command is left where it lies. ``failed``: status and id of
+    failures."""
     folder = directory / "commands"
     names = sorted(os.listdir(folder)) if folder.is_dir() and not folder.is_symlink() else []
     for name in names:
@@ -109,6 +128,11 @@ def _waiting(directory: Path, applied: set[str]) -> Iterator[Commanded]:
         if match is None or match[1] in applied or path.is_symlink() or not path.is_file():
             continue
         with suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
-            yield Commanded(request=msgspec.json.decode(file.read(_MOST_BYTES), type=_REQUEST))
+            request: Request = msgspec.json.decode(file.read(_MOST_BYTES), type=_REQUEST)
+            again = [
+                one for status, one in failed if isinstance(request, Retry) and status in request.statuses
+            ]
+            failed = [one for one in failed if one[1] not in again]
+            yield Commanded(request=request, pool=tuple(again))
     if os.path.lexists(directory / "stop"):
         yield Commanded(request=Stop(time=0.0, by="an earlier version"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hpo.journal.machine import THIS_MACHINE, Machine
 from hpo.ledger.entries import Commanded, LedgerEntry, Limits, Opened
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.ledger import Ledger
-from hpo.ledger.older import first_entry
+from hpo.ledger.older import first_entry, refuse_while_locked
 from hpo.ledger.store import FileStore, Folder
 
 FOLDER = "ledger"
@@ -40,12 +41,13 @@ def open_ledger(directory: Path, new: Opened | None = None, *, machine: Machine 
     identity = directories.read_identity(directory)
     ledger = _ledger(directory, machine)
     try:
-        (directory / FOLDER).mkdir(exist_ok=True)
+        _make_folder(directory)
         ledger.read_on()
         if ledger.state.opened is None:
             waiting: list[Commanded] = []
             first = new or Opened(limits=Limits(), islands=1, seed=int(identity.get("seed") or 0))
             if listed(directory):
+                refuse_while_locked(directory, machine)
                 first, waiting = first_entry(directory, first.seed)
             ledger.append(lambda state: None if state.opened else first)
             for command in waiting:
@@ -75,6 +77,17 @@ def give(directory: Path, request: Request, retried: Sequence[str] = ()) -> None
         raise UsageError(f"{name_of(request)}: {error}. Give it in parts.") from error
 
 
+def _make_folder(directory: Path) -> None:
+    """Make the ledger's folder, for all who may write the campaign's directory: its maker need not be its owner."""
+    with suppress(FileExistsError):
+        (directory / FOLDER).mkdir()
+        whole = directory.stat()
+        with suppress(OSError):
+            os.chown(directory / FOLDER, -1, whole.st_gid)
+        with suppress(OSError):
+            (directory / FOLDER).chmod(whole.st_mode & 0o2777 | 0o700)
+
+
 def _always(entry: LedgerEntry, state: LedgerState) -> LedgerEntry:
     return entry
 
@@ -92,17 +105,31 @@ def state_of(directory: Path) -> LedgerState:
         LedgerDamaged: see ``Ledger.read_on``.
         JournalDamaged: an earlier version began the campaign, and a journal is damaged.
     """
-    ledger = _ledger(directory, THIS_MACHINE)
-    try:
-        if os.path.lexists(directory / FOLDER):
-            ledger.read_on()
-        if ledger.state.opened is None and listed(directory):
-            first, waiting = first_entry(directory, 0)
-            for number, entry in enumerate((first, *waiting), start=1):
-                ledger.state.take(replace(entry, n=number))
-    except OSError as error:
-        raise CampaignError(
-            f"{directory / FOLDER} cannot be read ({error.strerror or error}). Give read access, or name another "
-            "directory."
-        ) from error
-    return ledger.state
+    return FollowedLedger(directory).state()
+
+
+class FollowedLedger:
+    """Reads the ledger of the campaign in ``directory`` as it grows."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._ledger = _ledger(directory, THIS_MACHINE)
+        self._older: LedgerState | None = None
+
+    def state(self) -> LedgerState:
+        """The present state, and errors as of ``state_of``."""
+        directory, state = self._directory, self._ledger.state
+        try:
+            if os.path.lexists(directory / FOLDER):
+                self._ledger.read_on()
+            if state.opened is None and self._older is None and listed(directory):
+                self._older = LedgerState()
+                first, waiting = first_entry(directory, 0)
+                for number, entry in enumerate((first, *waiting), start=1):
+                    self._older.take(replace(entry, n=number))
+        except OSError as error:
+            raise CampaignError(
+                f"{directory / FOLDER} cannot be read ({error.strerror or error}). Give read access, or name another "
+                "directory."
+            ) from error
+        return state if state.opened is not None else self._older or state

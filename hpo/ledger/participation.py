@@ -48,8 +48,8 @@ class Participation:
         found = self.state.open.get(self.number)
         if found is None:
             raise LaunchClosed(
-                f"launch {self.number} was closed by another launch while it was at work, and no later result of it "
-                "counts. It stops; give the same command again to go on."
+                f"launch {self.number} was closed by another launch, which took it for dead and goes on with the "
+                "campaign. No later result of it counts, so it stops."
             )
         return found
 
@@ -68,13 +68,17 @@ class Participation:
             return None
         return self._closing(state, other, by=self.number, reason=reason)
 
-    def recount(self, final: int, pool: Collection[str], resting: Collection[str]) -> bool:
-        """Correct what closed launches left by their journals, as damaged lines may have been left out of these, where
-        no open launch holds any unit; whether there was something to correct. Errors as of ``Ledger.append``."""
+    def recount(self, entries: int, final: int, pool: Collection[str], resting: Collection[str]) -> bool:
+        """Correct what closed launches left by their journals, as damaged lines may have been left out of these;
+        whether there was something to correct. Errors as of ``Ledger.append``.
+
+        Args:
+            entries: number of the ledger's entries before the journals were read; after others the next launch does it.
+        """
 
         def decide(state: LedgerState) -> LedgerEntry | None:
             known = state.final, {*state.pool}, {*state.resting}
-            if state.held or known == (final, {*pool}, {*resting}):
+            if state.held or state.entries != entries or known == (final, {*pool}, {*resting}):
                 return None
             request = Recount(**asked(), final=final, pool=tuple(pool), resting=tuple(resting))
             return Commanded(request=request)
@@ -106,11 +110,29 @@ class Participation:
         assert drew is None or isinstance(drew, Drew)
         return drew
 
-    def give_back(self, fresh: int, ids: Collection[str] = (), points: Collection[int] = ()) -> None:
-        """Return units that this launch does not use. Errors as of ``Ledger.append``; until ``Ledger.settled`` they may
-        be returned or not."""
+    def give_back(
+        self, held: int, fresh: int, ids: Collection[str] = (), points: Collection[int] = ()
+    ) -> None:
+        """Return units that this launch does not use, unless an earlier call that failed has returned them. Errors as
+        of ``Ledger.append``; until ``Ledger.settled`` they may be returned or not.
+
+        Args:
+            held: number of units to breed that it held before.
+        """
         returned = UnitsReturned(launch=self.number, fresh=fresh, ids=tuple(ids), points=tuple(points))
-        self.ledger.append(lambda state: returned if self.number in state.open else None, timeout_s=0.0)
+
+        def decide(state: LedgerState) -> LedgerEntry | None:
+            own = state.open.get(self.number)
+            if (
+                own is None
+                or own.fresh != held
+                or not own.ids.keys() >= {*ids}
+                or not own.points >= {*points}
+            ):
+                return None
+            return returned
+
+        self.ledger.append(decide, timeout_s=0.0)
 
     def close(self, reason: str, exit: int, *, at_rest: bool) -> None:
         """Close this launch, which evaluates nothing any more. ``at_rest``: see ``closing``. Errors as of
@@ -150,7 +172,7 @@ def join(
             ranks_per_worker=ranks_per_worker,
             in_file=in_file,
             job=job,
-            submitted=state.entries,
+            submitted=state.submitted,
         )
 
     joined = ledger.append(decide)

@@ -18,7 +18,7 @@ from hpo.journal.records import TAIL_BYTES, Fenced, Record
 from hpo.ledger.alive import living
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import Bounds, journal_files
-from hpo.ledger.opening import FOLDER, state_of
+from hpo.ledger.opening import FollowedLedger
 from hpo.results.curves import Curves
 from hpo.results.record import CampaignRecord, Fold, collector_paused
 
@@ -44,7 +44,8 @@ class Follower:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
         self._journals: dict[Path, _FollowedJournal] = {}
-        self._state: LedgerState | None = None
+        self._ledger = FollowedLedger(self._directory)
+        self._state = LedgerState()
         self._new = False
 
     def poll(self) -> Poll:
@@ -54,9 +55,7 @@ class Follower:
             JournalDamaged, CampaignError: see ``hpo.results.record.load``. The next poll that succeeds reports what was
                 read before the error.
         """
-        # Without a ledger its state follows from the journals, and does not change.
-        if self._state is None or os.path.lexists(self._directory / FOLDER):
-            self._state = state_of(self._directory)
+        self._state = self._ledger.state()
         names = {path: name for path, name, _ in journal_files(self._directory, state=self._state)}
         if not names:
             directories.read_identity(self._directory)
@@ -85,7 +84,7 @@ class Follower:
             CampaignError: the directory holds no campaign any more.
         """
         identity = directories.read_identity(self._directory)
-        state = self._state or LedgerState()
+        state = self._state
         alive = bool(living(self._directory, state))
         torn = [journal.path for journal in self._journals.values() if journal.place.torn]
         fold = Fold()

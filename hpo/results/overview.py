@@ -305,6 +305,9 @@ def read(directory: Path) -> Overview | None:
     return msgspec.structs.replace(
         overview,
         alive=alive,
+        budget=ledger.limits.evaluations,
+        deadline_s=ledger.limits.deadline_s,
+        paused=ledger.paused,
         seconds=overview.seconds + (max(0.0, time.time() - overview.taken) if alive else 0.0),
         stop_pending=ledger.stop_pending,
         waiting=ledger.unseen_commands,

@@ -18,6 +18,7 @@ from hpo.journal.curves import Point, curve_path, read_from
 from hpo.journal.files import JournalName
 from hpo.journal.records import Finished, Header, NotWhole, Started, decode
 from hpo.ledger.journals import journal_files
+from hpo.ledger.opening import FollowedLedger
 
 _TAIL_BYTES = 1 << 14
 _LONGEST_TAIL = 1 << 22  # bytes searched for the last start or end: other records may follow it
@@ -49,11 +50,12 @@ class Tails:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._seen: dict[Path, _Seen] = {}
+        self._ledger = FollowedLedger(directory)
 
     def poll(self, without: Collection[str] = ()) -> list[Running]:
         """Evaluations of the last launch by worker, which run if the campaign is at work; CampaignError if the journals
         cannot be listed. ``without``: workers that run nothing any more, such as "0-3"."""
-        files = journal_files(self._directory)
+        files = journal_files(self._directory, state=self._ledger.state())
         launch = files[-1].name.launch if files else 0
         seen: dict[Path, _Seen] = {}
         latest: dict[JournalName, tuple[str, Started | Finished]] = {}

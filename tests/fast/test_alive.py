@@ -224,19 +224,28 @@ def test_of_many_that_begin_at_once_one_joins(tmp_path: Path) -> None:
     assert len(hpo.Result(home).individuals) == 20 and state_of(home).launches == 1
 
 
+def test_a_launch_that_has_ended_and_could_not_be_closed_is_in_nobodys_way(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Whatever else its process does, as in a notebook."""
+    with at_work(tmp_path) as sign:
+        assert living(tmp_path) == {1: sign.holder}
+    assert not living(tmp_path) and wait_until_free(tmp_path, reader(tmp_path)).open and not clock.slept_s
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 99, b'{"pid": 1}', b"[" * 100_000, None])
 def test_a_sign_that_cannot_be_read_is_none(tmp_path: Path, clock: Clock, content: bytes | None) -> None:
     sign = at_work(tmp_path)
     sign.path.unlink()
     if content is None:
         sign.path.mkdir()
-        with pytest.raises(CampaignError, match="cannot be used"):
+        with pytest.raises(CampaignError, match="cannot be read"):
             living(tmp_path)
         return
     sign.path.write_bytes(content)
     assert not living(tmp_path)
-    # One that has just joined gets a second for it.
-    assert wait_until_free(tmp_path, reader(tmp_path)).open and clock.slept_s == 1
+    # One that has just joined gets a while for it.
+    assert wait_until_free(tmp_path, reader(tmp_path)).open and clock.slept_s == 15
 
 
 # --- on other machines ------------------------------------------------------------------------------------------------
@@ -293,7 +302,7 @@ def test_a_sign_is_no_link_and_waits_for_nobody(tmp_path: Path) -> None:
     sign = at_work(tmp_path)
     sign.path.rename(tmp_path / "elsewhere")
     sign.path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CampaignError, match="cannot be used"):
+    with pytest.raises(CampaignError, match="cannot be read"):
         living(tmp_path)
     sign.path.unlink()
     os.mkfifo(sign.path)

@@ -105,8 +105,9 @@ def kept(path: Path) -> list[Path]:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """All but the ledger, which launches join that are refused."""
-    every = (one for one in path.rglob("*") if one.is_file() and one.parent.name != "ledger")
+    """All but what launches leave that join and are refused."""
+    places = ((one.relative_to(path).parts[0], one) for one in path.rglob("*") if one.is_file())
+    every = (one for place, one in places if place not in ("ledger", "launches"))
     return {str(one.relative_to(path)): one.read_bytes() for one in every}
 
 
@@ -266,7 +267,7 @@ def test_a_header_is_made_anew_from_the_name(home: Path, how: str) -> None:
     assert "header made from its name" in str(repaired(home))
     made = next(read_file(path))
     assert isinstance(made, Header)
-    assert (made.launch, made.island, made.worker, made.host) == (2, 0, 1, "unknown")
+    assert (made.launch, made.island, made.worker, made.host) == (2, 0, 1, "")
     assert path.read_bytes().split(b"\n", 1)[1] == rest
     assert finals(home) == before
     record = load(home)

@@ -42,6 +42,7 @@ from hpo.journal.commands import (
 from hpo.journal.directory import write_identity
 from hpo.journal.records import Record
 from hpo.ledger.entries import Commanded, Go, Limits
+from hpo.ledger.launches import budget_use
 from hpo.ledger.opening import give, open_ledger, state_of
 from hpo.results import overview
 from hpo.results import result as results
@@ -701,6 +702,41 @@ def test_what_failed_is_evaluated_again_by_the_next_launch(launch: Launches) -> 
     individuals = results.load(launch.run).individuals
     assert [one.status for one in individuals] == [COMPLETED] * 9
     assert {one.id for one in individuals} >= failed and launch.count == 9 + len(failed)
+
+
+def test_a_retry_that_is_given_while_a_launch_reads_the_journals_is_not_forgotten(
+    launch: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch.broken_from = 6
+    assert launch(9)[1] == 0
+    launch.broken_from = 0
+    fold_directory = rank_module.fold_directory
+
+    def fold_slowly(home: Path, **keywords: Any) -> ResumeState:
+        found = fold_directory(home, **keywords)
+        assert cli.main(["retry", str(home)]) == 0
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rank_module, "fold_directory", fold_slowly)
+        assert launch(10) == (DONE, 0)
+    individuals = results.load(launch.run).individuals
+    assert [one.status for one in individuals] == [COMPLETED] * 10 and launch.count == 14
+
+
+def test_a_retry_holds_where_a_launch_is_refused_before_it_begins(
+    launch: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch.broken_from = 6
+    assert launch(9)[1] == 0
+    launch.broken_from = 0
+    assert cli.main(["retry", str(launch.run)]) == 0
+    with monkeypatch.context() as patched, pytest.raises(CampaignError, match="no hello"):
+        patched.setattr(rank_module, "greet", lambda *given: (_ for _ in ()).throw(CampaignError("no hello")))
+        launch(9)
+    assert budget_use(launch.run, 9).final == 5 and not budget_use(launch.run, 9).complete
+    assert launch(9) == (DONE, 0)
+    assert [one.status for one in results.load(launch.run).individuals] == [COMPLETED] * 9
 
 
 def test_a_failure_that_was_reopened_and_is_not_on_record_yet_is_not_reopened_again() -> None:

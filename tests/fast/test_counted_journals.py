@@ -13,7 +13,7 @@ from living import joined
 import hpo
 from hpo.errors import LaunchClosed
 from hpo.individual import COMPLETED
-from hpo.journal.commands import Enqueue, Pause, Set, Stop, Unpause
+from hpo.journal.commands import Enqueue, Pause, Retry, Set, Stop, Unpause
 from hpo.journal.files import journal_part, journal_path
 from hpo.ledger.entries import Closed, Joined, Limits
 from hpo.ledger.journals import excluded_journals, journal_files
@@ -103,6 +103,27 @@ def test_a_launch_that_ends_by_itself_leaves_individuals_to_go_on_in_their_direc
     assert set(closed.in_place) == {"0-0-1", f"0-{at}-0", f"0-{at}-1"}
     assert closed.final == 1 and closed.resting == (f"0-{at}-1",)
     assert (second.state.final, second.state.free) == (2, 6)
+
+
+def test_a_failure_that_was_retried_and_completed_is_not_retried_once_more(tmp_path: Path) -> None:
+    """Two who give `hpo retry` at the same time name the same individual."""
+    home = journals.campaign(tmp_path)
+    launch = joined(home, 2)
+    launch.draw()
+    retry = Retry(time=1.0, by="me", statuses=("failed",))
+    for _ in range(2):
+        open_ledger(home).append(lambda state: state.command(retry, ["0-0-0", "0-0-1"]))
+    reopened = [
+        {"type": "reopened", "id": f"0-0-{one}", "number": 1, "reason": "hpo retry", "time": T, "entry": 4}
+        for one in range(2)
+    ]
+    ends = [journals.finished(f"0-0-{one}") for one in range(2)]
+    done = journals.finished("0-0-0", 0.5, reopened=1)
+    journals.write(home, [*ends, *reopened, done, journals.finished("0-0-1", reopened=1)])
+    launch.ledger.read_on()
+    launch.close("done", 0, at_rest=True)
+    closed = launch.state.closed[1]
+    assert closed.final == 1 and closed.pool == ("0-0-1",), "it failed again before the second"
 
 
 def test_lengths_of_many_parts_and_launches_give_what_was_written_when_each_was_closed(

@@ -18,6 +18,7 @@ import hpo
 from hpo import cli
 from hpo.journal.commands import Stop, asked
 from hpo.journal.directory import second_campaign, write_identity
+from hpo.ledger.alive import living
 from hpo.ledger.opening import give
 
 
@@ -404,4 +405,4 @@ def test_a_task_may_change_its_working_directory(terminal: Terminal, isolation: 
     terminal.hpo("run", "c.toml", returns=0)
     run = terminal.directory / "run"
     assert len([*run.glob("evaluations/*/model")]) == 3 and len(hpo.Result(run).curves()) == 4
-    assert not [*run.glob("launches/*")]
+    assert not living(run)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from hpo import logs
-from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop
+from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop, end_stop
 from hpo.campaign.known_points import enter_points
 from hpo.campaign.rank.cleanup import keep_only_best
 from hpo.campaign.rank.coordinating import Opening, begin_launch
@@ -183,6 +183,9 @@ class Rank:
         try:
             ledger = open_ledger(settings.directory, first)
             while participation is None:
+                after = self._when_free(ledger)
+                if not process.launcher().started_by_hpo:
+                    end_stop(ledger)
                 participation = join(
                     ledger,
                     partial(closing, settings.directory, key),
@@ -190,7 +193,7 @@ class Rank:
                     ranks_per_worker=len(layout.workers[0].ranks),
                     in_file=limits,
                     job=str(process.slurm_attempt() or ""),
-                    after=self._when_free(ledger),
+                    after=after,
                 )
         except OSError as error:
             raise directory.unwritable(settings.directory, error) from error
@@ -226,6 +229,7 @@ class Rank:
     ) -> ResumeState:
         definition = self._definition
         home = self._settings.directory
+        entries = participation.state.entries
         with located(home):
             earlier = fold_directory(
                 home,
@@ -234,12 +238,12 @@ class Rank:
                 losses=definition.task.losses,
                 withdrawn={number for one in starting.known for number in one.replaces},
             )
-        retried = [one for one in participation.state.pool if one in earlier.ended]
+        retried = [one for one in participation.state.pool if one in earlier.failed]
         pool = [*(one.id for one in earlier.pending), *retried]
         try:
-            if participation.recount(earlier.tally.final - len(retried), pool, earlier.resting):
+            if participation.recount(entries, earlier.tally.final - len(retried), pool, earlier.resting):
                 _log.info(
-                    f"{one_line(home)}: journals were repaired, so what is left of the budget was counted again."
+                    f"{one_line(home)}: what is left of the budget was counted again from the journals."
                 )
         except OSError as error:
             raise directory.unwritable(home, error) from error

@@ -57,6 +57,8 @@ class Commands:
     """Assignments of unfinished individuals that were drawn, by id."""
     _failed: dict[str, ReopenableFailure] = field(default_factory=dict)
     """Failures that ``hpo retry`` names, by id."""
+    _sought: set[str] = field(default_factory=set)
+    """Individuals that were looked for among the failures on record."""
     _again: set[tuple[str, int]] = field(default_factory=set)
     """Individuals that are evaluated again here, each with the entry of the command."""
     _wait: StorageWait = field(default_factory=StorageWait)
@@ -85,6 +87,8 @@ class Commands:
             self.participation.ledger.read_on()
             self._take_drawn(target)
             self._apply(target)
+            if target.stopping is None and self.participation.state.is_stopped(self.participation.number):
+                target.stop(STOPPED)
             self._judge_points(target)
             if not self._give_back(target):
                 self._draw(target)
@@ -185,12 +189,10 @@ class Commands:
         state = self.participation.state
         if state.may_draw() and target.stopping is None:
             failed = {one for one in state.pool if one not in self.unfinished}
-            if not failed <= self._failed.keys():
-                self._failed = {
-                    again.id: ReopenableFailure(status, again, "")
-                    for status, again in self.failures()
-                    if again.id in failed
-                }
+            if not failed <= self._sought:
+                found = {one.id: ReopenableFailure(status, one, "") for status, one in self.failures()}
+                self._failed.update({one: found[one] for one in failed & found.keys()})
+                self._sought |= failed
             known = [one for one in state.pool if one in self.unfinished or one in self._failed]
             self.participation.draw([*known, *state.resting], self._points_to_draw(target))
 
@@ -247,7 +249,7 @@ class Commands:
                 needed = max(0, len(self._points_to_draw(target)) - state.free)
             self._returning = _Units(given_up.fresh + target.spare(needed), ids, points)
         if any(self._returning):
-            self.participation.give_back(*self._returning)
+            self.participation.give_back(self._held.fresh, *self._returning)
         return owed > 0
 
     def _is_returnable(self, assignment: Assignment) -> bool:

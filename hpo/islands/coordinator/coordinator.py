@@ -368,6 +368,8 @@ class Coordinator(CoordinatorView):
         elif self._awaits_more:
             return
         elif not self._budget.available:
+            if self._finds_more():
+                return
             used_up = end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED
             self._finish(used_up if self._budget.exhausted else end_reasons.DONE)
         elif self._grants.idle and self._granting.too_late():
@@ -375,6 +377,15 @@ class Coordinator(CoordinatorView):
         elif not self._granting.anybody_can_get_more:
             # Only islands without workers may evaluate the rest.
             self.stop(end_reasons.STOPPED if self._granting.drained else end_reasons.LOST)
+
+    def _finds_more(self) -> bool:
+        """Whether a command has come since the last look, by which the launch goes on."""
+        if self._commands is None:
+            return False
+        before = self._commands.participation.state.entries
+        self.look_at_commands()
+        changed = self._commands.participation.state.entries != before
+        return changed or self.end is not None or self._commands.awaits_units
 
     @property
     def _awaits_more(self) -> bool:

@@ -224,6 +224,7 @@ class _Fold:
                     population = state.populations.setdefault(home, Population(pruned=_PRUNED))
                     population.add(structs.replace(member, genome=genome, history=history))
         state.ended = self._evaluations.ended_ids
+        state.failed = {one.record.id for one in self._evaluations.failures}
         completed = (one for born in self._born.values() for one in born.best)
         state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
         for (island, _), number in self._begun.items():

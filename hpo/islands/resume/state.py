@@ -56,6 +56,8 @@ class ResumeState:
     """Names of the journals whose last line was cut off."""
     ended: Collection[str] = ()
     """Ids of all individuals that have ended."""
+    failed: Collection[str] = ()
+    """Ids of those that ended in a failure."""
     leading: list[tuple[float, str]] = field(default_factory=list)
     """Loss and id of the best completed individuals, where there is one objective."""
 

@@ -116,7 +116,7 @@ def test_a_directory_that_is_read_only(terminal: Terminal, mount: Mount) -> None
     terminal.campaign(evaluations=20)
     done = terminal.hpo("run", "c.toml", "--ranks", 2)
     mounted(done, 1, "run cannot be used as a campaign's directory (Read-only file system)", "you may write")
-    mounted(terminal.hpo("check", "run", "--repair"), 1, "Read-only file system")
+    assert "nothing was changed" in terminal.hpo("check", "run", "--repair", returns=0).stdout
     for command in ("status", "best", "check"):
         assert terminal.hpo(command, "run").returncode == 0
     assert recorded(terminal) == before
