@@ -75,7 +75,6 @@ MUTANTS = (
     # islands
     Mutant("hpo/islands", "not self._duplicates and key in self._keys", "False", PROTOCOL),
     Mutant("hpo/islands", "fresh = min(most, self.remaining)", "fresh = most", COMMANDS),
-    Mutant("hpo/islands", "if not self.participation.ledger.settled:", "if False:", COMMANDS),
     Mutant("hpo/islands", "self._keys.discard(item)", "pass", PROTOCOL),
     Mutant(
         "hpo/islands",
