@@ -133,7 +133,7 @@ def test_a_directory_that_goes_away_while_it_runs(terminal: Terminal) -> None:
     run, gone = terminal.directory / "run", terminal.directory / "gone"
     run.rename(gone)
     done = command.wait(180)
-    mounted(done, 75, "the storage did not work for 120 s (run/ledger", "same command again")
+    mounted(done, 75, "the storage did not work for 120 s (", "run/", "same command again")
     wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=10)
     if run.exists():  # evaluations make their directories
         assert not (run / "journal").exists()
