@@ -58,8 +58,9 @@ def test_of_a_closed_launch_nothing_counts_that_is_written_later(tmp_path: Path)
     assert [one.path for one in journal_files(home)] == paths
     state = state_of(home)
     assert excluded_journals(home, state=state) == [late, journal_path(home, launch=1, island=0, worker=7)]
-    journals.write(home, [journals.finished("0-9-0", 0.1)], launch=2, worker=9)  # launch 2 has workers 2 and 3
-    journals.write(home, [journals.finished("0-4-0", 0.1)], launch=3, worker=4)  # launch 3 never joined
+    # Launch 2 has workers 2 and 3; launch 3 never joined.
+    journals.write(home, [journals.finished("0-9-0", 0.1)], launch=2, worker=9)
+    journals.write(home, [journals.finished("0-4-0", 0.1)], launch=3, worker=4)
     assert [one.path for one in journal_files(home)] == paths
     with pytest.raises(LaunchClosed, match="launch 1 was closed by another launch"):
         launch.ledger.read_on()
