@@ -44,7 +44,7 @@ def at_work(home: Path, *, machine: Machine = THIS_MACHINE, supervisor: str | No
 
 
 def elsewhere(home: Path, age_s: float = 0.0, **changes: Any) -> SignOfLife:
-    """That of a launch on another machine, refreshed ``age_s`` ago."""
+    """Sign of life of a launch on another machine, refreshed ``age_s`` ago."""
     sign = at_work(home)
     sign.holder = msgspec.structs.replace(sign.holder, machine="elsewhere", host="n17", **changes)
     sign.path.write_bytes(msgspec.json.encode(sign.holder))

@@ -103,7 +103,7 @@ class SimulatedLaunch(LaunchLog):
         self.unread = False
         """Whether a journal could not be read when it was needed."""
         self._seen_closed = False
-        """Whether another launch had closed this one at the last beat."""
+        """Whether another launch had closed this launch at the last beat."""
         for rank, skew in zip(self.ranks, settings.skews):
             rank.transport.skew_s = EPOCH_S + skew
         state = earlier(layout.islands)
@@ -299,7 +299,7 @@ class SimulatedLaunch(LaunchLog):
         return [record for journal in self.journals for record in journal.committed]
 
     def _written(self) -> list[tuple[int, list[Record]]]:
-        """What is on disk, by the number of the worker that wrote it."""
+        """Records on disk, by the number of the worker that wrote them."""
         leaders = ((place.worker, self.ranks[place.leader].journal) for place in self._layout.workers)
         return [(worker, journal.committed) for worker, journal in leaders if journal is not None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from hpo.individual import birthplace
 from hpo.islands.resume.state import ResumeState
@@ -76,7 +77,7 @@ class _Hasty(Machine):
 
 
 class SimulatedLedger:
-    """What launches of a campaign in which ``evaluations`` are to be made agree on. ``earlier``: what launches before
+    """Ledger of a simulated campaign of ``evaluations`` individuals, in memory. ``earlier``: what launches before
     the ledger left."""
 
     def __init__(self, evaluations: int, space: SearchSpace, earlier: ResumeState | None = None) -> None:
@@ -149,23 +150,15 @@ class SimulatedLedger:
         participation.close_others("died")
         return participation
 
-    def closing(
-        self,
-        state: LedgerState,
-        number: int,
-        *,
-        by: int,
-        reason: str,
-        exit: int | None = None,
-        at_rest: bool = False,
-    ) -> Closed:
-        """As ``hpo.ledger.closing.closing`` does it; lengths are numbers of records."""
+    def closing(self, state: LedgerState, number: int, **ending: Any) -> Closed:
+        """As ``hpo.ledger.closing.closing`` does it, also with its further arguments ``ending``; lengths are numbers of
+        records."""
         left, lengths = Leftovers(state, number, self._key), {}
         for worker, records in self._journals[number]():
             lengths[worker] = (len(records),)
             for record in records:
                 left.take(worker, record)
-        return left.entry(lengths, by=by, reason=reason, exit=exit, at_rest=at_rest)
+        return left.entry(lengths, **ending)
 
     def counted(self, launch: int) -> Iterator[Record]:
         """Records of ``launch`` that count."""

@@ -197,7 +197,7 @@ class Campaign:
         )
 
         def earlier(islands: int) -> ResumeState:
-            """What former launches left, once they are closed."""
+            """State that former launches left, once they are closed."""
             return fold(self._records(), space=SPACE, islands=islands, losses=losses)
 
         return SimulatedLaunch(
@@ -213,7 +213,7 @@ class Campaign:
 
 
 def records_of(launches: list[SimulatedLaunch], ledger: SimulatedLedger) -> list[Record]:
-    """What is on disk and counts, as the next launch reads it."""
+    """Records on disk that count, as the next launch reads them."""
     records: list[Record] = []
     for launch in launches:
         records.append(Header(version=1, launch=launch.number, island=0, worker=0, time=0.0))
@@ -254,8 +254,8 @@ def disturb(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Rand
 
 
 def silence(launch: SimulatedLaunch, machine: SimulatedMachine, rng: random.Random, when: float) -> None:
-    """About ``when`` rank 0 stops, alone or with others, or its host loses the directory, for so long that another
-    launch may close this one."""
+    """About ``when`` rank 0 stops, alone or with others, or its host loses the directory, so long that another
+    launch may close ``launch``."""
     world = launch.world
     begin = max(world.time, when + rng.uniform(-30.0, 10.0))
     end = begin + rng.uniform(60.0, 400.0)

@@ -79,7 +79,7 @@ class Budget:
         self.assignments.extend(then)
 
     def spare(self, most: int) -> int:
-        """Give up at most so many units for which nothing was granted or assigned; their number."""
+        """Give up at most ``most`` units for which nothing was granted or assigned; their number."""
         fresh = min(most, self.remaining)
         self.remaining -= fresh
         self._admitted -= fresh

@@ -165,10 +165,13 @@ class Commands:
         """Evaluate failures of this launch again that ``hpo retry`` names."""
         again = {one for one in self.participation.own.again.items() if one not in self._again}
         if again:
-            failures = {one.id: ReopenableFailure(status, one, "") for status, one in self.failures()}
+            failures = self._failures_by_id()
             for identity, entry in sorted(again):
                 if identity not in failures or target.retry([failures[identity]], entry):
                     self._again.add((identity, entry))
+
+    def _failures_by_id(self) -> dict[str, ReopenableFailure]:
+        return {one.id: ReopenableFailure(status, one, "") for status, one in self.failures()}
 
     # --- units of the budget ------------------------------------------------------------------------------------------
 
@@ -190,7 +193,7 @@ class Commands:
         if state.may_draw() and target.stopping is None:
             failed = {one for one in state.pool if one not in self.unfinished}
             if not failed <= self._sought:
-                found = {one.id: ReopenableFailure(status, one, "") for status, one in self.failures()}
+                found = self._failures_by_id()
                 self._failed.update({one: found[one] for one in failed & found.keys()})
                 self._sought |= failed
             known = [one for one in state.pool if one in self.unfinished or one in self._failed]

@@ -478,7 +478,7 @@ class Coordinator(CoordinatorView):
         return self._budget.surrender(returnable) if owed else Surrendered(0, [])
 
     def spare(self, most: int) -> int:
-        """Give up at most so many units of the budget that were to be bred for; their number."""
+        """Give up at most ``most`` units of the budget that were to be bred for; their number."""
         return self._budget.spare(most)
 
     def set_deadline(self, deadline: float) -> None:
