@@ -59,7 +59,7 @@ def make_record(
     identity = {"objectives": objectives or {"value": "minimize"}}
     if (space := more.pop("space", None)) is not None:
         identity["space"] = space.describe()
-    fields = {"directory": Path(), "launches": [], "torn": [], "seconds": 0.0, "alive": False, **more}
+    fields = {"directory": Path(), "launches": [], "torn": [], **more}
     return CampaignRecord(identity=identity, individuals=list(individuals), **fields)
 
 

@@ -38,9 +38,11 @@ def joined(home: Path, workers: int = 1, evaluations: int | None = None) -> Part
     return made
 
 
-def at_work(home: Path, *, machine: Machine = THIS_MACHINE, supervisor: str | None = None) -> SignOfLife:
+def at_work(
+    home: Path, workers: int = 1, *, machine: Machine = THIS_MACHINE, supervisor: str | None = None
+) -> SignOfLife:
     """The sign of life of a launch of this process."""
-    return SignOfLife(home, joined(home).number, supervisor=supervisor, machine=machine)
+    return SignOfLife(home, joined(home, workers).number, supervisor=supervisor, machine=machine)
 
 
 def elsewhere(home: Path, age_s: float = 0.0, **changes: Any) -> SignOfLife:

@@ -6,6 +6,7 @@ takes a third of the time of reading, and needs no rules of its own for journals
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,13 +63,13 @@ class Follower:
         # A journal of a closed launch may not count.
         self._new |= not self._journals.keys() <= names.keys()
         self._journals = {path: self._journals.get(path) or _FollowedJournal(path) for path in names}
-        last = max((name.launch for name in names.values()), default=0)
+        growing = {*self._state.open, max((name.launch for name in names.values()), default=0)}
         left, bounds = _BYTES_A_POLL, Bounds(self._state)
         with collector_paused():
             for path, journal in self._journals.items():
                 journal.most = bounds.end(names[path])
                 # The size that an NFS client knows may be a minute old, unless the file is opened.
-                if left > 0 and (names[path].launch == last or journal.changed()):
+                if left > 0 and (names[path].launch in growing or journal.changed()):
                     left -= self._read_on(journal, left)
                 if journal.most is not None and journal.place.offset >= journal.most:
                     journal.place.torn = False
@@ -76,6 +77,11 @@ class Follower:
                     bounds.take(names[path].launch, record)
         new, self._new = self._new, False
         return Poll(new, left <= 0)
+
+    @property
+    def open_launches(self) -> Collection[int]:
+        """Numbers of the launches that were open at the last poll."""
+        return self._state.open.keys()
 
     def record(self) -> CampaignRecord:
         """The record that ``hpo.results.record.load`` would return if the journals held only what was polled.
@@ -85,13 +91,13 @@ class Follower:
         """
         identity = directories.read_identity(self._directory)
         state = self._state
-        alive = bool(living(self._directory, state))
+        at_work = living(self._directory, state)
         torn = [journal.path for journal in self._journals.values() if journal.place.torn]
         fold = Fold()
         with collector_paused():
             for journal in self._journals.values():
                 fold.add(journal.records)
-            return fold.record(self._directory, identity, state, torn, alive=alive)
+            return fold.record(self._directory, identity, state, torn, at_work)
 
     def _read_on(self, journal: _FollowedJournal, most: int) -> int:
         """Read about ``most`` bytes of a journal; returns how many were read."""
@@ -132,16 +138,17 @@ class CurveFollower:
         self._files: dict[Path, _CurveFile] = {}
         self._curves = Curves()
 
-    def poll(self) -> Poll:
-        """Read on in all files; CampaignError where a file cannot be read."""
+    def poll(self, open_launches: Collection[int] = ()) -> Poll:
+        """Read on in all files; CampaignError where a file cannot be read. ``open_launches``: numbers of launches that
+        may write."""
         files = curve_files(self._directory)
-        last = max((name.launch for name, _ in files), default=0)
+        growing = {*open_launches, max((name.launch for name, _ in files), default=0)}
         left, new = _BYTES_A_POLL, False
         for name, path in files:
             file = self._files.setdefault(path, _CurveFile())
             try:
                 signature = _signature(path.lstat())
-                if left <= 0 or (name.launch != last and signature == file.seen):
+                if left <= 0 or (name.launch not in growing and signature == file.seen):
                     continue
                 rows, end = read_from(path, file.offset)
             except FileNotFoundError:

@@ -90,14 +90,18 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     started: float | None
     updated: float | None
-    seconds: float  # time at work in all launches, up to ``taken`` if the campaign is alive
+    seconds: float  # time in which at least one launch was at work, up to ``taken`` if one is
+    worker_hours: float = 0.0  # time at work of the workers of all launches, in hours
     taken: float
-    left: list[tuple[str, str]]  # workers that the launch goes on without, with reasons
+    launches: int = 0  # number of launches at work
+    left: list[tuple[str, str]]  # workers that the launches go on without, with reasons
     alive: bool
     stopping: str | None  # reason why nothing more begins
     paused: bool
     storage: tuple[str, float] | None  # reason why a worker waits for its storage, and since when
-    ended: tuple[str, int] | None  # reason and exit code of the last launch
+    ended: (
+        tuple[str, int] | None
+    )  # reason and exit code of the launch that ended last; None while one is at work
     known: int  # number of known points
     codes: dict[int, str]  # hash of the task's code by launch
     errors: list[str]
@@ -134,6 +138,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "running": self.running,
             "best": None if best is None else {"value": best.value, "params": best.params, "id": best.id},
             **{name: getattr(self, name) for name in ("islands", "workers", "started", "updated", "seconds")},
+            "worker_hours": self.worker_hours,
             "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
             "state": self.state,
             "running_individuals": [storable(msgspec.to_builtins(one)) for one in self.individuals],
@@ -148,8 +153,7 @@ def folded(record: CampaignRecord) -> Overview:
     for individual in record.individuals:
         counts[individual.status] += 1
     running = counts.pop(RUNNING)
-    launch = record.launches[-1] if record.launches else None
-    launched = launch.launched if launch else None
+    launches = record.current
     failed = FINAL - {COMPLETED, PRUNED}
     if record.ended is not None and record.ended[0] == FUTILE:
         failed |= {LOST}  # their errors are the cause, and the next launch evaluates them again
@@ -161,17 +165,19 @@ def folded(record: CampaignRecord) -> Overview:
         budget=record.ledger.limits.evaluations,
         deadline_s=record.ledger.limits.deadline_s,
         best=_best(record, top[0], repeated) if top else None,
-        islands=launched.islands if launched else 0,
-        workers=launched.workers if launched else 0,
+        islands=max((one.islands for one in launches), default=0),
+        workers=sum(one.workers for one in launches),
         started=record.started,
         updated=record.updated,
         seconds=record.seconds,
-        taken=time.time(),
-        left=[(f"{one.island}-{one.worker}", one.reason) for one in (launch.left if launch else ())],
+        worker_hours=record.worker_hours,
+        taken=record.taken,
+        launches=len(record.at_work),
+        left=[(f"{one.island}-{one.worker}", one.reason) for launch in launches for one in launch.left],
         alive=record.alive,
-        stopping=launch.stopping if launch else None,
+        stopping=launches[0].stopping if launches and all(one.stopping for one in launches) else None,
         paused=record.ledger.paused,
-        storage=launch.storage if launch else None,
+        storage=next((one.storage for one in launches if one.storage), None),
         ended=record.ended,
         known=len(record.known),
         codes=record.code_versions,
@@ -196,11 +202,12 @@ def remarks(record: CampaignRecord) -> list[str]:
 
 
 def _pace(record: CampaignRecord) -> Pace | None:
-    launch = record.launches[-1] if record.launches else None
-    if launch is None or (launched := launch.launched) is None:
+    launches = {one.number: one.launched for one in record.current if one.launched is not None}
+    if not launches:
         return None
-    ended = (one for one in record.individuals if one.launch == launch.number and one.status in FINAL)
+    ended = (one for one in record.individuals if one.launch in launches and one.status in FINAL)
     ends = sorted(one.finished for one in ended if one.finished is not None)[-MOST_RECENT:]
+    deadlines = [one.time + one.deadline_s for one in launches.values() if one.deadline_s is not None]
     name, direction = next(iter(record.objectives.items()))
     better = max if direction == "maximize" else min
     values: dict[int, list[float]] = {}
@@ -209,9 +216,9 @@ def _pace(record: CampaignRecord) -> Pace | None:
             values.setdefault(one.island, []).append(one.objectives[name])
     return Pace(
         recent=len(ends),
-        since=recent_since(ends, launch.started),
-        ends_at=None if launched.deadline_s is None else launched.time + launched.deadline_s,
-        waiting=int(launch.storage is not None),
+        since=recent_since(ends, min(one.started for one in record.current)),
+        ends_at=max(deadlines) if len(deadlines) == len(launches) else None,
+        waiting=sum(one.storage is not None for one in record.current),
         islands={island: Island(completed=len(own), best=better(own)) for island, own in values.items()},
     )
 
@@ -286,7 +293,10 @@ def read(directory: Path) -> Overview | None:
     """
     directories.read_identity(directory)
     ledger = state_of(directory)
-    holder = next(iter(living(directory, ledger).items()), None)
+    holders = living(directory, ledger)
+    if len(holders) > 1:  # each launch knows its own part alone
+        return None
+    holder = next(iter(holders.items()), None)
     try:
         data, stamp = _content(directory / _NAME)
         found = _decoder.decode(data)
@@ -302,13 +312,15 @@ def read(directory: Path) -> Overview | None:
         # The errors of evaluations that will be repeated are in the journals alone.
         return None
     overview, alive = found.overview, holder is not None
+    later_s = max(0.0, time.time() - overview.taken) if alive else 0.0
     return msgspec.structs.replace(
         overview,
         alive=alive,
         budget=ledger.limits.evaluations,
         deadline_s=ledger.limits.deadline_s,
         paused=ledger.paused,
-        seconds=overview.seconds + (max(0.0, time.time() - overview.taken) if alive else 0.0),
+        seconds=overview.seconds + later_s,
+        worker_hours=overview.worker_hours + overview.workers * later_s / 3600,
         stop_pending=ledger.stop_pending,
         waiting=ledger.unseen_commands,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,29 +51,8 @@ from hpo.ledger.alive import living
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import read_directory
 from hpo.ledger.opening import state_of
+from hpo.results.launch import Launch, Span, seconds_of
 from hpo.results.parts import Part, PartsFold, Place
-
-
-@dataclass(kw_only=True)
-class Launch:
-    """Launch of a campaign. Times are Unix seconds."""
-
-    number: int
-    started: float
-    updated: float
-    """Time of the last record."""
-    launched: Launched | None = None
-    """None if the launch died before that record was written."""
-    stopping: str | None = None
-    """Reason why nothing more begins."""
-    storage: tuple[str, float] | None = None
-    """Reason why a worker waits for its storage, and since when."""
-    waits: list[Storage] = field(default_factory=list)
-    """Begins and ends of workers' waits for their storage."""
-    left: list[Left] = field(default_factory=list)
-    """Workers that the launch went on without."""
-    ended: tuple[str, int] | None = None
-    """Reason and exit code; None if it is running or was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +68,10 @@ class CampaignRecord:
     launches: list[Launch]
     torn: list[Path]
     """Journals whose last line was cut off and is left out."""
-    seconds: float
-    """Time at work, all launches together."""
-    alive: bool
-    """Whether a campaign is at work in the directory now."""
+    at_work: frozenset[int] = frozenset()
+    """Numbers of the launches that are at work now."""
+    taken: float = field(default=0.0, compare=False)
+    """When it was read."""
     ledger: LedgerState = field(default_factory=LedgerState, compare=False)
     """State by the campaign's ledger."""
     starts_and_ends: PartsFold = field(default_factory=PartsFold, compare=False)
@@ -113,6 +92,31 @@ class CampaignRecord:
     def hosts(self) -> dict[Place, str]:
         """Host of a worker's first rank, by launch, island and worker."""
         return self.starts_and_ends.hosts
+
+    @property
+    def alive(self) -> bool:
+        """Whether a launch is at work now."""
+        return bool(self.at_work)
+
+    @property
+    def current(self) -> list[Launch]:
+        """The launches that are at work; where there are none, the last alone."""
+        return [one for one in self.launches if one.number in self.at_work] or self.launches[-1:]
+
+    @property
+    def seconds(self) -> float:
+        """Time in which at least one launch was at work."""
+        return seconds_of(map(self._span, self.launches))
+
+    @property
+    def worker_hours(self) -> float:
+        """Hours at work of all launches' workers together, busy or idle."""
+        spans = ((one.workers, *self._span(one)) for one in self.launches)
+        return sum(workers * (end - begin) for workers, begin, end in spans) / 3600
+
+    def _span(self, launch: Launch) -> Span:
+        goes_on = launch.number in self.at_work and launch.ended is None
+        return launch.started, max(launch.updated, self.taken if goes_on else 0.0)
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -142,8 +146,17 @@ class CampaignRecord:
 
     @property
     def ended(self) -> tuple[str, int] | None:
-        """Reason and exit code of the last launch; None if it is running or was killed."""
-        return self.launches[-1].ended if self.launches else None
+        """Reason and exit code of the launch that was closed last; None if a launch is running or was killed.
+
+        Launches that are not closed come after those that are, and clocks do not matter: hosts' clocks may differ by
+        more than launches last."""
+        closed = {number: place for place, number in enumerate(self.ledger.closed)}
+        if not self.launches:
+            return None
+        unclosed = [one for one in self.launches if one.number in self.ledger.open]
+        if any(one.ended is None for one in unclosed):
+            return None
+        return max(unclosed or self.launches, key=lambda one: (closed.get(one.number, -1), one.number)).ended
 
 
 class Fold:
@@ -225,15 +238,17 @@ class Fold:
         if first is None or one.run < first.run:
             self._first[one.id] = one.attempt, one.configuration
 
-    def individuals(self, *, alive: bool) -> list[Individual]:
-        """All individuals by start; those at work in a launch that has ended are lost."""
-        last = max(self.launches, default=0)
-        runs = alive and bool(last) and self.launches[last].ended is None
+    def individuals(self, at_work: Collection[int] = ()) -> list[Individual]:
+        """All individuals by start; those at work in a launch that has ended are lost. ``at_work``: numbers of the
+        launches that are at work."""
+        runs = {
+            number for number in at_work if number in self.launches and self.launches[number].ended is None
+        }
         everyone = [self._placed(one) for one in self._ended.values()]
         for launch, record, _ in self._evaluations.open:
             one = _individual(record, launch)
             reopened = one.status in FINAL
-            if reopened or (one.status == RUNNING and not (runs and launch == last)):
+            if reopened or (one.status == RUNNING and launch not in runs):
                 one = structs.replace(one, outcome=structs.replace(one.outcome, status=LOST))
             everyone.append(self._placed(one))
         everyone.sort(key=lambda one: (one.started or 0.0, birthplace(one.id)))
@@ -255,23 +270,20 @@ class Fold:
         identity: directories.Identity,
         state: LedgerState,
         torn: list[Path],
-        *,
-        alive: bool,
+        at_work: Collection[int],
     ) -> CampaignRecord:
-        """The record of ``directory``, whose ledger has ``state``, after the last record was added."""
+        """The record of ``directory``, whose ledger has ``state``, after the last record was added. ``at_work``: see
+        ``individuals``."""
         launches = [one for _, one in sorted(self.launches.items())]
         moves = (one for own in self._moves.values() for one in own.values())
-        seconds = sum(one.updated - one.started for one in launches)
-        if alive and launches and launches[-1].ended is None:
-            seconds += max(0.0, time.time() - launches[-1].updated)
         return CampaignRecord(
             directory=directory,
             identity=identity,
-            individuals=self.individuals(alive=alive),
+            individuals=self.individuals(at_work),
             launches=launches,
             torn=torn,
-            seconds=seconds,
-            alive=alive,
+            at_work=frozenset(at_work),
+            taken=time.time(),
             known=[one for _, one in sorted(self._known.items())],
             ledger=state,
             starts_and_ends=self._parts,
@@ -325,8 +337,8 @@ def load(directory: str | os.PathLike[str]) -> CampaignRecord:
     identity = directories.read_identity(directory)
     state, torn = state_of(directory), list[Path]()
     # Before the journals: a campaign that ends meanwhile writes so into these.
-    alive = bool(living(directory, state))
+    at_work = living(directory, state)
     fold = Fold()
     with collector_paused():
         fold.add(read_directory(directory, torn, state=state))
-        return fold.record(directory, identity, state, torn, alive=alive)
+        return fold.record(directory, identity, state, torn, at_work)

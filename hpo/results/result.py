@@ -19,8 +19,9 @@ from hpo.journal.durable import write_atomically
 from hpo.journal.records import storable
 from hpo.results.analysis.pareto import Hypervolume, best, front, hypervolume, knee, repeated
 from hpo.results.analysis.repeated import Repeated
+from hpo.results.launch import Launch
 from hpo.results.overview import folded, with_running
-from hpo.results.record import CampaignRecord, Launch, load
+from hpo.results.record import CampaignRecord, load
 from hpo.results.running import Tails
 from hpo.space.look_alikes import LookAlikes
 from hpo.space.space import described_space

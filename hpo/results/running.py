@@ -17,6 +17,7 @@ from hpo.individual import Scalar
 from hpo.journal.curves import Point, curve_path, read_from
 from hpo.journal.files import JournalName
 from hpo.journal.records import Finished, Header, NotWhole, Started, decode
+from hpo.ledger.alive import living
 from hpo.ledger.journals import journal_files
 from hpo.ledger.opening import FollowedLedger
 
@@ -53,14 +54,14 @@ class Tails:
         self._ledger = FollowedLedger(directory)
 
     def poll(self, without: Collection[str] = ()) -> list[Running]:
-        """Evaluations of the last launch by worker, which run if the campaign is at work; CampaignError if the journals
-        cannot be listed. ``without``: workers that run nothing any more, such as "0-3"."""
-        files = journal_files(self._directory, state=self._ledger.state())
-        launch = files[-1].name.launch if files else 0
+        """Evaluations by worker of the launches that are at work; CampaignError if the journals cannot be listed.
+        ``without``: workers that run nothing any more, such as "0-3"."""
+        state = self._ledger.state()
+        files, at_work = journal_files(self._directory, state=state), living(self._directory, state)
         seen: dict[Path, _Seen] = {}
         latest: dict[JournalName, tuple[str, Started | Finished]] = {}
         for path, name, _ in files:
-            if name.launch == launch and _worker(name) not in without:
+            if name.launch in at_work and _worker(name) not in without:
                 with suppress(OSError, ValueError):  # it is gone, or no journal
                     seen[path] = self._look(path)
                     if (last := seen[path].last) is not None:

@@ -42,6 +42,7 @@ _FAILED_ENDS = {
 def status(directory: Path, overview: Overview) -> str:
     """Text of ``hpo status`` for the campaign in ``directory``."""
     counts = {name: overview.evaluations[name] for name in STATUSES if overview.evaluations.get(name)}
+    launches = f" in {overview.launches} launches" if overview.launches > 1 else ""
     rows = [
         ("directory", one_line(directory)),
         ("state", state(overview)),
@@ -49,7 +50,7 @@ def status(directory: Path, overview: Overview) -> str:
         ("running", str(overview.running)),
         *(("", line) for line in running(overview.individuals, time.time(), _MOST_RUNNING)),
         ("budget", _budget(overview)),
-        ("islands, workers", f"{overview.islands}, {overview.workers}"),
+        ("islands, workers", f"{overview.islands}, {overview.workers}{launches}"),
         *_labelled("without", (f"worker {worker}: {reason}" for worker, reason in overview.left)),
         ("best", _best(overview.best)),
         *_labelled("commands", [f"{overview.waiting} not applied yet"] if overview.waiting else []),
@@ -58,6 +59,7 @@ def status(directory: Path, overview: Overview) -> str:
         *_labelled("remarks", (f"{line}." for line in overview.remarks)),
         *_labelled("errors", overview.errors),
         ("started", when(overview.started)),
+        ("at work", f"{duration(overview.seconds)}, {overview.worker_hours:.1f} worker-hours"),
         ("last record", when(overview.updated)),
     ]
     if not overview.alive:  # a journal of a campaign at work is being written

@@ -21,8 +21,8 @@ from hpo.journal.records import Header
 from hpo.results.analysis.ancestry import changes, family
 from hpo.results.analysis.fidelity import Progress, correlations, kept, progress
 from hpo.results.analysis.island_success import good, migrations, success
+from hpo.results.launch import Launch
 from hpo.results.parts import PartsFold
-from hpo.results.record import Launch
 from hpo.views.figures import parallel
 from hpo.views.figures.drawing.labels import choices, distinct
 from hpo.views.figures.drawing.parameter_axis import Axis

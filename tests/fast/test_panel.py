@@ -263,11 +263,12 @@ def worker_journal(home: Path, worker: int, launch: int = 1) -> JournalWriter:
 def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, steps: list) -> None:
     home = tmp_path_factory.mktemp("home")
     directory.write_identity(home, IDENTITY)
+    sign = living.at_work(home, workers=3)
     writers = [worker_journal(home, worker) for worker in range(3)]
     writers[0].append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=1.0))
     at_work: dict[int, dict[str, object]] = {}
     tails, clock, number = Tails(home), 10.0, 0
-    with living.at_work(home):
+    with sign:
         for worker, what in [*steps, (0, "look")]:
             clock += 1
             if what == "begin" and worker not in at_work:
@@ -300,27 +301,30 @@ def test_the_ends_of_the_journals_say_what_the_journals_say(tmp_path_factory, st
 def test_of_what_other_workers_took_over_the_last_counts_and_reports_are_its_own(tmp_path: Path) -> None:
     home = tmp_path / "run"
     directory.write_identity(home, IDENTITY)
-    for worker, retries in (0, 1), (1, 0):
-        with worker_journal(home, worker, launch=3) as writer:
+    with living.at_work(home, workers=2):
+        pass
+    sign = living.at_work(home, workers=2)
+    for worker, retries in (2, 1), (3, 0):
+        with worker_journal(home, worker, launch=2) as writer:
             writer.append(make_started(**started("0-1-4", retries=retries), time=100.0 + retries))
-    with worker_journal(home, 7, launch=2) as writer:
-        writer.append(make_started(**started("0-7-0"), time=50.0))
-    curve = curve_path(home, launch=3, island=0, worker=0)
+    with worker_journal(home, 1, launch=1) as writer:
+        writer.append(make_started(**started("0-1-0"), time=50.0))
+    curve = curve_path(home, launch=2, island=0, worker=2)
     curve.parent.mkdir()
     points = [("0-1-4", 9, 90.0), ("0-1-4", 1, 102.0), ("0-1-4", 2, 103.0), ("0-1-3", 7, 104.0)]
     curve.write_bytes(b"".join(encode(Point(id=i, step=s, value=0.5, time=t, began=t)) for i, s, t in points))
-    (found,) = Tails(home).poll()
-    assert (found.id, found.worker, found.step, found.reported) == ("0-1-4", "0-0", 2, 103.0)
-    assert found.host and found.params == {"x": 4}
-    with open(curve, "ab") as file:
-        file.write(b'{"type":"point","id":"0-1-4","st')
-    assert Tails(home).poll() == [found]
-    assert Tails(home).poll({"0-0"})[0].worker == "0-1"
-    # As ``hpo status`` shows them.
-    with living.at_work(home):
+    with sign:
+        (found,) = Tails(home).poll()
+        assert (found.id, found.worker, found.step, found.reported) == ("0-1-4", "0-2", 2, 103.0)
+        assert found.host and found.params == {"x": 4}
+        with open(curve, "ab") as file:
+            file.write(b'{"type":"point","id":"0-1-4","st')
+        assert Tails(home).poll() == [found]
+        assert Tails(home).poll({"0-2"})[0].worker == "0-3"
+        # As ``hpo status`` shows them.
         table = overview.of(home).table()
         assert [one["id"] for one in table["running_individuals"]] == ["0-1-4"]
-        assert "0-1-4  worker 0-0" in text.status(home, overview.of(home))
+        assert "0-1-4  worker 0-2" in text.status(home, overview.of(home))
     assert overview.of(home).individuals == []
 
 

@@ -67,7 +67,7 @@ def test_in_whatever_order_the_journals_are_read_the_last_run_counts(
     for order in itertools.permutations(records):
         read = Fold()
         read.add([HEADER, *order])
-        (individual,) = read.individuals(alive=False)
+        (individual,) = read.individuals()
         assert individual.status == status, order
 
         state = fold(list(order))

@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from individuals import make_individual, make_record
 from journals import T, finished, launched
-from living import at_work
+from living import at_work, joined
 from refusals import refused
 from written import Written
 
 from hpo.errors import CampaignError, JournalDamaged, UsageError
 from hpo.individual import COMPLETED, FINAL, STATUSES
+from hpo.journal.commands import Set
 from hpo.journal.files import journal_path
-from hpo.ledger.opening import state_of
+from hpo.ledger.opening import give
 from hpo.results import overview
 from hpo.results import result as results
 from hpo.results.record import load
@@ -70,15 +71,45 @@ def test_a_finished_record_alone_makes_an_individual(home: Path) -> None:
 
 
 def test_an_evaluation_runs_as_long_as_its_launch_and_is_lost_with_it(home: Path) -> None:
-    add_launch(home, 1, [started("0-0-1")])
-    add_launch(home, 2, [finished("0-0-0", 1.0), started("0-0-2", T + 9)])
-    with at_work(home):
-        assert load(home).alive
-        assert statuses(home) == {"0-0-0": "completed", "0-0-1": "lost", "0-0-2": "running"}
-        ended = {"type": "ended", "reason": "deadline", "exit": 75, "time": T + 9}
-        journals.write(home, [ended], launch=3, worker=state_of(home).open[3].joined.first_worker)
-        assert statuses(home)["0-0-2"] == "lost" and load(home).ended == ("deadline", 75)
-    assert not load(home).alive
+    signs = [at_work(home) for _ in range(3)]
+    facts = {"deadline_s": None, "islands": 1, "workers": 2}
+    for worker, begin in (0, T), (1, T + 6), (2, T + 20):
+        records = [launched(**facts), finished(f"0-{worker}-0", 1.0), started(f"0-{worker}-1", begin + 9)]
+        journals.write(home, records, worker + 1, worker, begin)
+    before = {f"0-{worker}-0": "completed" for worker in range(3)}
+    with signs[1]:
+        pass
+    with signs[0], signs[2]:
+        one, two = load(home), {"0-0-1": "running", "0-1-1": "lost", "0-2-1": "running"}
+        assert one.at_work == {1, 3} and [launch.number for launch in one.current] == [1, 3]
+        assert statuses(home) == {**before, **two} and one.ended is None
+        table = overview.of(home).table()
+        assert table["workers"] == 4 and {each["id"] for each in table["running_individuals"]} == {
+            "0-0-1",
+            "0-2-1",
+        }
+        assert "4 in 2 launches" in text.status(home, overview.of(home))
+        ended = {"type": "ended", "reason": "deadline", "exit": 75, "time": T + 29}
+        with journal_path(home, launch=3, island=0, worker=2).open("ab") as file:
+            file.write(journals.line(ended))
+        assert statuses(home) == {**before, **two, "0-2-1": "lost"} and load(home).ended is None
+    found = load(home)
+    assert not found.alive and found.ended is None, "the first and the second were cut off"
+    assert found.seconds == 24 and found.worker_hours == pytest.approx(2 * (9 + 9 + 9) / 3600)
+
+
+def test_a_campaign_has_ended_as_the_launch_that_was_closed_last(home: Path) -> None:
+    first, second = joined(home), joined(home)
+    for launch, at, reason in (first, T + 9, "done"), (second, T, "deadline"):  # their clocks differ
+        records = [{"type": "ended", "reason": reason, "exit": 0, "time": at}]
+        journals.write(home, records, launch.number, launch.own.joined.first_worker, T - 9)
+    assert load(home).ended == ("deadline", 0)
+    second.close("deadline", 0, at_rest=True)
+    first.ledger.read_on()
+    assert load(home).ended == ("done", 0), "a launch that is not closed ended after those that are"
+    first.close("done", 0, at_rest=True)
+    joined(home)
+    assert load(home).ended == ("done", 0), "the third has not begun"
 
 
 def test_what_was_interrupted_gives_way_to_what_comes_later(home: Path) -> None:
@@ -145,11 +176,14 @@ def test_status_has_the_keys_of_the_contract(home: Path) -> None:
         finished("0-0-3", 0.5, status="pruned"),
         started("0-0-4", T + 4),
     ]
+    sign = at_work(home)
+    give(home, Set(by="me", time=T, deadline_s=7200.0))
     add_launch(home, 1, records)
     before = time.time()
-    with at_work(home):
+    with sign:
         status = results.status(load(home))
     seconds = status.pop("seconds")
+    assert status.pop("worker_hours") == pytest.approx(4 * seconds / 3600)
     assert before - T <= seconds <= time.time() - T, "the campaign is at work, so its time goes on"
     (running,) = status.pop("running_individuals")
     assert running["id"] == "0-0-4"

@@ -236,7 +236,7 @@ def check_overview(simulation: Simulation, journals: Iterable[object]) -> None:
         return
     folding = ResultsFold()
     folding.add(journals)
-    individuals = folding.individuals(alive=False)
+    individuals = folding.individuals()
     found = dict.fromkeys(STATUSES, 0)
     for one in individuals:
         found[one.status] += 1

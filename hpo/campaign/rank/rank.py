@@ -346,7 +346,7 @@ class Rank:
                 housekeeping.leave(end, transport.now())
         if housekeeping is not None:
             if end == housekeeping.coordinator.end:
-                housekeeping.status.finish(housekeeping.coordinator, transport.now())
+                housekeeping.status.finish(housekeeping.coordinator)
             # After a deadline the next launch goes on from paused individuals and lineages.
             if end.exit_code == 0 and end.reason != DEADLINE:
                 with suppress(OSError):  # it is only space

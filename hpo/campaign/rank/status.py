@@ -18,6 +18,7 @@ from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.resume.state import ResumeState
 from hpo.ledger.alive import SignOfLife
 from hpo.results import overview
+from hpo.results.launch import seconds_of, union
 from hpo.results.overview import Best, Island, Overview, Pace, recent_since
 from hpo.search.stopping_rules import without_reports
 from hpo.task.task import MAXIMIZE
@@ -64,9 +65,10 @@ class Status:
         self._writing = threading.Lock()
         self._newest: Overview | None = None
         self._written: Overview | None = None
-        before = {number: times for number, times in earlier.launches.items() if number != log.number}
-        self._started = before[min(before)][0] if before else log.began
-        self._seconds = sum(updated - began for began, updated in before.values())
+        before = [times for number, times in sorted(earlier.launches.items()) if number != log.number]
+        self._started = before[0].began if before else log.began
+        self._spans = union((one.began, one.updated) for one in before)
+        self._worker_s = sum(one.workers * (one.updated - one.began) for one in before)
         alive.heartbeat.register(self._refresh)
 
     def update(self, coordinator: Coordinator, now: float) -> None:
@@ -117,8 +119,10 @@ class Status:
             workers=launched.workers,
             started=self._started,
             updated=now,
-            seconds=self._seconds + now - log.began,
+            seconds=seconds_of([*self._spans, (log.began, now)]),
+            worker_hours=(self._worker_s + launched.workers * (now - log.began)) / 3600,
             taken=now,
+            launches=1,
             left=[(f"{one.island}-{one.worker}", one.reason) for one in log.left],
             alive=True,
             stopping=coordinator.stopping,
@@ -176,20 +180,19 @@ class Status:
         finally:
             self._writing.release()
 
-    def finish(self, coordinator: Coordinator, now: float) -> None:
+    def finish(self, coordinator: Coordinator) -> None:
         """Write the state after the last record of this launch; what is not certain is left to the journals."""
         ended, self._newest = self._log.ended, None
         if ended is None or not coordinator.exact or self._repeats:
             return
-        found = self._found(coordinator, now)
+        found = self._found(coordinator, ended.time)
         if found is None:
             return
         last = msgspec.structs.replace(
             found,
             running=0,
             storage=None,
-            updated=ended.time,
-            seconds=self._seconds + ended.time - self._log.began,
+            launches=0,
             ended=(ended.reason, ended.exit),
             alive=False,
             pace=None,

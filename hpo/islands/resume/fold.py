@@ -23,7 +23,7 @@ from hpo.islands.resume.individuals import (
     validated,
 )
 from hpo.islands.resume.known import WITHDRAWN, enter
-from hpo.islands.resume.state import Resting, ResumeState
+from hpo.islands.resume.state import LaunchSpan, Resting, ResumeState
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import (
     Finished,
@@ -126,16 +126,18 @@ class _Fold:
         self._evaluations.take(record)
         launch, began, launches = record.launch, record.time, self._state.launches
         self._close_launch()
-        before, self._updated = launches.get(launch, (began, began))
-        launches[launch] = min(before, began), self._updated
-        self._launch = launch
+        before = launches.get(launch, LaunchSpan(began, began))
+        launches[launch] = before._replace(began=min(before.began, began))
+        self._launch, self._updated = launch, before.updated
 
     def _close_launch(self) -> None:
         launches = self._state.launches
         if self._launch:
-            launches[self._launch] = launches[self._launch][0], self._updated
+            launches[self._launch] = launches[self._launch]._replace(updated=self._updated)
 
     def _on_launched(self, record: Launched) -> None:
+        if (span := self._state.launches.get(self._launch)) is not None:
+            self._state.launches[self._launch] = span._replace(workers=record.workers)
         if record.code:
             self._state.codes[self._launch] = record.code
 

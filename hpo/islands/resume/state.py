@@ -21,6 +21,17 @@ class Resting(NamedTuple):
     finished: float
 
 
+class LaunchSpan(NamedTuple):
+    """Time at work of a launch."""
+
+    began: float
+    """Unix seconds."""
+    updated: float
+    """Time of its last record, in Unix seconds."""
+    workers: int = 0
+    """Number of its workers; 0 where it died before that was written."""
+
+
 @dataclass
 class ResumeState:
     """The state with which a new launch goes on."""
@@ -40,8 +51,8 @@ class ResumeState:
     """Whether a configuration was evaluated again on purpose."""
     codes: dict[int, str] = field(default_factory=dict)
     """Hash of the task's code by launch, where it is on record."""
-    launches: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Begin and time of the last record, by launch."""
+    launches: dict[int, LaunchSpan] = field(default_factory=dict)
+    """Earlier launches by number."""
     pending: list[Assignment] = field(default_factory=list)
     """Unfinished individuals."""
     populations: dict[int, Population] = field(default_factory=dict)

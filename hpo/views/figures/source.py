@@ -14,6 +14,7 @@ from hpo.errors import CampaignError
 from hpo.individual import COMPLETED, FINAL, Individual
 from hpo.results.analysis import pareto
 from hpo.results.analysis.importance import Importance, importance
+from hpo.results.launch import union
 from hpo.space.space import described_space
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Source:
 
     def at_work(self, times: Sequence[float]) -> NDArray[Any]:
         """Unix seconds as seconds at work, without the time between launches."""
-        spans = sorted((one.started, max(one.started, one.updated)) for one in self.record.launches)
+        spans = union((one.started, one.updated) for one in self.record.launches)
         if not spans:
             return numpy.zeros(len(times))
         at, worked, total = [], [], 0.0

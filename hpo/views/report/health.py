@@ -192,9 +192,7 @@ def _settings(source: Source) -> Iterator[Attention]:
 
 def _launches(source: Source) -> Iterator[Attention]:
     record = source.record
-    cut = [one for one in record.launches[:-1] if one.ended is None]
-    if record.launches and record.launches[-1].ended is None and not record.alive:
-        cut.append(record.launches[-1])
+    cut = [one for one in record.launches if one.ended is None and one.number not in record.at_work]
     if cut:
         names = ", ".join(str(one.number) for one in cut[:8])
         plural = "es" if len(cut) > 1 else ""

@@ -201,7 +201,8 @@ def _facts(source: Source, standing: overview.Overview, busy: float | None) -> l
     running = f"{standing.running} running" if standing.running else ""
     facts.append(Fact("evaluations", number(ended), ", ".join(filter(None, (budget, running)))))
     launches = text.plural(len(source.record.launches), "launch")
-    facts.append(Fact("at work", text.duration(standing.seconds), launches))
+    hours = f"{launches}, {number(round(standing.worker_hours, 1))} worker-hours"
+    facts.append(Fact("at work", text.duration(standing.seconds), hours))
     if standing.workers:
         share = "" if busy is None else f"{text.percent(busy)} busy"
         facts.append(Fact("workers", number(standing.workers), share))

@@ -139,6 +139,8 @@ def _workers(overview: Overview) -> Text:
     left, waiting = len(overview.left), overview.pace.waiting if overview.pace else 0
     idle = max(0, overview.workers - left - waiting - overview.running)
     text = Text(f"{overview.running} busy")
+    if overview.launches > 1:
+        text.append(f" in {overview.launches} launches")
     for number, what in (idle, "idle"), (waiting, "waiting for storage"), (left, "left"):
         if number:
             text.append(f", {number} {what}", "yellow" if what != "idle" else "")

@@ -93,7 +93,7 @@ class Page:
             self._new_records |= journals.new
             reading = journals.more
             if not reading:  # curves are read behind the journals, which have their individuals
-                rows = self._curves.poll()
+                rows = self._curves.poll(self._follower.open_launches)
                 self._new_rows |= rows.new
                 reading = rows.more
             if not reading and self._viewers:
@@ -135,7 +135,7 @@ class Page:
     def _running(self, record: CampaignRecord) -> list[Running]:
         if not record.alive:
             return []
-        left = record.launches[-1].left if record.launches else []
+        left = (one for launch in record.current for one in launch.left)
         return self._tails.poll({f"{one.island}-{one.worker}" for one in left})
 
     def _publish(self, parts: Mapping[str, PagePart]) -> None:
