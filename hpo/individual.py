@@ -49,8 +49,11 @@ STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUP
 REEVALUATION = "reevaluation"
 """The operator of an individual whose configuration was evaluated before, on purpose (``[search] reevaluate``)."""
 
-ENQUEUED = "enqueued"
-"""The operator of an individual whose configuration was given by ``hpo enqueue``."""
+DEFAULT, GIVEN, ENQUEUED = "default", "given", "enqueued"
+"""Operators of individuals whose configuration is the task's default, is among the points of the task or the campaign
+file, or came by ``hpo enqueue``."""
+
+GIVEN_OPERATORS = frozenset({DEFAULT, GIVEN, ENQUEUED})
 
 
 def make_id(island: int, worker: int, sequence: int) -> str:

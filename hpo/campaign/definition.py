@@ -6,6 +6,7 @@ import copy
 import os
 import random
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from hpo.campaign.known_points import new_points
 from hpo.config import process
 from hpo.config import reader as config
 from hpo.errors import CampaignError, UsageError, noted
-from hpo.individual import Scalar
+from hpo.individual import DEFAULT, GIVEN, Scalar
 from hpo.journal import directory
 from hpo.journal.commands import asked
 from hpo.ledger.entries import Commanded, Go
@@ -49,6 +50,12 @@ class StartingPoints:
     points: list[dict[str, Scalar]]
     known: list[KnownPoints]
     left_out: list[str]
+
+
+def first_points(task: Task, points: Iterable[Mapping[str, Scalar]]) -> list[tuple[dict[str, Scalar], str]]:
+    """The default of ``task``, its points and the ``points`` of a campaign file, each with its operator."""
+    first = [] if task.default is None else [(dict(task.default), DEFAULT)]
+    return [*first, *((dict(point), GIVEN) for point in (*task.points, *points))]
 
 
 class CampaignDefinition:

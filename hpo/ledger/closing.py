@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo.individual import ENQUEUED
+from hpo.individual import GIVEN_OPERATORS
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import PlaceInFile, opened, read_on
 from hpo.journal.records import Fenced, Finished, Left, Record, Reopened, Started
@@ -68,7 +68,7 @@ class Leftovers:
         self._key = key
         self._evaluations = CurrentEvaluations()
         self._resting: set[str] = set()
-        self._enqueued: dict[str, dict[str, Any]] = {}
+        self._given: dict[str, dict[str, Any]] = {}
         # Worker that began an individual last, by its time.
         self._begun: dict[str, tuple[float, int]] = {}
         self._running: set[int] = set()
@@ -79,8 +79,8 @@ class Leftovers:
         change = self._evaluations.take(record)
         if isinstance(record, (Started, Finished)):
             self._begun[record.id] = max(self._begun.get(record.id, (0.0, worker)), (record.at, worker))
-            if record.operator == ENQUEUED:
-                self._enqueued[record.id] = record.params
+            if record.operator in GIVEN_OPERATORS:
+                self._given[record.id] = record.params
             if change is not None and change.counts:
                 rests = change.ends and isinstance(record, Finished) and record.resting
                 (self._resting.add if rests else self._resting.discard)(record.id)
@@ -125,7 +125,7 @@ class Leftovers:
         )
 
     def _points_left(self) -> tuple[int, ...]:
-        begun = Counter(map(self._key, self._enqueued.values()))
+        begun = Counter(map(self._key, self._given.values()))
         left = []
         for number, point in self._points.items():
             key = self._key(point)

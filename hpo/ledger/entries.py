@@ -81,7 +81,7 @@ class Opened(LedgerEntry, kw_only=True, frozen=True):
     seed: int
     """Seed from which those of all workers derive."""
     points: tuple[dict[str, Scalar], ...] = ()
-    """Configurations to evaluate before any that is bred: the default and the given points."""
+    """Configurations to evaluate before any that is bred, from an earlier version."""
     code: Hash = ""
     """Hash of the task's code, "" where it could not be read."""
     # State of a campaign that began without a ledger:
@@ -118,6 +118,8 @@ class Joined(LedgerEntry, kw_only=True, frozen=True):
     """Attempt at a job of the scheduler, such as "123.0"; "" without one."""
     devices: str = ""
     """Devices of one worker, such as "2 NVIDIA H100", for people."""
+    points: tuple[dict[str, Scalar], ...] = ()
+    """Configurations of its task and campaign file to evaluate before any that is bred, beside those given before."""
     submitted: Count = 0
     """Number of the last entry when the launch was submitted: a later stop holds for it."""
 

@@ -296,6 +296,7 @@ class LedgerState:
         self.launches = entry.launch
         self.workers += entry.workers
         self.open[entry.launch] = OpenLaunch(entry, max(entry.submitted, self._went_on))
+        self._give(entry.points)
         if entry.in_file is not None:
             self.limits, self.in_file = self.limits_with(entry.in_file), entry.in_file
 

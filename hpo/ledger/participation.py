@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 from hpo.errors import LaunchClosed
 from hpo.journal.commands import asked
+from hpo.ledger.closing import Key
 from hpo.ledger.entries import (
     Closed,
     Commanded,
@@ -152,19 +154,30 @@ def join(
     ledger: Ledger,
     closing: MakeClosed,
     *,
+    key: Key = repr,
+    points: Sequence[dict[str, Any]] = (),
     workers: int,
     ranks_per_worker: int,
     in_file: Limits,
     job: str = "",
     after: int | None = None,
 ) -> Participation | None:
-    """Join the campaign of ``ledger`` with ``workers`` workers. ``closing``: see ``Participation``; ``in_file``: limits
-    of the campaign file; ``job``: see ``Joined``; ``after``: number of the last launch that may have joined: None where
-    another has, meanwhile. Errors as of ``Ledger.append``."""
+    """Join the campaign of ``ledger`` with ``workers`` workers. Errors as of ``Ledger.append``.
+
+    Args:
+        closing: see ``Participation``.
+        key: makes a text that is equal for equal configurations.
+        points: configurations of the task and its file to evaluate before any that is bred.
+        in_file: limits of the campaign file.
+        job: see ``Joined``.
+        after: number of the last launch that may have joined: None where another has, meanwhile.
+    """
 
     def decide(state: LedgerState) -> Joined | None:
         if after is not None and state.launches != after:
             return None
+        given = set(map(key, state.points))
+        new = {key(one): one for one in points if key(one) not in given}
         return Joined(
             launch=state.launches + 1,
             workers=workers,
@@ -172,6 +185,7 @@ def join(
             ranks_per_worker=ranks_per_worker,
             in_file=in_file,
             job=job,
+            points=tuple(new.values()),
             submitted=state.submitted,
         )
 

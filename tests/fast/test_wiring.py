@@ -15,7 +15,7 @@ from simulation import MemoryJournal
 from simulation.ledger import MemoryStore
 
 import hpo
-from hpo.campaign.definition import CampaignDefinition, StartingPoints
+from hpo.campaign.definition import CampaignDefinition, StartingPoints, first_points
 from hpo.campaign.rank import coordinating, wiring
 from hpo.campaign.rank.evaluators import Jobs, curve_file, trial_seed
 from hpo.campaign.rank.wiring import Assembly
@@ -286,14 +286,20 @@ def test_without_limits_the_coordinator_has_none(tmp_path: Path) -> None:
         assert tuple(found) == expected
 
 
-def test_what_earlier_launches_left_comes_first_then_the_default_then_the_points(tmp_path: Path) -> None:
+def test_a_point_is_called_by_where_it_comes_from(tmp_path: Path) -> None:
     pending = make_assignment(params={"x": 0.5, "kind": "a"}, key="", operator="random", id="0-0-5")
     earlier = ResumeState(pending=[pending], keys={"known"})
     made = coordinator(assembly(tmp_path), earlier)
-    points = [(DEFAULT, "default"), (POINT, "given"), (GIVEN, "given")]
-    assert made.given.backlog.assignments == [
+    points = [
+        (DEFAULT, "default"),
+        (POINT, "given"),
+        (GIVEN, "given"),
+        ({"x": 0.25, "kind": "b"}, "enqueued"),
+    ]
+    assert [made.given.commands.assigned("", params) for params, _ in points] == [
         make_assignment(params=params, key=SPACE.key(params), operator=name) for params, name in points
     ]
+    assert first_points(TASK, [GIVEN]) == points[:3]
     assert made.given.commands.unfinished == {"0-0-5": pending}
     assert made.given.backlog.known == {"known"} and made.given.backlog.tally is earlier.tally
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from hpo.campaign.definition import CampaignDefinition, StartingPoints
+from hpo.campaign.definition import CampaignDefinition, StartingPoints, first_points
 from hpo.campaign.progress import Display
 from hpo.campaign.rank.cleanup import Cleanup, begin_cleanup
 from hpo.campaign.rank.journal_log import JournalLog
@@ -20,7 +20,7 @@ from hpo.cluster import slurm_job
 from hpo.config import process
 from hpo.errors import CampaignError
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.individual import Configuration, Scalar
+from hpo.individual import ENQUEUED, Scalar
 from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
@@ -100,18 +100,18 @@ def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening) -> C
     space, earlier = task.space, opening.earlier
     began = process.deadline_from(settings, assembly.transport.now())
 
+    first = first_points(task, opening.starting.points)
+    operators = {space.key(params): operator for params, operator in reversed(first)}
+
     def assigned(label: str, params: Mapping[str, object]) -> Assignment:
-        return point_assignment(wanted(label, params, space, task.allows), space.key)
+        checked = wanted(label, params, space, task.allows)
+        return point_assignment(checked, space.key, operators.get(space.key(checked), ENQUEUED))
 
     coordinator = Coordinator(
         transport=assembly.transport,
         registry=WorkerRegistry(layout.workers, ended=opening.ended),
         rules=_rules(assembly, opening, began),
-        backlog=Backlog(
-            known=earlier.keys,
-            assignments=_first(assembly.definition, opening.starting.points),
-            tally=earlier.tally,
-        ),
+        backlog=Backlog(known=earlier.keys, tally=earlier.tally),
         log=log,
         commands=Commands(
             participation=opening.participation,
@@ -156,19 +156,6 @@ def _rules(assembly: Assembly, opening: Opening, began: float) -> LaunchRules:
             assembly.task.space, assembly.allows, [settings.search_of(island).only for island in islands]
         ),
     )
-
-
-def _first(definition: CampaignDefinition, points: Sequence[Mapping[str, Scalar]]) -> list[Assignment]:
-    """Assignments of the default and the points, which are evaluated first."""
-    task = definition.task
-    first = [] if task.default is None else [(task.default, "default")]
-    first += [(dict(point), "given") for point in (*task.points, *points)]
-    return [
-        Assignment(
-            configuration=Configuration(id="", params=dict(params), operator=name), key=task.space.key(params)
-        )
-        for params, name in first
-    ]
 
 
 def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]:

@@ -15,7 +15,13 @@ from functools import partial
 from typing import Any
 
 from hpo import logs
-from hpo.campaign.definition import CampaignDefinition, StartingPoints, blocked_by_stop, end_stop
+from hpo.campaign.definition import (
+    CampaignDefinition,
+    StartingPoints,
+    blocked_by_stop,
+    end_stop,
+    first_points,
+)
 from hpo.campaign.known_points import enter_points
 from hpo.campaign.rank.cleanup import keep_only_best
 from hpo.campaign.rank.coordinating import Opening, begin_launch
@@ -123,7 +129,7 @@ class Rank:
                 if (end := self._claim_directory()) is not None:
                     self._send_all(end)
                     return end
-                participation = self._join(layout)
+                participation = self._join(layout, starting)
                 sign = held.enter_context(self._sign_of_life(participation))
                 self._close_others(participation)
                 layout = layout.numbered_from(participation.first_worker)
@@ -166,11 +172,11 @@ class Rank:
             )
         return None
 
-    def _join(self, layout: Layout) -> Participation:
+    def _join(self, layout: Layout, starting: StartingPoints) -> Participation:
         """Join the campaign once no other launch is at work on it."""
         settings, definition = self._settings, self._definition
         limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
-        first = Opened(limits=limits, in_file=limits, islands=layout.islands, seed=settings.seed)
+        opened = Opened(limits=limits, in_file=limits, islands=layout.islands, seed=settings.seed)
         space = definition.task.space
 
         def key(params: dict[str, Any]) -> str:
@@ -181,7 +187,7 @@ class Rank:
 
         participation = None
         try:
-            ledger = open_ledger(settings.directory, first)
+            ledger = open_ledger(settings.directory, opened)
             while participation is None:
                 after = self._when_free(ledger)
                 if not process.launcher().started_by_hpo:
@@ -189,6 +195,8 @@ class Rank:
                 participation = join(
                     ledger,
                     partial(closing, settings.directory, key),
+                    key=key,
+                    points=[params for params, _ in first_points(definition.task, starting.points)],
                     workers=len(layout.workers),
                     ranks_per_worker=len(layout.workers[0].ranks),
                     in_file=limits,

@@ -28,7 +28,6 @@ class Budget:
         units: number of individuals that may be admitted now.
         before: number of individuals that were admitted in earlier launches.
         keys: of all admitted configurations, to which this adds.
-        assignments: individuals to evaluate first.
         duplicates: configurations may come twice.
         unseen: configurations that each island can still evaluate, one object for islands of equal parts.
     """
@@ -39,7 +38,6 @@ class Budget:
         *,
         before: int,
         keys: set[str],
-        assignments: Iterable[Assignment],
         duplicates: bool,
         unseen: Sequence[UnseenConfigurations],
     ) -> None:
@@ -47,33 +45,17 @@ class Budget:
         self._duplicates = duplicates
         self._unseen = unseen
         self.assignments: deque[Assignment] = deque()
-        # Assignments for which no unit is there.
-        self._beyond: deque[Assignment] = deque()
         self._admitted = before + units
         self.remaining = units
         self.owed = 0
         """Number of units that the launch is to return, as the campaign's budget was made smaller: meanwhile nothing is
         granted."""
-        taken = frozenset(keys) if duplicates else keys
-        for assignment in assignments:
-            if not assignment.admitted:
-                if assignment.key in taken:
-                    continue
-                self._keys.add(assignment.key)
-            self._beyond.append(assignment)
-        self._fit()
-
-    def _fit(self) -> None:
-        while self.remaining > 0 and self._beyond:
-            self.assignments.append(self._beyond.popleft())
-            self.remaining -= 1
 
     def add(self, units: int, first: Sequence[Assignment] = (), then: Sequence[Assignment] = ()) -> None:
         """Take ``units`` more, and assignments that hold a unit each: ``first`` come before all others, ``then`` after
         them."""
         self.remaining += units
         self._admitted += units + len(first) + len(then)
-        self._fit()
         self.assignments.extendleft(reversed(first))
         self._keys.update(assignment.key for assignment in then)
         self.assignments.extend(then)
@@ -99,7 +81,7 @@ class Budget:
             elif one.admitted:  # it has begun, and so its unit is used
                 kept.append(one)
             else:
-                self._beyond.appendleft(one)
+                self._release(one.key)
                 fresh += 1
         self.assignments.extend(reversed(kept))
         self._admitted -= fresh - begun_with + len(given_up)
@@ -167,7 +149,9 @@ class Budget:
             self.assignments.appendleft(item)
         else:
             self.remaining += 1
-            self._keys.discard(item)
-            for unseen in self._unseen:  # any island may find it
-                unseen.given_back()
-        self._fit()
+            self._release(item)
+
+    def _release(self, key: str) -> None:
+        self._keys.discard(key)
+        for unseen in self._unseen:  # any island may find it
+            unseen.given_back()

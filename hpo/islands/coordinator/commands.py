@@ -262,7 +262,9 @@ class Commands:
         )
 
 
-def point_assignment(params: dict[str, Scalar], key: Callable[[dict[str, Scalar]], str]) -> Assignment:
-    """A configuration that ``hpo enqueue`` gave, to be evaluated."""
-    configuration = Configuration(id="", params=params, operator=ENQUEUED)
+def point_assignment(
+    params: dict[str, Scalar], key: Callable[[dict[str, Scalar]], str], operator: str = ENQUEUED
+) -> Assignment:
+    """Assignment of a given point."""
+    configuration = Configuration(id="", params=params, operator=operator)
     return Assignment(configuration=configuration, key=key(params))

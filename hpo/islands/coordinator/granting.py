@@ -42,7 +42,6 @@ class Granting:
             backlog.units,
             before=backlog.tally.final,
             keys=backlog.known,
-            assignments=backlog.assignments,
             duplicates=rules.duplicates,
             unseen=rules.unseen or [UnseenConfigurations()] * registry.islands,
         )

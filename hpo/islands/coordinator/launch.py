@@ -47,8 +47,6 @@ class Backlog:
 
     known: set[str] = field(default_factory=set)
     """Keys of all admitted configurations."""
-    assignments: Sequence[Assignment] = ()
-    """Individuals to evaluate before anything that is bred."""
     tally: Tally = field(default_factory=Tally)
     """Counts of what has ended."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hpo.individual import COMPLETED, PRUNED, Individual
+from hpo.individual import COMPLETED, GIVEN_OPERATORS, PRUNED, Individual
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.panels import Panels, Plot
 from hpo.views.figures.drawing.thinning import compact, thinned
@@ -24,7 +24,6 @@ Along = Callable[[Source, Sequence[Individual]], NDArray[Any]]
 _MOST_OPERATORS = 5
 _COLOURS = {"surrogate": theme.BLUE, "evolution": theme.GREEN, "random": theme.SKY}
 _OTHER_COLOURS = (theme.PURPLE, theme.YELLOW, theme.VERMILION, theme.BLUE, theme.GREEN)
-_GIVEN = ("default", "given", "enqueued")  # operators whose marks are among the others
 _MOST_ROWS = 4
 _ROW, _STRIP, _GAP = 250, 22, 20  # pixels
 _MARGINS = 120  # pixels above and below the panels
@@ -191,7 +190,7 @@ def _add_individuals(row: _Row, source: Source) -> None:
         hover = "%{customdata}, pruned<br>last report %{y}<extra></extra>"
         row.marks(source, pruned, "pruned", marker=marker, hovertemplate=hover)
     completed = [one for one in shown if one.status == COMPLETED]
-    counts = Counter(one.operator for one in source.completed if one.operator not in _GIVEN)
+    counts = Counter(one.operator for one in source.completed if one.operator not in GIVEN_OPERATORS)
     names = [name for name, _ in counts.most_common(_MOST_OPERATORS)]
     others = iter(_OTHER_COLOURS)
     for name in [*names, None]:
