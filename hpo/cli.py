@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         with signals.held():
             from hpo.campaign import launch
 
-        return launch.run(options.file, options.ranks, options.hostfile, signals)
+        return launch.run(options.file, options.ranks, options.hostfile, signals, join=options.join)
 
 
 def _try(options: argparse.Namespace) -> int:

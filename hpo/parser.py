@@ -96,6 +96,16 @@ def _add_running(add: _Add) -> None:
         metavar="HOSTS",
         help="hosts for mpirun to start ranks on, NAME slots=N a line; those that stop answering are left out",
     )
+    others = run.add_mutually_exclusive_group()
+    others.add_argument(
+        "--join",
+        action="store_true",
+        default=None,
+        help="join a launch at work on this host, too (default: those on other hosts, and in other jobs)",
+    )
+    others.add_argument(
+        "--alone", dest="join", action="store_false", default=None, help="do not start beside another launch"
+    )
     add(
         "try",
         "Evaluate the default point once, in the foreground, with everything it prints.",

@@ -16,12 +16,19 @@ from hpo.ledger.alive import SignOfLife
 from hpo.ledger.closing import closing
 from hpo.ledger.entries import Limits, Opened
 from hpo.ledger.fold import LedgerState
+from hpo.ledger.joining import Newcomer
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.opening import open_ledger
 from hpo.ledger.participation import Participation, join
 
 
-def joined(home: Path, workers: int = 1, evaluations: int | None = None) -> Participation:
+def joined(
+    home: Path,
+    workers: int = 1,
+    evaluations: int | None = None,
+    newcomer: Newcomer = Newcomer(),  # noqa: B008
+    machines: dict[str, str] | None = None,
+) -> Participation:
     """A launch of ``workers`` that has joined the campaign in ``home``, which begins if need be, with a budget of
     eight."""
     if not (home / "campaign.json").exists():
@@ -33,22 +40,35 @@ def joined(home: Path, workers: int = 1, evaluations: int | None = None) -> Part
         return repr(sorted(params.items()))
 
     in_file = ledger.state.in_file if evaluations is None else limits
-    made = join(ledger, partial(closing, home, key), workers=workers, ranks_per_worker=1, in_file=in_file)
+    made = join(
+        ledger,
+        partial(closing, home, key),
+        newcomer,
+        workers=workers,
+        ranks_per_worker=1,
+        in_file=in_file,
+        machines=machines,
+    )
     assert made is not None
     return made
 
 
 def at_work(
-    home: Path, workers: int = 1, *, machine: Machine = THIS_MACHINE, supervisor: str | None = None
+    home: Path,
+    workers: int = 1,
+    *,
+    machine: Machine = THIS_MACHINE,
+    newcomer: Newcomer = Newcomer(),  # noqa: B008
 ) -> SignOfLife:
-    """The sign of life of a launch of this process."""
-    return SignOfLife(home, joined(home, workers).number, supervisor=supervisor, machine=machine)
+    """The sign of life of a launch of this process, with a worker on ``machine``."""
+    number = joined(home, workers, newcomer=newcomer, machines={machine.identity: machine.host}).number
+    return SignOfLife(home, number, machine=machine)
 
 
-def elsewhere(home: Path, age_s: float = 0.0, **changes: Any) -> SignOfLife:
+def elsewhere(home: Path, age_s: float = 0.0, newcomer: Newcomer = Newcomer()) -> SignOfLife:  # noqa: B008
     """Sign of life of a launch on another machine, refreshed ``age_s`` ago."""
-    sign = at_work(home)
-    sign.holder = msgspec.structs.replace(sign.holder, machine="elsewhere", host="n17", **changes)
+    sign = SignOfLife(home, joined(home, newcomer=newcomer, machines={"elsewhere": "n17"}).number)
+    sign.holder = msgspec.structs.replace(sign.holder, machine="elsewhere", host="n17")
     sign.path.write_bytes(msgspec.json.encode(sign.holder))
     stamp(sign, -age_s)
     return sign

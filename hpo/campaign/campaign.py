@@ -106,12 +106,16 @@ class Campaign:
     """
 
     @checked_arguments()
-    def __init__(self, task: Task, *, directory: str | Path, **keywords: object) -> None:
+    def __init__(
+        self, task: Task, *, directory: str | Path, join: bool | None = None, **keywords: object
+    ) -> None:
         if not isinstance(task, Task):
             raise UsageError(
                 f"Campaign takes an hpo.Task, not {type(task).__name__}: write hpo.Task(space, evaluate)"
             )
-        self._describe(CampaignDefinition(config.from_keywords(directory=directory, **keywords), task))
+        self._describe(
+            CampaignDefinition(config.from_keywords(directory=directory, **keywords), task, join=join)
+        )
 
     @classmethod
     def from_file(cls, path: str | Path) -> Campaign:

@@ -20,6 +20,7 @@ from hpo.individual import DEFAULT, GIVEN, Scalar
 from hpo.journal import directory
 from hpo.journal.commands import asked
 from hpo.ledger.entries import Commanded, Go
+from hpo.ledger.joining import Newcomer
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.opening import state_of
 from hpo.loggers import registry
@@ -60,7 +61,8 @@ def first_points(task: Task, points: Iterable[Mapping[str, Scalar]]) -> list[tup
 
 class CampaignDefinition:
     """Settings and task of a campaign. ``reference``: the task's name in a campaign file, None for its own; ``source``:
-    how evaluators get the task, None by pickling it; ``code``: version of the task, None as this process sees it."""
+    how evaluators get the task, None by pickling it; ``code``: version of the task, None as this process sees it;
+    ``join``: see ``hpo.ledger.joining.Newcomer``."""
 
     def __init__(
         self,
@@ -70,15 +72,17 @@ class CampaignDefinition:
         reference: str | None = None,
         source: TaskSource | None = None,
         code: CodeVersion | None = None,
+        join: bool | None = None,
     ) -> None:
         self.settings = settings
         self.task = task
         self.code = code
+        self.join = join
         self._reference = reference
         self._source = source
 
     @classmethod
-    def from_file(cls, path: str | Path) -> CampaignDefinition:
+    def from_file(cls, path: str | Path, *, join: bool | None = None) -> CampaignDefinition:
         """Definition in a campaign file. Raises as ``Campaign.from_file``."""
         if not isinstance(path, (str, os.PathLike)):
             raise UsageError(f"Campaign.from_file({excerpt(path)}): must be the path of a campaign file")
@@ -90,7 +94,7 @@ class CampaignDefinition:
         base = Path(path).resolve().parent
         task = load_task(settings.task, base=base, options=settings.task_options)
         source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
-        return cls(settings, task, reference=settings.task, source=source)
+        return cls(settings, task, reference=settings.task, source=source, join=join)
 
     @property
     def source(self) -> TaskSource:
@@ -101,10 +105,16 @@ class CampaignDefinition:
     def __getstate__(self) -> dict[str, object]:
         """State for a rank that this process starts, with the code of the task as it is seen here."""
         code = self.code or code_of(self.task)
-        return {"settings": self.settings, "reference": self._reference, "source": self.source, "code": code}
+        return {
+            "settings": self.settings,
+            "reference": self._reference,
+            "source": self.source,
+            "code": code,
+            "join": self.join,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.settings, self.code = state["settings"], state["code"]
+        self.settings, self.code, self.join = state["settings"], state["code"], state["join"]
         self._reference, self._source = state["reference"], state["source"]
         self.task = state["source"].load()
 
@@ -122,7 +132,22 @@ class CampaignDefinition:
         if settings.evaluation.isolation == "inline":
             settings = settings.model_copy(update={"directory": settings.directory.absolute()})
         return CampaignDefinition(
-            settings, self._task_as_recorded(), reference=self._reference, source=self._source, code=self.code
+            settings,
+            self._task_as_recorded(),
+            reference=self._reference,
+            source=self._source,
+            code=self.code,
+            join=self.join,
+        )
+
+    def newcomer(self) -> Newcomer:
+        """The launch of this process, as it joins."""
+        islands = range(self.settings.layout.islands)
+        return Newcomer(
+            join=self.join,
+            kinds=tuple(self.settings.search_of(island).kind for island in islands),
+            supervisor=process.launcher().supervisor or "",
+            job=str(process.slurm_attempt() or ""),
         )
 
     def _task_as_recorded(self) -> Task:

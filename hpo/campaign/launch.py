@@ -26,7 +26,8 @@ from hpo.config.layout import MOST_RANKS, Layout, smallest
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.evaluation.devices import visible_devices
 from hpo.journal.directory import check_writable, second_campaign, unwritable
-from hpo.ledger.alive import living, wait_until_free
+from hpo.ledger.alive import living
+from hpo.ledger.joining import beside
 from hpo.ledger.journals import last_launch
 from hpo.ledger.launches import budget_use, read_launch
 from hpo.ledger.opening import open_ledger, state_of
@@ -35,10 +36,13 @@ from hpo.terminal import quoted
 _log = logging.getLogger("hpo.campaign")
 
 
-def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) -> int:
+def run(
+    file: Path, ranks: int | None, hostfile: Path | None, signals: Signals, *, join: bool | None = None
+) -> int:
     """Run, or go on with, the campaign of ``file``; returns the exit code. HpoError where it cannot begin; under mpirun
     on rank 0 only, the other ranks end silently. ``ranks``: None for the fewest that fit, if the hosts have room for
-    them; ``signals`` end this process until the campaign or mpirun runs."""
+    them; ``signals`` end this process until the campaign or mpirun runs; ``join``: see
+    ``hpo.ledger.joining.Newcomer``."""
     launcher = process.launcher()
     if launcher.rank is not None:
         if ranks is not None and launcher.size not in (None, ranks):
@@ -48,8 +52,10 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
                 f"--ranks {ranks}: this launch has {launcher.size} ranks already. Leave --ranks out under mpirun or "
                 "srun, or start `hpo run` without them"
             )
-        return as_rank(lambda: CampaignDefinition.from_file(file), started_by_us=launcher.started_by_hpo)
-    campaign = CampaignDefinition.from_file(file)
+        return as_rank(
+            lambda: CampaignDefinition.from_file(file, join=join), started_by_us=launcher.started_by_hpo
+        )
+    campaign = CampaignDefinition.from_file(file, join=join)
     layout = campaign.settings.layout
     if ranks is not None:
         Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
@@ -69,7 +75,8 @@ def run(file: Path, ranks: int | None, hostfile: Path | None, signals: Signals) 
     if not may_start(campaign):
         return 0
     with live_panel(campaign.settings.directory) as inherited:
-        command = [sys.executable, "-m", "hpo", "run", str(file)]
+        flags = [] if join is None else ["--join" if join else "--alone"]
+        command = [sys.executable, "-m", "hpo", "run", str(file), *flags]
         code = Supervisor(
             command,
             campaign.settings,
@@ -111,7 +118,7 @@ def may_start(campaign: CampaignDefinition) -> bool:
     campaign.check()
     directory = campaign.settings.directory
     check_writable(directory)
-    wait_until_free(directory, lambda: state_of(directory), waiting=_log.info)
+    beside(directory, lambda: state_of(directory), campaign.newcomer())
     if (sentence := blocked_by_stop(directory)) is not None:
         _log.info(sentence)
         return False

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,7 @@ from hpo.islands.end_reasons import LOST
 from hpo.islands.storage import PATIENCE_S
 from hpo.journal.files import journal_path
 from hpo.ledger.alive import STALE_S, last_refresh
+from hpo.ledger.entries import Joined
 from hpo.ledger.launches import (
     MOST_IDLE_LAUNCHES,
     is_complete,
@@ -37,7 +39,7 @@ from hpo.ledger.launches import (
     read_launch,
     read_launch_patiently,
 )
-from hpo.ledger.opening import state_of
+from hpo.ledger.opening import FollowedLedger, state_of
 
 _log = logging.getLogger("hpo.campaign")
 
@@ -75,6 +77,48 @@ class MpirunSettings:
     """Environment variables to add."""
 
 
+class _OwnLaunch:
+    """The launch as which the ranks of the supervisor with ``token`` join the campaign in ``directory``, behind launch
+    number ``after``."""
+
+    def __init__(self, directory: Path, token: str, after: int) -> None:
+        self.after = after
+        self._directory = directory
+        self._token = token
+        self._ledger = FollowedLedger(directory)
+        self._joined: Joined | None = None
+
+    def read_number(self) -> int | None:
+        """Its number; None where it has not joined. CampaignError where the ledger cannot be read."""
+        if self._joined is None:
+            joined = self._ledger.state().joined.values()
+            own = (one for one in joined if one.launch > self.after and one.supervisor == self._token)
+            self._joined = next(own, None)
+        return None if self._joined is None else self._joined.launch
+
+    @property
+    def number(self) -> int | None:
+        """Its number; None where that is not known for now."""
+        with suppress(CampaignError):
+            return self.read_number()
+        return None
+
+    def journal_size(self) -> int | None:
+        """Bytes of rank 0's journal; None where it is not there. When it is, all ranks have their signal handlers:
+        rank 0 makes it after all have said hello."""
+        if (launch := self.number) is None or self._joined is None:
+            return None
+        path = journal_path(self._directory, launch=launch, island=0, worker=self._joined.first_worker)
+        with suppress(OSError):
+            return path.stat().st_size
+        return None
+
+    def last_refresh(self) -> int | None:
+        """See ``hpo.ledger.alive.last_refresh``."""
+        launch = self.number
+        return 0 if launch is None else last_refresh(self._directory, launch)
+
+
 class Supervisor:
     """Runs a campaign under mpirun, and starts it again where ranks died and ended it: on the hosts that are left,
     where some died. ``rank``: command line of each rank; ``say``: function that shows a sentence to the user.
@@ -106,7 +150,7 @@ class Supervisor:
         self._ranks = ranks
         self._fleet = Fleet(ranks, started.listed)
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun = Path()
+        self._own = _OwnLaunch(self._directory, "", 0)
         self._requests = Requests()
         self._unreachable: frozenset[str] = frozenset()
         """Hosts that do not answer although ranks start there: mpirun reaches them in another way."""
@@ -136,11 +180,9 @@ class Supervisor:
         first = self._first_probe()
         while True:
             before = patiently(lambda: state_of(self._directory), _GONE_S)
-            launch = before.launches + 1
-            # When this exists all ranks have their signal handlers: rank 0 writes it after all have said hello.
-            self._begun = journal_path(self._directory, launch=launch, island=0, worker=before.workers)
-            code, died = self._launch(launch)
-            if died and os.path.exists(self._begun):
+            self._own = _OwnLaunch(self._directory, self._environment[process.STARTED_BY], before.launches)
+            code, died = self._launch()
+            if died and self._own.journal_size() is not None:
                 self._unreachable |= first() & {host.name for host in self._fleet.hosts or ()}
             if died and self._asked:
                 self._say(_GO_ON)
@@ -153,8 +195,10 @@ class Supervisor:
                     "Once it is back, give the same command again to go on."
                 )
                 return EXIT_RESUMABLE
-            self._fix_deadline(launch)
-            idle_launches = 0 if made_progress(self._directory, launch) else idle_launches + 1
+            self._fix_deadline()
+            launch = self._own.number
+            done = launch is not None and made_progress(self._directory, launch)
+            idle_launches = 0 if done else idle_launches + 1
             if restarts >= most or idle_launches >= MOST_IDLE_LAUNCHES:
                 why = f"restarts = {most}" if restarts >= most else "nothing gets done"
                 self._say(
@@ -178,13 +222,14 @@ class Supervisor:
         room = hosts.cores() if self._started.tied else hosts.room(self._fleet.hosts, self._environment)
         return hosts.crowded(self._fleet.ranks, room)
 
-    def _fix_deadline(self, launch: int) -> None:
-        """Let the deadline count from the first start in the launches that follow; where ``launch`` came to nothing,
-        from now."""
+    def _fix_deadline(self) -> None:
+        """Let the deadline count from the first start in the launches that follow; where that came to nothing, from
+        now."""
         deadline_s = self._settings.deadline_s
         if deadline_s is None or process.DEADLINE in self._environment:
             return
-        on_record = read_launch(self._directory, launch)
+        launch = self._own.number
+        on_record = None if launch is None else read_launch(self._directory, launch)
         began = on_record and on_record.began
         self._environment[process.DEADLINE] = repr((began or time.time()) + deadline_s)
 
@@ -271,7 +316,7 @@ class Supervisor:
         if self._process is None or self._process.poll() is not None:
             return
         # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
-        self._early |= not os.path.exists(self._begun)
+        self._early |= self._own.journal_size() is None
         if self._kill_at is None and (self._early or self._requests.count >= PATIENCE):
             self._kill_at = time.monotonic() + _INTERRUPTED_S
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
@@ -303,18 +348,18 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _wait(self, launch: int) -> int | None:
+    def _wait(self) -> int | None:
         assert self._process is not None
         evaluation = self._settings.evaluation
         code = processes.wait(
             self._process,
             self._fleet.ranks,
-            self._begun,
+            self._own.journal_size,
             kill_at=lambda: self._kill_at,
-            ended=lambda: self._is_ended(launch),
+            ended=self._is_ended,
             # To connect, and then as long as ranks wait for rank 0, which reads the task and the journals first.
             unseen_s=processes.START_S + 2 * greeting_s(self._settings, self._fleet.ranks),
-            refreshed=lambda: last_refresh(self._directory, launch),
+            refreshed=self._own.last_refresh,
             # Until a rank 0 that lives has given up; then the others miss it, save what they evaluate and leave MPI.
             # Where it evaluates itself, what it evaluates may keep it from showing that it lives.
             silent_s=math.inf
@@ -324,11 +369,12 @@ class Supervisor:
         processes.end_rest(self._process.pid)
         return code
 
-    def _is_ended(self, launch: int) -> bool:
+    def _is_ended(self) -> bool:
         """Whether the campaign's end is on record, as far as it can be read now. After a stop, mpirun gets less time
         from then on."""
+        launch = self._own.number
         try:
-            found = read_launch(self._directory, launch)
+            found = None if launch is None else read_launch(self._directory, launch)
         except CampaignError:
             return False
         ended = found is not None and found.end is not None
@@ -336,19 +382,19 @@ class Supervisor:
             self._kill_at = time.monotonic() + _LEAVE_S
         return ended
 
-    def _launch(self, launch: int) -> tuple[int, bool]:
+    def _launch(self) -> tuple[int, bool]:
         """One launch: its exit code, and whether it ended because ranks died."""
         self._start()
         if self._asked:
             self._forward()
-        code = self._wait(launch)
+        code = self._wait()
         reported = None if code is None else code - EXIT_REPORTED
         if reported == EXIT_STORAGE:
             return EXIT_RESUMABLE, False
         if reported in (EXIT_REFUSED + 1, EXIT_REFUSED + 2):
-            # Where it was because another had just started, what is on record of this number is the other's.
             return reported - EXIT_REFUSED, False
-        on_record = read_launch_patiently(self._directory, _GONE_S, launch)
+        launch = patiently(lambda: self._own.read_number(), _GONE_S)
+        on_record = None if launch is None else read_launch_patiently(self._directory, _GONE_S, launch)
         if reported in (1, 2) and on_record is None:
             return reported, False
         end = None if on_record is None else on_record.end
@@ -384,4 +430,4 @@ class Supervisor:
         )
         # A rank that cannot go on returns 1; anything else is mpirun's own trouble, which may pass.
         passing = code not in (1, 2)
-        return EXIT_RESUMABLE if code is None or (passing and launch > 1) else 1, passing
+        return EXIT_RESUMABLE if code is None or (passing and self._own.after) else 1, passing

@@ -89,7 +89,7 @@ def set_alarm(seconds: int = END_S) -> None:
 def wait(
     mpirun: subprocess.Popen[bytes],
     ranks: int,
-    begun: Path,
+    journal_size: Callable[[], int | None],
     kill_at: Callable[[], float | None] = lambda: None,
     ended: Callable[[], bool] = lambda: False,
     unseen_s: float = math.inf,
@@ -99,10 +99,14 @@ def wait(
     """Return code of ``mpirun``, which leads a session; None where it was killed here with its session. Without a
     time-out while rank 0 lives: a campaign lasts as long as it lasts. Ranks of other MPIs than Open MPI are not known.
 
-    ``begun``: file that exists once all ranks have met; ``kill_at``: time on the monotonic clock at which mpirun is
-    killed; ``ended``: whether the campaign's end is on record; ``unseen_s``: seconds that ``begun`` may take where no
-    rank is seen, as they may all be on other hosts; ``refreshed``: number that changes while rank 0 lives, None where
-    it cannot be had; ``silent_s``: seconds that this number may stay the same."""
+    Args:
+        journal_size: bytes of rank 0's journal, which exists once all ranks have met; None before.
+        kill_at: time on the monotonic clock at which mpirun is killed.
+        ended: whether the campaign's end is on record.
+        unseen_s: seconds that the journal may take where no rank is seen, as they may all be on other hosts.
+        refreshed: number that changes while rank 0 lives, None where it cannot be had.
+        silent_s: seconds that this number may stay the same.
+    """
     start = time.monotonic()
     met = False  # kept, as storage that fails for a while shows no file
     known: dict[int, int] = {}  # a rank's first process; it may hide or overwrite its environment later
@@ -123,8 +127,7 @@ def wait(
         limit = kill_at()
         if limit is not None and time.monotonic() >= limit:
             break
-        # Path.exists raises where storage fails.
-        met = met or os.path.exists(begun)
+        met = met or journal_size() is not None
         if met and since is None and time.monotonic() < looked + _REST_S:
             continue
         session = _session(mpirun.pid)
@@ -142,7 +145,7 @@ def wait(
             same = sign is not None and sign == before
             silence_s = silence_s + min(now - looked, 2 * _REST_S) if same else 0.0
         looked = now
-        former, size = size, _size(begun)
+        former, size = size, journal_size()
         if over is None and met and former == size and (size != asked or now - asked_at > _AGAIN_S):
             asked, asked_at = size, now
             over = now if ended() else None
@@ -176,12 +179,6 @@ def _hangs(known: dict[int, int], session: list[int], *, all_here: bool, ended: 
     if all_here and all(stat_of(known[rank])[:1] in (["T"], ["D"]) for rank in living):
         return True
     return 0 not in living and ended()
-
-
-def _size(path: Path) -> int | None:
-    with suppress(OSError):
-        return path.stat().st_size
-    return None
 
 
 def end_rest(mpirun: int) -> None:

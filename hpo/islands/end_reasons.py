@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
+HANDED_OVER = "handed over"
+"""Nothing was left to begin, and other launches finish what they hold."""
 UNFIT = "unfit"
 STORAGE = "storage"
 """The storage did not work for minutes: what is done could not be kept."""

@@ -9,6 +9,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from hpo.journal.durable import write_atomically
+
 
 class Machine:
     """This machine; a simulation overrides what it is asked."""
@@ -62,9 +64,9 @@ class Machine:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def touch(self, path: Path) -> None:
-        """Stamp ``path`` with the time of the clock that stamps files there."""
-        os.utime(path)
+    def write(self, path: Path, data: bytes, *, durable: bool) -> None:
+        """Replace the file at ``path`` (see ``hpo.journal.durable.write_atomically``)."""
+        write_atomically(path, data, durable=durable)
 
     def file_time(self, directory: Path) -> float:
         """Unix seconds by the clock that stamps files in ``directory``, which may be minutes off this machine's. The

@@ -1,14 +1,14 @@
 """Signs of life of launches: the first process of an open launch refreshes ``DIR/launches/NUMBER/alive``.
 
-They keep a second launch from joining a campaign that is at work, and show whether one is. What a launch does counts
-by the ledger alone: it does no harm that a living launch is taken for dead, and goes on."""
+They show which launches are at work, how far each has come, and which may be closed. What a launch does counts by the
+ledger alone: it does no harm that a living launch is taken for dead, and goes on."""
 
 from __future__ import annotations
 
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -16,27 +16,24 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError
-from hpo.journal.directory import unwritable
-from hpo.journal.durable import write_atomically
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.machine import THIS_MACHINE, Machine
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.opening import state_of
-from hpo.terminal import quoted
 
 STALE_S = 150.0
-"""Seconds without a refresh after which a launch on another machine counts as dead."""
+"""Seconds without a refresh after which a launch counts as dead."""
 REFRESH_S = 5.0
-_LOOK_S = 1.0
-_JOINING_S = 15.0
-"""Seconds in which a launch that has joined makes its file."""
+_TURN_S = 5.0
+"""Seconds between the launches that may close a dead launch, the next after it in number first."""
 
 _Pid = Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
 _Time = Annotated[float, msgspec.Meta(ge=0, lt=2**33)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The first process of a launch."""
+    """The first process of a launch, and what the launch has done."""
 
     host: str
     machine: str
@@ -46,14 +43,21 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Clock ticks after boot, which tell the process from a later one with its ``pid``; None if unknown."""
     time: _Time
     token: str
-    supervisor: str | None = None
-    """Token of the ``hpo run`` that started this launch and watches it."""
     over: bool = False
     """Whether the launch has ended, whatever else its process does."""
+    turn: _Count = 0
+    """Number of refreshes so far."""
+    ended: _Count = 0
+    """Number of units that the launch holds whose individuals have ended."""
+    idle: _Count = 0
+    """Number of its workers that have nothing to evaluate."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
         return f"process {self.pid} on {self.host} since {since}"
+
+
+_decoder = msgspec.json.Decoder(Holder)
 
 
 class Sign(NamedTuple):
@@ -61,7 +65,6 @@ class Sign(NamedTuple):
 
     holder: Holder | None
     """None while the file is not there or not readable."""
-    mtime_ns: int
     local: bool
     """Whether the holder's process can be looked up here."""
     alive: bool
@@ -78,20 +81,20 @@ def _read(path: Path, machine: Machine) -> Sign:
         # Attributes after the file was opened: those of an NFS client may be a minute old otherwise.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        return Sign(None, 0, False, False)
+        return Sign(None, False, False)
     with open(handle, "rb") as file:
-        data, mtime_ns = file.read(1 << 16), os.fstat(handle).st_mtime_ns
+        data, stamp = file.read(1 << 16), os.fstat(handle).st_mtime
     try:
-        holder = msgspec.json.decode(data, type=Holder)
+        holder = _decoder.decode(data)
     except ValueError:
-        return Sign(None, mtime_ns, False, False)
+        return Sign(None, False, False)
     local = holder.machine == machine.identity
     if local or holder.over:
         alive = not holder.over and machine.is_running(holder.pid, holder.process_started)
     else:
         # The difference of two stamps by one clock, whatever this machine's own clock says.
-        alive = machine.file_time(path.parent) - mtime_ns / 1e9 < STALE_S
-    return Sign(holder, mtime_ns, local, alive)
+        alive = machine.file_time(path.parent) - stamp < STALE_S
+    return Sign(holder, local, alive)
 
 
 def living(directory: Path, state: LedgerState | None = None) -> dict[int, Holder]:
@@ -107,10 +110,10 @@ def living(directory: Path, state: LedgerState | None = None) -> dict[int, Holde
     return {launch: sign.holder for launch, sign in signs.items() if sign.alive and sign.holder is not None}
 
 
-def signs_of(directory: Path, state: LedgerState) -> dict[int, Sign]:
+def signs_of(directory: Path, state: LedgerState, *, machine: Machine = THIS_MACHINE) -> dict[int, Sign]:
     """Signs of the launches that are open in ``state``; CampaignError where they cannot be read."""
     try:
-        return {launch: _read(alive_path(directory, launch), THIS_MACHINE) for launch in state.open}
+        return {launch: _read(alive_path(directory, launch), machine) for launch in state.open}
     except OSError as error:
         raise CampaignError(
             f"{directory / 'launches'} cannot be read ({error.strerror or error}). Give read access there."
@@ -133,10 +136,9 @@ class SignOfLife:
     """Shows that ``launch`` lives; as a context, by a ``heartbeat``, on which others may register what they do as
     often. The constructor makes the file; OSError where that fails."""
 
-    def __init__(
-        self, directory: Path, launch: int, *, supervisor: str | None = None, machine: Machine = THIS_MACHINE
-    ) -> None:
+    def __init__(self, directory: Path, launch: int, *, machine: Machine = THIS_MACHINE) -> None:
         self.path = alive_path(directory, launch)
+        self.launch = launch
         self._machine = machine
         pid = machine.pid
         self.holder = Holder(
@@ -146,16 +148,24 @@ class SignOfLife:
             process_started=machine.process_started(pid),
             time=machine.time(),
             token=uuid.uuid4().hex,
-            supervisor=supervisor,
         )
+        self.refreshed_at = machine.monotonic()
+        """Time of the last refresh that succeeded, by the monotonic clock."""
+        self._progress = 0, 0
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self._beat)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._write()
+        self._write(durable=True)
 
-    def _write(self) -> None:
-        write_atomically(self.path, msgspec.json.encode(self.holder) + b"\n")
-        self._machine.touch(self.path)
+    def _write(self, *, durable: bool = False) -> None:
+        self._machine.write(self.path, msgspec.json.encode(self.holder) + b"\n", durable=durable)
+
+    def show(self, ended: int, idle: int) -> None:
+        """Show how far the launch has come, by the next refresh, or soon where a worker has become idle (see
+        ``Holder``)."""
+        before, self._progress = self._progress, (ended, idle)
+        if idle and not before[1]:
+            self.heartbeat.hasten()
 
     def _beat(self) -> None:
         with suppress(OSError):  # the ledger shows what becomes of it
@@ -163,10 +173,10 @@ class SignOfLife:
 
     def refresh(self) -> None:
         """Show that the launch lives. OSError as the file system says."""
-        try:
-            self._machine.touch(self.path)
-        except FileNotFoundError:
-            self._write()
+        ended, idle = self._progress
+        self.holder = msgspec.structs.replace(self.holder, turn=self.holder.turn + 1, ended=ended, idle=idle)
+        self._write()
+        self.refreshed_at = self._machine.monotonic()
 
     def __enter__(self) -> SignOfLife:
         self.heartbeat.start()
@@ -176,74 +186,88 @@ class SignOfLife:
         self.heartbeat.stop()
         with suppress(OSError):
             self.holder = msgspec.structs.replace(self.holder, over=True)
-            self._write()
+            self._write(durable=True)
 
 
-def wait_until_free(
-    directory: Path,
-    read: Callable[[], LedgerState],
-    *,
-    supervisor: str | None = None,
-    waiting: Callable[[str], None] | None = None,
-    machine: Machine = THIS_MACHINE,
-) -> LedgerState:
-    """State of the ledger in which no open launch lives.
-
-    A launch counts as dead whose first process ran on this machine and is gone, which has shown no sign of life for
-    ``STALE_S`` seconds, or which the same supervisor has started.
-
-    Args:
-        read: reads the ledger's present state.
-        supervisor: token of the ``hpo run`` that starts this launch, and starts none while another is at work.
-        waiting: called once, with a sentence, where a launch elsewhere may have died: this function then waits for a
-            sign of life, or until it is stale. None: it raises at once.
-
-    Raises:
-        CampaignError: a launch is at work (the text says which process, where), or the directory cannot be read.
-    """
-    dead: set[int] = set()
-    seen: tuple[int, Sign] | None = None
-    since, said = machine.monotonic(), False
-    while True:
-        state = read()
-        try:
-            found = _first_in_the_way(directory, state, dead, supervisor, machine)
-        except OSError as error:
-            raise unwritable(directory, error) from error
-        if found is None:
-            return state
-        launch, sign = found
-        unchanged = seen is not None and seen[0] == launch and seen[1][:2] == sign[:2]
-        refreshed = seen is not None and seen[0] == launch and not unchanged
-        since = since if unchanged else machine.monotonic()
-        seen = found
-        if sign.holder is None and machine.monotonic() - since >= _JOINING_S:
-            dead.add(launch)  # it had time enough to make its file
-        elif sign.holder is not None and (waiting is None or sign.local or refreshed):
-            raise CampaignError(
-                f"{directory} is in use by {sign.holder}. Let it finish, stop it with `hpo stop {quoted(directory)}`, "
-                "or name another directory."
-            )
-        elif not sign.local and machine.monotonic() - since >= STALE_S:
-            # Whatever the stamp says: a file server's clock may be wrong, this machine's monotonic clock is not.
-            dead.add(launch)
-        else:
-            if sign.holder is not None and waiting is not None and not said:
-                waiting(
-                    f"{directory} is in use by {sign.holder}. Waiting until that shows that it lives, or for at most "
-                    f"{STALE_S:.0f} s in case it has died."
-                )
-                said = True
-            machine.sleep(_LOOK_S)
+class _SeenSign(NamedTuple):
+    sign: Sign
+    silent_s: float = 0.0
 
 
-def _first_in_the_way(
-    directory: Path, state: LedgerState, dead: set[int], supervisor: str | None, machine: Machine
-) -> tuple[int, Sign] | None:
-    """The first open launch that may live, with its sign. ``dead``: launches that do not."""
-    for launch in state.open:
-        sign = _read(alive_path(directory, launch), machine)
-        same = supervisor is not None and sign.holder is not None and sign.holder.supervisor == supervisor
-        if launch not in dead and not same and (sign.alive or sign.holder is None):
-            return launch, sign
-    return None
+def _is_gone(sign: Sign) -> bool:
+    """Whether the launch is seen to have ended."""
+    return sign.holder is not None and (sign.holder.over or (sign.local and not sign.alive))
+
+
+class OtherLaunches:
+    """Other open launches of the campaign in ``directory``, as their signs of life show them to the launch of ``sign``,
+    whose heartbeat reads these.
+
+    A launch counts as dead after ``STALE_S`` seconds of this launch's own heartbeat in which its file did not change,
+    or where its process has ended here: no clock of another host and no outage of the storage ends a launch."""
+
+    def __init__(self, directory: Path, sign: SignOfLife, machine: Machine = THIS_MACHINE) -> None:
+        self._directory = directory
+        self._own = sign
+        self._machine = machine
+        self._launches: tuple[int, ...] = ()
+        self._seen: dict[int, _SeenSign] = {}
+        self._looked_at = machine.monotonic()
+        self.dead: frozenset[int] = frozenset()
+        """Launches that this launch is to close: the launch after a dead launch in number closes it at once, each
+        further launch some seconds later."""
+        sign.heartbeat.register(self.look)
+
+    def watch(self, launches: Iterable[int]) -> None:
+        """Watch these launches from now on."""
+        before, self._launches = self._launches, tuple(launches)
+        if set(self._launches) - set(before):
+            self._own.heartbeat.hasten()
+
+    def look(self) -> None:
+        """Read the signs; called by the heartbeat after the own sign was refreshed."""
+        now = self._machine.monotonic()
+        passed_s, self._looked_at = now - self._looked_at, now
+        # While this process is stopped, or has no storage, it sees nothing of others.
+        counts = now - self._own.refreshed_at < REFRESH_S
+        seen = {}
+        for launch in self._launches:
+            before = self._seen.get(launch)
+            try:
+                sign = _read(alive_path(self._directory, launch), self._machine)
+            except OSError:
+                if before is not None:
+                    seen[launch] = before
+                continue
+            silent_s = 0.0
+            if before is not None and sign.holder == before.sign.holder:
+                silent_s = before.silent_s + (min(passed_s, 2 * REFRESH_S) if counts else 0.0)
+            seen[launch] = _SeenSign(sign, silent_s)
+        self._seen = seen
+        self.dead = frozenset(one for one in seen if self._is_due(one))
+
+    def _is_due(self, launch: int) -> bool:
+        # Those after it in number come first.
+        lives = sorted([self._own.launch, *self.at_work], key=lambda one: (one < launch, one))
+        turn = [one for one in lives if one != launch].index(self._own.launch)
+        sign, silent_s = self._seen[launch]
+        return silent_s >= (0.0 if _is_gone(sign) else STALE_S) + _TURN_S * turn
+
+    def show(self, ended: int, idle: int) -> None:
+        """Show the others how far this launch has come (see ``Holder``)."""
+        self._own.show(ended, idle)
+
+    @property
+    def at_work(self) -> dict[int, Holder]:
+        """Signs of the launches that live, as far as they were seen."""
+        seen = self._seen
+        return {
+            launch: one.sign.holder
+            for launch, one in seen.items()
+            if one.sign.holder is not None and not _is_gone(one.sign) and one.silent_s < STALE_S
+        }
+
+    @property
+    def idle(self) -> int:
+        """Number of their workers that have nothing to evaluate."""
+        return sum(one.idle for one in self.at_work.values())

@@ -114,6 +114,14 @@ class Joined(LedgerEntry, kw_only=True, frozen=True):
     """Limits of the launch's campaign file; None: as before."""
     ranks_per_worker: Number = 1
     """Number of ranks of each worker."""
+    kinds: tuple[str, ...] = ()
+    """Kind of search of each island."""
+    hosts: tuple[str, ...] = ()
+    """Names of the hosts of its ranks, that of its first rank first."""
+    machines: tuple[str, ...] = ()
+    """``hpo.journal.machine.Machine.identity`` of these hosts."""
+    supervisor: str = ""
+    """Token of the ``hpo run`` that started it and watches it; "" without one."""
     job: str = ""
     """Attempt at a job of the scheduler, such as "123.0"; "" without one."""
     devices: str = ""

@@ -83,6 +83,8 @@ class LedgerState:
     """Number of launches that have joined, those before the ledger included."""
     workers: int = 0
     """Least number that no worker has."""
+    joined: dict[int, Joined] = field(default_factory=dict)
+    """Entries by which launches joined, by number."""
     open: dict[int, OpenLaunch] = field(default_factory=dict)
     """Launches that take part, by number."""
     closed: dict[int, Closed] = field(default_factory=dict)
@@ -294,6 +296,7 @@ class LedgerState:
 
     def _on_joined(self, entry: Joined) -> None:
         self.launches = entry.launch
+        self.joined[entry.launch] = entry
         self.workers += entry.workers
         self.open[entry.launch] = OpenLaunch(entry, max(entry.submitted, self._went_on))
         self._give(entry.points)

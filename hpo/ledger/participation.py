@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from hpo.ledger.entries import (
     UnitsReturned,
 )
 from hpo.ledger.fold import UNLIMITED, LedgerState, OpenLaunch
+from hpo.ledger.joining import Newcomer
 from hpo.ledger.ledger import Ledger
 
 _MANY = 10**12
@@ -55,18 +56,18 @@ class Participation:
             )
         return found
 
-    def close_others(self, reason: str) -> None:
-        """Close all other open launches: none of them is at work. What they leave may be drawn.
+    def close_others(self, reason: str, others: Iterable[int] | None = None) -> None:
+        """Close ``others`` (None: all), as far as they are open. What they leave may be drawn.
 
         Raises:
             JournalDamaged, CampaignError: a journal cannot be read.
             OSError, LedgerDamaged: see ``Ledger.append``.
         """
-        for other in [one for one in self.state.open if one != self.number]:
+        for other in [*self.state.open] if others is None else others:
             self.ledger.append(partial(self._closing_of, other, reason))
 
     def _closing_of(self, other: int, reason: str, state: LedgerState) -> Closed | None:
-        if other not in state.open or self.number not in state.open:
+        if other not in state.open or self.number not in state.open or other == self.number:
             return None
         return self._closing(state, other, by=self.number, reason=reason)
 
@@ -87,23 +88,29 @@ class Participation:
 
         return self.ledger.append(decide) is not None
 
-    def draw(self, ids: Collection[str] = (), points: Collection[int] = ()) -> Drew | None:
-        """Draw all units that are free: for ``ids`` and ``points``, as far as they are to be drawn, and to breed.
-        Resting individuals among ``ids`` cost none. None where there is nothing to draw. Errors as of
-        ``Ledger.append``."""
+    def draw(
+        self, ids: Collection[str] = (), points: Collection[int] = (), *, most: int | None = None
+    ) -> Drew | None:
+        """Draw units that are free: for ``ids`` and ``points``, as far as they are to be drawn, and to breed. None
+        where there is nothing to draw. Errors as of ``Ledger.append``.
+
+        Args:
+            ids: individuals of the pool, and resting individuals, which cost none.
+            most: number of units to draw; None for all.
+        """
 
         def decide(state: LedgerState) -> LedgerEntry | None:
             if not state.may_draw() or self.number not in state.open:
                 return None
-            left = max(0, state.free)
+            left = max(0, state.free if most is None else min(most, state.free))
             resting = [one for one in ids if one in state.resting]
             unfinished = [one for one in ids if one in state.pool][:left]
             left -= len(unfinished)
             given = [one for one in points if one in state.waiting][:left]
             left -= len(given)
-            fresh = _MANY if left > UNLIMITED // 2 else left
-            if fresh == _MANY and self.own.fresh:
-                fresh = 0
+            fresh = left
+            if state.free > UNLIMITED // 2:
+                fresh = 0 if self.own.fresh else _MANY
             if not (resting or unfinished or given or fresh):
                 return None
             return Drew(launch=self.number, fresh=fresh, ids=(*unfinished, *resting), points=tuple(given))
@@ -153,14 +160,15 @@ class Participation:
 def join(
     ledger: Ledger,
     closing: MakeClosed,
+    newcomer: Newcomer,
     *,
     key: Key = repr,
     points: Sequence[dict[str, Any]] = (),
     workers: int,
     ranks_per_worker: int,
     in_file: Limits,
-    job: str = "",
-    after: int | None = None,
+    machines: Mapping[str, str] | None = None,
+    among: Collection[int] | None = None,
 ) -> Participation | None:
     """Join the campaign of ``ledger`` with ``workers`` workers. Errors as of ``Ledger.append``.
 
@@ -169,14 +177,14 @@ def join(
         key: makes a text that is equal for equal configurations.
         points: configurations of the task and its file to evaluate before any that is bred.
         in_file: limits of the campaign file.
-        job: see ``Joined``.
-        after: number of the last launch that may have joined: None where another has, meanwhile.
+        machines: names of the hosts of its ranks by ``Machine.identity``, that of its first rank first.
+        among: open launches beside which it may join: None where another has joined meanwhile. None for all.
     """
 
     def decide(state: LedgerState) -> Joined | None:
-        if after is not None and state.launches != after:
+        if among is not None and not state.open.keys() <= {*among}:
             return None
-        given = set(map(key, state.points))
+        hosts, given = machines or {}, set(map(key, state.points))
         new = {key(one): one for one in points if key(one) not in given}
         return Joined(
             launch=state.launches + 1,
@@ -184,7 +192,11 @@ def join(
             first_worker=state.workers,
             ranks_per_worker=ranks_per_worker,
             in_file=in_file,
-            job=job,
+            kinds=newcomer.kinds or (),
+            hosts=tuple(hosts.values()),
+            machines=tuple(hosts),
+            supervisor=newcomer.supervisor,
+            job=newcomer.job,
             points=tuple(new.values()),
             submitted=state.submitted,
         )

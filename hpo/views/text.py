@@ -26,6 +26,7 @@ _MOST_RUNNING = 10
 _COMPLETED_ENDS = {
     "deadline": "deadline: the time was over. Started again in the same way, it goes on for as long again",
     "exhausted": "exhausted: all configurations that the space and its constraints allow are evaluated",
+    "handed over": "handed over: other launches were to finish what was left. Started again, it goes on",
     "done": "done: the budget is used up. Started with more evaluations, it goes on",
 }
 _FAILED_ENDS = {

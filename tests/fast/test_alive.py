@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from hpo.journal import machine
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.records import encode
 from hpo.ledger import alive
-from hpo.ledger.alive import STALE_S, SignOfLife, alive_path, last_refresh, living, wait_until_free
+from hpo.ledger.alive import STALE_S, OtherLaunches, SignOfLife, alive_path, last_refresh, living
+from hpo.ledger.joining import Newcomer, beside
 from hpo.ledger.journals import journal_files
 from hpo.ledger.opening import state_of
 
@@ -129,7 +131,7 @@ def test_errors_of_the_storage_pass_and_a_file_that_is_gone_is_made_again(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="Stale"):
-        patched.setattr(os, "utime", fails)
+        patched.setattr(os, "replace", fails)
         sign.refresh()
     stamp(sign, -3600)
     sign.refresh()
@@ -182,12 +184,20 @@ def test_a_second_launch_is_refused_until_the_first_is_dead(tmp_path: Path) -> N
         # However old the sign looks: the process is there.
         at = time.time() - 3600
         os.utime(alive_path(tmp_path, 1), (at, at))
-        with pytest.raises(CampaignError, match=f"in use by process {process.pid} on {first.host} since "):
-            wait_until_free(tmp_path, reader(tmp_path), waiting=pytest.fail)
+        with pytest.raises(
+            CampaignError, match=f"in use by process {process.pid} on {first.host} since "
+        ) as caught:
+            beside(tmp_path, reader(tmp_path), Newcomer())
+        assert "--join" in str(caught.value) and caught.value.exit_code == 1
+        with pytest.raises(CampaignError, match="in use by"):
+            beside(tmp_path, reader(tmp_path), Newcomer(join=False, job="7.0"))
+        for may in Newcomer(join=True), Newcomer(job="7.0"):
+            assert beside(tmp_path, reader(tmp_path), may)[1] == {1: first}
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert not living(tmp_path), "a zombie is dead too"
-    assert wait_until_free(tmp_path, reader(tmp_path)).open.keys() == {1}
+    state, at_work = beside(tmp_path, reader(tmp_path), Newcomer())
+    assert state.open.keys() == {1} and not at_work
 
 
 def test_a_later_process_with_the_same_number_is_another(tmp_path: Path) -> None:
@@ -195,14 +205,17 @@ def test_a_later_process_with_the_same_number_is_another(tmp_path: Path) -> None
     assert sign.holder.process_started is not None and living(tmp_path)
     other = msgspec.structs.replace(sign.holder, process_started=sign.holder.process_started - 1)
     sign.path.write_bytes(msgspec.json.encode(other))
-    assert not living(tmp_path) and wait_until_free(tmp_path, reader(tmp_path)).open
+    assert not living(tmp_path) and not beside(tmp_path, reader(tmp_path), Newcomer())[1]
 
 
 def test_of_many_that_begin_at_once_one_joins(tmp_path: Path) -> None:
-    home = tmp_path / "run"
+    home, go = tmp_path / "run", tmp_path / "go"
     program = (
-        "import sys, hpo\n"
-        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: __import__('time').sleep(0.2) or 0.0)\n"
+        "import sys, time, hpo, pathlib\n"
+        "def evaluate(trial):\n"
+        "    while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.02)\n"
+        "    return 0.0\n"
+        "task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)\n"
         "campaign = hpo.Campaign(task, directory=sys.argv[1], evaluations=20, isolation='inline', kind='random')\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
@@ -213,14 +226,19 @@ def test_of_many_that_begin_at_once_one_joins(tmp_path: Path) -> None:
         "    print('refused' if 'in use by' in str(error) else error, flush=True)\n"
     )
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    rivals: list[Any] = [subprocess.Popen([sys.executable, "-c", program, home], **pipes) for _ in range(4)]
+    command = [sys.executable, "-c", program, home, go]
+    rivals: list[Any] = [subprocess.Popen(command, **pipes) for _ in range(4)]
     for rival in rivals:
         assert rival.stdout.readline() == "ready\n"
     for rival in rivals:
         rival.stdin.write("\n")
         rival.stdin.flush()
-    words = [rival.communicate()[0].split("\n")[-2] for rival in rivals]
-    assert sorted(words) == ["ran", *["refused"] * 3]
+    with ThreadPoolExecutor(4) as threads:
+        ends = as_completed(threads.submit(rival.communicate) for rival in rivals)
+        words = [next(ends).result()[0].split("\n")[-2] for _ in range(3)]
+        go.touch()
+        words += [end.result()[0].split("\n")[-2] for end in ends]
+    assert words == [*["refused"] * 3, "ran"]
     assert len(hpo.Result(home).individuals) == 20 and state_of(home).launches == 1
 
 
@@ -230,7 +248,9 @@ def test_a_launch_that_has_ended_and_could_not_be_closed_is_in_nobodys_way(
     """Whatever else its process does, as in a notebook."""
     with at_work(tmp_path) as sign:
         assert living(tmp_path) == {1: sign.holder}
-    assert not living(tmp_path) and wait_until_free(tmp_path, reader(tmp_path)).open and not clock.slept_s
+    assert (
+        not living(tmp_path) and not beside(tmp_path, reader(tmp_path), Newcomer())[1] and not clock.slept_s
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 99, b'{"pid": 1}', b"[" * 100_000, None])
@@ -245,7 +265,7 @@ def test_a_sign_that_cannot_be_read_is_none(tmp_path: Path, clock: Clock, conten
     sign.path.write_bytes(content)
     assert not living(tmp_path)
     # One that has just joined gets a while for it.
-    assert wait_until_free(tmp_path, reader(tmp_path)).open and clock.slept_s == 15
+    assert not beside(tmp_path, reader(tmp_path), Newcomer())[1] and 15 <= clock.slept_s < 16
 
 
 # --- on other machines ------------------------------------------------------------------------------------------------
@@ -259,43 +279,102 @@ def test_ages_are_those_of_the_clock_that_stamps_the_files(
     clock.skew_s = skew_s
     sign = elsewhere(tmp_path, age_s=STALE_S - 20)
     assert living(tmp_path)
+    assert beside(tmp_path, reader(tmp_path), Newcomer())[1] == {1: sign.holder}
     with pytest.raises(CampaignError, match="n17"):
-        wait_until_free(tmp_path, reader(tmp_path))
+        beside(tmp_path, reader(tmp_path), Newcomer(join=False))
     stamp(sign, -STALE_S - 20)
     assert not living(tmp_path)
-    wait_until_free(tmp_path, reader(tmp_path))
+    assert not beside(tmp_path, reader(tmp_path), Newcomer(join=False))[1]
     assert os.listdir(sign.path.parent) == ["alive"]
 
 
-@pytest.mark.parametrize("age_s", [0, -3600])
-def test_a_launch_elsewhere_that_died_is_waited_for(tmp_path: Path, clock: Clock, age_s: float) -> None:
-    """Also where its stamp is in the future."""
-    elsewhere(tmp_path, age_s=age_s)
-    said: list[str] = []
-    wait_until_free(tmp_path, reader(tmp_path), waiting=said.append)
-    assert STALE_S <= clock.slept_s < STALE_S + 2
-    (sentence,) = said
-    assert "n17" in sentence and f"{STALE_S:.0f} s" in sentence
-
-
-def test_a_launch_elsewhere_that_lives_is_left_in_peace_as_soon_as_it_shows(
-    tmp_path: Path, clock: Clock
+@pytest.mark.parametrize(
+    ("first", "second", "follows"),
+    [
+        (Newcomer(supervisor="one"), Newcomer(supervisor="one", join=False), True),
+        (Newcomer(supervisor="one"), Newcomer(supervisor="two", join=False), False),
+        (Newcomer(supervisor="one"), Newcomer(join=False), False),
+        (Newcomer(job="7.0"), Newcomer(job="7.1", join=False), True),
+        (Newcomer(job="7.1"), Newcomer(job="7.1", join=False), False),
+        (Newcomer(job="8.0"), Newcomer(job="7.1", join=False), False),
+    ],
+)
+def test_the_next_launch_of_a_supervisor_or_a_job_follows_its_last_one_at_once(
+    tmp_path: Path, clock: Clock, first: Newcomer, second: Newcomer, follows: bool
 ) -> None:
-    sign = elsewhere(tmp_path, age_s=30)
-    clock.on_sleep = lambda: stamp(sign, 0) if clock.slept_s >= 4 else None
-    with pytest.raises(CampaignError) as caught:
-        wait_until_free(tmp_path, reader(tmp_path), waiting=lambda sentence: None)
-    assert clock.slept_s == 4 and caught.value.exit_code == 1
-
-
-def test_the_next_launch_of_a_supervisor_follows_its_last_one_at_once(tmp_path: Path, clock: Clock) -> None:
     """Rank 0's node died, and the next rank 0 is on another one."""
-    elsewhere(tmp_path, supervisor="one")
-    for other in None, "two":
-        with pytest.raises(CampaignError):
-            wait_until_free(tmp_path, reader(tmp_path), supervisor=other)
-    wait_until_free(tmp_path, reader(tmp_path), supervisor="one", waiting=pytest.fail)
+    elsewhere(tmp_path, newcomer=first)
+    if follows:
+        assert not beside(tmp_path, reader(tmp_path), second)[1]
+    else:
+        with pytest.raises(CampaignError, match="n17"):
+            beside(tmp_path, reader(tmp_path), second)
     assert clock.slept_s == 0
+
+
+def test_launches_that_are_at_work_together_search_in_the_same_way(tmp_path: Path) -> None:
+    elsewhere(tmp_path, newcomer=Newcomer(kinds=("tpe", "random")))
+    for kinds in ("tpe", "random"), None:
+        assert beside(tmp_path, reader(tmp_path), Newcomer(kinds=kinds))[1].keys() == {1}
+    for other, said in (
+        (("tpe",), "2 islands and this start 1"),
+        (("tpe", "gp"), '"random" on island 2 .* "gp"'),
+    ):
+        with pytest.raises(CampaignError, match=said):
+            beside(tmp_path, reader(tmp_path), Newcomer(kinds=other))
+
+
+# --- as other launches see it -----------------------------------------------------------------------------------------
+
+
+def test_a_launch_is_dead_once_it_is_silent_while_its_observer_is_not(tmp_path: Path, clock: Clock) -> None:
+    signs = [elsewhere(tmp_path), elsewhere(tmp_path), at_work(tmp_path)]
+    others = OtherLaunches(tmp_path, signs[2])
+    others.watch([1, 2])
+    fails = False
+
+    def beats(times: int, living: Collection[int]) -> None:
+        for _ in range(times):
+            clock.slept_s += 5
+            if not fails:
+                signs[2].refresh()
+            for number in living:
+                signs[number - 1].refresh()
+            others.look()
+
+    beats(100, {1, 2})
+    assert others.at_work.keys() == {1, 2} and not others.dead
+    beats(28, {2})
+    assert not others.dead
+    fails = True  # its own storage is away: that others are silent says nothing
+    beats(100, ())
+    assert not others.dead
+    fails = False
+    clock.slept_s += 3600  # it was stopped
+    beats(1, {2})
+    assert not others.dead and others.at_work.keys() == {2}, "launch 2 is the next, and closes it first"
+    beats(1, {2})
+    assert others.dead == {1}
+    signs[0].show(7, 3)
+    beats(1, {1, 2})
+    assert not others.dead and others.at_work[1].ended == 7 and others.idle == 3
+    others.watch([2])
+    beats(1, {1, 2})
+    assert others.at_work.keys() == {2} and others.idle == 0
+
+
+def test_a_launch_is_dead_at_once_where_its_end_can_be_seen(tmp_path: Path) -> None:
+    gone, over, own = at_work(tmp_path), elsewhere(tmp_path), at_work(tmp_path)
+    others = OtherLaunches(tmp_path, own)
+    others.watch([1, 2])
+    others.look()
+    assert not others.dead
+    with over:
+        pass
+    other = msgspec.structs.replace(gone.holder, process_started=gone.holder.process_started - 1)
+    gone.path.write_bytes(msgspec.json.encode(other))
+    others.look()
+    assert others.dead == {1, 2} and not others.at_work
 
 
 def test_a_sign_is_no_link_and_waits_for_nobody(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -89,9 +90,14 @@ def finals(path: Path) -> Finals:
     }
 
 
+def lines_of(path: Path) -> list[bytes]:
+    """Lines as they are read: they end by a newline alone, where ``bytes.splitlines`` also knows "\\r"."""
+    return list(io.BytesIO(path.read_bytes()))
+
+
 def whole_lines(path: Path) -> list[bytes]:
     found = []
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in lines_of(path):
         try:
             decode(line)
         except ValueError:
@@ -207,7 +213,7 @@ def spoilt(home: Path, path: Path, content: bytes) -> None:
     assert first.exit_code == 1
     (aside,) = kept(home)
     assert aside.name == f"{path.name}.damaged-1" and aside.read_bytes() == content
-    now = path.read_bytes().splitlines(keepends=True)
+    now = lines_of(path)
     assert isinstance(decode(now[0]), Header)
     assert [line for line in lines if b'"type":"header"' not in line] == [
         line for line in now[1:] if line in lines

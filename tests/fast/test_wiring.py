@@ -25,6 +25,7 @@ from hpo.config.reader import from_keywords
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.individual import Attempt, Scalar
+from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.leader.island import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
 from hpo.islands.messages import Remark, Surroundings, decode
@@ -32,6 +33,7 @@ from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.ledger.closing import closing
 from hpo.ledger.entries import Limits, Opened
+from hpo.ledger.joining import Newcomer
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.participation import join
 from hpo.search.protocols import SearchContext
@@ -124,7 +126,7 @@ def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
     limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
     ledger = Ledger(MemoryStore())
     ledger.append(lambda state: Opened(limits=limits, in_file=limits, islands=1, seed=0))
-    participation = join(ledger, closing, workers=3, ranks_per_worker=1, in_file=limits)  # type: ignore[arg-type]
+    participation = join(ledger, closing, Newcomer(), workers=3, ranks_per_worker=1, in_file=limits)  # type: ignore[arg-type]
     starting = StartingPoints(points=[GIVEN], known=[], left_out=[])
     opening = coordinating.Opening(
         object(),  # type: ignore[arg-type]
@@ -135,7 +137,8 @@ def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
         object(),  # type: ignore[arg-type]
         lambda rank: False,
     )
-    return coordinating.make_coordinator(made, coordinating.begin_log(made, opening), opening)
+    log = coordinating.begin_log(made, opening)
+    return coordinating.make_coordinator(made, log, opening, Sharing(participation))
 
 
 def test_a_kind_that_models_one_objective_says_so(tmp_path: Path) -> None:

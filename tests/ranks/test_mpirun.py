@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,10 @@ for one in ranks:
     return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
 
 
+def size_of(path: Path) -> int | None:
+    return path.stat().st_size if path.exists() else None
+
+
 def waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *ranks: float, total: int = 2, here: int = 2, begun: bool = True,
     then: str = "sys.exit(7)", rest_s: float = 0.6, **keywords: Any,
@@ -95,7 +100,7 @@ def waited(
         (tmp_path / "begun").touch()
     mpirun = start([*ranks], then, here)
     try:
-        code = wait(mpirun, total, tmp_path / "begun", **keywords)
+        code = wait(mpirun, total, partial(size_of, tmp_path / "begun"), **keywords)
         if code is None:
             assert mpirun.poll() == -signal.SIGKILL
             wait_until(lambda: not _session(mpirun.pid), "the end of its ranks", seconds=10)
@@ -151,7 +156,7 @@ def test_an_mpirun_that_waits_for_its_daemon_ends(tmp_path: Path) -> None:
             "the launch agent",
         )
         mpirun.terminate()  # which it ignores
-        assert wait(mpirun, 2, tmp_path / "begun", unseen_s=1.0) is None
+        assert wait(mpirun, 2, lambda: None, unseen_s=1.0) is None
         assert mpirun.poll() == -signal.SIGKILL and _session(mpirun.pid) == []
     finally:
         end_rest(mpirun.pid)

@@ -24,6 +24,7 @@ from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
+from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.leader.island import LeaderSettings, OwnWorker
 from hpo.islands.leader.leader import Leader
@@ -509,11 +510,13 @@ class Simulation(LaunchLog):
             log=self,
             commands=Commands(
                 participation=participation,
+                sharing=Sharing(participation),
                 unfinished={one.id: one for one in earlier.pending},
                 began=0.0,
                 assigned=lambda label, params: point_assignment(
                     wanted(label, params, space, lambda params: True), space.key
                 ),
+                left_by=lambda launch: {},
                 failures=lambda: failures([*recorded, *self._committed()], space=space),
             ),
             health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),

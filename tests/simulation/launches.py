@@ -24,6 +24,7 @@ from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
+from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.leader.island import OwnWorker
@@ -34,8 +35,8 @@ from hpo.islands.resume.dead_leader import dead_leader_record
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.records import Launched, Left, Record, Reopened
-from hpo.ledger.alive import REFRESH_S, SignOfLife
+from hpo.journal.records import Header, Launched, Left, Record, Reopened
+from hpo.ledger.alive import REFRESH_S, OtherLaunches, SignOfLife
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.space.space import SearchSpace
 from simulation import MemoryJournal, leader_settings, losses
@@ -79,6 +80,7 @@ class SimulatedLaunch(LaunchLog):
         earlier: Callable[[int], ResumeState],
         directory: Path,
         machine: SimulatedMachine,
+        beside: Collection[int] = (),
     ) -> None:
         self.world = world
         self._space = space
@@ -86,10 +88,16 @@ class SimulatedLaunch(LaunchLog):
         self._settings = settings
         self._ledger = ledger
         self._participation = ledger.join(
-            len(settings.layout.workers), self._written, lambda: machine.unreachable()
+            len(settings.layout.workers),
+            self._written,
+            lambda: machine.unreachable(),
+            beside=beside,
+            machines=dict(zip(settings.hosts, settings.hosts)),
         )
         self.number = self._participation.number
         self._sign = SignOfLife(directory, self.number, machine=machine)
+        self._others = OtherLaunches(directory, self._sign, machine)
+        self.sharing = Sharing(self._participation, self._others)
         self._layout = layout = settings.layout.numbered_from(self._participation.first_worker)
         self._groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
         self._registry = WorkerRegistry(layout.workers, ended=self._is_seen_to_have_ended)
@@ -236,11 +244,13 @@ class SimulatedLaunch(LaunchLog):
             log=self,
             commands=Commands(
                 participation=self._participation,
+                sharing=self.sharing,
                 unfinished={one.id: one for one in earlier.pending},
                 began=0.0,
                 assigned=lambda label, params: point_assignment(
                     self._space.validate(params), self._space.key
                 ),
+                left_by=self._left_by,
                 failures=list,
             ),
             health=Health(
@@ -249,6 +259,14 @@ class SimulatedLaunch(LaunchLog):
                 leaders=[place.leader for place in self._layout.workers],
             ),
         )
+
+    def _left_by(self, launch: int) -> dict[str, Assignment]:
+        records = [
+            Header(version=1, launch=launch, island=0, worker=0, time=0.0),
+            *self._ledger.counted(launch),
+        ]
+        left = fold(records, space=self._space, islands=self._layout.islands, losses=losses)
+        return {one.id: one for one in left.pending}
 
     def _record_start(self) -> None:
         launched = Launched(
@@ -320,6 +338,7 @@ class SimulatedLaunch(LaunchLog):
                 self._seen_closed = self.closed_by_another
                 with suppress(OSError):
                     self._sign.refresh()
+                self._others.look()
             self.world.at(self.world.time + REFRESH_S, self._beat)
 
     # --- network and deaths -------------------------------------------------------------------------------------

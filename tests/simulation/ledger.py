@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpo.individual import birthplace
@@ -14,6 +14,7 @@ from hpo.journal.records import Finished, Record
 from hpo.ledger.closing import Leftovers
 from hpo.ledger.entries import Closed, Go, Limits, Opened
 from hpo.ledger.fold import LedgerState
+from hpo.ledger.joining import Newcomer
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.participation import Participation, join
 from hpo.space.space import SearchSpace
@@ -134,20 +135,30 @@ class SimulatedLedger:
             self.give(Go(**ASKED))  # type: ignore[arg-type]
 
     def join(
-        self, workers: int, journals: Journals, reach: Callable[[], object] = lambda: None
+        self,
+        workers: int,
+        journals: Journals,
+        reach: Callable[[], object] = lambda: None,
+        *,
+        beside: Collection[int] = (),
+        newcomer: Newcomer | None = None,
+        machines: Mapping[str, str] | None = None,
     ) -> Participation:
-        """A launch of ``workers`` joins, and closes all others. ``journals``: of that launch; ``reach``: see
-        ``_Client``."""
+        """A launch of ``workers`` joins, and closes all others but those ``beside`` it. ``journals``: of that launch;
+        ``reach``: see ``_Client``."""
         participation = join(
             self.connected(reach),
             self.closing,
+            newcomer or Newcomer(),
             workers=workers,
             ranks_per_worker=1,
             in_file=Limits(evaluations=self.evaluations),
+            machines=machines,
         )
         assert participation is not None
         self._journals[participation.number] = journals
-        participation.close_others("died")
+        others = participation.state.open.keys() - {*beside}
+        participation.close_others("died", sorted(others))
         return participation
 
     def closing(self, state: LedgerState, number: int, **ending: Any) -> Closed:

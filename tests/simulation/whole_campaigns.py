@@ -16,7 +16,7 @@ from hpo.islands.end_reasons import DONE, NOTHING_COMPLETED
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Header, Record, Started
-from hpo.ledger.alive import wait_until_free
+from hpo.ledger.joining import Newcomer, beside
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
@@ -143,7 +143,7 @@ class Campaign:
         waits = self._overlaps or rng.random() < 0.5
         former = self._launches[-1] if self._launches else None
         silent = [host for host in _OTHER_HOSTS if rng.random() < 0.2]
-        for attempt in range(8):
+        for attempt in range(30):
             if former is not None and (not waits or attempt > 4 or former.ranks[0].over):
                 # mpirun has ended what was left of it, as far as that answers.
                 if silent:
@@ -151,12 +151,7 @@ class Campaign:
                 else:
                     former.kill_all()
             try:
-                wait_until_free(
-                    self._directory,
-                    lambda: self._ledger.state,
-                    waiting=lambda sentence: None,
-                    machine=machine,
-                )
+                beside(self._directory, lambda: self._ledger.state, Newcomer(join=False), machine=machine)
             except CampaignError:
                 world.sleep(rng.uniform(1.0, 60.0))
                 continue

@@ -120,8 +120,9 @@ class SimulatedMachine(Machine):
     def sleep(self, seconds: float) -> None:
         self._world.sleep(seconds)
 
-    def touch(self, path: Path) -> None:
+    def write(self, path: Path, data: bytes, *, durable: bool) -> None:
         self.unreachable()
+        super().write(path, data, durable=False)
         now = EPOCH_S + self._world.time + self._server_skew_s
         os.utime(path, (now, now))
 

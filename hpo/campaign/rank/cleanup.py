@@ -75,7 +75,8 @@ def begin_cleanup(
     settings: Settings, *, objectives: int, islands: int, launch: int, earlier: ResumeState
 ) -> Cleanup | None:
     """Cleanup of checkpoints that leaders kept before launch number ``launch``; None where there is nothing to remove,
-    or it is removed at once. ``objectives``, ``islands``: numbers of them."""
+    or it is removed at once. ``objectives``, ``islands``: numbers of them. Beside other launches nothing is removed, as
+    if ``launch`` were the first: they may need it."""
     inherits = any(
         settings.search_of(one).traits.needs_checkpoints or settings.inherits(one) for one in range(islands)
     )

@@ -25,13 +25,14 @@ from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, LaunchRules
+from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import Assignment, End
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.records import Launched, Record
-from hpo.ledger.alive import SignOfLife
+from hpo.ledger.alive import OtherLaunches, SignOfLife
 from hpo.ledger.participation import Participation
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.configurations import wanted
@@ -94,8 +95,8 @@ def begin_log(assembly: Assembly, opening: Opening) -> JournalLog:
     return log
 
 
-def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening) -> Coordinator:
-    """Coordinator of the launch."""
+def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening, sharing: Sharing) -> Coordinator:
+    """Coordinator of the launch. ``sharing``: its rules on units beside other launches."""
     settings, task, layout = assembly.settings, assembly.task, assembly.layout
     space, earlier = task.space, opening.earlier
     began = process.deadline_from(settings, assembly.transport.now())
@@ -115,9 +116,11 @@ def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening) -> C
         log=log,
         commands=Commands(
             participation=opening.participation,
+            sharing=sharing,
             unfinished={one.id: one for one in earlier.pending},
             began=began,
             assigned=assigned,
+            left_by=log.left_by,
             failures=log.failures,
         ),
         health=Health(
@@ -185,9 +188,13 @@ def begin_launch(assembly: Assembly, opening: Opening) -> Housekeeping:
     settings, layout, objectives = assembly.settings, assembly.layout, assembly.task.objectives
     earlier, participation = opening.earlier, opening.participation
     log = begin_log(assembly, opening)
-    coordinator = make_coordinator(assembly, log, opening)
+    others = OtherLaunches(settings.directory, opening.sign)
+    sharing = Sharing(participation, others)
+    coordinator = make_coordinator(assembly, log, opening, sharing)
     done = coordinator.tally.final
     display = Display(settings, assembly.task, workers=len(layout.workers), done=done)
+    islands = range(settings.layout.islands)
+    repeats = earlier.repeats or any(settings.search_of(one).reevaluate for one in islands)
     status = Status(
         settings.directory,
         opening.sign,
@@ -195,17 +202,17 @@ def begin_launch(assembly: Assembly, opening: Opening) -> Housekeeping:
         log=log,
         limits=lambda: (coordinator.evaluations, participation.state.limits.deadline_s),
         objectives=objectives,
+        knows_all=lambda: sharing.alone and not repeats,
         watched=process.panel_shown(),
-        repeats=any(settings.search_of(one).reevaluate for one in range(settings.layout.islands)),
     )
     cleanup = begin_cleanup(
         settings,
         objectives=len(objectives),
         islands=layout.islands,
-        launch=participation.number,
+        launch=participation.number if sharing.alone else 1,
         earlier=earlier,
     )
-    return Housekeeping(participation, coordinator, display, status, cleanup, opening.sinks)
+    return Housekeeping(participation, coordinator, display, status, sharing, cleanup, opening.sinks)
 
 
 @dataclass(eq=False)
@@ -216,6 +223,7 @@ class Housekeeping:
     coordinator: Coordinator
     display: Display
     status: Status
+    sharing: Sharing
     cleanup: Cleanup | None
     sinks: SinkProcesses
     _remarked: bool = False
@@ -229,7 +237,7 @@ class Housekeeping:
                 _log.info("%s.", one_line(self.coordinator.remarks.popleft()))
         self.display.update(self.coordinator, now)
         self.status.update(self.coordinator, now)
-        if self.cleanup is not None:
+        if self.cleanup is not None and self.sharing.alone:
             self.cleanup.step(now, self.coordinator.reopened_ids)
         with suppress(OSError):  # the reader may be gone
             self.sinks.look()

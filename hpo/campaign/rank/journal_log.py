@@ -11,12 +11,19 @@ from hpo.config.layout import WorkerPlacement
 from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
 from hpo.islands.messages import Assignment, End
 from hpo.islands.resume.dead_leader import dead_leader_record
-from hpo.islands.resume.fold import fold_directory
+from hpo.islands.resume.fold import fold, fold_directory
 from hpo.islands.resume.individuals import failures, located
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.files import JournalWriter, PlaceInFile, opened, read_on
 from hpo.journal.records import Ended, Fenced, Launched, Left, Record, Reopened, Stopping, Storage
-from hpo.ledger.journals import at_work, read_directory, worker_journals
+from hpo.ledger.journals import (
+    at_work,
+    journal_files,
+    read_directory,
+    read_journals,
+    worker_journals,
+)
+from hpo.ledger.opening import state_of
 from hpo.task.task import Task
 
 
@@ -113,6 +120,18 @@ class JournalLog(LaunchLog):
             return fold_directory(
                 self._directory, space=self._task.space, islands=self._islands, losses=self._task.losses
             )
+
+    def left_by(self, launch: int) -> dict[str, Assignment]:
+        """Unfinished individuals that a closed launch had begun, by id, and how each goes on."""
+        state = state_of(self._directory)
+        with at_work(self._directory), located(self._directory):
+            records = (
+                record
+                for _, record in read_journals(journal_files(self._directory, launch, state=state), state)
+            )
+            losses = self._task.losses
+            left = fold(records, space=self._task.space, islands=self._islands, losses=losses)
+        return {one.id: one for one in left.pending}
 
     def failures(self) -> list[tuple[str, Assignment]]:
         """Status of each individual on record that ended in a failure, and how it would be evaluated again."""

@@ -45,10 +45,11 @@ from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.journal import directory
-from hpo.ledger.alive import SignOfLife, wait_until_free
+from hpo.ledger.alive import SignOfLife
 from hpo.ledger.closing import closing
 from hpo.ledger.entries import Limits, Opened
 from hpo.ledger.fold import LedgerState
+from hpo.ledger.joining import beside
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.opening import open_ledger
 from hpo.ledger.participation import Participation, join
@@ -129,16 +130,15 @@ class Rank:
                 if (end := self._claim_directory()) is not None:
                     self._send_all(end)
                     return end
-                participation = self._join(layout, starting)
-                sign = held.enter_context(self._sign_of_life(participation))
-                self._close_others(participation)
+                settings = self._settings
+                hello = own_hello(settings, self._definition.identity)
+                hellos = greet(self._transport, hello, greeting_s(settings, self._transport.size))
+                participation, sign = self._join(layout, starting, hellos)
+                held.enter_context(sign)
                 layout = layout.numbered_from(participation.first_worker)
                 earlier = self._read_earlier(layout, participation, starting)
                 task, entries = self._definition.task, self._settings.known
                 known = enter_points(starting.known, task, earlier, layout.islands, entries)
-                settings = self._settings
-                hello = own_hello(settings, self._definition.identity)
-                hellos = greet(self._transport, hello, greeting_s(settings, self._transport.size))
             except HpoError as error:
                 self._send_all(End("refused", error.exit_code, str(error)))
                 if participation is not None:
@@ -146,7 +146,8 @@ class Rank:
                         participation.close("refused", error.exit_code, at_rest=True)
                 raise
             start = self._send_starts(layout, earlier, participation.number, hellos)
-            sinks = held.enter_context(self._sinks())
+            alone = len(participation.state.open) == 1
+            sinks = held.enter_context(self._sinks(alone))
             opening = Opening(sign, participation, earlier, starting, known, sinks, ended_here(hellos))
             return self._serve(layout, signals, start, opening)
 
@@ -172,8 +173,10 @@ class Rank:
             )
         return None
 
-    def _join(self, layout: Layout, starting: StartingPoints) -> Participation:
-        """Join the campaign once no other launch is at work on it."""
+    def _join(
+        self, layout: Layout, starting: StartingPoints, hellos: Sequence[Hello]
+    ) -> tuple[Participation, SignOfLife]:
+        """Join the campaign, show that this launch lives, and close the launches that have died."""
         settings, definition = self._settings, self._definition
         limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
         opened = Opened(limits=limits, in_file=limits, islands=layout.islands, seed=settings.seed)
@@ -185,52 +188,42 @@ class Rank:
             except UsageError:  # the individual counts as another than all that the space allows
                 return repr(sorted(params.items()))
 
+        newcomer = definition.newcomer()
         participation = None
         try:
             ledger = open_ledger(settings.directory, opened)
             while participation is None:
-                after = self._when_free(ledger)
+                state, at_work = beside(settings.directory, partial(_read_on, ledger), newcomer)
                 if not process.launcher().started_by_hpo:
                     end_stop(ledger)
                 participation = join(
                     ledger,
                     partial(closing, settings.directory, key),
+                    newcomer,
                     key=key,
                     points=[params for params, _ in first_points(definition.task, starting.points)],
                     workers=len(layout.workers),
                     ranks_per_worker=len(layout.workers[0].ranks),
                     in_file=limits,
-                    job=str(process.slurm_attempt() or ""),
-                    after=after,
+                    machines={hello.machine: hello.host for hello in hellos},
+                    among=[*state.open],
                 )
-        except OSError as error:
+            sign = SignOfLife(settings.directory, participation.number)
+            dead = state.open.keys() - at_work.keys() - {participation.number}
+            participation.close_others("it was at work no more", sorted(dead))
+        except (OSError, HpoError) as error:
+            if participation is not None:
+                with suppress(OSError, CampaignError):
+                    participation.close("refused", 1, at_rest=True)
+            if isinstance(error, HpoError):
+                raise
             raise directory.unwritable(settings.directory, error) from error
-        return participation
-
-    def _when_free(self, ledger: Ledger) -> int:
-        """Number of the last launch, once no launch is at work."""
-
-        def read() -> LedgerState:
-            ledger.read_on()
-            return ledger.state
-
-        supervisor = process.launcher().supervisor
-        home = self._settings.directory
-        return wait_until_free(home, read, supervisor=supervisor, waiting=_log.info).launches
-
-    def _sign_of_life(self, participation: Participation) -> SignOfLife:
-        home, supervisor = self._settings.directory, process.launcher().supervisor
-        try:
-            return SignOfLife(home, participation.number, supervisor=supervisor)
-        except OSError as error:
-            raise directory.unwritable(home, error) from error
-
-    def _close_others(self, participation: Participation) -> None:
-        """Close the launches that have died."""
-        try:
-            participation.close_others("it was at work no more")
-        except OSError as error:
-            raise directory.unwritable(self._settings.directory, error) from error
+        if at_work:
+            _log.info(
+                f"joins {one_line(settings.directory)} as launch {participation.number}: {len(at_work)} other"
+                f"{'s' * (len(at_work) > 1)} at work."
+            )
+        return participation, sign
 
     def _read_earlier(
         self, layout: Layout, participation: Participation, starting: StartingPoints
@@ -279,11 +272,12 @@ class Rank:
             self._transport.send(rank, encode(starts[rank]))
         return starts[0]
 
-    def _sinks(self) -> SinkProcesses:
+    def _sinks(self, alone: bool) -> SinkProcesses:
+        """Processes that write to the sinks: those of the launch that was there first write for all."""
         settings = self._settings
         return SinkProcesses(
             settings.directory,
-            settings.logging.sinks,
+            settings.logging.sinks if alone else [],
             settings.logging.directory,
             child_environment(process.environment(), threads=1, devices=()),
             lambda sentence: _log.info(f"{one_line(sentence)}."),
@@ -356,10 +350,15 @@ class Rank:
             if end == housekeeping.coordinator.end:
                 housekeeping.status.finish(housekeeping.coordinator)
             # After a deadline the next launch goes on from paused individuals and lineages.
-            if end.exit_code == 0 and end.reason != DEADLINE:
+            if end.exit_code == 0 and end.reason != DEADLINE and not housekeeping.participation.state.open:
                 with suppress(OSError):  # it is only space
                     keep_only_best(self._settings.directory, self._settings.keep)
         return end
+
+
+def _read_on(ledger: Ledger) -> LedgerState:
+    ledger.read_on()
+    return ledger.state
 
 
 def _raise_failure(end: End) -> None:

@@ -34,9 +34,14 @@ class Status:
     """Writer of the state: ``update`` takes note on rank 0's loop, and the heartbeat of ``alive`` writes it, whatever
     rank 0 does then; a launch that stops, pauses, waits for its storage or loses a worker is written at once.
 
-    Nothing is written where configurations are evaluated repeatedly on purpose (``repeats``): the best is then known by
-    all of their evaluations. ``limits``: the budget of evaluations and the deadline that hold; ``objectives``:
-    direction by name; ``watched``: a panel shows the state, so news are written within a second."""
+    Nothing is written unless ``knows_all()``: where configurations are evaluated repeatedly on purpose, the best is
+    known by all of their evaluations; and beside other launches, this launch knows its own part alone.
+
+    Args:
+        limits: the budget of evaluations and the deadline that hold.
+        objectives: direction by name.
+        watched: a panel shows the state, so news are written within a second.
+    """
 
     def __init__(
         self,
@@ -47,7 +52,7 @@ class Status:
         log: JournalLog,
         limits: Callable[[], tuple[int | None, float | None]],
         objectives: Mapping[str, str],
-        repeats: bool,
+        knows_all: Callable[[], bool],
         watched: bool = False,
     ) -> None:
         self._directory = directory
@@ -58,7 +63,7 @@ class Status:
         self._several = len(objectives) > 1
         self._sign = -1.0 if next(iter(objectives.values())) == MAXIMIZE else 1.0
         self._watched = watched
-        self._repeats = repeats or earlier.repeats
+        self._knows_all = knows_all
         self._next = 0.0
         self._shown: tuple[str | None, bool, str | None, int] | None = None
         # Two threads write, and neither waits long for the other's storage.
@@ -74,7 +79,10 @@ class Status:
     def update(self, coordinator: Coordinator, now: float) -> None:
         shown = coordinator.stopping, coordinator.paused, coordinator.storage_error, len(self._log.left)
         changed = shown != self._shown
-        if self._repeats or (now < self._next and not changed):
+        if not self._knows_all():
+            self._newest = None
+            return
+        if now < self._next and not changed:
             return
         begun = time.perf_counter()
         found = self._found(coordinator, now)
@@ -183,7 +191,7 @@ class Status:
     def finish(self, coordinator: Coordinator) -> None:
         """Write the state after the last record of this launch; what is not certain is left to the journals."""
         ended, self._newest = self._log.ended, None
-        if ended is None or not coordinator.exact or self._repeats:
+        if ended is None or not coordinator.exact or not self._knows_all():
             return
         found = self._found(coordinator, ended.time)
         if found is None:

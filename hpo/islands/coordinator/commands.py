@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpo.errors import HpoError, StorageFailed, describe_os_error
+from hpo.errors import HpoError, JournalDamaged, StorageFailed, describe_os_error
 from hpo.individual import ENQUEUED, Configuration, Scalar
 from hpo.islands.coordinator.health import ReopenableFailure
+from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.end_reasons import STOPPED
 from hpo.islands.messages import Assignment
 from hpo.islands.storage import StorageWait, storage_sentence
@@ -38,15 +39,23 @@ class Commands:
     ``unfinished``: individuals of earlier launches that were begun and did not end, by id."""
 
     participation: Participation
+    sharing: Sharing
+    """Its rules on units where other launches are open."""
     unfinished: dict[str, Assignment]
     began: float
     """Unix seconds from which the deadline counts."""
     assigned: Callable[[str, Mapping[str, object]], Assignment]
     """Makes an assignment of a point with this name; HpoError where the task does not take it."""
+    left_by: Callable[[int], Mapping[str, Assignment]]
+    """Returns the unfinished individuals that a closed launch had begun, by id."""
     failures: Callable[[], list[tuple[str, Assignment]]]
     """Returns the status of each individual that ended in a failure, and how it would be evaluated again."""
     error: OSError | None = None
     """Why the ledger, or a journal that a command needs, cannot be read or written for now."""
+    _learnt: set[int] = field(default_factory=set)
+    """Closed launches of whose individuals this launch knows."""
+    _unclosed: set[int] = field(default_factory=set)
+    """Dead launches whose journals cannot be read."""
     _drew: bool = False
     """Whether what was free could be drawn once."""
     _applied: int = 0
@@ -70,6 +79,7 @@ class Commands:
         # Those that were given while this launch read the journals are still to be applied.
         joined = self.participation.own.joined.n
         self._applied = sum(one.n < joined for one in self.participation.state.commands)
+        self._learnt = {*self.participation.state.closed}
 
     def look(self, target: Coordinator, now: float) -> bool:
         """Apply new commands, and draw what is free; whether anything changed.
@@ -85,11 +95,14 @@ class Commands:
         target.paused |= not self._drew  # nothing may begin that is not drawn
         try:
             self.participation.ledger.read_on()
+            self._close_dead(target)
+            self._learn_closed()
             self._take_drawn(target)
             self._apply(target)
             if target.stopping is None and self.participation.state.is_stopped(self.participation.number):
                 target.stop(STOPPED)
             self._judge_points(target)
+            target.share(self.sharing.look(target, now))
             if not self._give_back(target):
                 self._draw(target)
             self._take_drawn(target)
@@ -110,7 +123,27 @@ class Commands:
     def awaits_units(self) -> bool:
         """Whether the launch may get more to evaluate: the campaign is paused, or what is free could not be drawn."""
         state = self.participation.state
-        return self.error is not None or (state.paused and (state.free > 0 or bool(state.resting)))
+        paused = state.paused and (state.free > 0 or bool(state.resting))
+        return self.error is not None or paused or self.sharing.lingers
+
+    # --- other launches -----------------------------------------------------------------------------------------------
+
+    def _close_dead(self, target: Coordinator) -> None:
+        """Close launches that have died, of which others may go on with what they leave."""
+        for number in sorted(self.sharing.dead - self._unclosed):
+            try:
+                self.participation.close_others("it showed no sign of life", [number])
+            except JournalDamaged as error:
+                self._unclosed.add(number)
+                target.remarks.append(f"launch {number} has died and cannot be closed: {error}".rstrip("."))
+            else:
+                target.remarks.append(f"launch {number} showed no sign of life, and was closed")
+
+    def _learn_closed(self) -> None:
+        """Learn what other launches left that were closed since the last look."""
+        for number in self.participation.state.closed.keys() - self._learnt:
+            self.unfinished.update(self.left_by(number))
+            self._learnt.add(number)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -197,7 +230,9 @@ class Commands:
                 self._failed.update({one: found[one] for one in failed & found.keys()})
                 self._sought |= failed
             known = [one for one in state.pool if one in self.unfinished or one in self._failed]
-            self.participation.draw([*known, *state.resting], self._points_to_draw(target))
+            self.participation.draw(
+                [*known, *state.resting], self._points_to_draw(target), most=self.sharing.portion(target)
+            )
 
     def _points_to_draw(self, target: Coordinator) -> list[int]:
         """Numbers of the given points that wait and are new: of equal points one at a time, as that shows, once it is
@@ -250,6 +285,7 @@ class Commands:
             needed = 0
             if not owed and state.may_draw() and target.stopping is None:
                 needed = max(0, len(self._points_to_draw(target)) - state.free)
+            needed = max(needed, self.sharing.to_spare(target))
             self._returning = _Units(given_up.fresh + target.spare(needed), ids, points)
         if any(self._returning):
             self.participation.give_back(self._held.fresh, *self._returning)

@@ -368,10 +368,13 @@ class Coordinator(CoordinatorView):
         elif self._awaits_more:
             return
         elif not self._budget.available:
-            if self._finds_more():
+            if self._finds_more() or self._grants.running or self._budget.available:
                 return
-            used_up = end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED
-            self._finish(used_up if self._budget.exhausted else end_reasons.DONE)
+            if self._budget.exhausted:
+                self._finish(end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED)
+            else:
+                over = self._commands is not None and self._commands.sharing.hands_over
+                self._finish(end_reasons.HANDED_OVER if over else end_reasons.DONE)
         elif self._grants.idle and self._granting.too_late():
             self.stop(self._ending.reason_of_lateness)
         elif not self._granting.anybody_can_get_more:
@@ -396,7 +399,8 @@ class Coordinator(CoordinatorView):
     def _finish(self, reason: str) -> None:
         self.end = verdict(
             reason,
-            evaluations=self.evaluations,
+            complete=self.is_complete and not self._unusable_ledger,
+            limited=self.evaluations is not None,
             tally=self.tally,
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
@@ -430,12 +434,6 @@ class Coordinator(CoordinatorView):
             return
         if changed:
             self._something_changed()
-
-    @property
-    def workers(self) -> dict[str, int]:
-        """Leaders of the workers at work, by island and number of the worker."""
-        places = self._registry.places.items()
-        return {f"{place.island}-{place.worker}": leader for leader, place in places}
 
     def drain(self, leader: int) -> None:
         """Grant that worker nothing more, and let it give back what it has not begun."""
@@ -480,6 +478,12 @@ class Coordinator(CoordinatorView):
     def spare(self, most: int) -> int:
         """Give up at most ``most`` units of the budget that were to be bred for; their number."""
         return self._budget.spare(most)
+
+    def share(self, idle: int) -> None:
+        """Grant nothing ahead, and recall what was, where ``idle`` workers of other launches lack a unit."""
+        if idle != self._granting.idle_elsewhere:
+            self._granting.idle_elsewhere = idle
+            self._granting.serve()
 
     def set_deadline(self, deadline: float) -> None:
         """``deadline``: Unix seconds."""

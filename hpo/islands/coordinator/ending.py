@@ -121,7 +121,8 @@ def refused_sentence(refused: int) -> str:
 def verdict(
     reason: str,
     *,
-    evaluations: int | None,
+    complete: bool,
+    limited: bool,
     tally: Tally,
     works: bool,
     unfit: str | None,
@@ -129,9 +130,14 @@ def verdict(
     storage: str | None = None,
     refused: str | None = None,
 ) -> End:
-    """End of the launch that stopped for ``reason``. ``works``: an evaluation of this launch has worked after all;
-    ``unfit``, ``futile``, ``storage``, ``refused``: sentences for launches that end for these reasons."""
-    complete = evaluations is not None and tally.final >= evaluations
+    """End of the launch that stopped for ``reason``.
+
+    Args:
+        complete: the budget is used up.
+        limited: there is a budget of evaluations.
+        works: an evaluation of this launch has worked after all.
+        unfit, futile, storage, refused: sentences for launches that end for these reasons.
+    """
     if complete:
         reason = end_reasons.DONE
     elif reason == end_reasons.DONE or (reason == end_reasons.EXHAUSTED and tally.counts.get(INTERRUPTED)):
@@ -139,8 +145,8 @@ def verdict(
         reason = end_reasons.INCOMPLETE
     finished = (
         complete
-        or reason == end_reasons.EXHAUSTED
-        or (reason == end_reasons.DEADLINE and evaluations is None)
+        or reason in (end_reasons.EXHAUSTED, end_reasons.HANDED_OVER)
+        or (reason == end_reasons.DEADLINE and not limited)
     )
     counts = tally.counts
     # Individuals that a deadline cut off did not fail: if most were, it came too soon, and nothing else is wrong.

@@ -49,6 +49,8 @@ class Granting:
         self._phase = self._phases.at(self.budget.granted)
         self.paused = False
         """Whether nothing new is begun, by ``hpo pause``."""
+        self.idle_elsewhere = 0
+        """Number of idle workers of other launches that lack a unit of the budget."""
         self.drained: set[int] = set()
         """Leaders of the workers that ``hpo drain`` lets get nothing more."""
         self._islands = {leader: place.island for leader, place in registry.places.items()}
@@ -87,7 +89,8 @@ class Granting:
                 self.grants.grant(leader, want.token, paused)
                 accepted.append(want.token)
                 continue
-            if not budget.available_to(island) or self.too_late(leader):
+            ahead = self.idle_elsewhere and self.grants.count(leader)
+            if ahead or not budget.available_to(island) or self.too_late(leader):
                 self.grants.defer(leader, want)
                 continue
             phase = self._current_phase(island)
@@ -217,7 +220,7 @@ class Granting:
             if claim is None:
                 break
             self.answer(claim[0], Claim([claim[1]], False))
-        while grants.later and self.budget.available:
+        while grants.later and self.budget.available and not self.idle_elsewhere:
             leader = next(filter(self._can_get_more, grants.later), None)
             if leader is None or self.too_late(leader):  # the other leaders have as much before them
                 break
@@ -228,7 +231,7 @@ class Granting:
         if not self.grants.held_ahead or self._ending.stopping:
             return
         wanted = 0
-        if self.paused or self._health.holds_all or self.budget.owed:
+        if self.paused or self._health.holds_all or self.budget.owed or self.idle_elsewhere:
             wanted = sys.maxsize  # individuals held ahead are not to be begun either
         elif self.grants.idle and not self.too_late():
             some_exhausted = any(map(self.budget.exhausted_for, range(self._registry.islands)))

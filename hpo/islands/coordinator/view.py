@@ -79,6 +79,35 @@ class CoordinatorView:
         return len(self._granting.grants.busy_leaders)
 
     @property
+    def unbegun(self) -> int:
+        """Number of units of the budget for which nothing is granted."""
+        return self._granting.budget.remaining + len(self._granting.budget.assignments)
+
+    @property
+    def unended(self) -> int:
+        """Number of units of the budget whose individuals have not ended."""
+        return self.unbegun + self.running
+
+    @property
+    def idle_workers(self) -> int:
+        """Number of workers at work that have nothing to evaluate."""
+        busy = self._granting.grants.busy_leaders
+        return 0 if self.stopping is not None else len(set(self._registry.at_work).difference(busy))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the campaign's budget is used up."""
+        if self._commands is not None:
+            return self._commands.sharing.completes(self)
+        return self.evaluations is not None and self.tally.final >= self.evaluations
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Leaders of the workers at work, by island and number of the worker."""
+        places = self._registry.places.items()
+        return {f"{place.island}-{place.worker}": leader for leader, place in places}
+
+    @property
     def dead(self) -> frozenset[int]:
         """Ranks whose deaths were handled."""
         return self._registry.dead

@@ -1,0 +1,117 @@
+"""Units of the budget among launches that are at work on a campaign at the same time.
+
+A launch alone draws all units at once. Launches together draw portions, and give back what they have not begun as soon
+as nothing is free while workers of another launch idle."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hpo.ledger.alive import OtherLaunches
+from hpo.ledger.participation import Participation
+
+if TYPE_CHECKING:
+    from hpo.islands.coordinator.view import CoordinatorView
+
+LINGER_S = 240.0
+"""Seconds for which a launch without anything to evaluate waits for what others may leave: longer than it takes to see
+that one of them has died."""
+_RATE_S = 60.0
+
+
+class Sharing:
+    """Rules for the launch of ``participation`` on the units that it draws and returns.
+
+    ``others``: the other launches as it sees them; None where there are none."""
+
+    def __init__(self, participation: Participation, others: OtherLaunches | None = None) -> None:
+        self._participation = participation
+        self._others = others
+        # Times within the last minute, each with the number of units whose individuals had ended.
+        self._ended: deque[tuple[float, int]] = deque([(0.0, 0)])
+        self._idle_since: float | None = None
+        self.alone = not self._open
+        """Whether no other launch has been open since this launch read the journals."""
+        self.lingers = False
+        """Whether others may still leave something to evaluate."""
+        self.hands_over = False
+        """Whether the others are to finish the campaign, as there has been nothing to evaluate here for a while."""
+
+    @property
+    def _open(self) -> list[int]:
+        """Other open launches."""
+        return [one for one in self._participation.state.open if one != self._participation.number]
+
+    @property
+    def dead(self) -> set[int]:
+        """Launches that this launch is to close."""
+        return set() if self._others is None else {*self._others.dead.intersection(self._open)}
+
+    @property
+    def _idle(self) -> int:
+        """Number of idle workers of other launches."""
+        return self._others.idle if self._others is not None and self._open else 0
+
+    def look(self, target: CoordinatorView, now: float) -> int:
+        """Show how far this launch has come, and see how far others have; the number of idle workers of other launches
+        that lack a unit. ``now``: Unix seconds."""
+        state, others = self._participation.state, self._open
+        self.alone &= not others and state.launches == self._participation.number
+        ended = self._own_ended(target)
+        self._ended.append((now, ended))
+        while now - self._ended[0][0] > _RATE_S and len(self._ended) > 1:
+            self._ended.popleft()
+        if self._others is not None:
+            self._others.watch(others)
+            self._others.show(ended, target.idle_workers)
+        if target.unended or (state.free > 0 and state.may_draw()):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        rests_s = 0.0 if self._idle_since is None else now - self._idle_since
+        busy = self._others_evaluate
+        self.lingers, self.hands_over = busy and rests_s < LINGER_S, busy and rests_s >= LINGER_S
+        return self._idle if state.free <= 0 else 0
+
+    def _own_ended(self, target: CoordinatorView) -> int:
+        """Number of units of this launch whose individuals have ended."""
+        own = self._participation.own
+        return own.units - target.unended - sum(map(own.evaluates, target.tally.unfinished))
+
+    @property
+    def _others_evaluate(self) -> bool:
+        """Whether another launch has units whose individuals have not ended, as far as is known."""
+        at_work = {} if self._others is None else self._others.at_work
+        state = self._participation.state
+        return any(one not in at_work or at_work[one].ended < state.open[one].units for one in self._open)
+
+    def completes(self, target: CoordinatorView) -> bool:
+        """Whether the budget is used up, as far as other launches show what they have done."""
+        state = self._participation.state
+        evaluations = state.limits.evaluations
+        if evaluations is None or self._participation.number not in state.open or self._others_evaluate:
+            return False
+        others = sum(state.open[one].units for one in self._open)
+        return state.final + self._own_ended(target) + others >= evaluations
+
+    def portion(self, target: CoordinatorView) -> int | None:
+        """Number of units to draw now; None for all that are free."""
+        state = self._participation.state
+        if not self._open or state.limits.evaluations is None:
+            return None
+        if target.unbegun >= len(target.workers):
+            return 0
+        share = 0 if state.free <= self._idle else -(-state.free // (2 * len(state.open)))
+        return max(target.idle_workers, min(self._reserve(target), share))
+
+    def _reserve(self, target: CoordinatorView) -> int:
+        """Number of units that this launch uses up within a minute, at least one for each worker."""
+        return max(len(target.workers), self._ended[-1][1] - self._ended[0][1])
+
+    def to_spare(self, target: CoordinatorView) -> int:
+        """Number of units drawn to breed that idle workers of other launches need more."""
+        if not self._idle or self._participation.state.free > 0:
+            return 0
+        beyond = target.unbegun - self._reserve(target)
+        return beyond if beyond > 0 else max(0, min(self._idle, target.unbegun - target.idle_workers))
