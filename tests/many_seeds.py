@@ -1,7 +1,7 @@
 """Simulated campaigns, each with deaths, real and merely reported, hangs, silent hosts, signals, slow ranks, sick
 workers, storage that fails, commands and restarts of its own, to their end. Every eighth seed is also that of a
 campaign of whole launches: with event loops, workers of one to four ranks, clocks that differ, and launches that
-overlap.
+overlap; every fourth that of a campaign of several launches at the same time.
 
 python tests/many_seeds.py SEED ...         replays single ones
 python tests/many_seeds.py --seeds 100000   tries seeds from 0 up to that number
@@ -28,6 +28,7 @@ from simulation.campaigns import (
     slow,
     standing,
 )
+from simulation.joint_campaigns import run_joint
 from simulation.ledger import ASKED, SimulatedLedger
 from simulation.whole_campaigns import run_whole
 
@@ -38,7 +39,7 @@ from hpo.journal.commands import Unpause
 from hpo.journal.records import Finished, Header, Record, Started
 
 _LAUNCHES = 12
-_WHOLE = 8
+_WHOLE, _JOINT = 8, 4
 
 
 def run(seed: int) -> None:
@@ -121,6 +122,8 @@ def replayable(seeds: Iterator[int]) -> None:
             run(seed)
             if seed % _WHOLE == 0:
                 run_whole(seed // _WHOLE)
+            if seed % _JOINT == 0:
+                run_joint(seed // _JOINT)
         except Exception as error:
             raise AssertionError(f"python tests/many_seeds.py {seed}\n{error!r}") from error
 

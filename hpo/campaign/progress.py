@@ -46,7 +46,7 @@ class Display:
         first = self._began is None
         if first:
             self._began = now
-            self._final_at_start = coordinator.tally.final
+            self._final_at_start = coordinator.final
         if self._has_panel:
             return
         # A stop, a pause and storage that fails are shown at once.
@@ -59,7 +59,7 @@ class Display:
 
     def line(self, coordinator: Coordinator, now: float, *, ended: bool = False) -> str:
         tally, budget = coordinator.tally, coordinator.evaluations
-        final = tally.final
+        final = coordinator.final
         seconds = now - (self._began or now)
         rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
         parts = [_evaluated(final, budget), f"best {self._best(tally)}", _rate(rate)]
@@ -110,7 +110,7 @@ class Display:
                 "\nThe budget is used up, and no evaluation has completed. Mend what failed; then "
                 f"`hpo retry {quoted(self._directory)} --status all` and the same command evaluate them again."
             )
-        budget, final = coordinator.evaluations, coordinator.tally.final
+        budget, final = coordinator.evaluations, coordinator.final
         if reason == DONE and budget is not None and final == self._done >= budget:
             text += f"\n{used_up(self._directory, final, budget)}."
         if failed and not nothing_completed:

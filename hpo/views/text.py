@@ -60,7 +60,7 @@ def status(directory: Path, overview: Overview) -> str:
         *_labelled("remarks", (f"{line}." for line in overview.remarks)),
         *_labelled("errors", overview.errors),
         ("started", when(overview.started)),
-        ("at work", f"{duration(overview.seconds)}, {overview.worker_hours:.1f} worker-hours"),
+        ("at work", f"{duration(overview.seconds)}, {overview.worker_hours:.2g} worker-hours"),
         ("last record", when(overview.updated)),
     ]
     if not overview.alive:  # a journal of a campaign at work is being written

@@ -83,6 +83,7 @@ class SimulatedLedger:
 
     def __init__(self, evaluations: int, space: SearchSpace, earlier: ResumeState | None = None) -> None:
         self.store = MemoryStore()
+        self.space = space
         self._key = lambda params: space.key(space.validate(params))
         self._journals: dict[int, Journals] = {}
         self.evaluations = evaluations
@@ -176,6 +177,13 @@ class SimulatedLedger:
         closed = self.state.closed.get(launch)
         for worker, records in self._journals[launch]():
             yield from records[: None if closed is None else closed.lengths.get(worker, (0,))[0]]
+
+    def ended_in(self, launch: int) -> Iterator[str]:
+        """Individuals that ended in ``launch`` by the records that count."""
+        evaluations = CurrentEvaluations()
+        for record in self.counted(launch):
+            evaluations.take(record)
+        yield from evaluations.ended_ids
 
     def check(self, records: Iterable[Record]) -> None:
         """AssertionError where what closed launches left by the ledger is not what is on record. ``records``: of all of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -114,7 +115,7 @@ class Campaign:
         # What a worker could not record for so long that it gave up may be on the disk all the same.
         self._unsure |= any(journal.discarded for launch in self._launches for journal in launch.journals)
         assert self._unsure or len(everything) == len(ended), "an individual was recorded twice"
-        assert len({SPACE.key(record.params) for record in ended}) == len(ended), "a configuration came twice"
+        assert len(set(map(self._once, ended))) == len(ended), "a configuration came twice"
         now = fold(records, space=SPACE, islands=1, losses=losses)
         assert len(ended) == now.tally.final <= self._budget, "more than the budget"
         for record in ended:
@@ -126,6 +127,10 @@ class Campaign:
                 found = directories.returned if record.outcome.error else directories.completed
                 assert made in found, f"{record.id} was completed by no worker"
         return len(ended)
+
+    def _once(self, record: Finished) -> object:
+        """Value that no two individuals share."""
+        return SPACE.key(record.params)
 
     def _records(self) -> list[Record]:
         return records_of(self._launches, self._ledger)
@@ -158,8 +163,10 @@ class Campaign:
             return machine
         raise AssertionError("no launch can begin")
 
-    def _begin(self, alone: bool, machine: SimulatedMachine, mean_s: float) -> SimulatedLaunch:
-        """The next launch, with a layout of its own."""
+    def _begin(
+        self, alone: bool, machine: SimulatedMachine, mean_s: float, beside: Collection[int] = ()
+    ) -> SimulatedLaunch:
+        """The next launch, with a layout of its own. ``beside``: launches that go on beside it."""
         world, rng = self._world, self._rng
         slow = mean_s >= 10.0
         workers, ranks_per_worker = (
@@ -204,6 +211,7 @@ class Campaign:
             earlier=earlier,
             directory=self._directory,
             machine=machine,
+            beside=beside,
         )
 
 

@@ -77,7 +77,16 @@ class Sharing:
     def _own_ended(self, target: CoordinatorView) -> int:
         """Number of units of this launch whose individuals have ended."""
         own = self._participation.own
-        return own.units - target.unended - sum(map(own.evaluates, target.tally.unfinished))
+        return own.units - target.unended - sum(map(own.evaluates, target.given_up))
+
+    def final(self, target: CoordinatorView) -> int:
+        """Number of individuals of the campaign that have ended, as far as other launches show it."""
+        others = {} if self._others is None else self._others.at_work
+        return (
+            self._participation.state.final
+            + self._own_ended(target)
+            + sum(one.ended for one in others.values())
+        )
 
     @property
     def _others_evaluate(self) -> bool:

@@ -86,7 +86,19 @@ class CoordinatorView:
     @property
     def unended(self) -> int:
         """Number of units of the budget whose individuals have not ended."""
-        return self.unbegun + self.running
+        return self.unbegun + self.running + self._registry.number_held
+
+    @property
+    def given_up(self) -> set[str]:
+        """Individuals that began and did not end, and that nobody here will evaluate."""
+        again = (one.id for one in self._granting.budget.assignments)
+        return {*self.tally.unfinished}.difference(again, self._granting.grants.assigned)
+
+    @property
+    def final(self) -> int:
+        """Number of individuals of the campaign that have ended, as far as is known."""
+        sharing = None if self._commands is None else self._commands.sharing
+        return self.tally.final if sharing is None or sharing.alone else sharing.final(self)
 
     @property
     def idle_workers(self) -> int:

@@ -96,6 +96,11 @@ class WorkerRegistry:
         """Whether broken workers hold individuals that no worker may begin yet."""
         return any(broken.held or broken.open for broken in self._broken)
 
+    @property
+    def number_held(self) -> int:
+        """Number of these individuals."""
+        return sum(len(broken.held) for broken in self._broken)
+
     def broken_of(self, rank: int) -> Broken | None:
         """Broken worker that waits for ``rank``."""
         return next((broken for broken in self._broken if rank in broken.waiting), None)

@@ -1,0 +1,109 @@
+"""Campaigns of one to eight whole launches that are at work at the same time, on hosts of their own, and what has to
+hold of them whatever happens."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hpo.individual import birthplace
+from hpo.islands.end_reasons import DONE
+from hpo.journal.records import Finished, Started
+from hpo.ledger.joining import Newcomer, beside
+from simulation.campaigns import standing
+from simulation.whole_campaigns import Campaign, disturb, silence
+from simulation.world import SimulatedMachine
+
+_CALM_S = 1000.0
+"""Seconds of faults; launches that begin later have none."""
+_MOST_S = 20_000.0
+
+
+def run_joint(seed: int) -> None:
+    """One campaign; AssertionError where an invariant does not hold."""
+    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with TemporaryDirectory(dir=shared) as directory:
+        JointCampaign(seed, Path(directory)).run()
+
+
+class JointCampaign(Campaign):
+    """A simulated campaign whose launches begin and end at any time."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        super().__init__(seed, directory)
+        rng = self._rng
+        self._budget = rng.randint(1, 60)
+        self._ledger = type(self._ledger)(self._budget, self._ledger.space)
+        self._mean_s = rng.choice([1.0, 10.0, 40.0])
+        self._hosts = 0
+
+    def run(self) -> None:
+        world, rng = self._world, self._rng
+        for _ in range(rng.randint(1, 8)):
+            world.at(rng.uniform(0.0, rng.choice([1.0, 300.0, 600.0])), self._start)
+        while world.time < _MOST_S:
+            world.run(lambda: False, world.time + rng.uniform(1.0, 60.0))
+            if self._check() == self._budget and all(launch.settled for launch in self._launches):
+                break
+            if world.time > _CALM_S and all(launch.settled for launch in self._launches):
+                self._start()
+        for launch in self._launches:
+            launch.kill_all()
+        records = self._records()
+        ended = {record.id for record in standing(records)}
+        assert len(ended) == self._budget, "the campaign did not complete"
+        begun = {record.id for record in records if isinstance(record, Started)}
+        assert begun <= ended, "something begun was lost"
+
+    def _start(self) -> None:
+        """A launch begins on a host of its own, beside all that seem to be at work."""
+        world, rng, calm = self._world, self._rng, self._world.time > _CALM_S
+        self._hosts += 1
+        machine = SimulatedMachine(
+            world,
+            f"h{self._hosts}",
+            skew_s=rng.choice([0.0, -7200.0, 7200.0]),
+            server_skew_s=self._server_skew_s,
+            runs=lambda pid: pid in self._running and not self._running[pid].over,
+        )
+        _, at_work = beside(self._directory, lambda: self._ledger.state, Newcomer(), machine=machine)
+        launch = self._begin(calm, machine, self._mean_s, [*at_work])
+        self._running[machine.pid] = launch.ranks[0]
+        self._running |= {rank.pid: rank for rank in launch.ranks[1:]}
+        self._launches.append(launch)
+        if calm:
+            return
+        span_s = rng.choice([10.0, 100.0, 400.0])
+        if rng.random() < 0.5:
+            disturb(launch, machine, rng, span_s)
+        if rng.random() < 0.3:
+            silence(launch, machine, rng, world.time + rng.uniform(0.0, span_s))
+        if rng.random() < 0.3:
+            world.at(world.time + rng.uniform(0.0, span_s), launch.kill_all)
+            if rng.random() < 0.7:
+                world.at(world.time + span_s + rng.uniform(0.0, 200.0), self._start)
+
+    def _check(self) -> int:
+        ended = super()._check()
+        state = self._ledger.state
+        counted = {one for launch in state.closed for one in self._ledger.ended_in(launch)}
+        assert state.final == len(counted), "the ledger has miscounted"
+        assert self._budget - state.final - state.held == state.free >= 0, "more units than the budget"
+        for launch in self._launches:
+            end = launch.coordinator.end
+            if end is not None and end.reason == DONE and not launch.closed_by_another:
+                # The others may only have to close.
+                assert math.isclose(len(counted) + self._held_and_ended(), self._budget), "it ended too soon"
+        return ended
+
+    def _once(self, record: Finished) -> object:
+        # Launches that do not know of each other yet may breed the same from a parent that both know.
+        worker = birthplace(record.id)[1]
+        joined = self._ledger.state.joined.values()
+        bred_by = next(one.launch for one in joined if 0 <= worker - one.first_worker < one.workers)
+        return bred_by, super()._once(record)
+
+    def _held_and_ended(self) -> int:
+        """Number of individuals that have ended in launches that are open."""
+        return sum(len({*self._ledger.ended_in(one)}) for one in self._ledger.state.open)
