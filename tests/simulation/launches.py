@@ -27,6 +27,7 @@ from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog,
 from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
+from hpo.islands.leader.elites import EliteExchange
 from hpo.islands.leader.island import OwnWorker
 from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
@@ -87,6 +88,7 @@ class SimulatedLaunch(LaunchLog):
         self._objective = objective
         self._settings = settings
         self._ledger = ledger
+        self._directory = directory
         self._participation = ledger.join(
             len(settings.layout.workers),
             self._written,
@@ -162,7 +164,7 @@ class SimulatedLaunch(LaunchLog):
             coordinator=coordinator,
             signals=rank.signals,
             hang_timeout_s=self._settings.evaluation.hang_timeout_s,
-            housekeeping=lambda now: None,
+            housekeeping=lambda now: None if rank.exchange is None else rank.exchange(now),
             on_bad_message=_refuse,
         )
         rank.wake(self.world.time)
@@ -198,6 +200,13 @@ class SimulatedLaunch(LaunchLog):
         crew.prepare()
         rank.leader = self._leader(place, rank, crew)
         rank.leader.begin(start)
+        rank.exchange = EliteExchange(
+            rank.leader,
+            self._directory,
+            launch=self.number,
+            island=place.island,
+            others=lambda: self._ledger.state.open.keys() - {self.number},
+        )
         return RankRoles(members=place.ranks, leader=rank.leader, non_leader=None, filenos=crew.filenos)
 
     def _leader(self, place: WorkerPlacement, rank: Rank, crew: ProcessCrew) -> Leader:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from hpo.islands.event_loop import EventLoop
+from hpo.islands.leader.elites import EliteExchange
 from hpo.islands.leader.leader import Leader
 from hpo.islands.storage import StorageWait
 from simulation import MemoryJournal
@@ -96,6 +97,7 @@ class Rank:
         self.signals = _Signals()
         self.loop: EventLoop | None = None
         self.leader: Leader | None = None
+        self.exchange: EliteExchange | None = None
         self.journal: MemoryJournal | None = None
         self.evaluators: list[SimulatedEvaluator] = []
         self.stopped = False

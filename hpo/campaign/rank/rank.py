@@ -9,7 +9,7 @@ import atexit
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -337,7 +337,9 @@ class Rank:
                 coordinator=None if housekeeping is None else housekeeping.coordinator,
                 signals=signals,
                 hang_timeout_s=assembly.hang_timeout_s,
-                housekeeping=housekeeping or (lambda now: None),
+                housekeeping=partial(
+                    _call_all, [*([housekeeping] if housekeeping else []), *assembly.duties]
+                ),
                 failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
             )
             end = node.run()
@@ -354,6 +356,11 @@ class Rank:
                 with suppress(OSError):  # it is only space
                     keep_only_best(self._settings.directory, self._settings.keep)
         return end
+
+
+def _call_all(duties: Sequence[Callable[[float], object]], now: float) -> None:
+    for duty in duties:
+        duty(now)
 
 
 def _read_on(ledger: Ledger) -> LedgerState:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.campaign.definition import CampaignDefinition
@@ -25,6 +26,7 @@ from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands.end_reasons import STORAGE
 from hpo.islands.event_loop import RankRoles
+from hpo.islands.leader.elites import EliteExchange
 from hpo.islands.leader.island import LeaderSettings, OwnWorker
 from hpo.islands.leader.leader import Leader
 from hpo.islands.leader.migration import MigrationSettings
@@ -33,6 +35,7 @@ from hpo.islands.storage import StorageWait, storage_sentence
 from hpo.islands.transport import Transport
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.records import Header
+from hpo.ledger.opening import FollowedLedger
 from hpo.search import stopping_rules as pruning
 from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import searched
@@ -55,6 +58,8 @@ class Assembly:
     closing: ExitStack
     writer: JournalWriter | None = None
     began: float = 0.0
+    duties: list[Callable[[float], object]] = field(default_factory=list)
+    """Functions to call in each turn of the event loop, with the time in Unix seconds."""
 
     def __post_init__(self) -> None:
         self.settings = self.definition.settings
@@ -89,6 +94,16 @@ class Assembly:
         self.closing.callback(crew.close, 10.0)
         leader = self.leader(place, crew, self.writer, start.surroundings)
         leader.begin(start)
+        ledger = FollowedLedger(self.settings.directory)
+        self.duties.append(
+            EliteExchange(
+                leader,
+                self.settings.directory,
+                launch=start.launch,
+                island=place.island,
+                others=lambda: ledger.state().open.keys() - {start.launch},
+            )
+        )
         return RankRoles(
             members=place.ranks,
             leader=leader,

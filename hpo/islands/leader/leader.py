@@ -231,6 +231,17 @@ class Leader:
         self._early_stopping.observe(messages.reports(news.reports))
         return self._idle and self._early_stopping.can_promote
 
+    def meet(self, members: list[Member]) -> None:
+        """Let the island know individuals that another launch has evaluated."""
+        for member in members:
+            self._learn(member)
+        self._publisher.introduce(members)
+
+    @property
+    def is_first_of_island(self) -> bool:
+        """Whether no leader of a lower rank leads a worker of its island."""
+        return all(self._transport.rank < peer for peer in self._publisher.peers)
+
     def _learn(self, member: Member, *, earlier: bool = False) -> None:
         # Individuals of other islands, with other parts of the space, may take other numbers of steps.
         if member.progress is not None and member.status == COMPLETED and not member.history:
@@ -244,7 +255,7 @@ class Leader:
             self._migration.own(member)
         else:
             self._publisher.pass_on([member], self._heir)
-        self._publisher.introduce(member)
+        self._publisher.introduce([member])
 
     def _give_back(self, recall: messages.Recall) -> None:
         self.ask(messages.Returned(self._claims.spare(recall.number)))

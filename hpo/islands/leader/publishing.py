@@ -137,9 +137,10 @@ class Publisher:
         for peer in self.peers:
             self._transport.send(peer, data)
 
-    def introduce(self, immigrant: Member) -> None:
-        """Tell the island of an individual that came from another island."""
-        self._broadcast(Records([immigrant], [], []))
+    def introduce(self, members: list[Member]) -> None:
+        """Tell the island of individuals that came from another island or another launch."""
+        if members:
+            self._broadcast(Records(members, [], []))
 
     def lose(self, leaders: frozenset[int]) -> None:
         """Send nothing more to ``leaders``."""

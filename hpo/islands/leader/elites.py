@@ -1,0 +1,128 @@
+"""Exchange of individuals between launches that are at work on a campaign at the same time.
+
+For each of its islands a launch keeps a file with the best and the latest individuals that the island knows. The
+launches read each other's files, and breed from what they find there as from individuals of their own; only the launch
+that evaluated an individual lets it migrate. The files are no record: nothing is lost with one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from hpo.errors import CampaignError
+from hpo.journal.durable import write_atomically
+from hpo.search.population import Member, Population, keep_latest
+
+EVERY_S = 15.0
+_LAUNCHES = 8
+"""Launches whose files are read at a time."""
+_FAILURES = 16
+_MOST_BYTES = 1 << 18
+_REMEMBERED = 4096
+
+
+class _Elite(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of a file."""
+
+    members: list[Member]
+    version: Literal[1] = 1
+
+
+_decoder = msgspec.json.Decoder(_Elite)
+
+
+def _end(member: Member) -> str:
+    """Text that differs where the individual was evaluated again."""
+    return f"{member.id} {member.status}"
+
+
+class IslandLeader(Protocol):
+    """Leader as this exchange needs it (see ``hpo.islands.leader.leader``)."""
+
+    @property
+    def population(self) -> Population: ...
+    @property
+    def is_first_of_island(self) -> bool: ...
+    def meet(self, members: list[Member]) -> None: ...
+
+
+class EliteExchange:
+    """Exchange of ``island`` with other launches, called again and again by each of its leaders: the first that lives
+    does it for all.
+
+    Args:
+        leader: leader that calls.
+        directory: the campaign's.
+        launch: number of the launch.
+        others: returns the numbers of the other open launches; it may raise OSError and CampaignError.
+    """
+
+    def __init__(
+        self,
+        leader: IslandLeader,
+        directory: Path,
+        *,
+        launch: int,
+        island: int,
+        others: Callable[[], Collection[int]],
+    ) -> None:
+        self._leader = leader
+        self._directory = directory
+        self._launch = launch
+        self._island = island
+        self._others = others
+        self._next = 0.0
+        self._turn = 0
+        self._written: list[str] = []
+        self._known: dict[str, None] = {}
+
+    def __call__(self, now: float) -> None:
+        """Write the own file and read those of others, if it is time to. ``now``: Unix seconds."""
+        if now < self._next or not self._leader.is_first_of_island:
+            return
+        self._next = now + EVERY_S
+        with suppress(OSError, CampaignError):  # it may work the next time
+            others = sorted(self._others())
+            if others:
+                self._write()
+                first = self._turn % len(others)
+                self._turn += _LAUNCHES
+                self._read((others[first:] + others[:first])[:_LAUNCHES])
+
+    def _path(self, launch: int) -> Path:
+        return self._directory / "launches" / f"{launch:04d}" / "elite" / str(self._island)
+
+    def _write(self) -> None:
+        population = self._leader.population
+        members = list({one.id: one for one in (*population, *population.failures[-_FAILURES:])}.values())
+        ends = [*map(_end, members)]
+        if ends == self._written:
+            return
+        data = msgspec.json.encode(_Elite(members=members))
+        while len(data) > _MOST_BYTES:  # the best come first
+            members = members[: len(members) // 2]
+            data = msgspec.json.encode(_Elite(members=members))
+        path = self._path(self._launch)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data, durable=False)
+        self._written = ends
+        self._known.update(dict.fromkeys(ends))  # the others send them back
+
+    def _read(self, launches: Collection[int]) -> None:
+        found: dict[str, Member] = {}
+        for launch in launches:
+            with suppress(OSError, ValueError):  # it has none yet, or a person has put something there
+                handle = os.open(self._path(launch), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                with open(handle, "rb") as file:
+                    elite = _decoder.decode(file.read(2 * _MOST_BYTES))
+                found.update({one.id: one for one in elite.members})
+        new = [one for one in found.values() if _end(one) not in self._known]
+        self._known.update(dict.fromkeys(map(_end, new)))
+        keep_latest(self._known, _REMEMBERED)
+        if new:
+            self._leader.meet(new)
