@@ -19,6 +19,7 @@ from hpo.errors import CampaignError, UsageError, noted
 from hpo.individual import DEFAULT, GIVEN, Scalar
 from hpo.journal import directory
 from hpo.journal.commands import asked
+from hpo.ledger.alive import living
 from hpo.ledger.entries import Commanded, Go
 from hpo.ledger.joining import Newcomer
 from hpo.ledger.ledger import Ledger
@@ -139,6 +140,10 @@ class CampaignDefinition:
             code=self.code,
             join=self.join,
         )
+
+    def may_lack_islands(self) -> bool:
+        """Whether a launch may have fewer workers than there are islands, as others have workers for the rest."""
+        return self.join is not False and (self.join is True or bool(living(self.settings.directory)))
 
     def newcomer(self) -> Newcomer:
         """The launch of this process, as it joins."""

@@ -58,7 +58,12 @@ def run(
     campaign = CampaignDefinition.from_file(file, join=join)
     layout = campaign.settings.layout
     if ranks is not None:
-        Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+        Layout.plan(
+            ranks=ranks,
+            islands=layout.islands,
+            ranks_per_worker=layout.ranks_per_worker,
+            joins=campaign.may_lack_islands(),
+        )
     if (sentence := finished(campaign, file)) is not None:
         _log.info(f"{sentence}.")
         return 0

@@ -42,7 +42,12 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
     ``Campaign.run`` does, with the campaign's exit code."""
     settings = definition.settings
     layout = settings.layout
-    Layout.plan(ranks=ranks, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+    Layout.plan(
+        ranks=ranks,
+        islands=layout.islands,
+        ranks_per_worker=layout.ranks_per_worker,
+        joins=definition.may_lack_islands(),
+    )
     mpirun = find_mpirun()
     transfer = CampaignTransfer(definition)
     try:

@@ -108,7 +108,10 @@ class _OwnLaunch:
         rank 0 makes it after all have said hello."""
         if (launch := self.number) is None or self._joined is None:
             return None
-        path = journal_path(self._directory, launch=launch, island=0, worker=self._joined.first_worker)
+        joined = self._joined
+        path = journal_path(
+            self._directory, launch=launch, island=joined.first_island, worker=joined.first_worker
+        )
         with suppress(OSError):
             return path.stat().st_size
         return None

@@ -44,11 +44,11 @@ class Layout:
     workers: tuple[WorkerPlacement, ...]
 
     @classmethod
-    def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int) -> Layout:
+    def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int, joins: bool = False) -> Layout:
         """Layout with workers spread over islands as evenly as possible; the first islands get the remainder.
         UsageError, with the closest numbers of ranks that fit, where a worker would lack ranks, or an island
-        workers."""
-        fewest = smallest(islands, ranks_per_worker)
+        workers. ``joins``: other launches have workers for the islands that get none."""
+        fewest = smallest(1 if joins else islands, ranks_per_worker)
         _check_count("ranks", ranks)
         if ranks < fewest or ranks % ranks_per_worker:
             raise UsageError(_misfit(ranks, islands, ranks_per_worker, fewest))
@@ -61,9 +61,15 @@ class Layout:
                 places.append(WorkerPlacement(index=index, island=island, worker=index, ranks=members))
         return cls(islands=islands, workers=tuple(places))
 
-    def numbered_from(self, first_worker: int) -> Layout:
-        """The same layout, with its workers numbered from ``first_worker``."""
-        workers = (replace(place, worker=first_worker + place.index) for place in self.workers)
+    def numbered_from(self, first_worker: int, first_island: int = 0) -> Layout:
+        """The same layout, with its workers numbered from ``first_worker``, and the islands that get workers first
+        counted from ``first_island``."""
+        workers = (
+            replace(
+                place, worker=first_worker + place.index, island=(first_island + place.island) % self.islands
+            )
+            for place in self.workers
+        )
         return replace(self, workers=tuple(workers))
 
     def of_island(self, island: int) -> tuple[WorkerPlacement, ...]:

@@ -139,6 +139,8 @@ class Start(BeforeServing, frozen=True):
     launch: int
     first_worker: int
     """Number of the launch's first worker in the campaign."""
+    first_island: int
+    """Island of that worker."""
     surroundings: Surroundings
     earlier: int
     """Number of individuals that each worker of the island has begun in earlier launches, on average."""

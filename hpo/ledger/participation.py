@@ -184,12 +184,15 @@ def join(
     def decide(state: LedgerState) -> Joined | None:
         if among is not None and not state.open.keys() <= {*among}:
             return None
+        islands = len(newcomer.kinds or ()) or 1
         hosts, given = machines or {}, set(map(key, state.points))
         new = {key(one): one for one in points if key(one) not in given}
         return Joined(
             launch=state.launches + 1,
             workers=workers,
             first_worker=state.workers,
+            # Launches of few workers take turns on the islands.
+            first_island=state.workers % islands if workers < islands else 0,
             ranks_per_worker=ranks_per_worker,
             in_file=in_file,
             kinds=newcomer.kinds or (),

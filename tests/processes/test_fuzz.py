@@ -185,6 +185,7 @@ _START = messages.encode(
     messages.Start(
         1,
         0,
+        0,
         messages.Surroundings(("a",), 0, 1, 1),
         0,
         [Member("0-0-1", (0.5, 2), None, "failed", (), (3, None), "random")],

@@ -82,7 +82,12 @@ class Rank:
     def run(self) -> Result:
         """Serve until the launch ends. Raises the errors of ``Campaign.run``."""
         settings, transport = self._settings, self._transport
-        layout = self._layout()
+        try:
+            layout = self._layout(joins=transport.rank > 0 or self._definition.may_lack_islands())
+        except HpoError as error:
+            if transport.rank == 0:
+                self._send_all(End("refused", error.exit_code, str(error)))
+            raise
         if settings.evaluation.isolation != "inline":
             _ = self._definition.source  # an unpicklable function is reported before anything starts
         with nullcontext(self._given_signals) if self._given_signals else Signals() as signals:
@@ -102,13 +107,15 @@ class Rank:
         _raise_failure(end)
         return Result(settings.directory, end.reason)
 
-    def _layout(self) -> Layout:
+    def _layout(self, *, joins: bool) -> Layout:
+        """Layout of the launch. ``joins``: see ``Layout.plan``."""
         layout = self._settings.layout
         try:
             return Layout.plan(
                 ranks=self._transport.size,
                 islands=layout.islands,
                 ranks_per_worker=layout.ranks_per_worker,
+                joins=joins,
             )
         except UsageError as error:
             if self._transport.size > 1:
@@ -135,7 +142,8 @@ class Rank:
                 hellos = greet(self._transport, hello, greeting_s(settings, self._transport.size))
                 participation, sign = self._join(layout, starting, hellos)
                 held.enter_context(sign)
-                layout = layout.numbered_from(participation.first_worker)
+                joined = participation.own.joined
+                layout = layout.numbered_from(joined.first_worker, joined.first_island)
                 earlier = self._read_earlier(layout, participation, starting)
                 task, entries = self._definition.task, self._settings.known
                 known = enter_points(starting.known, task, earlier, layout.islands, entries)
@@ -321,7 +329,7 @@ class Rank:
         """Take part in the launch. ``opening``: None but on rank 0."""
         logs.open_debug_file(self._settings.directory, self._transport.rank)
         transport, definition = self._transport, self._definition
-        layout = layout.numbered_from(start.first_worker)
+        layout = layout.numbered_from(start.first_worker, start.first_island)
         place, _ = layout.place_of(transport.rank)
         self._serving = True
         signals.patience = PATIENCE

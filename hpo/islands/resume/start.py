@@ -30,9 +30,9 @@ def start_messages(
     """The first message to each rank; leaders alone get a population. ``hosts``, ``cores``: see ``surroundings``;
     ``lineages``: islands whose individuals go on from each other; ``holds``: whether an individual's checkpoint is
     still there, without which it does not go on."""
-    first = layout.workers[0].worker
-    starts = [Start(launch, first, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
-    for island in range(layout.islands):
+    first = layout.workers[0].worker, layout.workers[0].island
+    starts = [Start(launch, *first, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
+    for island in sorted({place.island for place in layout.workers}):
         places = layout.of_island(island)
         population = state.populations.get(island)
         members: list[Member] = []
@@ -63,7 +63,7 @@ def start_messages(
         for place in places:
             starts[place.leader] = Start(
                 launch,
-                first,
+                *first,
                 starts[place.leader].surroundings,
                 -(-state.begun[island] // len(places)),
                 members,
