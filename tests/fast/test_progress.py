@@ -58,9 +58,18 @@ def test_a_pruner_without_reports_is_said_in_the_run_in_status_and_in_the_report
         assert sum("no evaluation has called" in one for one in shown) == 2 * there
 
 
+class Alone(SimpleNamespace):
+    """A coordinator of which no other launch knows."""
+
+    @property
+    def final(self) -> int:
+        found: int = self.tally.final
+        return found
+
+
 def launch_of(directory: Path, **limits: Any) -> tuple[Any, Display]:
     """A coordinator, and the display of a launch that began at 100 s with ten evaluated before."""
-    coordinator = SimpleNamespace(
+    coordinator = Alone(
         **{"evaluations": None, "deadline": None, **limits},
         tally=Tally(counts={COMPLETED: 10}),
         counts={},
