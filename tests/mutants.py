@@ -39,6 +39,7 @@ PROTOCOL = "fast/test_whole_launches.py fast/test_golden_traces.py fast/test_pro
 HEALTH = "processes/test_health.py"
 JOURNAL = "processes/test_journal.py"
 LEDGER = "fast/test_ledger.py"
+JOINT = "fast/test_many_seeds.py"
 COUNTED = "fast/test_counted_journals.py"
 ALIVE = "fast/test_alive.py"
 COMMANDS = "fast/test_commands.py"
@@ -88,6 +89,17 @@ MUTANTS = (
     Mutant("hpo/journal", "if line[-11:-3] != b", "if False and line[-11:-3] != b", JOURNAL),
     Mutant("hpo/journal", "os.fsync(self._file)", "pass", JOURNAL + " fast/test_storage.py"),
     Mutant("hpo/journal", "self._part += 1\n", "pass\n", JOURNAL + " fast/test_storage.py"),
+    # launches together
+    Mutant("hpo/islands", "self.unfinished.update(self.left_by(number))", "pass", JOINT),
+    Mutant("hpo/islands", "if own.ids[one] else self.unfinished[one].as_contested()", "", JOINT),
+    Mutant("hpo/islands", "at_work[one].ended < state.open[one].units", "False", JOINT),
+    Mutant("hpo/islands", "- sum(map(own.evaluates, target.given_up))", "", JOINT),
+    Mutant(
+        "hpo/islands",
+        "return self.unbegun + self.running + self._registry.number_held",
+        "return self.unbegun + self.running",
+        JOINT,
+    ),
     # ledger
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
     Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),
@@ -95,7 +107,14 @@ MUTANTS = (
     Mutant("hpo/ledger", "self.state.entries >= self._tried", "True", LEDGER),
     Mutant("hpo/ledger", "own = name.launch in state.open and", "own = True or", COUNTED),
     Mutant("hpo/ledger", "self._begun[identity][1] not in self._running", "True", COUNTED),
-    Mutant("hpo/ledger", "after is not None and state.launches != after", "False", ALIVE),
+    Mutant("hpo/ledger", "among is not None and not state.open.keys() <= {*among}", "False", ALIVE),
+    Mutant("hpo/ledger", "counts = now - self._own.refreshed_at < REFRESH_S", "counts = True", ALIVE),
+    Mutant(
+        "hpo/ledger",
+        "sorted([self._own.launch, *self.at_work], key=lambda one: (one < launch, one))",
+        "[self._own.launch]",
+        ALIVE,
+    ),
     Mutant("hpo/ledger", "machine.is_running(holder.pid, holder.process_started)", "True", ALIVE),
     # training
     Mutant("trainers", "torch._foreach_div_(gradients, self._channel.size)", "pass", AVERAGING),

@@ -20,7 +20,6 @@ from hpo.config.reader import Settings
 from hpo.errors import CampaignError
 from hpo.evaluation.environment import child_environment
 from hpo.islands.end_reasons import DONE, LOST, STOPPED
-from hpo.ledger.journals import last_launch
 from hpo.ledger.launches import is_complete, read_launch
 from hpo.results.result import Result
 from hpo.terminal import write
@@ -53,7 +52,6 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
     try:
         if not may_start(definition):
             return Result(settings.directory, STOPPED), 0
-        before = last_launch(settings.directory)
         said: list[str] = []
         # Outside of notebooks the ranks write to this process's streams.
         collecting = _Output() if in_notebook() else nullcontext()
@@ -71,13 +69,14 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
                 tied=True,
                 variables=_ALONE | _importable(),
             )
-            code = Supervisor(transfer.rank, settings, ranks, started, say=say).run()
+            supervisor = Supervisor(transfer.rank, settings, ranks, started, say=say)
+            code = supervisor.run()
         refusal = transfer.refusal()
     finally:
         transfer.close()
     if code and refusal is not None:
         raise refusal
-    reason = _reason(settings, code, before)
+    reason = _reason(settings, code, supervisor.launch)
     if reason is not None:
         return Result(settings.directory, reason), code
     tail = () if output is None else output.tail
@@ -86,11 +85,10 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
     raise error
 
 
-def _reason(settings: Settings, code: int, before: int) -> str | None:
-    """Reason for which the campaign ended with ``code``; None where its ranks died. ``before``: number of the launch
-    before it."""
-    launch = read_launch(settings.directory, last_launch(settings.directory))
-    reason = None if launch is None or launch.number == before or launch.end is None else launch.end[0]
+def _reason(settings: Settings, code: int, number: int | None) -> str | None:
+    """Reason for which the campaign ended with ``code``; None where its ranks died. ``number``: of its last launch."""
+    launch = None if number is None else read_launch(settings.directory, number)
+    reason = None if launch is None or launch.end is None else launch.end[0]
     if reason not in (None, LOST):
         return reason
     if code:

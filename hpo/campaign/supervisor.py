@@ -161,6 +161,11 @@ class Supervisor:
         self._kill_at: float | None = None
 
     @property
+    def launch(self) -> int | None:
+        """Number of the last launch that has joined."""
+        return self._own.number
+
+    @property
     def _asked(self) -> bool:
         return self._requests.count > 0
 

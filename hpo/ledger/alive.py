@@ -65,8 +65,6 @@ class Sign(NamedTuple):
 
     holder: Holder | None
     """None while the file is not there or not readable."""
-    local: bool
-    """Whether the holder's process can be looked up here."""
     alive: bool
 
 
@@ -75,26 +73,26 @@ def alive_path(directory: Path, launch: int) -> Path:
     return directory / "launches" / f"{launch:04d}" / "alive"
 
 
-def _read(path: Path, machine: Machine) -> Sign:
-    """OSError as the file system says."""
+def _read(path: Path) -> tuple[Holder | None, float]:
+    """Content of a sign, None where there is none, and its time by the clock of its storage. OSError as the file system
+    says."""
     try:
         # Attributes after the file was opened: those of an NFS client may be a minute old otherwise.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        return Sign(None, False, False)
+        return None, 0.0
     with open(handle, "rb") as file:
         data, stamp = file.read(1 << 16), os.fstat(handle).st_mtime
     try:
-        holder = _decoder.decode(data)
+        return _decoder.decode(data), stamp
     except ValueError:
-        return Sign(None, False, False)
-    local = holder.machine == machine.identity
-    if local or holder.over:
-        alive = not holder.over and machine.is_running(holder.pid, holder.process_started)
-    else:
-        # The difference of two stamps by one clock, whatever this machine's own clock says.
-        alive = machine.file_time(path.parent) - stamp < STALE_S
-    return Sign(holder, local, alive)
+        return None, stamp
+
+
+def _is_gone(holder: Holder, machine: Machine) -> bool:
+    """Whether the launch is seen to have ended."""
+    here = holder.machine == machine.identity
+    return holder.over or (here and not machine.is_running(holder.pid, holder.process_started))
 
 
 def living(directory: Path, state: LedgerState | None = None) -> dict[int, Holder]:
@@ -112,12 +110,21 @@ def living(directory: Path, state: LedgerState | None = None) -> dict[int, Holde
 
 def signs_of(directory: Path, state: LedgerState, *, machine: Machine = THIS_MACHINE) -> dict[int, Sign]:
     """Signs of the launches that are open in ``state``; CampaignError where they cannot be read."""
+    signs, now = dict[int, Sign](), None
     try:
-        return {launch: _read(alive_path(directory, launch), machine) for launch in state.open}
+        for launch in state.open:
+            holder, stamp = _read(alive_path(directory, launch))
+            alive = holder is not None and not _is_gone(holder, machine)
+            if alive and holder is not None and holder.machine != machine.identity:
+                # The difference of two stamps by one clock, whatever this machine's own clock says.
+                now = machine.file_time(directory / "launches") if now is None else now
+                alive = now - stamp < STALE_S
+            signs[launch] = Sign(holder, alive)
     except OSError as error:
         raise CampaignError(
             f"{directory / 'launches'} cannot be read ({error.strerror or error}). Give read access there."
         ) from error
+    return signs
 
 
 def last_refresh(directory: Path, launch: int) -> int | None:
@@ -190,13 +197,13 @@ class SignOfLife:
 
 
 class _SeenSign(NamedTuple):
-    sign: Sign
+    holder: Holder | None
+    gone: bool
     silent_s: float = 0.0
 
-
-def _is_gone(sign: Sign) -> bool:
-    """Whether the launch is seen to have ended."""
-    return sign.holder is not None and (sign.holder.over or (sign.local and not sign.alive))
+    @property
+    def lives(self) -> bool:
+        return self.holder is not None and not self.gone and self.silent_s < STALE_S
 
 
 class OtherLaunches:
@@ -234,15 +241,15 @@ class OtherLaunches:
         for launch in self._launches:
             before = self._seen.get(launch)
             try:
-                sign = _read(alive_path(self._directory, launch), self._machine)
+                holder, _ = _read(alive_path(self._directory, launch))
             except OSError:
                 if before is not None:
                     seen[launch] = before
                 continue
             silent_s = 0.0
-            if before is not None and sign.holder == before.sign.holder:
+            if before is not None and holder == before.holder:
                 silent_s = before.silent_s + (min(passed_s, 2 * REFRESH_S) if counts else 0.0)
-            seen[launch] = _SeenSign(sign, silent_s)
+            seen[launch] = _SeenSign(holder, holder is not None and _is_gone(holder, self._machine), silent_s)
         self._seen = seen
         self.dead = frozenset(one for one in seen if self._is_due(one))
 
@@ -250,8 +257,8 @@ class OtherLaunches:
         # Those after it in number come first.
         lives = sorted([self._own.launch, *self.at_work], key=lambda one: (one < launch, one))
         turn = [one for one in lives if one != launch].index(self._own.launch)
-        sign, silent_s = self._seen[launch]
-        return silent_s >= (0.0 if _is_gone(sign) else STALE_S) + _TURN_S * turn
+        seen = self._seen[launch]
+        return seen.silent_s >= (0.0 if seen.gone else STALE_S) + _TURN_S * turn
 
     def show(self, ended: int, idle: int) -> None:
         """Show the others how far this launch has come (see ``Holder``)."""
@@ -261,11 +268,7 @@ class OtherLaunches:
     def at_work(self) -> dict[int, Holder]:
         """Signs of the launches that live, as far as they were seen."""
         seen = self._seen
-        return {
-            launch: one.sign.holder
-            for launch, one in seen.items()
-            if one.sign.holder is not None and not _is_gone(one.sign) and one.silent_s < STALE_S
-        }
+        return {launch: one.holder for launch, one in seen.items() if one.holder is not None and one.lives}
 
     @property
     def idle(self) -> int:

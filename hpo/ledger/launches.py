@@ -140,8 +140,10 @@ def made_progress(directory: Path, launch: int) -> bool:
 
 def consecutive_idle_launches(directory: Path, job: str = "") -> int:
     """Number of the last launches in a row that got nothing done. ``job``: count launches of this Slurm job alone."""
-    count = 0
+    count, joined = 0, state_of(directory).joined
     for number in range(last_launch(directory), 0, -1):
+        if job and number in joined and joined[number].job.partition(".")[0] != job:
+            continue
         launch = read_launch(directory, number)
         if launch is not None and job and launch.job.partition(".")[0] != job:
             break

@@ -46,6 +46,7 @@ KEYS = {
         "delay_2_to_alone",
         "torch_ddp_to_alone",
     },
+    "launches": {"busy", "busy_ratio", "decades_behind", "standard_error"},
     "phases": {"at once", "inherited", "phases"},
     "oialr": {
         "bytes_to_expected",
