@@ -107,8 +107,24 @@ def _slurm(options: argparse.Namespace) -> int:
 def _steer(options: argparse.Namespace) -> int:
     from hpo.campaign import commands
 
-    given = [getattr(options, name) for name in ("worker", "status", "points", "limits") if name in options]
+    given = [
+        getattr(options, name)
+        for name in ("worker", "status", "points", "limits", "launch")
+        if name in options
+    ]
     terminal.write(commands.COMMANDS[options.command](options.directory, *given))
+    return 0
+
+
+def _launches(options: argparse.Namespace) -> int:
+    if options.json:
+        from hpo.ledger.listing import launches_as_data
+
+        terminal.write_json(json.dumps(launches_as_data(options.directory), indent=2))
+    else:
+        from hpo.campaign import commands
+
+        terminal.write(commands.launches(options.directory))
     return 0
 
 
@@ -123,7 +139,10 @@ def _status(options: argparse.Namespace) -> int:
             return watch(options.directory)
     found = overview.of(options.directory)
     if options.json:
-        terminal.write_json(json.dumps(found.table(), indent=2))
+        from hpo.ledger.listing import launches_as_data
+
+        data = {**found.table(), "launches": launches_as_data(options.directory)}
+        terminal.write_json(json.dumps(data, indent=2))
     else:
         terminal.write(text.status(options.directory, found))
     return 0
@@ -209,7 +228,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": _report,
     "watch": _watch,
     "check": _check,
-    **dict.fromkeys(("stop", "pause", "unpause", "drain", "retry", "enqueue", "set"), _steer),
+    "launches": _launches,
+    **dict.fromkeys(("stop", "pause", "unpause", "drain", "retry", "enqueue", "set", "close"), _steer),
 }
 """Function that runs a command and returns the exit code, by the command's name."""
 

@@ -140,7 +140,8 @@ def _add_results(add: _Add) -> None:
         "hpo show runs/digits 0-1-17      hpo show runs/digits known-3",
     )
     show.add_argument("id", metavar="ID", help="of the individual, such as 0-1-17, or of a known point")
-    for command in (shown, best, show):
+    launches = add("launches", "The launches of a campaign, a line each.", "hpo launches runs/digits")
+    for command in (shown, best, show, launches):
         command.add_argument("--json", action="store_true", help="print JSON")
     export = add(
         "export",
@@ -232,6 +233,12 @@ def _add_steering(add: _Add) -> None:
         "hpo drain runs/digits 0-3      worker 3 of island 0, which begins the individuals 0-3-0, 0-3-1, …",
     )
     drain.add_argument("worker", metavar="WORKER", help="island and worker, such as 0-3")
+    close = add(
+        "close",
+        "Close a launch that is at work no more, or is not to be any more: others evaluate what it leaves.",
+        "hpo close runs/digits 7",
+    )
+    close.add_argument("launch", type=_count, metavar="LAUNCH", help="number, as `hpo launches` lists it")
     retry = add(
         "retry",
         "Evaluate individuals that failed again, under their ids.",

@@ -92,7 +92,7 @@ MUTANTS = (
     # launches together
     Mutant("hpo/islands", "self.unfinished.update(self.left_by(number))", "pass", JOINT),
     Mutant("hpo/islands", "if own.ids[one] else self.unfinished[one].as_contested()", "", JOINT),
-    Mutant("hpo/islands", "at_work[one].ended < state.open[one].units", "False", JOINT),
+    Mutant("hpo/islands", "ended.get(one, 0) < state.open[one].units", "False", JOINT),
     Mutant("hpo/islands", "- sum(map(own.evaluates, target.given_up))", "", JOINT),
     Mutant(
         "hpo/islands",

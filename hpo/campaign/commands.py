@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,14 +28,20 @@ from hpo.journal.commands import (
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import Finished
 from hpo.ledger.alive import living
+from hpo.ledger.closing import closing, key_or_text
+from hpo.ledger.entries import Closed
+from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import journal_files, last_launch, read_directory
 from hpo.ledger.launches import read_launch
-from hpo.ledger.opening import give, state_of
+from hpo.ledger.listing import listed_launches
+from hpo.ledger.opening import give, open_ledger, state_of
 from hpo.prior_results.configurations import read_points
 from hpo.space.space import described_space
 from hpo.spelling import suggestion
 from hpo.text import excerpt
+from hpo.views.text import table
 
+_MOST_HOSTS = 4
 ALL = "all"
 """Value of ``hpo retry --status`` for every kind of failure."""
 
@@ -129,6 +136,43 @@ def set_limits(directory: Path, words: Sequence[str]) -> str:
     return _given(directory, request, ", ".join(words))
 
 
+def close(directory: Path, launch: int) -> str:
+    """Close an open launch. Raises UsageError: there is none of this number."""
+    space = described_space(directories.read_identity(directory).get("space"))
+    ledger = open_ledger(directory)
+
+    def decide(state: LedgerState) -> Closed | None:
+        if launch not in state.open:
+            return None
+        key = partial(key_or_text, space)
+        return closing(directory, key, state, launch, by=0, reason="closed by a person")
+
+    try:
+        closed = ledger.append(decide)
+    except OSError as error:
+        raise directories.unwritable(directory, error) from error
+    if closed is None:
+        numbers = map(str, ledger.state.open)
+        raise UsageError(
+            f"{launch}: must be the number of an open launch of {directory}, as `hpo launches` lists them: "
+            f"{', '.join(numbers) or 'there is none now'}."
+        )
+    return (
+        f"{directory}: launch {launch} is closed. If it is at work, it ends within seconds, and nothing that it does "
+        "from now on counts; what it had begun is evaluated by others."
+    )
+
+
+def launches(directory: Path) -> str:
+    """A line for each launch."""
+    rows = [("launch", "state", "workers", "done", "silent for", "job", "hosts")]
+    for one in listed_launches(directory):
+        silent = "" if one.silent_s is None else f"{one.silent_s:.0f} s"
+        hosts = ", ".join(one.hosts[:_MOST_HOSTS]) + (", …" if len(one.hosts) > _MOST_HOSTS else "")
+        rows.append((str(one.number), one.state, str(one.workers), str(one.done), silent, one.job, hosts))
+    return "\n".join(table(rows))
+
+
 def _given(directory: Path, request: Request, said: str, retried: Sequence[str] = ()) -> str:
     directories.read_identity(directory)
     runs = bool(living(directory))
@@ -144,6 +188,7 @@ COMMANDS: dict[str, Callable[..., str]] = {
     ),
     "unpause": lambda directory: _given(directory, Unpause(**asked()), "goes on"),
     "drain": drain,
+    "close": close,
     "retry": retry,
     "enqueue": enqueue,
     "set": set_limits,

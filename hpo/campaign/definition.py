@@ -143,7 +143,11 @@ class CampaignDefinition:
 
     def may_lack_islands(self) -> bool:
         """Whether a launch may have fewer workers than there are islands, as others have workers for the rest."""
-        return self.join is not False and (self.join is True or bool(living(self.settings.directory)))
+        if self.join is not None:
+            return self.join
+        return os.path.exists(self.settings.directory / "campaign.json") and bool(
+            living(self.settings.directory)
+        )
 
     def newcomer(self) -> Newcomer:
         """The launch of this process, as it joins."""

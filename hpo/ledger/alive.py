@@ -66,6 +66,8 @@ class Sign(NamedTuple):
     holder: Holder | None
     """None while the file is not there or not readable."""
     alive: bool
+    stamp: float
+    """Time of the last refresh, by the clock of its storage."""
 
 
 def alive_path(directory: Path, launch: int) -> Path:
@@ -119,7 +121,7 @@ def signs_of(directory: Path, state: LedgerState, *, machine: Machine = THIS_MAC
                 # The difference of two stamps by one clock, whatever this machine's own clock says.
                 now = machine.file_time(directory / "launches") if now is None else now
                 alive = now - stamp < STALE_S
-            signs[launch] = Sign(holder, alive)
+            signs[launch] = Sign(holder, alive, stamp)
     except OSError as error:
         raise CampaignError(
             f"{directory / 'launches'} cannot be read ({error.strerror or error}). Give read access there."

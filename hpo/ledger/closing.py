@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpo.errors import UsageError
 from hpo.individual import GIVEN_OPERATORS
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import PlaceInFile, opened, read_on
@@ -14,9 +15,18 @@ from hpo.journal.records import Fenced, Finished, Left, Record, Reopened, Starte
 from hpo.ledger.entries import Closed
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import Bounds, journal_files
+from hpo.space.space import SearchSpace
 
 Key = Callable[[dict[str, Any]], str]
 """Makes a text that is equal for equal configurations."""
+
+
+def key_or_text(space: SearchSpace, params: dict[str, Any]) -> str:
+    """Key of a configuration in ``space``; of parameters that do not fit it, their text, which no key equals."""
+    try:
+        return space.key(space.validate(params))
+    except UsageError:
+        return repr(sorted(params.items()))
 
 
 def closing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import journals
+import living
 import pytest
 from cases import cases
 from individuals import make_assignment
@@ -42,6 +44,7 @@ from hpo.journal.commands import (
 from hpo.journal.directory import write_identity
 from hpo.journal.records import Record
 from hpo.ledger.entries import Commanded, Go, Limits
+from hpo.ledger.joining import Newcomer
 from hpo.ledger.launches import budget_use
 from hpo.ledger.opening import give, open_ledger, state_of
 from hpo.results import overview
@@ -517,7 +520,7 @@ def test_nonsense_is_refused_before_anything_is_written(
 
 
 def test_where_no_campaign_is_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = {"drain": ["0-0"], "enqueue": ['{"x": 1}'], "set": ["evaluations=3"]}
+    more = {"drain": ["0-0"], "enqueue": ['{"x": 1}'], "set": ["evaluations=3"], "close": ["1"]}
     for command in COMMANDS:
         assert cli.main([command, str(tmp_path), *more.get(command, [])]) == 1
         assert "holds no campaign" in capsys.readouterr().err
@@ -749,3 +752,32 @@ def test_a_failure_that_was_reopened_and_is_not_on_record_yet_is_not_reopened_ag
     for _ in range(2):
         assert coordinator.retry([failure], 3) == {"0-0-0"}
         assert coordinator.tally.counts["failed"] == 0
+
+
+# --- launches -------------------------------------------------------------------------------------------------------
+
+
+def test_launches_are_listed_and_closed_by_hand(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launches", str(run), "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    first, second = living.joined(run, 2), living.at_work(run, newcomer=Newcomer(job="7.0"))
+    second.show(3, 1)
+    second.refresh()
+    assert cli.main(["launches", str(run), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)[len(before) :]
+    assert [(one["number"], one["workers"], one["done"], one["job"], one["state"]) for one in listed] == [
+        (first.number, 2, 0, "", "open"),
+        (first.number + 1, 1, 3, "7.0", "open"),
+    ]
+    assert listed[0]["silent_s"] is None and 0 <= listed[1]["silent_s"] < 60
+    assert cli.main(["close", str(run), str(first.number)]) == 0
+    assert f"launch {first.number} is closed" in capsys.readouterr().out
+    state = open_ledger(run).state
+    assert state.closed[first.number].by == 0 and [*state.open] == [first.number + 1]
+    assert cli.main(["close", str(run), str(first.number)]) == 2
+    assert f"an open launch of {run}" in capsys.readouterr().err
+    assert cli.main(["launches", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["launch", "state", "workers"] and len(lines) == 3 + len(before)
+    assert cli.main(["status", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["launches"][-1]["number"] == first.number + 1

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from typing import Any
 
 from hpo import logs
 from hpo.campaign.definition import (
@@ -46,7 +45,7 @@ from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.journal import directory
 from hpo.ledger.alive import SignOfLife
-from hpo.ledger.closing import closing
+from hpo.ledger.closing import closing, key_or_text
 from hpo.ledger.entries import Limits, Opened
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.joining import beside
@@ -188,14 +187,7 @@ class Rank:
         settings, definition = self._settings, self._definition
         limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
         opened = Opened(limits=limits, in_file=limits, islands=layout.islands, seed=settings.seed)
-        space = definition.task.space
-
-        def key(params: dict[str, Any]) -> str:
-            try:
-                return space.key(space.validate(params))
-            except UsageError:  # the individual counts as another than all that the space allows
-                return repr(sorted(params.items()))
-
+        key = partial(key_or_text, definition.task.space)
         newcomer = definition.newcomer()
         participation = None
         try:
@@ -227,9 +219,13 @@ class Rank:
                 raise
             raise directory.unwritable(settings.directory, error) from error
         if at_work:
+            state, others = participation.state, [one for one in at_work.values() if one is not None]
+            budget = state.limits.evaluations
+            done = f"{state.final + sum(one.ended for one in others)}{'' if budget is None else f' of {budget}'} done"
+            plural = "s" * (len(at_work) > 1)
             _log.info(
-                f"joins {one_line(settings.directory)} as launch {participation.number}: {len(at_work)} other"
-                f"{'s' * (len(at_work) > 1)} at work."
+                f"joins {one_line(settings.directory)} as launch {participation.number}: {len(at_work)} other{plural} "
+                f"at work, {done}."
             )
         return participation, sign
 

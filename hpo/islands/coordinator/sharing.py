@@ -93,7 +93,8 @@ class Sharing:
         """Whether another launch has units whose individuals have not ended, as far as is known."""
         at_work = {} if self._others is None else self._others.at_work
         state = self._participation.state
-        return any(one not in at_work or at_work[one].ended < state.open[one].units for one in self._open)
+        ended = {launch: sign.ended for launch, sign in at_work.items()}
+        return any(ended.get(one, 0) < state.open[one].units for one in self._open)
 
     def completes(self, target: CoordinatorView) -> bool:
         """Whether the budget is used up, as far as other launches show what they have done."""
