@@ -174,7 +174,7 @@ def test_ranks_that_are_stopped_end_where_rank_0_has_gone(
         wait_until(lambda: len(_session(mpirun.pid)) == 3, "the start of its ranks")
         if stopped:
             max(psutil.Process(mpirun.pid).children(), key=lambda one: one.pid).suspend()
-        assert wait(mpirun, 2, tmp_path / "begun") == code
+        assert wait(mpirun, 2, partial(size_of, tmp_path / "begun")) == code
     finally:
         end_rest(mpirun.pid)
 
