@@ -42,6 +42,7 @@ _DRAWS = 10_000
 _DRAWS_THAT_RAISE = 1_000
 _SEARCHED_S = 2.0
 _DRAWS_FOR_STEPS = 100
+_CHOICES_A_BUDGET = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +146,15 @@ class CampaignDefinition:
         """Whether a launch may have fewer workers than there are islands, as others have workers for the rest."""
         if self.join is not None:
             return self.join
-        return os.path.exists(self.settings.directory / "campaign.json") and bool(
-            living(self.settings.directory)
-        )
+        home = self.settings.directory
+        return os.path.exists(home / "campaign.json") and bool(living(home))
 
     def newcomer(self) -> Newcomer:
         """The launch of this process, as it joins."""
         islands = range(self.settings.layout.islands)
         return Newcomer(
             join=self.join,
+            unshared=self._unshared(),
             kinds=tuple(self.settings.search_of(island).kind for island in islands),
             supervisor=process.launcher().supervisor or "",
             job=str(process.slurm_attempt() or ""),
@@ -170,6 +171,18 @@ class CampaignDefinition:
         task = copy.copy(self.task)
         task.objectives = {name: own[name] for name in recorded}
         return task
+
+    def _unshared(self) -> str:
+        """Reason why launches cannot search at the same time; "" if they can."""
+        size, settings = self.task.space.size, self.settings
+        if size is None or settings.search.duplicates:
+            return ""
+        if settings.evaluations is not None and size > _CHOICES_A_BUDGET * settings.evaluations:
+            return ""
+        return (
+            f"launches that search at the same time would evaluate many of its {size} configurations twice: they share "
+            f"spaces of more than {_CHOICES_A_BUDGET} times as many configurations as evaluations"
+        )
 
     # --- checks ---------------------------------------------------------------------------------------------
 

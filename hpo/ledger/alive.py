@@ -49,6 +49,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Number of refreshes so far."""
     ended: _Count = 0
     """Number of units that the launch holds whose individuals have ended."""
+    given_up: _Count = 0
+    """Number of units whose individuals began, did not end, and are not evaluated there any more."""
     idle: _Count = 0
     """Number of its workers that have nothing to evaluate."""
 
@@ -160,7 +162,7 @@ class SignOfLife:
         )
         self.refreshed_at = machine.monotonic()
         """Time of the last refresh that succeeded, by the monotonic clock."""
-        self._progress = 0, 0
+        self._progress = 0, 0, 0
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self._beat)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,11 +171,11 @@ class SignOfLife:
     def _write(self, *, durable: bool = False) -> None:
         self._machine.write(self.path, msgspec.json.encode(self.holder) + b"\n", durable=durable)
 
-    def show(self, ended: int, idle: int) -> None:
+    def show(self, ended: int, given_up: int, idle: int) -> None:
         """Show how far the launch has come, by the next refresh, or soon where a worker has become idle (see
         ``Holder``)."""
-        before, self._progress = self._progress, (ended, idle)
-        if idle and not before[1]:
+        before, self._progress = self._progress, (ended, given_up, idle)
+        if idle and not before[2]:
             self.heartbeat.hasten()
 
     def _beat(self) -> None:
@@ -182,8 +184,10 @@ class SignOfLife:
 
     def refresh(self) -> None:
         """Show that the launch lives. OSError as the file system says."""
-        ended, idle = self._progress
-        self.holder = msgspec.structs.replace(self.holder, turn=self.holder.turn + 1, ended=ended, idle=idle)
+        ended, given_up, idle = self._progress
+        self.holder = msgspec.structs.replace(
+            self.holder, turn=self.holder.turn + 1, ended=ended, given_up=given_up, idle=idle
+        )
         self._write()
         self.refreshed_at = self._machine.monotonic()
 
@@ -262,17 +266,12 @@ class OtherLaunches:
         seen = self._seen[launch]
         return seen.silent_s >= (0.0 if seen.gone else STALE_S) + _TURN_S * turn
 
-    def show(self, ended: int, idle: int) -> None:
+    def show(self, ended: int, given_up: int, idle: int) -> None:
         """Show the others how far this launch has come (see ``Holder``)."""
-        self._own.show(ended, idle)
+        self._own.show(ended, given_up, idle)
 
     @property
     def at_work(self) -> dict[int, Holder]:
         """Signs of the launches that live, as far as they were seen."""
         seen = self._seen
         return {launch: one.holder for launch, one in seen.items() if one.holder is not None and one.lives}
-
-    @property
-    def idle(self) -> int:
-        """Number of their workers that have nothing to evaluate."""
-        return sum(one.idle for one in self.at_work.values())

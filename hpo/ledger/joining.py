@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpo.config.process import SlurmAttempt
@@ -26,6 +26,8 @@ class Newcomer:
     join: bool | None = None
     """Whether it also joins launches on its own host; False: it joins none. None: those on other hosts, and on its own
     host where a scheduler stands between."""
+    unshared: str = ""
+    """Why it cannot work beside others; "" if it can."""
     kinds: tuple[str, ...] | None = None
     """Kind of search of each island; None: not to be compared."""
     supervisor: str = ""
@@ -53,6 +55,11 @@ def beside(
     began = machine.monotonic()
     while True:
         state = read()
+        started = newcomer.supervisor and any(
+            one.supervisor == newcomer.supervisor for one in state.joined.values()
+        )
+        if started and newcomer.join is None:  # it goes on with its part, whoever has joined it meanwhile
+            newcomer = replace(newcomer, join=True)
         signs = signs_of(directory, state, machine=machine)
         joining = [
             one
@@ -93,6 +100,8 @@ def _problem(
             f"{directory} is in use by {who}. Let it finish, stop it with `hpo stop {quoted(directory)}`{more}, or "
             "name another directory."
         )
+    if newcomer.unshared:
+        return f"{directory} is in use by {who}, and {newcomer.unshared}. Let it finish, or name another directory."
     kinds = newcomer.kinds
     if kinds is not None and joined.kinds and kinds != joined.kinds:
         of, own = joined.kinds, kinds

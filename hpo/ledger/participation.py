@@ -40,6 +40,13 @@ class Participation:
         self.number = number
         self._closing = closing
         self.first_worker = self.own.joined.first_worker
+        self.begin_reading()
+
+    def begin_reading(self) -> None:
+        """Note which launches are closed before the journals are read: the state that results has what they left."""
+        self.read_closed = frozenset(self.state.closed)
+        self.read_alone = len(self.state.open) == 1
+        """Whether no other launch was open then."""
 
     @property
     def state(self) -> LedgerState:
@@ -55,6 +62,12 @@ class Participation:
                 "campaign. No later result of it counts, so it stops."
             )
         return found
+
+    def is_evaluated_elsewhere(self, identity: str) -> bool:
+        """Whether another open launch bred or drew the individual."""
+        return any(
+            one.evaluates(identity) for number, one in self.state.open.items() if number != self.number
+        )
 
     def close_others(self, reason: str, others: Iterable[int] | None = None) -> None:
         """Close ``others`` (None: all), as far as they are open. What they leave may be drawn.
@@ -109,7 +122,7 @@ class Participation:
             given = [one for one in points if one in state.waiting][:left]
             left -= len(given)
             fresh = left
-            if state.free > UNLIMITED // 2:
+            if state.free > UNLIMITED // 2 and most is None:
                 fresh = 0 if self.own.fresh else _MANY
             if not (resting or unfinished or given or fresh):
                 return None

@@ -761,7 +761,7 @@ def test_launches_are_listed_and_closed_by_hand(run: Path, capsys: pytest.Captur
     assert cli.main(["launches", str(run), "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
     first, second = living.joined(run, 2), living.at_work(run, newcomer=Newcomer(job="7.0"))
-    second.show(3, 1)
+    second.show(3, 0, 1)
     second.refresh()
     assert cli.main(["launches", str(run), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)[len(before) :]

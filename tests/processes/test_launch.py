@@ -48,6 +48,16 @@ def journal(directory: Path, *statuses: str) -> str:
     return f"import shutil; shutil.copy({str(path)!r}, {str(directory / 'run' / 'journal')!r}); "
 
 
+def joining(directory: Path) -> str:
+    """For an mpirun to do: join, as the launch of its supervisor."""
+    return (
+        f"import pathlib; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); import living; "
+        "from hpo.ledger.joining import Newcomer; "
+        f"living.joined(pathlib.Path({str(directory / 'run')!r}), evaluations=1, "
+        "newcomer=Newcomer(supervisor=os.environ['HPO_STARTED_BY'])); "
+    )
+
+
 def supervisor(directory: Path, then: str, evaluations: int = 1) -> tuple[Supervisor, Path]:
     """One whose mpirun notes its process in a file, which is returned too, and does ``then``."""
     log, mpirun = directory / "started.txt", directory / "mpirun"
@@ -138,9 +148,8 @@ ONCE: dict[str, tuple[str, list[str], int]] = {
 @pytest.mark.parametrize("case", ONCE)
 def test_a_launch_that_is_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
     then, statuses, code = ONCE[case]
-    supervised, log = supervisor(
-        tmp_path, (journal(tmp_path, *filter(None, statuses)) if statuses else "") + then
-    )
+    left = joining(tmp_path) + journal(tmp_path, *filter(None, statuses)) if statuses else ""
+    supervised, log = supervisor(tmp_path, left + then)
     assert supervised.run() == code
     assert len(log.read_text().split()) == 1
     assert ("so it is not started again" in capsys.readouterr().err) is (case == "killed")

@@ -177,6 +177,8 @@ def test_a_campaign_that_was_stopped_before_it_was_started_again_is_not_done(
     class Stopped:
         """Its ranks died, and before it could start them again `hpo stop` was given."""
 
+        launch = 1
+
         def __init__(self, *arguments: object, **keywords: object) -> None: ...
 
         def run(self) -> int:

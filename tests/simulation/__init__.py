@@ -20,7 +20,7 @@ from hpo.campaign.rank.coordinating import _unseen
 from hpo.config.layout import Layout, WorkerPlacement, topology_matrix
 from hpo.config.settings import Settings
 from hpo.individual import COMPLETED, FAILED, INTERRUPTED, INVALID, PRUNED, Scalar
-from hpo.islands.coordinator.commands import Commands, point_assignment
+from hpo.islands.coordinator.commands import Commands, LeftByLaunch, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
@@ -516,7 +516,7 @@ class Simulation(LaunchLog):
                 assigned=lambda label, params: point_assignment(
                     wanted(label, params, space, lambda params: True), space.key
                 ),
-                left_by=lambda launch: {},
+                left_by=lambda launch: LeftByLaunch({}, ()),
                 failures=lambda: failures([*recorded, *self._committed()], space=space),
             ),
             health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),

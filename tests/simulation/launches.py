@@ -20,7 +20,7 @@ from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import pack
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
-from hpo.islands.coordinator.commands import Commands, point_assignment
+from hpo.islands.coordinator.commands import Commands, LeftByLaunch, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
@@ -269,13 +269,13 @@ class SimulatedLaunch(LaunchLog):
             ),
         )
 
-    def _left_by(self, launch: int) -> dict[str, Assignment]:
+    def _left_by(self, launch: int) -> LeftByLaunch:
         records = [
             Header(version=1, launch=launch, island=0, worker=0, time=0.0),
             *self._ledger.counted(launch),
         ]
         left = fold(records, space=self._space, islands=self._layout.islands, losses=losses)
-        return {one.id: one for one in left.pending}
+        return LeftByLaunch({one.id: one for one in left.pending}, left.ended)
 
     def _record_start(self) -> None:
         launched = Launched(

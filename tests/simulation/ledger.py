@@ -160,6 +160,7 @@ class SimulatedLedger:
         self._journals[participation.number] = journals
         others = participation.state.open.keys() - {*beside}
         participation.close_others("died", sorted(others))
+        participation.begin_reading()
         return participation
 
     def closing(self, state: LedgerState, number: int, **ending: Any) -> Closed:

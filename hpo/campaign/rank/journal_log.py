@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpo.config.layout import WorkerPlacement
+from hpo.islands.coordinator.commands import LeftByLaunch
 from hpo.islands.coordinator.launch import DeadLeaderRecord, LaunchLog
 from hpo.islands.messages import Assignment, End
 from hpo.islands.resume.dead_leader import dead_leader_record
@@ -121,8 +122,8 @@ class JournalLog(LaunchLog):
                 self._directory, space=self._task.space, islands=self._islands, losses=self._task.losses
             )
 
-    def left_by(self, launch: int) -> dict[str, Assignment]:
-        """Unfinished individuals that a closed launch had begun, by id, and how each goes on."""
+    def left_by(self, launch: int) -> LeftByLaunch:
+        """Individuals of a closed launch."""
         state = state_of(self._directory)
         with at_work(self._directory), located(self._directory):
             records = (
@@ -131,7 +132,7 @@ class JournalLog(LaunchLog):
             )
             losses = self._task.losses
             left = fold(records, space=self._task.space, islands=self._islands, losses=losses)
-        return {one.id: one for one in left.pending}
+        return LeftByLaunch({one.id: one for one in left.pending}, left.ended)
 
     def failures(self) -> list[tuple[str, Assignment]]:
         """Status of each individual on record that ended in a failure, and how it would be evaluated again."""

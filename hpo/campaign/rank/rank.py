@@ -152,9 +152,8 @@ class Rank:
                     with suppress(OSError, CampaignError):
                         participation.close("refused", error.exit_code, at_rest=True)
                 raise
-            start = self._send_starts(layout, earlier, participation.number, hellos)
-            alone = len(participation.state.open) == 1
-            sinks = held.enter_context(self._sinks(alone))
+            start = self._send_starts(layout, earlier, participation, hellos)
+            sinks = held.enter_context(self._sinks(participation.read_alone))
             opening = Opening(sign, participation, earlier, starting, known, sinks, ended_here(hellos))
             return self._serve(layout, signals, start, opening)
 
@@ -235,6 +234,7 @@ class Rank:
         definition = self._definition
         home = self._settings.directory
         entries = participation.state.entries
+        participation.begin_reading()
         with located(home):
             earlier = fold_directory(
                 home,
@@ -250,6 +250,11 @@ class Rank:
                 _log.info(
                     f"{one_line(home)}: what is left of the budget was counted again from the journals."
                 )
+            if not participation.read_alone:
+                # Paused individuals of launches at work are theirs, and others may draw the rest.
+                participation.draw(participation.state.resting, most=0)
+                rested = participation.own.rested
+                earlier.resting = {one: it for one, it in earlier.resting.items() if one in rested}
         except OSError as error:
             raise directory.unwritable(home, error) from error
         for line in starting.left_out:
@@ -257,20 +262,21 @@ class Rank:
         return earlier
 
     def _send_starts(
-        self, layout: Layout, earlier: ResumeState, launch: int, hellos: Sequence[Hello]
+        self, layout: Layout, earlier: ResumeState, participation: Participation, hellos: Sequence[Hello]
     ) -> Start:
         """Send each rank its part of ``earlier``, and return this rank's part."""
         settings = self._settings
         starts = start_messages(
             layout,
             earlier,
-            launch,
+            participation.number,
             [hello.host for hello in hellos],
             cores=[hello.cores for hello in hellos],
             lineages={
                 one for one in range(layout.islands) if settings.search_of(one).traits.needs_checkpoints
             },
             holds=EvaluationDirectories(settings.directory).may_hold,
+            elsewhere=participation.is_evaluated_elsewhere,
         )
         for rank in range(1, self._transport.size):
             self._transport.send(rank, encode(starts[rank]))

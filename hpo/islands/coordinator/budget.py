@@ -62,19 +62,19 @@ class Budget:
 
     def spare(self, most: int) -> int:
         """Give up at most ``most`` units for which nothing was granted or assigned; their number."""
-        fresh = min(most, self.remaining)
+        fresh = max(0, min(most, self.remaining))
         self.remaining -= fresh
         self._admitted -= fresh
         return fresh
 
-    def surrender(self, returnable: Callable[[Assignment], bool]) -> Surrendered:
-        """Give up as many units as are owed, as far as nothing was granted for them. ``returnable``: whether an
-        assignment holds a unit that can be returned with it."""
-        fresh = self.spare(self.owed)
+    def surrender(self, most: int, returnable: Callable[[Assignment], bool]) -> Surrendered:
+        """Give up at most ``most`` units for which nothing was granted. ``returnable``: whether an assignment holds a
+        unit that can be returned with it."""
+        fresh = self.spare(most)
         begun_with = fresh
         given_up: list[Assignment] = []
         kept: list[Assignment] = []
-        while self.assignments and fresh + len(given_up) < self.owed:
+        while self.assignments and fresh + len(given_up) < most:
             one = self.assignments.pop()
             if returnable(one):
                 given_up.append(one)

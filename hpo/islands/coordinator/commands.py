@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpo.errors import HpoError, JournalDamaged, StorageFailed, describe_os_error
+from hpo.errors import (
+    CampaignError,
+    HpoError,
+    LaunchClosed,
+    LedgerDamaged,
+    StorageFailed,
+    describe_os_error,
+)
 from hpo.individual import ENQUEUED, Configuration, Scalar
 from hpo.islands.coordinator.health import ReopenableFailure
 from hpo.islands.coordinator.sharing import Sharing
@@ -19,6 +26,15 @@ from hpo.ledger.participation import Participation
 
 if TYPE_CHECKING:
     from hpo.islands.coordinator.coordinator import Coordinator
+
+
+class LeftByLaunch(NamedTuple):
+    """Individuals of a closed launch."""
+
+    unfinished: Mapping[str, Assignment]
+    """Those that it had begun, by id."""
+    ended: Collection[str]
+    """Ids of those that ended in it."""
 
 
 class _Units(NamedTuple):
@@ -46,8 +62,8 @@ class Commands:
     """Unix seconds from which the deadline counts."""
     assigned: Callable[[str, Mapping[str, object]], Assignment]
     """Makes an assignment of a point with this name; HpoError where the task does not take it."""
-    left_by: Callable[[int], Mapping[str, Assignment]]
-    """Returns the unfinished individuals that a closed launch had begun, by id."""
+    left_by: Callable[[int], LeftByLaunch]
+    """Reads what a closed launch left, by its number."""
     failures: Callable[[], list[tuple[str, Assignment]]]
     """Returns the status of each individual that ended in a failure, and how it would be evaluated again."""
     error: OSError | None = None
@@ -59,7 +75,8 @@ class Commands:
     _drew: bool = False
     """Whether what was free could be drawn once."""
     _applied: int = 0
-    _judged: int = 0
+    _judged: set[int] = field(default_factory=set)
+    """Numbers of the given points that were tried on the task."""
     _points: dict[int, Assignment] = field(default_factory=dict)
     """Given points that the task takes, by number."""
     _drawn: dict[str, Assignment] = field(default_factory=dict)
@@ -79,7 +96,7 @@ class Commands:
         # Those that were given while this launch read the journals are still to be applied.
         joined = self.participation.own.joined.n
         self._applied = sum(one.n < joined for one in self.participation.state.commands)
-        self._learnt = {*self.participation.state.closed}
+        self._learnt = {*self.participation.read_closed}
 
     def look(self, target: Coordinator, now: float) -> bool:
         """Apply new commands, and draw what is free; whether anything changed.
@@ -124,7 +141,7 @@ class Commands:
         """Whether the launch may get more to evaluate: the campaign is paused, or what is free could not be drawn."""
         state = self.participation.state
         paused = state.paused and (state.free > 0 or bool(state.resting))
-        return self.error is not None or paused or self.sharing.lingers
+        return self.error is not None or paused
 
     # --- other launches -----------------------------------------------------------------------------------------------
 
@@ -133,7 +150,11 @@ class Commands:
         for number in sorted(self.sharing.dead - self._unclosed):
             try:
                 self.participation.close_others("it showed no sign of life", [number])
-            except JournalDamaged as error:
+            except (LaunchClosed, LedgerDamaged):
+                raise
+            except CampaignError as error:
+                if isinstance(error.__cause__, OSError):
+                    continue  # it may be readable at the next look
                 self._unclosed.add(number)
                 target.remarks.append(f"launch {number} has died and cannot be closed: {error}".rstrip("."))
             else:
@@ -142,7 +163,12 @@ class Commands:
     def _learn_closed(self) -> None:
         """Learn what other launches left that were closed since the last look."""
         for number in self.participation.state.closed.keys() - self._learnt:
-            self.unfinished.update(self.left_by(number))
+            unfinished, ended = self.left_by(number)
+            for one in ended:
+                self.unfinished.pop(one, None)
+            self.unfinished.update(unfinished)
+            # A failure may have been evaluated again there.
+            self._failed, self._sought = {}, set()
             self._learnt.add(number)
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -211,15 +237,14 @@ class Commands:
     def _judge_points(self, target: Coordinator) -> None:
         """Keep those of the given points that this launch may evaluate."""
         points = self.participation.state.points
-        for number in range(self._judged, len(points)):
-            if number in self.participation.state.waiting:
-                try:
-                    point = self.assigned(f"point {number + 1} of `hpo enqueue`", points[number])
-                except HpoError as error:
-                    target.remarks.append("; ".join(str(error).splitlines()).rstrip("."))
-                else:
-                    self._points[number] = point
-        self._judged = len(points)
+        for number in self.participation.state.waiting.keys() - self._judged:
+            try:
+                point = self.assigned(f"point {number + 1} of `hpo enqueue`", points[number])
+            except HpoError as error:
+                target.remarks.append("; ".join(str(error).splitlines()).rstrip("."))
+            else:
+                self._points[number] = point
+            self._judged.add(number)
 
     def _draw(self, target: Coordinator) -> None:
         state = self.participation.state
@@ -276,17 +301,18 @@ class Commands:
         owed = max(0, -state.free)
         if not any(self._returning):
             given_up = target.surrender(owed, self._is_returnable)
+            if not owed:
+                needed = len(self._points_to_draw(target)) - state.free
+                spared = target.spare(needed) if state.may_draw() and target.stopping is None else 0
+                given_up = target.give_back(self.sharing.to_spare(target) - spared, self._is_returnable)
+                given_up = given_up._replace(fresh=given_up.fresh + spared)
             ids = frozenset(one.id for one in given_up.assignments if one.id)
             points = frozenset(
                 number
                 for number, one in self._points.items()
                 if any(one is other for other in given_up.assignments)
             )
-            needed = 0
-            if not owed and state.may_draw() and target.stopping is None:
-                needed = max(0, len(self._points_to_draw(target)) - state.free)
-            needed = max(needed, self.sharing.to_spare(target))
-            self._returning = _Units(given_up.fresh + target.spare(needed), ids, points)
+            self._returning = _Units(given_up.fresh, ids, points)
         if any(self._returning):
             self.participation.give_back(self._held.fresh, *self._returning)
         return owed > 0

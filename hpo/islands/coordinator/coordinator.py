@@ -370,11 +370,13 @@ class Coordinator(CoordinatorView):
         elif not self._budget.available:
             if self._finds_more() or self._grants.running or self._budget.available:
                 return
+            sharing = None if self._commands is None else self._commands.sharing
             if self._budget.exhausted:
                 self._finish(end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED)
-            else:
-                over = self._commands is not None and self._commands.sharing.hands_over
-                self._finish(end_reasons.HANDED_OVER if over else end_reasons.DONE)
+            elif sharing is None or self._granting.all_drained or not (sharing.lingers or sharing.hands_over):
+                self._finish(end_reasons.DONE)
+            elif sharing.hands_over:
+                self._finish(end_reasons.HANDED_OVER)
         elif self._grants.idle and self._granting.too_late():
             self.stop(self._ending.reason_of_lateness)
         elif not self._granting.anybody_can_get_more:
@@ -401,6 +403,7 @@ class Coordinator(CoordinatorView):
             reason,
             complete=self.is_complete and not self._unusable_ledger,
             limited=self.evaluations is not None,
+            alone=self._commands is None or self._commands.sharing.alone,
             tally=self.tally,
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),
@@ -473,7 +476,11 @@ class Coordinator(CoordinatorView):
     def surrender(self, owed: int, returnable: Callable[[Assignment], bool]) -> Surrendered:
         """Give up ``owed`` units of the budget, as far as nothing was granted for them (see ``Budget.surrender``)."""
         self._budget.owed = owed
-        return self._budget.surrender(returnable) if owed else Surrendered(0, [])
+        return self._budget.surrender(owed, returnable)
+
+    def give_back(self, most: int, returnable: Callable[[Assignment], bool]) -> Surrendered:
+        """Give up at most ``most`` units of the budget for which nothing was granted (see ``Budget.surrender``)."""
+        return self._budget.surrender(most, returnable)
 
     def spare(self, most: int) -> int:
         """Give up at most ``most`` units of the budget that were to be bred for; their number."""
@@ -481,6 +488,7 @@ class Coordinator(CoordinatorView):
 
     def share(self, idle: int) -> None:
         """Grant nothing ahead, and recall what was, where ``idle`` workers of other launches lack a unit."""
+        self._granting.count_elsewhere(self.final + self.running)
         if idle != self._granting.idle_elsewhere:
             self._granting.idle_elsewhere = idle
             self._granting.serve()

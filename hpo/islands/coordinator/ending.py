@@ -123,6 +123,7 @@ def verdict(
     *,
     complete: bool,
     limited: bool,
+    alone: bool,
     tally: Tally,
     works: bool,
     unfit: str | None,
@@ -135,6 +136,7 @@ def verdict(
     Args:
         complete: the budget is used up.
         limited: there is a budget of evaluations.
+        alone: ``tally`` is of the whole campaign: no other launch is or was at work beside this launch.
         works: an evaluation of this launch has worked after all.
         unfit, futile, storage, refused: sentences for launches that end for these reasons.
     """
@@ -151,7 +153,8 @@ def verdict(
     counts = tally.counts
     # Individuals that a deadline cut off did not fail: if most were, it came too soon, and nothing else is wrong.
     judged = complete or tally.final > counts.get(INTERRUPTED, 0)
-    if finished and judged and tally.final and not any(map(counts.get, (COMPLETED, PRUNED))):
+    worked = any(map(counts.get, (COMPLETED, PRUNED)))
+    if finished and judged and tally.final and alone and not worked:
         finished, reason = False, end_reasons.NOTHING_COMPLETED
     elif reason == end_reasons.FUTILE and works:
         # An evaluation worked after all while the launch was stopping.

@@ -51,6 +51,8 @@ class Granting:
         """Whether nothing new is begun, by ``hpo pause``."""
         self.idle_elsewhere = 0
         """Number of idle workers of other launches that lack a unit of the budget."""
+        self._elsewhere = 0
+        """Number of individuals granted by other launches since this launch read the journals."""
         self.drained: set[int] = set()
         """Leaders of the workers that ``hpo drain`` lets get nothing more."""
         self._islands = {leader: place.island for leader, place in registry.places.items()}
@@ -120,7 +122,7 @@ class Granting:
         self.recall()
 
     def _current_phase(self, island: int) -> int:
-        granted = self.budget.granted
+        granted = self.budget.granted + self._elsewhere
         phase = self._phases.at(granted)
         if phase > self._phase:
             self._remarks.append(f"{self._phases.name(phase)} is open after {granted} individuals")
@@ -155,6 +157,15 @@ class Granting:
             for leader, own in self._islands.items():
                 if own == island:
                     self.close(leader)
+
+    @property
+    def all_drained(self) -> bool:
+        """Whether all workers at work get nothing more by ``hpo drain``."""
+        return self.drained.issuperset(self._registry.at_work)
+
+    def count_elsewhere(self, granted: int) -> None:
+        """Note that ``granted`` individuals of the campaign have ended or run, by all launches that are known."""
+        self._elsewhere = max(self._elsewhere, granted - self.budget.granted)
 
     def close(self, leader: int) -> None:
         """Note that the worker of ``leader`` gets nothing more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hpo.ledger.alive import OtherLaunches
+from hpo.ledger.alive import Holder, OtherLaunches
 from hpo.ledger.participation import Participation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Sharing:
         # Times within the last minute, each with the number of units whose individuals had ended.
         self._ended: deque[tuple[float, int]] = deque([(0.0, 0)])
         self._idle_since: float | None = None
-        self.alone = not self._open
+        self.alone = participation.read_alone and not self._open
         """Whether no other launch has been open since this launch read the journals."""
         self.lingers = False
         """Whether others may still leave something to evaluate."""
@@ -49,9 +49,15 @@ class Sharing:
         return set() if self._others is None else {*self._others.dead.intersection(self._open)}
 
     @property
+    def _signs(self) -> dict[int, Holder]:
+        """Signs of the other open launches that live."""
+        at_work = {} if self._others is None else self._others.at_work
+        return {launch: at_work[launch] for launch in self._open if launch in at_work}
+
+    @property
     def _idle(self) -> int:
         """Number of idle workers of other launches."""
-        return self._others.idle if self._others is not None and self._open else 0
+        return sum(one.idle for one in self._signs.values())
 
     def look(self, target: CoordinatorView, now: float) -> int:
         """Show how far this launch has come, and see how far others have; the number of idle workers of other launches
@@ -64,7 +70,7 @@ class Sharing:
             self._ended.popleft()
         if self._others is not None:
             self._others.watch(others)
-            self._others.show(ended, target.idle_workers)
+            self._others.show(ended, self._given_up(target), target.idle_workers)
         if target.unended or (state.free > 0 and state.may_draw()):
             self._idle_since = None
         elif self._idle_since is None:
@@ -74,27 +80,25 @@ class Sharing:
         self.lingers, self.hands_over = busy and rests_s < LINGER_S, busy and rests_s >= LINGER_S
         return self._idle if state.free <= 0 else 0
 
+    def _given_up(self, target: CoordinatorView) -> int:
+        return sum(map(self._participation.own.evaluates, target.given_up))
+
     def _own_ended(self, target: CoordinatorView) -> int:
         """Number of units of this launch whose individuals have ended."""
-        own = self._participation.own
-        return own.units - target.unended - sum(map(own.evaluates, target.given_up))
+        return self._participation.own.units - target.unended - self._given_up(target)
 
     def final(self, target: CoordinatorView) -> int:
         """Number of individuals of the campaign that have ended, as far as other launches show it."""
-        others = {} if self._others is None else self._others.at_work
-        return (
-            self._participation.state.final
-            + self._own_ended(target)
-            + sum(one.ended for one in others.values())
-        )
+        state = self._participation.state
+        own = self._own_ended(target) if self._participation.number in state.open else 0
+        return state.final + own + sum(one.ended for one in self._signs.values())
 
     @property
     def _others_evaluate(self) -> bool:
-        """Whether another launch has units whose individuals have not ended, as far as is known."""
-        at_work = {} if self._others is None else self._others.at_work
+        """Whether another launch has units whose individuals may still end there, as far as is known."""
         state = self._participation.state
-        ended = {launch: sign.ended for launch, sign in at_work.items()}
-        return any(ended.get(one, 0) < state.open[one].units for one in self._open)
+        over = {launch: sign.ended + sign.given_up for launch, sign in self._signs.items()}
+        return any(over.get(one, 0) < state.open[one].units for one in self._open)
 
     def completes(self, target: CoordinatorView) -> bool:
         """Whether the budget is used up, as far as other launches show what they have done."""
@@ -102,8 +106,7 @@ class Sharing:
         evaluations = state.limits.evaluations
         if evaluations is None or self._participation.number not in state.open or self._others_evaluate:
             return False
-        others = sum(state.open[one].units for one in self._open)
-        return state.final + self._own_ended(target) + others >= evaluations
+        return self.final(target) >= evaluations
 
     def portion(self, target: CoordinatorView) -> int | None:
         """Number of units to draw now; None for all that are free."""

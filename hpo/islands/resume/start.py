@@ -26,10 +26,12 @@ def start_messages(
     cores: Sequence[str] = (),
     lineages: Container[int] = (),
     holds: Callable[[str], bool] = lambda identity: True,
+    elsewhere: Callable[[str], bool] = lambda identity: False,
 ) -> list[Start]:
     """The first message to each rank; leaders alone get a population. ``hosts``, ``cores``: see ``surroundings``;
     ``lineages``: islands whose individuals go on from each other; ``holds``: whether an individual's checkpoint is
-    still there, without which it does not go on."""
+    still there, without which it does not go on; ``elsewhere``: whether it belongs to another launch at work, which
+    alone may continue it and let it migrate."""
     first = layout.workers[0].worker, layout.workers[0].island
     starts = [Start(launch, *first, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
     for island in sorted({place.island for place in layout.workers}):
@@ -51,9 +53,10 @@ def start_messages(
                 recent = population.recent
                 completed = [one for one in completed if one not in recent] + recent
                 ends = [one.id for one in recent if not one.history and one.id not in state.continued]
-                owned = share([identity for identity in ends if holds(identity)], leaders)
+                owned = share([one for one in ends if holds(one) and not elsewhere(one)], leaders)
             else:
-                owned = share([one.id for one in population.best if not is_known(one.id)], leaders)
+                native = (one.id for one in population.best if not is_known(one.id))
+                owned = share([one for one in native if not elsewhere(one)], leaders)
             owned = {leader: owned[leader] + resting[leader] for leader in leaders}
             latest = population.pruned[-_MOST_SHOWN:]
             shown = {one.id for one in latest}
