@@ -18,17 +18,7 @@ from typing import NamedTuple
 
 from arguments import parser_of
 from simulation import world as simulated_world
-from simulation.campaigns import SPACE, losses, objective, standing
-from simulation.evaluators import Fates
-from simulation.launches import LaunchSettings, SimulatedLaunch
-from simulation.ledger import SimulatedLedger
-from simulation.whole_campaigns import records_of
-from simulation.world import SimulatedMachine, World
-
-from hpo.config.layout import Layout
-from hpo.config.settings import EvaluationSettings
-from hpo.islands.resume.fold import fold
-from hpo.ledger.joining import Newcomer, beside
+from simulation.joint_campaigns import SimpleLaunches
 
 MEAN_S = 20.0
 GAP_S = 5.0
@@ -45,58 +35,23 @@ class Measured(NamedTuple):
 def measure(seed: int, launches: int, workers: int, budget: int) -> Measured:
     """One campaign of ``launches`` that have ``workers`` each."""
     simulated_world._MOST_EVENTS = 10**9
-    world, begun = World(seed), list[SimulatedLaunch]()
-    ledger = SimulatedLedger(budget, SPACE)
-
-    def start(number: int, directory: Path) -> None:
-        machine = SimulatedMachine(
-            world,
-            f"h{number}",
-            skew_s=0.0,
-            server_skew_s=0.0,
-            runs=lambda pid: not begun[number].ranks[0].over,
-        )
-        _, at_work = beside(directory, lambda: ledger.state, Newcomer(), machine=machine)
-        settings = LaunchSettings(
-            layout=Layout.plan(ranks=workers, islands=1, ranks_per_worker=1),
-            evaluations=budget,
-            evaluation=EvaluationSettings(timeout=1e5, first_failures="off"),
-            seconds=lambda: MEAN_S * world.rng.lognormvariate(-0.11, 0.47),
-            skews=[0.0] * workers,
-            hosts=[machine.host] * workers,
-            fates=Fates.none(),
-            latency_s=0.0005,
-            tolerant=True,
-            migration=0.0,
-            copy=False,
-        )
-        begun.append(
-            SimulatedLaunch(
-                world,
-                SPACE,
-                objective,
-                settings,
-                ledger=ledger,
-                earlier=lambda islands: fold(
-                    records_of(begun, ledger), space=SPACE, islands=islands, losses=losses
-                ),
-                directory=directory,
-                machine=machine,
-                beside=[*at_work],
-            )
-        )
-
     with tempfile.TemporaryDirectory() as directory:
-        for number in range(launches):
-            world.at(number * GAP_S, lambda number=number: start(number, Path(directory)))  # type: ignore[misc]
-        world.run(lambda: len(begun) == launches and all(one.settled for one in begun))
-    records = standing(records_of(begun, ledger))
+        campaign = SimpleLaunches(seed, Path(directory), budget=budget, mean_s=MEAN_S)
+        for number in range(1, launches):
+            campaign.world.at(number * GAP_S, lambda: campaign.start(workers))
+        campaign.start(workers)
+        campaign.world.sleep(launches * GAP_S)
+        records = campaign.run()
     assert len({one.id for one in records}) == budget
     end = max(one.finished for one in records)
     first = min(one.started or end for one in records) + (launches - 1) * GAP_S
     busy_s = sum(one.finished - max(one.started or first, first) for one in records if one.finished > first)
     best = min((one.objectives or {}).get("value", math.inf) for one in records)
-    return Measured(busy_s / (launches * workers * (end - first)), best, ledger.state.entries / world.time)
+    return Measured(
+        busy_s / (launches * workers * (end - first)),
+        best,
+        campaign.ledger.state.entries / campaign.world.time,
+    )
 
 
 def main() -> None:

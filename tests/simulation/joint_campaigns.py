@@ -7,13 +7,19 @@ import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hpo.config.layout import Layout
+from hpo.config.settings import EvaluationSettings
 from hpo.individual import birthplace
 from hpo.islands.end_reasons import DONE
-from hpo.journal.records import Finished, Started
+from hpo.islands.resume.fold import fold
+from hpo.journal.records import Finished, Record, Started
 from hpo.ledger.joining import Newcomer, beside
-from simulation.campaigns import standing
-from simulation.whole_campaigns import Campaign, disturb, silence
-from simulation.world import SimulatedMachine
+from simulation.campaigns import SPACE, losses, objective, standing
+from simulation.evaluators import Fates
+from simulation.launches import LaunchSettings, SimulatedLaunch
+from simulation.ledger import SimulatedLedger
+from simulation.whole_campaigns import Campaign, disturb, records_of, silence
+from simulation.world import SimulatedMachine, World
 
 _CALM_S = 1000.0
 """Seconds of faults; launches that begin later have none."""
@@ -25,6 +31,65 @@ def run_joint(seed: int) -> None:
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with TemporaryDirectory(dir=shared) as directory:
         JointCampaign(seed, Path(directory)).run()
+
+
+class SimpleLaunches:
+    """Launches without faults on hosts of their own, whose evaluations take ``mean_s`` seconds on average, lognormal
+    with half of that as standard deviation. ``budget``: number of evaluations of the campaign."""
+
+    def __init__(self, seed: int, directory: Path, *, budget: int, mean_s: float) -> None:
+        self.world = World(seed)
+        self.ledger = SimulatedLedger(budget, SPACE)
+        self.begun: list[SimulatedLaunch] = []
+        self._directory = directory
+        self._mean_s = mean_s
+
+    def start(self, workers: int) -> SimulatedLaunch:
+        """A launch of so many workers begins."""
+        number, world = len(self.begun), self.world
+        machine = SimulatedMachine(
+            world,
+            f"h{number}",
+            skew_s=0.0,
+            server_skew_s=0.0,
+            runs=lambda pid: not self.begun[number].ranks[0].over,
+        )
+        _, at_work = beside(self._directory, lambda: self.ledger.state, Newcomer(), machine=machine)
+        settings = LaunchSettings(
+            layout=Layout.plan(ranks=workers, islands=1, ranks_per_worker=1),
+            evaluations=self.ledger.evaluations,
+            evaluation=EvaluationSettings(timeout=1e5, first_failures="off"),
+            seconds=lambda: self._mean_s * world.rng.lognormvariate(-0.11, 0.47),
+            skews=[0.0] * workers,
+            hosts=[machine.host] * workers,
+            fates=Fates.none(),
+            latency_s=0.0005,
+            tolerant=True,
+            migration=0.0,
+            copy=False,
+        )
+        self.begun.append(
+            SimulatedLaunch(
+                world,
+                SPACE,
+                objective,
+                settings,
+                ledger=self.ledger,
+                earlier=lambda islands: fold(self.records(), space=SPACE, islands=islands, losses=losses),
+                directory=self._directory,
+                machine=machine,
+                beside=[*at_work],
+            )
+        )
+        return self.begun[-1]
+
+    def records(self) -> list[Record]:
+        return records_of(self.begun, self.ledger)
+
+    def run(self, until: float = math.inf) -> list[Finished]:
+        """Let time pass until all launches have ended, at most ``until``; the ends on record."""
+        self.world.run(lambda: all(one.settled for one in self.begun), until)
+        return standing(self.records())
 
 
 class JointCampaign(Campaign):

@@ -1,0 +1,104 @@
+"""Launches that are at work at the same time, in virtual time: how they share units, points and what others leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from simulation.joint_campaigns import SimpleLaunches
+from simulation.ledger import ASKED
+
+from hpo.islands.coordinator.sharing import LINGER_S
+from hpo.islands.end_reasons import DONE, HANDED_OVER
+from hpo.journal.commands import Drain, Enqueue
+from hpo.ledger.alive import STALE_S
+
+POINTS = [{"x": float(one), "y": 0.5, "kind": "a"} for one in range(5)]
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> SimpleLaunches:
+    return SimpleLaunches(1, tmp_path, budget=40, mean_s=10.0)
+
+
+def by_launch(campaign: SimpleLaunches) -> Counter[int]:
+    """Numbers of individuals by the launch that bred them."""
+    joined = campaign.ledger.state.joined.values()
+    workers = [int(one.id.split("-")[1]) for one in campaign.run()]
+    return Counter(
+        {one.launch: sum(0 <= each - one.first_worker < one.workers for each in workers) for one in joined}
+    )
+
+
+def test_a_launch_that_joins_gets_its_share_of_what_the_first_has_drawn(campaign: SimpleLaunches) -> None:
+    campaign.start(2)
+    assert campaign.ledger.state.free == 0, "a launch alone draws all"
+    campaign.world.sleep(30.0)
+    campaign.start(2)
+    shares = by_launch(campaign)
+    assert shares.total() == 40 and min(shares.values()) > 12
+    assert [one.coordinator.end.reason for one in campaign.begun if one.coordinator.end] == [DONE, DONE]
+    assert campaign.ledger.state.entries < 60
+
+
+def test_points_that_a_dead_launch_had_drawn_are_evaluated_by_another(campaign: SimpleLaunches) -> None:
+    first = campaign.start(1)
+    campaign.ledger.give(Enqueue(**ASKED, points=POINTS))  # type: ignore[arg-type]
+    campaign.world.sleep(3.0)
+    assert not campaign.ledger.state.waiting
+    campaign.start(1)
+    campaign.world.sleep(15.0)
+    first.kill_all()
+    ended = campaign.run()
+    assert {one.params["x"] for one in ended} >= {0.0, 1.0, 2.0, 3.0, 4.0} and len(
+        {one.id for one in ended}
+    ) == 40
+    closed = campaign.ledger.state.closed
+    assert closed[1].by == 2 and not campaign.ledger.state.waiting
+
+
+def test_points_are_shared_out_too(tmp_path: Path) -> None:
+    campaign = SimpleLaunches(1, tmp_path, budget=5, mean_s=100.0)
+    campaign.start(1)
+    campaign.ledger.give(Enqueue(**ASKED, points=POINTS))  # type: ignore[arg-type]
+    campaign.world.sleep(3.0)
+    campaign.start(1)
+    shares = by_launch(campaign)
+    assert shares.total() == 5 and shares[2] >= 2
+
+
+def test_a_launch_whose_workers_are_drained_ends_and_the_other_goes_on(campaign: SimpleLaunches) -> None:
+    campaign.start(1)
+    second = campaign.start(1)
+    campaign.world.sleep(20.0)
+    campaign.ledger.give(Drain(**ASKED, worker="0-1"))  # type: ignore[arg-type]
+    campaign.world.run(lambda: second.settled, campaign.world.time + 60.0)
+    assert second.settled, "it does not wait for the other"
+    assert len({one.id for one in campaign.run()}) == 40
+
+
+def test_a_launch_with_nothing_left_waits_and_hands_over(tmp_path: Path) -> None:
+    campaign = SimpleLaunches(1, tmp_path, budget=2, mean_s=2000.0)
+    campaign.start(1)
+    campaign.start(1)
+    third = campaign.start(1)
+    campaign.world.run(lambda: third.settled)
+    assert LINGER_S <= campaign.world.time < LINGER_S + 30 and third.coordinator.end is not None
+    assert (third.coordinator.end.reason, third.coordinator.end.exit_code) == (HANDED_OVER, 0)
+    assert len({one.id for one in campaign.run()}) == 2
+
+
+def test_a_launch_with_nothing_left_takes_over_what_another_leaves(tmp_path: Path) -> None:
+    campaign = SimpleLaunches(1, tmp_path, budget=2, mean_s=2000.0)
+    first = campaign.start(1)
+    second = campaign.start(1)
+    third = campaign.start(1)
+    campaign.world.sleep(60.0)
+    first.kill_all()
+    second.kill_all()
+    ended = campaign.run()
+    assert {one.id for one in ended} == {"0-0-0", "0-1-0"} and all(one.resumed for one in ended)
+    assert third.coordinator.end is not None and third.coordinator.end.reason == DONE
+    closed = campaign.ledger.state.closed
+    assert [closed[1].by, closed[2].by] == [3, 3] and campaign.world.time > 60 + STALE_S
