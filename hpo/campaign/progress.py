@@ -62,9 +62,10 @@ class Display:
         final = coordinator.final
         seconds = now - (self._began or now)
         rate = (final - self._final_at_start) / seconds if seconds > 0 else 0.0
-        parts = [_evaluated(final, budget), f"best {self._best(tally)}", _rate(rate)]
+        here = "" if coordinator.alone else " here"
+        parts = [_evaluated(final, budget), f"best{here} {self._best(tally)}", _rate(rate)]
         ends = coordinator.futile_ends
-        failures = f"{tally.worked_and_failed[1] + sum(ends.values())} failed"
+        failures = f"{tally.worked_and_failed[1] + sum(ends.values())} failed{here}"
         parts.append(f"{failures} ({counted(ends)} in a row)" if ends else failures)
         if pruned := tally.counts.get(PRUNED, 0):
             parts.append(f"{pruned} pruned")

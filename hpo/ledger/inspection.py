@@ -184,8 +184,11 @@ class _Inspection:
         self._objectives: set[str] = set()
         self._read_identity()
         state = self._read_ledger()
-        for sign in signs_of(directory, state).values():
-            report.lock, report.holder = "live" if sign.alive else "stale", str(sign.holder)
+        signs = [sign for sign in signs_of(directory, state).values() if sign.holder is not None]
+        if signs:
+            alive = [sign for sign in signs if sign.alive]
+            report.lock = "live" if alive else "stale"
+            report.holder = ", ".join(str(sign.holder) for sign in alive or signs)
         self._evaluations = CurrentEvaluations()
         # How each run of an individual ended.
         self._ends: dict[tuple[str, tuple[int, int]], tuple[str, object]] = {}

@@ -27,6 +27,8 @@ _MANY = 10**12
 """Units that a launch draws at once from a campaign without a budget."""
 
 
+_PATIENCE_S = 0.5
+"""Seconds to try again where other launches are faster: meanwhile a launch does nothing else."""
 MakeClosed = Callable[..., Closed]
 """Makes the entry that closes an open launch: ``hpo.ledger.closing.closing`` without its first two arguments."""
 
@@ -128,7 +130,7 @@ class Participation:
                 return None
             return Drew(launch=self.number, fresh=fresh, ids=(*unfinished, *resting), points=tuple(given))
 
-        drew = self.ledger.append(decide, timeout_s=0.0)
+        drew = self.ledger.append(decide, timeout_s=_PATIENCE_S)
         assert drew is None or isinstance(drew, Drew)
         return drew
 
@@ -154,7 +156,7 @@ class Participation:
                 return None
             return returned
 
-        self.ledger.append(decide, timeout_s=0.0)
+        self.ledger.append(decide, timeout_s=_PATIENCE_S)
 
     def close(self, reason: str, exit: int, *, at_rest: bool) -> None:
         """Close this launch, which evaluates nothing any more. ``at_rest``: see ``closing``. Errors as of

@@ -102,3 +102,13 @@ def test_a_launch_with_nothing_left_takes_over_what_another_leaves(tmp_path: Pat
     assert third.coordinator.end is not None and third.coordinator.end.reason == DONE
     closed = campaign.ledger.state.closed
     assert [closed[1].by, closed[2].by] == [3, 3] and campaign.world.time > 60 + STALE_S
+
+
+def test_the_budget_of_a_joining_file_holds_for_all_and_is_said(campaign: SimpleLaunches) -> None:
+    first = campaign.start(1)
+    campaign.world.sleep(20.0)
+    campaign.ledger.evaluations = 9
+    campaign.start(1)
+    assert len({one.id for one in campaign.run()}) == 9
+    assert [one for one in first.coordinator.remarks if "evaluations = 9 by the campaign file" in one]
+    assert [one.coordinator.end.reason for one in campaign.begun if one.coordinator.end] == [DONE, DONE]

@@ -61,6 +61,8 @@ def test_a_pruner_without_reports_is_said_in_the_run_in_status_and_in_the_report
 class Alone(SimpleNamespace):
     """A coordinator of which no other launch knows."""
 
+    alone = True
+
     @property
     def final(self) -> int:
         found: int = self.tally.final

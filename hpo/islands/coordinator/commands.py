@@ -116,6 +116,7 @@ class Commands:
             self._learn_closed()
             self._take_drawn(target)
             self._apply(target)
+            self._take_limit(target)
             if target.stopping is None and self.participation.state.is_stopped(self.participation.number):
                 target.stop(STOPPED)
             self._judge_points(target)
@@ -203,6 +204,8 @@ class Commands:
             return f"worker {request.worker} gets nothing more in this launch"
         if isinstance(request, Retry):
             number = len(command.pool) + sum(one in participation.own.again for one in command.again)
+            if not number:  # others evaluate them
+                return ""
             return f"{number} that ended as {' or '.join(request.statuses)} are evaluated again"
         if isinstance(request, Enqueue):
             return f"{len(request.points)} evaluated next, as far as the budget goes and they are new"
@@ -219,6 +222,13 @@ class Commands:
             target.set_deadline(self.began + request.deadline_s)
             said.append(f"deadline = {request.deadline_s:g} s")
         return ", ".join(said)
+
+    def _take_limit(self, target: Coordinator) -> None:
+        """Take the budget of another launch's campaign file."""
+        evaluations = self.participation.state.limits.evaluations
+        if evaluations != target.evaluations:
+            target.evaluations = evaluations
+            target.remarks.append(f"evaluations = {evaluations} by the campaign file of another launch")
 
     def _retry_own(self, target: Coordinator) -> None:
         """Evaluate failures of this launch again that ``hpo retry`` names."""

@@ -403,7 +403,7 @@ class Coordinator(CoordinatorView):
             reason,
             complete=self.is_complete and not self._unusable_ledger,
             limited=self.evaluations is not None,
-            alone=self._commands is None or self._commands.sharing.alone,
+            alone=self.alone,
             tally=self.tally,
             works=self._health.works,
             unfit=next(iter(self.unfit.values()), None),

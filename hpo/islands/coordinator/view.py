@@ -95,10 +95,16 @@ class CoordinatorView:
         return {*self.tally.unfinished}.difference(again, self._granting.grants.assigned)
 
     @property
+    def alone(self) -> bool:
+        """Whether no other launch is or was at work beside this launch."""
+        return self._commands is None or self._commands.sharing.alone
+
+    @property
     def final(self) -> int:
         """Number of individuals of the campaign that have ended, as far as is known."""
-        sharing = None if self._commands is None else self._commands.sharing
-        return self.tally.final if sharing is None or sharing.alone else sharing.final(self)
+        return (
+            self.tally.final if self._commands is None or self.alone else self._commands.sharing.final(self)
+        )
 
     @property
     def idle_workers(self) -> int:
