@@ -100,6 +100,7 @@ def _slurm(options: argparse.Namespace) -> int:
         mpi=options.mpi,
         setup=options.setup,
         dry_run=options.dry_run,
+        jobs=options.jobs,
         returned=options.requeue,
     )
 

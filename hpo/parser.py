@@ -297,6 +297,13 @@ def _add_slurm(command: argparse.ArgumentParser) -> None:
         metavar="LINE",
         help="a line of shell to run first, such as 'module load openmpi'; may be given again",
     )
+    command.add_argument(
+        "--jobs",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="submit N equal jobs that work on the campaign together, each as it starts (or --array=0-39%%10)",
+    )
     command.add_argument("--dry-run", action="store_true", help="print the script; submit nothing")
     # 75: as scripts of earlier versions mean it.
     command.add_argument("--requeue", type=_whole, nargs="?", const=EXIT_RESUMABLE, help=argparse.SUPPRESS)

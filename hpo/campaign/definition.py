@@ -158,6 +158,7 @@ class CampaignDefinition:
             kinds=tuple(self.settings.search_of(island).kind for island in islands),
             supervisor=process.launcher().supervisor or "",
             job=str(process.slurm_attempt() or ""),
+            submitted=process.submitted(),
         )
 
     def _task_as_recorded(self) -> Task:
@@ -272,17 +273,18 @@ class CampaignDefinition:
 
 
 def blocked_by_stop(campaign_directory: Path) -> str | None:
-    """Sentence where Slurm, and no person, has started the campaign since ``hpo stop``; None where it may begin. Raises
-    the errors of ``state_of``."""
-    if not process.requeued() or not state_of(campaign_directory).stop_pending:
+    """Sentence where ``hpo stop`` holds for this job, which Slurm and no person has started; None where it may begin.
+    Raises the errors of ``state_of``."""
+    by_person = not process.requeued() and process.submitted() is None
+    if by_person or not state_of(campaign_directory).keeps_from_joining(process.submitted()):
         return None
     return (
-        f"nothing is started: `hpo stop {quoted(campaign_directory)}` was given, and Slurm has started this job again. "
+        f"nothing is started: `hpo stop {quoted(campaign_directory)}` was given since this job was submitted. "
         "`hpo run`, given by a person, goes on."
     )
 
 
 def end_stop(ledger: Ledger) -> None:
     """End an earlier ``hpo stop``, as a person starts the campaign. Errors as of ``Ledger.append``."""
-    if not process.requeued():
+    if not process.requeued() and process.submitted() is None:
         ledger.append(lambda state: Commanded(request=Go(**asked())) if state.stop_pending else None)

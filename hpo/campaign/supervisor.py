@@ -244,7 +244,7 @@ class Supervisor:
     def _choose_fleet(self, code: int) -> int | None:
         """Choose the hosts of the next launch; the exit code instead where there is to be none. ``code``: of the launch
         that has ended."""
-        if patiently(lambda: state_of(self._directory), _GONE_S).stop_pending:
+        if patiently(lambda: state_of(self._directory), _GONE_S).keeps_from_joining(process.submitted()):
             self._say("`hpo stop` was given, so this is not started again.")
             return 0
         fleet = self._remaining_fleet()

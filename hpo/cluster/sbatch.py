@@ -48,7 +48,6 @@ OURS = {
     "no-requeue": "without it the campaign could not go on by itself",
     "open-mode": "the script has it, so that each job's output follows the last one's",
     "ntasks": "hpo starts --nodes times --ntasks-per-node ranks",
-    "array": "one job runs all of the campaign",
     "wrap": "hpo writes the script",
     "parsable": "hpo reads the job's number itself",
     "test-only": "use --dry-run",
@@ -88,11 +87,14 @@ def script(
     path: str | None = None,
     setup: Sequence[str] = (),
     heading: Sequence[str] = (),
+    submitted: int | None = None,
+    joins: bool = False,
 ) -> str:
     """Text of the batch script. ``file``: the campaign file, None for the script's first argument; ``grace_s``: seconds
     that running evaluations get to save; ``options``: of sbatch without dashes, None for an option without a value;
     ``start``: "mpirun", by ``hpo run``, or "srun" with its ``mpi``; ``path``: folder whose programs come first, None
-    for .venv where the job is submitted; ``setup``: lines to run before; ``heading``: comments at the top."""
+    for .venv where the job is submitted; ``setup``: lines to run before; ``heading``: comments at the top;
+    ``submitted``: number of the ledger's entries now; ``joins``: several jobs work on the campaign together."""
     own = {"signal": f"B:USR1@{warning_s(grace_s)}", "requeue": None, "open-mode": "append"}
     options = {**options, **own}
     directives = [
@@ -101,14 +103,15 @@ def script(
     ]
     campaign = '"$1"' if file is None else shlex.quote(file)
     programs = '"$PWD/.venv/bin"' if path is None else shlex.quote(path)
+    flag = " --join" if joins else ""
     if start == "srun":
         line = [
             "# srun leaves its tasks one core where it is not given a number.",
             f"srun --mpi={shlex.quote(mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
-            'hpo run "$file" &',
+            f'hpo run "$file"{flag} &',
         ]
     else:
-        line = ['hpo run "$file" --ranks "$SLURM_NTASKS" &']
+        line = [f'hpo run "$file" --ranks "$SLURM_NTASKS"{flag} &']
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -119,6 +122,11 @@ def script(
             "set -uo pipefail  # not before: a site's own lines may ask for variables that are not set",
             f'export PATH={programs}:"$PATH"',
             f"file={campaign}",
+            *(
+                []
+                if submitted is None
+                else [f"export {process.SUBMITTED}={submitted}  # `hpo stop` since then holds"]
+            ),
             "",
             "# SIGUSR1 is Slurm's warning before the time limit; SIGTERM is scancel's, or at the limit Slurm's own.",
             "# What runs may save, and all is on disk when the campaign ends.",
@@ -163,15 +171,17 @@ def job_script(
     mpi: str,
     path: str,
     setup: Sequence[str] = (),
+    joins: bool = False,
 ) -> str:
-    """Script of a job for the campaign of ``file``; UsageError for a layout or options that cannot be."""
+    """Script of a job for the campaign of ``file``; UsageError for a layout or options that cannot be. ``joins``: it is
+    one of several jobs that work on the campaign together."""
     given = dict(options)
     if re.search(r"[\n\r\ud800-\udfff]", str(file)):
         raise UsageError(f"{str(file)!r}: a job's script needs a name of one line, in UTF-8. Rename it.")
     layout = settings.layout
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:
-        needed = math.ceil(layout.islands / least) * layout.ranks_per_worker
+        needed = math.ceil((1 if joins else layout.islands) / least) * layout.ranks_per_worker
         given["ntasks-per-node"] = str(_gpus_per_node(given) or needed)
     for name, value in given.items():
         if value is not None and re.search(r"[\n\r\0]", value):
@@ -184,7 +194,12 @@ def job_script(
     per_node = int(value)
     # A layout that fits two numbers of nodes in a row fits all above them.
     for nodes in sorted({least, min(least + 1, most), most}):
-        Layout.plan(ranks=nodes * per_node, islands=layout.islands, ranks_per_worker=layout.ranks_per_worker)
+        Layout.plan(
+            ranks=nodes * per_node,
+            islands=layout.islands,
+            ranks_per_worker=layout.ranks_per_worker,
+            joins=joins,
+        )
     warning, limit_s = warning_s(settings.evaluation.grace_s), _limit_s(given.get("time"))
     if limit_s is not None and limit_s <= warning:
         raise UsageError(
@@ -206,7 +221,14 @@ def job_script(
             "A campaign as a Slurm job that goes on by itself, job after job; written by "
             f"`hpo slurm {quoted(file)}`.",
         ),
+        submitted=_entries(settings.directory),
+        joins=joins,
     )
+
+
+def _entries(directory: Path) -> int:
+    """Number of entries of the campaign's ledger."""
+    return state_of(directory).entries if (directory / "campaign.json").exists() else 0
 
 
 def advice(options: Mapping[str, str | None]) -> Iterator[str]:
@@ -302,10 +324,12 @@ def command(
     mpi: str,
     setup: Sequence[str],
     dry_run: bool,
+    jobs: int = 1,
     returned: int | None = None,
 ) -> int:
-    """``hpo slurm``: show or submit the job; or, in a job whose launcher ``returned`` that code, put it into the queue
-    again if its campaign can go on. UsageError for a wrong file or option, CampaignError where Slurm refuses."""
+    """``hpo slurm``: show or submit the job, or several ``jobs`` that work together; or, in a job whose launcher
+    ``returned`` that code, put it into the queue again if its campaign can go on. UsageError for a wrong file or
+    option, CampaignError where Slurm refuses."""
     options = {**options, **sbatch_options(unknown)}
     settings = config.read_file(file)
     if returned is not None:
@@ -323,14 +347,19 @@ def command(
             "--nodes is missing: how many nodes is the job to have? Write for example: --nodes 4"
         )
     path = str(Path(sys.executable).parent)
-    text = job_script(file, settings, options, start=start, mpi=mpi, path=path, setup=setup)
+    joins = jobs > 1 or "array" in options
+    text = job_script(file, settings, options, start=start, mpi=mpi, path=path, setup=setup, joins=joins)
     second = second_campaign(file, settings.directory)
     for remark in (*advice(options), *([second] if second else [])):
         _log.info("%s.", remark)
     if dry_run:
         print(text, end="")
         return 0
-    number = submit(text)
+    numbers = [submit(text) for _ in range(jobs)]
+    number = numbers[0]
+    if joins:
+        _write_of_several(numbers, settings.directory)
+        return 0
     output = options.get("output") or "slurm-%j.out"
     directory, job = quoted(settings.directory), quoted(number)
     write(f"job {number} is in the queue. Follow it:")
@@ -340,6 +369,17 @@ def command(
     # srun kills its tasks at scancel's SIGTERM.
     write(f"Stop it for good: hpo stop {directory}" + ("." if start == "srun" else f", or scancel {job}."))
     return 0
+
+
+def _write_of_several(numbers: Sequence[str], directory: Path) -> None:
+    jobs = ",".join(numbers)
+    write(
+        f"job{'s' * (len(numbers) > 1)} {jobs} in the queue, to work on the campaign together. Follow them:"
+    )
+    write(f"  squeue --job {jobs}")
+    write(f"  hpo status {quoted(directory)}")
+    write(f"  hpo launches {quoted(directory)}")
+    write(f"Stop all for good: hpo stop {quoted(directory)}.")
 
 
 def submit(text: str) -> str:
@@ -361,7 +401,7 @@ def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) ->
     launch that met an error before it began returns 1 or 2. StorageFailed where the journals cannot be read,
     CampaignError where Slurm refuses or launch after launch got nothing done."""
     directory, job = settings.directory, attempt.job
-    last = read_launch_patiently(directory, PATIENCE_S)
+    last = read_launch_patiently(directory, PATIENCE_S, job=job)
     begun = last is not None and last.job == str(attempt)
     end = last.end if last is not None and begun else None
     if (end is None or end[0] == LOST) and is_complete(directory, settings.evaluations):
@@ -370,7 +410,7 @@ def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) ->
         return end[1], ""
     if not begun and returned in (1, 2):
         return returned, ""
-    if state_of(directory).stop_pending:
+    if state_of(directory).keeps_from_joining(process.submitted()):
         return EXIT_RESUMABLE, f"job {job} is not put into the queue again: `hpo stop` was asked for"
     former = process.SlurmAttempt.parse(last.job) if last is not None else None
     # Attempts that came to no launch at all are on no record.

@@ -22,7 +22,9 @@ PANEL = "HPO_PANEL"
 """Environment variable with the process id of the ``hpo run`` that shows progress in the place of rank 0."""
 DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
-EXPORTED = (STARTED_BY, PANEL, DEADLINE, logs.LEVEL, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+SUBMITTED = "HPO_SUBMITTED"
+"""Number of entries of the campaign's ledger when the job was submitted: ``hpo stop`` holds for earlier submissions."""
+EXPORTED = (STARTED_BY, PANEL, DEADLINE, SUBMITTED, logs.LEVEL, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
 """Environment variables that the ranks on all hosts are to have."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
@@ -90,6 +92,13 @@ def requeued() -> bool:
     """Whether this job runs because Slurm has started it again, and not because a person has."""
     count = os.environ.get("SLURM_RESTART_COUNT", "")
     return count.isdecimal() and int(count) > 0
+
+
+def submitted() -> int | None:
+    """Number of entries of the ledger when this job was submitted; None where that is not known, or a person starts
+    the campaign."""
+    value = os.environ.get(SUBMITTED, "")
+    return int(value) if value.isdecimal() else None
 
 
 def deadline_from(settings: Settings, now: float) -> float:

@@ -143,10 +143,15 @@ class LedgerState:
         """Whether ``hpo stop`` was given, and no person has started the campaign since."""
         return self._stopped > self._went_on
 
-    def keeps_from_joining(self, submitted: int) -> bool:
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ``hpo stop`` holds for all open launches, and no person has started the campaign since."""
+        return self.stop_pending and all(map(self.is_stopped, self.open))
+
+    def keeps_from_joining(self, submitted: int | None) -> bool:
         """Whether ``hpo stop`` holds for a launch that was submitted when ``submitted`` entries were there, and has not
-        joined."""
-        return self._stopped > max(submitted, self._went_on)
+        joined. None: before all stops."""
+        return self._stopped > max(submitted or 0, self._went_on)
 
     def is_stopped(self, launch: int) -> bool:
         """Whether the open ``launch`` is to end for ``hpo stop``, also where a person has started others since."""

@@ -34,6 +34,8 @@ class Newcomer:
     """See ``Joined``."""
     job: str = ""
     """See ``Joined``."""
+    submitted: int | None = None
+    """See ``Joined``; None: now."""
 
 
 def beside(

@@ -59,12 +59,17 @@ def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
 
 
 def read_launch_patiently(
-    directory: Path, patience_s: float, number: int | None = None
+    directory: Path, patience_s: float, number: int | None = None, *, job: str = ""
 ) -> LaunchOnRecord | None:
-    """Launch ``number``, None for the last (see ``read_launch``); errors as of ``patiently``."""
-    return patiently(
-        lambda: read_launch(directory, last_launch(directory) if number is None else number), patience_s
-    )
+    """Launch ``number``, None for the last, or the last of the Slurm ``job`` (see ``read_launch``); errors as of
+    ``patiently``."""
+
+    def last() -> int:
+        joined = state_of(directory).joined
+        own = [one for one in joined if joined[one].job.partition(".")[0] == job]
+        return max(own, default=0) if job and joined else last_launch(directory)
+
+    return patiently(lambda: read_launch(directory, last() if number is None else number), patience_s)
 
 
 def patiently(read: Callable[[], T], patience_s: float) -> T:

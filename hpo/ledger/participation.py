@@ -216,7 +216,7 @@ def join(
             supervisor=newcomer.supervisor,
             job=newcomer.job,
             points=tuple(new.values()),
-            submitted=state.submitted,
+            submitted=state.submitted if newcomer.submitted is None else newcomer.submitted,
         )
 
     joined = ledger.append(decide)

@@ -187,7 +187,7 @@ def folded(record: CampaignRecord) -> Overview:
             if one.status in failed and (one.error or one.status != LOST)
         ),
         torn=[path.name for path in record.torn],
-        stop_pending=record.ledger.stop_pending,
+        stop_pending=record.ledger.is_stopping,
         waiting=record.ledger.unseen_commands,
         pace=_pace(record) if record.alive else None,
         remarks=remarks(record),
@@ -321,7 +321,7 @@ def read(directory: Path) -> Overview | None:
         paused=ledger.paused,
         seconds=overview.seconds + later_s,
         worker_hours=overview.worker_hours + overview.workers * later_s / 3600,
-        stop_pending=ledger.stop_pending,
+        stop_pending=ledger.is_stopping,
         waiting=ledger.unseen_commands,
     )
 

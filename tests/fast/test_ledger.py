@@ -224,8 +224,17 @@ def test_a_stop_holds_for_what_was_submitted_before_it_until_a_person_starts_the
     state = state_after(OPENED, JOINED[0], stop)
     assert state.keeps_from_joining(2) and not state.keeps_from_joining(3) and state.is_stopped(1)
     state = state_after(OPENED, JOINED[0], stop, go, JOINED[1])
-    assert not state.keeps_from_joining(0)
+    assert not state.keeps_from_joining(0) and not state.keeps_from_joining(None)
     assert state.is_stopped(1) and not state.is_stopped(2), "it ends, though it may see both at once"
+
+
+def test_what_is_submitted_after_a_stop_works_beside_what_ends_for_it() -> None:
+    stop = Commanded(request=Stop(**GIVEN))
+    state = state_after(OPENED, JOINED[0], stop)
+    assert state.is_stopping
+    state = state_after(OPENED, JOINED[0], stop, structs.replace(JOINED[1], submitted=3))
+    assert state.stop_pending and not state.is_stopping
+    assert state.is_stopped(1) and not state.is_stopped(2) and state.keeps_from_joining(2)
 
 
 def test_a_pause_ends_with_unpause() -> None:

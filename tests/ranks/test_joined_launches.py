@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 from terminal import Command, Terminal, wait_until
 
-from hpo.ledger.opening import state_of
+from hpo.journal.commands import Stop
+from hpo.ledger.opening import give, state_of
 
 EVALUATIONS = 120
 
@@ -88,3 +89,20 @@ def test_a_stop_reaches_all_launches_and_each_start_goes_on(
     assert [command.wait().returncode for command in starts] == [0, 0]
     finished = [record["id"] for record in terminal.records("finished") if record["status"] == "completed"]
     assert len(finished) == len(set(finished)) == EVALUATIONS
+
+
+def test_a_stop_holds_for_jobs_that_were_submitted_before_it(terminal: Terminal) -> None:
+    terminal.task(0.01)
+    terminal.campaign(evaluations=5)
+    assert terminal.hpo("run", "c.toml", "--ranks", 1).returncode == 0
+    submitted = state_of(terminal.directory / "run").entries
+    give(terminal.directory / "run", Stop(time=0.0, by="me"))
+    terminal.campaign(evaluations=9)
+    job = {"SLURM_JOB_ID": "7"}
+    before = terminal.start(
+        "run", "c.toml", "--ranks", 2, "--join", environment={**job, "HPO_SUBMITTED": str(submitted)}
+    ).wait(returns=0)
+    assert "nothing is started" in before.stderr and len(terminal.records("finished")) == 5
+    after = {**job, "HPO_SUBMITTED": str(submitted + 1)}
+    terminal.start("run", "c.toml", "--ranks", 2, "--join", environment=after).wait(returns=0)
+    assert len(terminal.records("finished")) == 9

@@ -148,6 +148,25 @@ def test_the_commands_to_follow_a_job_can_be_copied(
     assert "hpo stop 'my $(run)', or scancel 7" in told
 
 
+def test_several_jobs_work_together_on_fewer_workers_each(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted: list[str] = []
+    monkeypatch.setattr(sbatch, "submit", lambda text: str(6 + len(submitted.append(text) or submitted)))
+    assert cli.main(["slurm", str(file), "--nodes=1", "--jobs=3"]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "jobs 7,8,9 in the queue" in told and "squeue --job 7,8,9" in told and told.count("hpo status") == 1
+    )
+    assert len(submitted) == 3 and len({*submitted}) == 1
+    assert 'hpo run "$file" --ranks "$SLURM_NTASKS" --join &' in submitted[0]
+    assert directives(submitted[0])["ntasks-per-node"] == "2", "a worker of two ranks"
+    assert "export HPO_SUBMITTED=0" in submitted[0]
+    called("bash", "-n", input=submitted[0])
+    code, text, _ = dry_run(capsys, file, "--nodes=1", "--array=0-39%10")
+    assert code == 0 and directives(text)["array"] == "0-39%10" and " --join &" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
