@@ -94,22 +94,30 @@ class Assembly:
         self.closing.callback(crew.close, 10.0)
         leader = self.leader(place, crew, self.writer, start.surroundings)
         leader.begin(start)
-        ledger = FollowedLedger(self.settings.directory)
-        self.duties.append(
-            EliteExchange(
-                leader,
-                self.settings.directory,
-                launch=start.launch,
-                island=place.island,
-                others=lambda: ledger.state().open.keys() - {start.launch},
-            )
-        )
+        self._exchange_elites(leader, place.island, start.launch)
         return RankRoles(
             members=place.ranks,
             leader=leader,
             non_leader=None,
             filenos=crew.filenos,
             inline=crew if isinstance(crew, InlineCrew) else None,
+        )
+
+    def _exchange_elites(self, leader: Leader, island: int, launch: int) -> None:
+        """Let the island exchange individuals with other launches, unless their checkpoints, which those may remove,
+        would be needed."""
+        settings = self.settings
+        if settings.search_of(island).traits.needs_checkpoints or settings.inherits(island):
+            return
+        ledger = FollowedLedger(settings.directory)
+        self.duties.append(
+            EliteExchange(
+                leader,
+                settings.directory,
+                launch=launch,
+                island=island,
+                others=lambda: ledger.state().open.keys() - {launch},
+            )
         )
 
     def _evaluator_host(

@@ -265,8 +265,10 @@ class Commands:
                 self._failed.update({one: found[one] for one in failed & found.keys()})
                 self._sought |= failed
             known = [one for one in state.pool if one in self.unfinished or one in self._failed]
+            # Of those that rested in another launch meanwhile, the leaders do not know.
+            resting = state.resting if self.sharing.alone else ()
             self.participation.draw(
-                [*known, *state.resting], self._points_to_draw(target), most=self.sharing.portion(target)
+                [*known, *resting], self._points_to_draw(target), most=self.sharing.portion(target)
             )
 
     def _points_to_draw(self, target: Coordinator) -> list[int]:
