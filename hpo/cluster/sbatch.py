@@ -103,15 +103,6 @@ def script(
     ]
     campaign = '"$1"' if file is None else shlex.quote(file)
     programs = '"$PWD/.venv/bin"' if path is None else shlex.quote(path)
-    flag = " --join" if joins else ""
-    if start == "srun":
-        line = [
-            "# srun leaves its tasks one core where it is not given a number.",
-            f"srun --mpi={shlex.quote(mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
-            f'hpo run "$file"{flag} &',
-        ]
-    else:
-        line = [f'hpo run "$file" --ranks "$SLURM_NTASKS"{flag} &']
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -135,7 +126,7 @@ def script(
             "trap pass_on USR1",
             'past_limit() { [[ $(timeout 10 scontrol show job "$SLURM_JOB_ID" 2>&1) == *Reason=TimeLimit* ]]; }',
             "trap 'pass_on; past_limit || cancelled=1' TERM",
-            *line,
+            *_start_of_ranks(start, mpi, joins=joins),
             "campaign=$!",
             "[[ -z $early ]] || pass_on",
             "",
@@ -157,6 +148,17 @@ def script(
             "",
         ]
     )
+
+
+def _start_of_ranks(start: str, mpi: str, *, joins: bool) -> list[str]:
+    flag = " --join" if joins else ""
+    if start != "srun":
+        return [f'hpo run "$file" --ranks "$SLURM_NTASKS"{flag} &']
+    return [
+        "# srun leaves its tasks one core where it is not given a number.",
+        f"srun --mpi={shlex.quote(mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
+        f'hpo run "$file"{flag} &',
+    ]
 
 
 # --- what the user asks for -----------------------------------------------------------------------------------------
@@ -355,11 +357,10 @@ def command(
     if dry_run:
         print(text, end="")
         return 0
-    numbers = [submit(text) for _ in range(jobs)]
-    number = numbers[0]
     if joins:
-        _write_of_several(numbers, settings.directory)
+        _submit_several(text, jobs, settings.directory)
         return 0
+    number = submit(text)
     output = options.get("output") or "slurm-%j.out"
     directory, job = quoted(settings.directory), quoted(number)
     write(f"job {number} is in the queue. Follow it:")
@@ -371,15 +372,21 @@ def command(
     return 0
 
 
-def _write_of_several(numbers: Sequence[str], directory: Path) -> None:
-    jobs = ",".join(numbers)
-    write(
-        f"job{'s' * (len(numbers) > 1)} {jobs} in the queue, to work on the campaign together. Follow them:"
-    )
-    write(f"  squeue --job {jobs}")
-    write(f"  hpo status {quoted(directory)}")
-    write(f"  hpo launches {quoted(directory)}")
-    write(f"Stop all for good: hpo stop {quoted(directory)}.")
+def _submit_several(text: str, jobs: int, directory: Path) -> None:
+    """Submit so many equal jobs, and say which are in the queue, also where Slurm refuses further ones."""
+    numbers: list[str] = []
+    try:
+        for _ in range(jobs):
+            numbers.append(submit(text))
+    finally:
+        if numbers:
+            named = ",".join(numbers)
+            plural = "s" * (len(numbers) > 1)
+            write(f"job{plural} {named} in the queue, to work on the campaign together. Follow them:")
+            write(f"  squeue --job {named}")
+            write(f"  hpo status {quoted(directory)}")
+            write(f"  hpo launches {quoted(directory)}")
+            write(f"Stop all for good: hpo stop {quoted(directory)}.")
 
 
 def submit(text: str) -> str:
