@@ -376,7 +376,7 @@ def _submit_several(text: str, jobs: int, directory: Path) -> None:
     """Submit so many equal jobs, and say which are in the queue, also where Slurm refuses further ones."""
     numbers: list[str] = []
     try:
-        for _ in range(jobs):
+        while len(numbers) < jobs:
             numbers.append(submit(text))
     finally:
         if numbers:
