@@ -12,7 +12,7 @@ from hpo.config.settings import EvaluationSettings
 from hpo.individual import birthplace
 from hpo.islands.end_reasons import DONE
 from hpo.islands.resume.fold import fold
-from hpo.journal.records import Finished, Record, Started
+from hpo.journal.records import Finished, Record
 from hpo.ledger.joining import Newcomer, beside
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
@@ -113,13 +113,7 @@ class JointCampaign(Campaign):
                 break
             if world.time > _CALM_S and all(launch.settled for launch in self._launches):
                 self._start()
-        for launch in self._launches:
-            launch.kill_all()
-        records = self._records()
-        ended = {record.id for record in standing(records)}
-        assert len(ended) == self._budget, "the campaign did not complete"
-        begun = {record.id for record in records if isinstance(record, Started)}
-        assert begun <= ended, "something begun was lost"
+        self._end()
 
     def _start(self) -> None:
         """A launch begins on a host of its own, beside all that seem to be at work."""

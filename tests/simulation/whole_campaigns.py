@@ -62,6 +62,10 @@ class Campaign:
                 former.kill_all()
             if self._launch(number, alone):
                 break
+        self._end()
+
+    def _end(self) -> None:
+        """Kill all that is left, and check that everything begun has ended."""
         for launch in self._launches:
             launch.kill_all()
         records = self._records()
