@@ -34,6 +34,7 @@ from hpo.islands.messages import (
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started
+from hpo.ledger.entries import Limits
 from hpo.search.kinds.evolution import RandomBreeder
 from hpo.task.outcome import TaskOutcome
 
@@ -328,6 +329,8 @@ def test_switched_off_or_with_a_smaller_budget_it_spends_that_in_vain(
 
 def without_a_budget(simulation: Simulation) -> None:
     simulation.coordinator.evaluations = None
+    assert simulation.coordinator._commands is not None
+    simulation.coordinator._commands.participation.state.limits = Limits()
 
 
 @pytest.mark.parametrize("others", [1.0, 1000.0])
