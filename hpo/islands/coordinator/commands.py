@@ -265,7 +265,7 @@ class Commands:
                 self._failed.update({one: found[one] for one in failed & found.keys()})
                 self._sought |= failed
             known = [one for one in state.pool if one in self.unfinished or one in self._failed]
-            # Of those that rested in another launch meanwhile, the leaders do not know.
+            # The leaders do not know individuals that have rested in another launch meanwhile.
             resting = state.resting if self.sharing.alone else ()
             self.participation.draw(
                 [*known, *resting], self._points_to_draw(target), most=self.sharing.portion(target)
