@@ -75,8 +75,8 @@ MUTANTS = (
     ),
     # islands
     Mutant("hpo/islands", "not self._duplicates and key in self._keys", "False", PROTOCOL),
-    Mutant("hpo/islands", "fresh = min(most, self.remaining)", "fresh = most", COMMANDS),
-    Mutant("hpo/islands", "self._keys.discard(item)", "pass", PROTOCOL),
+    Mutant("hpo/islands", "fresh = max(0, min(most, self.remaining))", "fresh = most", COMMANDS),
+    Mutant("hpo/islands", "self._keys.discard(key)", "pass", PROTOCOL),
     Mutant(
         "hpo/islands",
         "completed.losses <= best.losses and",
@@ -90,16 +90,10 @@ MUTANTS = (
     Mutant("hpo/journal", "os.fsync(self._file)", "pass", JOURNAL + " fast/test_storage.py"),
     Mutant("hpo/journal", "self._part += 1\n", "pass\n", JOURNAL + " fast/test_storage.py"),
     # launches together
-    Mutant("hpo/islands", "self.unfinished.update(self.left_by(number))", "pass", JOINT),
+    Mutant("hpo/islands", "self.unfinished.update(unfinished)", "pass", JOINT),
     Mutant("hpo/islands", "if own.ids[one] else self.unfinished[one].as_contested()", "", JOINT),
-    Mutant("hpo/islands", "ended.get(one, 0) < state.open[one].units", "False", JOINT),
-    Mutant("hpo/islands", "- sum(map(own.evaluates, target.given_up))", "", JOINT),
-    Mutant(
-        "hpo/islands",
-        "return self.unbegun + self.running + self._registry.number_held",
-        "return self.unbegun + self.running",
-        JOINT,
-    ),
+    Mutant("hpo/islands", "over.get(one, 0) < state.open[one].units", "False", "fast/test_joint_launches.py"),
+    Mutant("hpo/islands", "- self._given_up(target)", "", JOINT),
     # ledger
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
     Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),

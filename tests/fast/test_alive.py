@@ -236,9 +236,11 @@ def test_of_many_that_begin_at_once_one_joins(tmp_path: Path) -> None:
         rival.stdin.write("\n")
         rival.stdin.flush()
     with ThreadPoolExecutor(4) as threads:
-        ends = as_completed(threads.submit(rival.communicate) for rival in rivals)
-        words = [next(ends).result()[0].split("\n")[-2] for _ in range(3)]
-        go.touch()
+        ends = as_completed((threads.submit(rival.communicate) for rival in rivals), timeout=60)
+        try:
+            words = [next(ends).result()[0].split("\n")[-2] for _ in range(3)]
+        finally:
+            go.touch()
         words += [end.result()[0].split("\n")[-2] for end in ends]
     assert words == [*["refused"] * 3, "ran"]
     assert len(hpo.Result(home).individuals) == 20 and state_of(home).launches == 1

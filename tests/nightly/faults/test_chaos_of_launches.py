@@ -31,7 +31,7 @@ def send(terminal: Terminal, number: int) -> None:
 def test_whatever_becomes_of_launches_the_budget_is_met_exactly(tmp_path: Path) -> None:
     terminals = [Terminal(tmp_path) for _ in range(LAUNCHES)]
     terminals[0].task(1.0)
-    terminals[0].campaign(evaluations=1500)
+    terminals[0].campaign(evaluations=100_000)
     running: list[Command | None] = [None] * LAUNCHES
     woken_at: dict[int, float] = {}
     rng, end = random.Random(1), time.monotonic() + SECONDS
@@ -62,6 +62,7 @@ def test_whatever_becomes_of_launches_the_budget_is_met_exactly(tmp_path: Path) 
                 woken_at[number] = now + rng.choice([2.0, 20.0, STOPPED_S])
                 send(terminals[number], signal.SIGSTOP)
         time.sleep(1.0)
+    terminals[0].hpo("stop", "run", returns=0)
     for command in running:
         if command is not None:
             command.wait(600)
