@@ -26,9 +26,11 @@ from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.records import encode
 from hpo.ledger import alive
 from hpo.ledger.alive import STALE_S, OtherLaunches, SignOfLife, alive_path, last_refresh, living
+from hpo.ledger.entries import Limits
 from hpo.ledger.joining import Newcomer, beside
 from hpo.ledger.journals import journal_files
 from hpo.ledger.opening import state_of
+from hpo.ledger.participation import join
 
 
 class Clock:
@@ -476,3 +478,11 @@ def test_a_supervisor_starts_again_beside_a_launch_that_has_joined_on_its_host(t
     assert beside(tmp_path, reader(tmp_path), Newcomer(supervisor="one"))[1] == {2: other.holder}
     with pytest.raises(CampaignError, match="in use by"):
         beside(tmp_path, reader(tmp_path), Newcomer(supervisor="two"))
+
+
+def test_a_launch_that_has_joined_meanwhile_is_looked_at_first(tmp_path: Path) -> None:
+    ledger = joined(tmp_path).ledger
+    facts: dict[str, Any] = {"workers": 1, "ranks_per_worker": 1, "in_file": Limits(evaluations=8)}
+    assert join(ledger, pytest.fail, Newcomer(), among=[], **facts) is None and ledger.state.launches == 1
+    made = join(ledger, pytest.fail, Newcomer(), among=[1], **facts)
+    assert made is not None and made.number == 2
