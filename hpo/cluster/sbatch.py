@@ -373,7 +373,7 @@ def command(
 
 
 def _submit_several(text: str, jobs: int, directory: Path) -> None:
-    """Submit so many equal jobs, and say which are in the queue, also where Slurm refuses the others."""
+    """Submit ``jobs`` equal jobs, and say which are in the queue, also where Slurm refuses the others."""
     numbers: list[str] = []
     try:
         while len(numbers) < jobs:

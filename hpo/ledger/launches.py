@@ -66,10 +66,15 @@ def read_launch_patiently(
 
     def last() -> int:
         joined = state_of(directory).joined
-        own = [one for one in joined if joined[one].job.partition(".")[0] == job]
+        own = [one for one in joined if _is_of_job(joined[one].job, job)]
         return max(own, default=0) if job and joined else last_launch(directory)
 
     return patiently(lambda: read_launch(directory, last() if number is None else number), patience_s)
+
+
+def _is_of_job(attempt: str, job: str) -> bool:
+    """Whether ``attempt``, such as "123.0", is an attempt at the Slurm ``job`` "123"."""
+    return attempt.partition(".")[0] == job
 
 
 def patiently(read: Callable[[], T], patience_s: float) -> T:
@@ -147,10 +152,10 @@ def consecutive_idle_launches(directory: Path, job: str = "") -> int:
     """Number of the last launches in a row that got nothing done. ``job``: count launches of this Slurm job alone."""
     count, joined = 0, state_of(directory).joined
     for number in range(last_launch(directory), 0, -1):
-        if job and number in joined and joined[number].job.partition(".")[0] != job:
+        if job and number in joined and not _is_of_job(joined[number].job, job):
             continue
         launch = read_launch(directory, number)
-        if launch is not None and job and launch.job.partition(".")[0] != job:
+        if launch is not None and job and not _is_of_job(launch.job, job):
             break
         if made_progress(directory, number):
             break

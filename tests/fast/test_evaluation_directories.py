@@ -209,7 +209,7 @@ def test_what_others_may_go_on_from_stays_until_the_campaign_is_done(
 
     def cleanup(launch: int, earlier: ResumeState) -> Cleanup | None:
         return begin_cleanup(
-            made.settings, objectives=objectives, islands=layout.islands, launch=launch, earlier=earlier
+            made.settings, objectives=objectives, islands=layout.islands, removes=launch > 1, earlier=earlier
         )
 
     repeated = ResumeState(repeats=True, resting={"0-0-1": Resting(0, "", 0.0)})

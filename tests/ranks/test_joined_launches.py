@@ -25,7 +25,7 @@ def begun_by(terminal: Terminal) -> Counter[int]:
 
 @pytest.fixture
 def other(terminal: Terminal) -> Terminal:
-    """A second terminal in the same directory, whose processes are told from those of the first."""
+    """A second terminal in the same directory, whose processes are distinguished from those of the first."""
     return Terminal(terminal.directory)
 
 

@@ -154,9 +154,9 @@ def test_several_jobs_work_together_on_fewer_workers_each(
     submitted: list[str] = []
     monkeypatch.setattr(sbatch, "submit", lambda text: str(6 + len(submitted.append(text) or submitted)))
     assert cli.main(["slurm", str(file), "--nodes=1", "--jobs=3"]) == 0
-    told = capsys.readouterr().out
+    said = capsys.readouterr().out
     assert (
-        "jobs 7,8,9 in the queue" in told and "squeue --job 7,8,9" in told and told.count("hpo status") == 1
+        "jobs 7,8,9 in the queue" in said and "squeue --job 7,8,9" in said and said.count("hpo status") == 1
     )
     assert len(submitted) == 3 and len({*submitted}) == 1
     assert 'hpo run "$file" --ranks "$SLURM_NTASKS" --join &' in submitted[0]

@@ -45,7 +45,7 @@ class SimpleLaunches:
         self._mean_s = mean_s
 
     def start(self, workers: int) -> SimulatedLaunch:
-        """A launch of so many workers begins."""
+        """A launch of ``workers`` workers begins."""
         number, world = len(self.begun), self.world
         machine = SimulatedMachine(
             world,

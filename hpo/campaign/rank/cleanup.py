@@ -72,17 +72,17 @@ class Cleanup:
 
 
 def begin_cleanup(
-    settings: Settings, *, objectives: int, islands: int, launch: int, earlier: ResumeState
+    settings: Settings, *, objectives: int, islands: int, removes: bool, earlier: ResumeState
 ) -> Cleanup | None:
-    """Cleanup of checkpoints that leaders kept before launch number ``launch``; None where there is nothing to remove,
-    or it is removed at once. ``objectives``, ``islands``: numbers of them. Beside other launches nothing is removed, as
-    if ``launch`` were the first: they may need it."""
+    """Cleanup of checkpoints that leaders of earlier launches kept; None where there is nothing to remove, or it is
+    removed at once. ``objectives``, ``islands``: numbers of them; ``removes``: there were earlier launches, and no
+    other launch is at work, which may need what they kept."""
     inherits = any(
         settings.search_of(one).traits.needs_checkpoints or settings.inherits(one) for one in range(islands)
     )
     # Lineages may go on from any of the latest; a front keeps all until the end.
     cleanup = None
-    if launch > 1 and not inherits and objectives == 1:
+    if removes and not inherits and objectives == 1:
         if settings.keep <= KEPT and not earlier.repeats:
             cleanup = Cleanup(settings.directory, settings.keep, earlier)
         else:

@@ -209,7 +209,7 @@ def begin_launch(assembly: Assembly, opening: Opening) -> Housekeeping:
         settings,
         objectives=len(objectives),
         islands=layout.islands,
-        launch=participation.number if sharing.alone else 1,
+        removes=sharing.alone and participation.number > 1,
         earlier=earlier,
     )
     return Housekeeping(participation, coordinator, display, status, sharing, cleanup, opening.sinks)

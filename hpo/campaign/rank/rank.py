@@ -341,15 +341,15 @@ class Rank:
             )
             roles = assembly.roles(place, start)
             housekeeping = None if opening is None else begin_launch(assembly, opening)
+            if housekeeping is not None:
+                assembly.duties.insert(0, housekeeping)
             node = EventLoop(
                 transport=transport,
                 roles=roles,
                 coordinator=None if housekeeping is None else housekeeping.coordinator,
                 signals=signals,
                 hang_timeout_s=assembly.hang_timeout_s,
-                housekeeping=partial(
-                    _call_all, [*([housekeeping] if housekeeping else []), *assembly.duties]
-                ),
+                housekeeping=partial(_call_all, assembly.duties),
                 failed=lambda error: give_up(transport, error) if transport.size > 1 else None,
             )
             end = node.run()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LINGER_S = 240.0
 """Seconds for which a launch without anything to evaluate waits for what others may leave: longer than it takes to see
-that one of them has died."""
+that another launch has died."""
 _RATE_S = 60.0
 
 
