@@ -103,9 +103,16 @@ class _OwnLaunch:
             return self.read_number()
         return None
 
+    def has_joined(self) -> bool:
+        """Whether it has joined. Then all ranks have their signal handlers: it joins after all have said hello. The
+        ledger is read apart: a signal handler asks, perhaps while the main thread reads it."""
+        return (
+            self._joined is not None
+            or _OwnLaunch(self._directory, self._token, self.after).number is not None
+        )
+
     def journal_size(self) -> int | None:
-        """Bytes of rank 0's journal; None where it is not there. When it is, all ranks have their signal handlers:
-        rank 0 makes it after all have said hello."""
+        """Bytes of rank 0's journal; None where it is not there."""
         if (launch := self.number) is None or self._joined is None:
             return None
         joined = self._joined
@@ -323,8 +330,8 @@ class Supervisor:
     def _forward(self) -> None:
         if self._process is None or self._process.poll() is not None:
             return
-        # Before the campaign has begun there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
-        self._early |= self._own.journal_size() is None
+        # Before the launch has joined there is nothing to save, and a SIGUSR1 might find ranks that do not know it.
+        self._early |= not self._own.has_joined()
         if self._kill_at is None and (self._early or self._requests.count >= PATIENCE):
             self._kill_at = time.monotonic() + _INTERRUPTED_S
         self._process.send_signal(signal.SIGINT if self._early else signal.SIGUSR1)
@@ -409,7 +416,8 @@ class Supervisor:
         if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
             return 0, False
         if self._early and (end is None or end[1] != 0):
-            self._say("stopped before the campaign began. Give the same command again to start it.")
+            begun, further = ("this launch", "go on") if self._own.after else ("the campaign", "start it")
+            self._say(f"stopped before {begun} began. Give the same command again to {further}.")
             return EXIT_RESUMABLE, False
         if end is not None:
             return end[1], end[0] == LOST
