@@ -42,7 +42,6 @@ _DRAWS = 10_000
 _DRAWS_THAT_RAISE = 1_000
 _SEARCHED_S = 2.0
 _DRAWS_FOR_STEPS = 100
-_CHOICES_A_BUDGET = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,6 @@ class CampaignDefinition:
         islands = range(self.settings.layout.islands)
         return Newcomer(
             join=self.join,
-            unshared=self._unshared(),
             kinds=tuple(self.settings.search_of(island).kind for island in islands),
             supervisor=process.launcher().supervisor or "",
             job=str(process.slurm_attempt() or ""),
@@ -172,18 +170,6 @@ class CampaignDefinition:
         task = copy.copy(self.task)
         task.objectives = {name: own[name] for name in recorded}
         return task
-
-    def _unshared(self) -> str:
-        """Reason why launches cannot search at the same time; "" if they can."""
-        size, settings = self.task.space.size, self.settings
-        if size is None or settings.search.duplicates:
-            return ""
-        if settings.evaluations is not None and size > _CHOICES_A_BUDGET * settings.evaluations:
-            return ""
-        return (
-            f"launches that search at the same time would evaluate many of its {size} configurations twice: they share "
-            f"spaces of more than {_CHOICES_A_BUDGET} times as many configurations as evaluations"
-        )
 
     # --- checks ---------------------------------------------------------------------------------------------
 

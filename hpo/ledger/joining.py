@@ -26,8 +26,6 @@ class Newcomer:
     join: bool | None = None
     """Whether it also joins launches on its own host; False: it joins none. None: those on other hosts, and on its own
     host where a scheduler stands between."""
-    unshared: str = ""
-    """Why it cannot work beside others; "" if it can."""
     kinds: tuple[str, ...] | None = None
     """Kind of search of each island; None: not to be compared."""
     supervisor: str = ""
@@ -102,8 +100,6 @@ def _problem(
             f"{directory} is in use by {who}. Let it finish, stop it with `hpo stop {quoted(directory)}`{more}, or "
             "name another directory."
         )
-    if newcomer.unshared:
-        return f"{directory} is in use by {who}, and {newcomer.unshared}. Let it finish, or name another directory."
     kinds = newcomer.kinds
     if kinds is not None and joined.kinds and kinds != joined.kinds:
         of, own = joined.kinds, kinds

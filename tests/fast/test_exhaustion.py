@@ -116,23 +116,23 @@ def test_a_claim_in_vain_looks_at_a_piece_of_the_space_whatever_the_constraints_
             yield ({"a": number}, str(number)) if number == 49_999 else None
 
     rest, taken, claims = UnseenConfigurations(listed), {"0"}, 0
-    while (found := rest.next(taken)) is None:
+    while (found := rest.next(taken, lambda key: not taken.add(key))) is None:
         claims += 1
         assert looked <= 2_000 * claims and not rest.exhausted
     assert found.key == "49999" and claims > 20
     while not rest.exhausted:
-        assert rest.next(taken) is None
+        assert rest.next(taken, lambda key: not taken.add(key)) is None
 
 
 def test_only_the_time_of_drawing_uses_up_the_patience_with_constraints() -> None:
     rest, drawn = UnseenConfigurations(), unseen._PATIENCE_S / 2
-    rest.next(set(), leader=0, refused=1)
-    rest.next(set(), leader=1, refused=1, drawn_s=drawn)
-    rest.next(set(), leader=0, refused=1, drawn_s=drawn)
+    rest.next(set(), bool, leader=0, refused=1)
+    rest.next(set(), bool, leader=1, refused=1, drawn_s=drawn)
+    rest.next(set(), bool, leader=0, refused=1, drawn_s=drawn)
     assert not rest.exhausted
     rest.bred_a_new_one()
     for exhausted in (False, True):
-        rest.next(set(), leader=1, refused=1, drawn_s=drawn)
+        rest.next(set(), bool, leader=1, refused=1, drawn_s=drawn)
         assert rest.exhausted is exhausted
 
 

@@ -9,11 +9,13 @@ import pytest
 from simulation.joint_campaigns import SimpleLaunches
 from simulation.ledger import ASKED
 
+import hpo
 from hpo.islands.coordinator.sharing import LINGER_S
-from hpo.islands.end_reasons import DONE, HANDED_OVER
+from hpo.islands.end_reasons import DONE, EXHAUSTED, HANDED_OVER
 from hpo.journal.commands import Drain, Enqueue
 from hpo.ledger.alive import STALE_S
 
+FINITE = hpo.SearchSpace(x=hpo.Int(-4, 4), y=hpo.Ordinal(-1, 0, 1), kind=hpo.Categorical("a", "b", "c"))
 POINTS = [{"x": float(one), "y": 0.5, "kind": "a"} for one in range(5)]
 
 
@@ -102,6 +104,28 @@ def test_a_launch_with_nothing_left_takes_over_what_another_leaves(tmp_path: Pat
     assert third.coordinator.end is not None and third.coordinator.end.reason == DONE
     closed = campaign.ledger.state.closed
     assert [closed[1].by, closed[2].by] == [3, 3] and campaign.world.time > 60 + STALE_S
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_finite_space_is_used_up_whichever_launches_die(tmp_path: Path, seed: int) -> None:
+    """What a launch has reserved and not begun is free once it is closed, for launches that wait for just that too."""
+    campaign = SimpleLaunches(seed, tmp_path, budget=100, mean_s=20.0, space=FINITE)
+    campaign.start(3)
+    campaign.world.sleep(5.0)
+    second, _ = campaign.start(4), campaign.start(2)
+    campaign.world.sleep(10.0 + 30.0 * seed)
+    second.kill_all()
+    keys = Counter(FINITE.key(one.params) for one in campaign.run())
+    assert len(keys) == keys.total() == FINITE.size
+    reasons = {one.coordinator.end.reason for one in campaign.begun if one.coordinator.end}
+    assert reasons <= {EXHAUSTED, DONE} and campaign.ledger.state.closed[2].by != 2
+
+
+def test_launches_end_where_all_configurations_are_used_up(tmp_path: Path) -> None:
+    campaign = SimpleLaunches(1, tmp_path, budget=500, mean_s=5.0, space=FINITE)
+    campaign.start(2)
+    campaign.start(2)
+    assert len(campaign.run(until=1000.0)) == FINITE.size and all(one.settled for one in campaign.begun)
 
 
 def test_the_budget_of_a_joining_file_holds_for_all_and_is_said(campaign: SimpleLaunches) -> None:

@@ -384,13 +384,13 @@ def test_all_of_an_island_know_its_reports() -> None:
     simulation, _ = make(
         3, workers=6, islands=2, evaluations=60, curve=curve_of(3), pruning=HALVING, migration=0.0
     )
+    simulation.leaders[0].meet([], [("0-99-0", 1, None)])  # of another launch
     simulation.run()
     reported = [(one.island, one.id, one.step) for one in records_of(simulation) if isinstance(one, Reported)]
     assert len(reported) > 60
+    reported.append((0, "0-99-0", 1))
     for leader in simulation.leaders:
-        known = {
-            (leader.place.island, identity, step) for identity, step, _ in leader._early_stopping.known()
-        }
+        known = {(leader.place.island, identity, step) for identity, step, _ in leader.reports}
         assert known == {one for one in reported if one[0] == leader.place.island}
 
 

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 
 from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
-from hpo.individual import birthplace
 from hpo.islands.end_reasons import DONE
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Record
 from hpo.ledger.joining import Newcomer, beside
+from hpo.space.space import SearchSpace
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
@@ -37,9 +37,11 @@ class SimpleLaunches:
     """Launches without faults on hosts of their own, whose evaluations take ``mean_s`` seconds on average, lognormal
     with half of that as standard deviation. ``budget``: number of evaluations of the campaign."""
 
-    def __init__(self, seed: int, directory: Path, *, budget: int, mean_s: float) -> None:
+    def __init__(
+        self, seed: int, directory: Path, *, budget: int, mean_s: float, space: SearchSpace = SPACE
+    ) -> None:
         self.world = World(seed)
-        self.ledger = SimulatedLedger(budget, SPACE)
+        self.ledger = SimulatedLedger(budget, space)
         self.begun: list[SimulatedLaunch] = []
         self._directory = directory
         self._mean_s = mean_s
@@ -71,11 +73,13 @@ class SimpleLaunches:
         self.begun.append(
             SimulatedLaunch(
                 world,
-                SPACE,
+                self.ledger.space,
                 objective,
                 settings,
                 ledger=self.ledger,
-                earlier=lambda islands: fold(self.records(), space=SPACE, islands=islands, losses=losses),
+                earlier=lambda islands: fold(
+                    self.records(), space=self.ledger.space, islands=islands, losses=losses
+                ),
                 directory=self._directory,
                 machine=machine,
                 beside=[*at_work],
@@ -155,13 +159,6 @@ class JointCampaign(Campaign):
                 # The others may only have to close.
                 assert math.isclose(len(counted) + self._held_and_ended(), self._budget), "it ended too soon"
         return ended
-
-    def _once(self, record: Finished) -> object:
-        # Launches that do not know of each other yet may breed the same from a parent that both know.
-        worker = birthplace(record.id)[1]
-        joined = self._ledger.state.joined.values()
-        bred_by = next(one.launch for one in joined if 0 <= worker - one.first_worker < one.workers)
-        return bred_by, super()._once(record)
 
     def _held_and_ended(self) -> int:
         """Number of individuals that have ended in launches that are open."""

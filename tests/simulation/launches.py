@@ -25,6 +25,7 @@ from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
 from hpo.islands.coordinator.sharing import Sharing
+from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.event_loop import EventLoop, RankRoles
 from hpo.islands.leader.elites import EliteExchange
@@ -38,8 +39,10 @@ from hpo.islands.resume.start import start_messages
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Header, Launched, Left, Record, Reopened
 from hpo.ledger.alive import REFRESH_S, OtherLaunches, SignOfLife
+from hpo.ledger.reservations import Reservations
 from hpo.search.kinds.evolution import EvolutionBreeder
-from hpo.space.space import SearchSpace
+from hpo.space.space import SearchSpace, listable
+from hpo.task.task import listed
 from simulation import MemoryJournal, leader_settings, losses
 from simulation.evaluators import Fates, NoGuard, SimulatedEvaluator, Worker
 from simulation.ledger import SimulatedLedger
@@ -248,6 +251,11 @@ class SimulatedLaunch(LaunchLog):
                 grace_s=settings.grace_s,
                 checkpoints=False,
                 timed=True,
+                unseen=[UnseenConfigurations(partial(listed, self._space, lambda params: True))]
+                * self._layout.islands
+                if listable(self._space)
+                else (),
+                reservations=Reservations(self._directory, self.number, self._participation.read_closed),
             ),
             backlog=Backlog(known=earlier.keys, tally=earlier.tally),
             log=self,
@@ -275,7 +283,7 @@ class SimulatedLaunch(LaunchLog):
             *self._ledger.counted(launch),
         ]
         left = fold(records, space=self._space, islands=self._layout.islands, losses=losses)
-        return LeftByLaunch({one.id: one for one in left.pending}, left.ended)
+        return LeftByLaunch({one.id: one for one in left.pending}, left.ended, left.keys)
 
     def _record_start(self) -> None:
         launched = Launched(

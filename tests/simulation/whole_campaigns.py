@@ -119,7 +119,7 @@ class Campaign:
         # What a worker could not record for so long that it gave up may be on the disk all the same.
         self._unsure |= any(journal.discarded for launch in self._launches for journal in launch.journals)
         assert self._unsure or len(everything) == len(ended), "an individual was recorded twice"
-        assert len(set(map(self._once, ended))) == len(ended), "a configuration came twice"
+        assert len({SPACE.key(one.params) for one in ended}) == len(ended), "a configuration came twice"
         now = fold(records, space=SPACE, islands=1, losses=losses)
         assert len(ended) == now.tally.final <= self._budget, "more than the budget"
         for record in ended:
@@ -131,10 +131,6 @@ class Campaign:
                 found = directories.returned if record.outcome.error else directories.completed
                 assert made in found, f"{record.id} was completed by no worker"
         return len(ended)
-
-    def _once(self, record: Finished) -> object:
-        """Value that no two individuals share."""
-        return SPACE.key(record.params)
 
     def _records(self) -> list[Record]:
         return records_of(self._launches, self._ledger)

@@ -34,6 +34,7 @@ from hpo.journal.code_copies import change, keep_copy
 from hpo.journal.records import Launched, Record
 from hpo.ledger.alive import OtherLaunches, SignOfLife
 from hpo.ledger.participation import Participation
+from hpo.ledger.reservations import Reservations
 from hpo.loggers.processes import SinkProcesses
 from hpo.prior_results.configurations import wanted
 from hpo.search.phases import Phases
@@ -158,7 +159,17 @@ def _rules(assembly: Assembly, opening: Opening, began: float) -> LaunchRules:
         unseen=_unseen(
             assembly.task.space, assembly.allows, [settings.search_of(island).only for island in islands]
         ),
+        reservations=_reservations(assembly, opening.participation),
     )
+
+
+def _reservations(assembly: Assembly, participation: Participation) -> Reservations | None:
+    """Reservations where other launches may breed the same configurations: in finite spaces, and on a grid."""
+    settings, islands = assembly.settings, range(assembly.layout.islands)
+    grid = any(settings.search_of(island).kind == "grid" for island in islands)
+    if settings.search.duplicates or not (grid or assembly.task.space.size is not None):
+        return None
+    return Reservations(settings.directory, participation.number, participation.read_closed)
 
 
 def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]:

@@ -132,7 +132,7 @@ class JournalLog(LaunchLog):
             )
             losses = self._task.losses
             left = fold(records, space=self._task.space, islands=self._islands, losses=losses)
-        return LeftByLaunch({one.id: one for one in left.pending}, left.ended)
+        return LeftByLaunch({one.id: one for one in left.pending}, left.ended, left.keys)
 
     def failures(self) -> list[tuple[str, Assignment]]:
         """Status of each individual on record that ended in a failure, and how it would be evaluated again."""

@@ -3,15 +3,24 @@ configurations were admitted."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.messages import Assignment
 
 Admitted = Assignment | str
 """An individual to evaluate: an assignment, or a configuration that a leader bred, by its key."""
+
+
+class Reserving(Protocol):
+    """Reservations of configurations among launches (see ``hpo.ledger.reservations``)."""
+
+    over: set[int]
+
+    def take(self, key: str) -> int | None: ...
+    def release(self, key: str) -> None: ...
 
 
 class Surrendered(NamedTuple):
@@ -30,6 +39,7 @@ class Budget:
         keys: of all admitted configurations, to which this adds.
         duplicates: configurations may come twice.
         unseen: configurations that each island can still evaluate, one object for islands of equal parts.
+        reservations: None where launches may evaluate the same configurations.
     """
 
     def __init__(
@@ -40,8 +50,12 @@ class Budget:
         keys: set[str],
         duplicates: bool,
         unseen: Sequence[UnseenConfigurations],
+        reservations: Reserving | None = None,
     ) -> None:
         self._keys = keys
+        self._reservations = reservations
+        # Keys among ``keys`` that other launches have reserved, by launch.
+        self._elsewhere: defaultdict[int, set[str]] = defaultdict(set)
         self._duplicates = duplicates
         self._unseen = unseen
         self.assignments: deque[Assignment] = deque()
@@ -57,7 +71,8 @@ class Budget:
         self.remaining += units
         self._admitted += units + len(first) + len(then)
         self.assignments.extendleft(reversed(first))
-        self._keys.update(assignment.key for assignment in then)
+        for assignment in then:
+            self._take(assignment.key)
         self.assignments.extend(then)
 
     def spare(self, most: int) -> int:
@@ -86,6 +101,27 @@ class Budget:
         self.assignments.extend(reversed(kept))
         self._admitted -= fresh - begun_with + len(given_up)
         return Surrendered(fresh, given_up)
+
+    def _take(self, key: str) -> bool:
+        """Reserve a configuration, which nothing is granted for again; whether no other launch has it."""
+        self._keys.add(key)
+        holder = None if self._reservations is None else self._reservations.take(key)
+        if holder is not None:
+            self._elsewhere[holder].add(key)
+        return holder is None
+
+    def learn_closed(self, launch: int, keys: Collection[str]) -> None:
+        """Learn the configurations of a closed launch by their ``keys``: others that it had reserved are free."""
+        self._keys.update(keys)
+        if self._reservations is not None:
+            self._reservations.over.add(launch)
+        for key in self._elsewhere.pop(launch, set()).difference(keys):
+            self._free(key)
+
+    @property
+    def may_be_freed(self) -> bool:
+        """Whether other launches have reserved configurations, and may leave them."""
+        return any(self._elsewhere.values())
 
     def is_new(self, key: str) -> bool:
         """Whether a configuration may be admitted."""
@@ -120,11 +156,10 @@ class Budget:
     def admit(self, key: str, island: int) -> bool:
         """Admit a configuration that ``island`` bred, unless it is known, or ``key`` is empty: then nothing was
         bred."""
-        if not key or (not self._duplicates and key in self._keys):
+        if not key or not self.is_new(key) or not self._take(key):
             return False
         self.remaining -= 1
         self._unseen[island].bred_a_new_one()
-        self._keys.add(key)
         return True
 
     @property
@@ -138,7 +173,9 @@ class Budget:
     def admit_unseen(self, island: int, leader: int, *, refused: int, drawn_s: float) -> Assignment | None:
         """Admit a new configuration that ``island`` may evaluate, if there is one (see
         ``UnseenConfigurations.next``)."""
-        unseen = self._unseen[island].next(self._keys, leader=leader, refused=refused, drawn_s=drawn_s)
+        unseen = self._unseen[island].next(
+            self._keys, self._take, leader=leader, refused=refused, drawn_s=drawn_s
+        )
         if unseen is not None:
             self.remaining -= 1
         return unseen
@@ -152,6 +189,11 @@ class Budget:
             self._release(item)
 
     def _release(self, key: str) -> None:
+        if self._reservations is not None:
+            self._reservations.release(key)
+        self._free(key)
+
+    def _free(self, key: str) -> None:
         self._keys.discard(key)
         for unseen in self._unseen:  # any island may find it
             unseen.given_back()

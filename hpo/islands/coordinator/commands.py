@@ -35,6 +35,8 @@ class LeftByLaunch(NamedTuple):
     """Those that it had begun, by id."""
     ended: Collection[str]
     """Ids of those that ended in it."""
+    keys: Collection[str] = ()
+    """Keys of the configurations of all."""
 
 
 class _Units(NamedTuple):
@@ -113,7 +115,7 @@ class Commands:
         try:
             self.participation.ledger.read_on()
             self._close_dead(target)
-            self._learn_closed()
+            self._learn_closed(target)
             self._take_drawn(target)
             self._apply(target)
             self._take_limit(target)
@@ -161,13 +163,14 @@ class Commands:
             else:
                 target.remarks.append(f"launch {number} showed no sign of life, and was closed")
 
-    def _learn_closed(self) -> None:
+    def _learn_closed(self, target: Coordinator) -> None:
         """Learn what other launches left that were closed since the last look."""
         for number in self.participation.state.closed.keys() - self._learnt:
-            unfinished, ended = self.left_by(number)
-            for one in ended:
+            left = self.left_by(number)
+            for one in left.ended:
                 self.unfinished.pop(one, None)
-            self.unfinished.update(unfinished)
+            self.unfinished.update(left.unfinished)
+            target.learn_closed(number, left.keys)
             # A failure may have been evaluated again there.
             self._failed, self._sought = {}, set()
             self._learnt.add(number)

@@ -8,7 +8,7 @@ ahead are recalled from busy workers for idle workers."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -371,7 +371,7 @@ class Coordinator(CoordinatorView):
             if self._finds_more() or self._grants.running or self._budget.available:
                 return
             sharing = None if self._commands is None else self._commands.sharing
-            if self._budget.exhausted:
+            if self._budget.exhausted and not (self.may_be_freed and sharing and sharing.lingers):
                 self._finish(end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED)
             elif sharing is None or self._granting.all_drained or not (sharing.lingers or sharing.hands_over):
                 self._finish(end_reasons.DONE)
@@ -464,6 +464,10 @@ class Coordinator(CoordinatorView):
         self._health.forget({one.again.id for one in chosen})
         self._reopen(chosen, "hpo retry", entry=entry)
         return {one.again.id for one in chosen}.union(one.id for one in again_already)
+
+    def learn_closed(self, launch: int, keys: Collection[str]) -> None:
+        """Learn the configurations of a closed launch (see ``Budget.learn_closed``)."""
+        self._budget.learn_closed(launch, keys)
 
     def is_new(self, point: Assignment) -> bool:
         """Whether a configuration may be evaluated."""

@@ -44,6 +44,7 @@ class Granting:
             keys=backlog.known,
             duplicates=rules.duplicates,
             unseen=rules.unseen or [UnseenConfigurations()] * registry.islands,
+            reservations=rules.reservations,
         )
         self.grants = Grants(registry.places)
         self._phase = self._phases.at(self.budget.granted)

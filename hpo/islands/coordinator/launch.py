@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
+from hpo.islands.coordinator.budget import Reserving
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.messages import Assignment, End, EvaluationEnd
@@ -37,6 +38,8 @@ class LaunchRules:
     """Open parts of the space, in turn."""
     unseen: Sequence[UnseenConfigurations] = ()
     """Configurations by island (see ``Budget``); empty: all islands search a space that cannot be listed."""
+    reservations: Reserving | None = None
+    """See ``Budget``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,8 @@ class Sharing:
         if self._others is not None:
             self._others.watch(others)
             self._others.show(ended, self._given_up(target), target.idle_workers)
-        if target.unended or (state.free > 0 and state.may_draw()):
+        waits = target.may_be_freed and not target.running
+        if not waits and (target.unended or (state.free > 0 and state.may_draw())):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now

@@ -5,7 +5,7 @@ Islands that keep to different parts of the space (``[[island]] only``) use them
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 
 from hpo.individual import Configuration, Scalar
@@ -39,11 +39,20 @@ class UnseenConfigurations:
         self.exhausted = False
 
     def next(
-        self, taken: set[str], *, leader: int = 0, refused: int = 0, drawn_s: float = 0.0
+        self,
+        taken: Collection[str],
+        take: Callable[[str], bool],
+        *,
+        leader: int = 0,
+        refused: int = 0,
+        drawn_s: float = 0.0,
     ) -> Assignment | None:
-        """A configuration whose key is not in ``taken``, to which it is added; None where there is none, or the space
-        cannot be listed. The ``leader`` has claimed in vain: it drew for ``drawn_s`` seconds, and the constraints
-        refused ``refused`` draws."""
+        """A configuration whose key is not in ``taken``; None where there is none, or the space cannot be listed. The
+        ``leader`` has claimed in vain: it drew for ``drawn_s`` seconds, and the constraints refused ``refused`` draws.
+
+        Args:
+            take: adds a key to ``taken``; whether its configuration may be evaluated.
+        """
         if self._configurations is None:
             self._barren += 1
             self.refused += refused
@@ -52,8 +61,7 @@ class UnseenConfigurations:
             return None
         while True:
             for params, key in self._unseen:
-                if key not in taken:
-                    taken.add(key)
+                if key not in taken and take(key):
                     return Assignment(
                         configuration=Configuration(id="", params=params, operator="last"), key=key
                     )

@@ -89,6 +89,11 @@ class CoordinatorView:
         return self.unbegun + self.running + self._registry.number_held
 
     @property
+    def may_be_freed(self) -> bool:
+        """Whether all configurations are taken, some of them by other launches, which may leave them."""
+        return self._granting.budget.exhausted and self._granting.budget.may_be_freed
+
+    @property
     def given_up(self) -> set[str]:
         """Individuals that began and did not end, and that nobody here will evaluate."""
         again = (one.id for one in self._granting.budget.assignments)

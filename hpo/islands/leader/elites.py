@@ -1,13 +1,15 @@
 """Exchange of individuals between launches that are at work on a campaign at the same time.
 
-For each of its islands a launch keeps a file with the best and the latest individuals that the island knows. The
-launches read each other's files, and breed from what they find there as from individuals of their own; only the launch
-that evaluated an individual lets it migrate. The files are no record: nothing is lost with one."""
+For each of its islands a launch keeps a file with the best and the latest individuals that the island knows, and
+intermediate results for early stopping. The launches read each other's files, and breed from what they find there as
+from individuals of their own; only the launch that evaluated an individual lets it migrate. The files are no record:
+nothing is lost with one."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,21 +17,25 @@ from typing import Literal, Protocol
 import msgspec
 
 from hpo.errors import CampaignError
+from hpo.islands.messages import RungReport
 from hpo.journal.durable import write_atomically
 from hpo.search.population import Member, Population, keep_latest
+from hpo.search.stopping_rules import Report
 
 EVERY_S = 15.0
 _LAUNCHES = 8
 """Launches whose files are read at a time."""
 _FAILURES = 16
+_REPORTS = 2048
 _MOST_BYTES = 1 << 18
-_REMEMBERED = 4096
+_REMEMBERED = 1 << 16
 
 
 class _Elite(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a file."""
 
     members: list[Member]
+    reports: list[RungReport] = []
     version: Literal[1] = 1
 
 
@@ -41,6 +47,11 @@ def _end(member: Member) -> str:
     return f"{member.id} {member.status}"
 
 
+def _rung(report: RungReport) -> str:
+    """Text that no other report has."""
+    return f"{report[0]} {report[1]}"
+
+
 class IslandLeader(Protocol):
     """Leader as this exchange needs it (see ``hpo.islands.leader.leader``)."""
 
@@ -48,7 +59,9 @@ class IslandLeader(Protocol):
     def population(self) -> Population: ...
     @property
     def is_first_of_island(self) -> bool: ...
-    def meet(self, members: list[Member]) -> None: ...
+    @property
+    def reports(self) -> list[Report]: ...
+    def meet(self, members: list[Member], reports: Sequence[RungReport]) -> None: ...
 
 
 class EliteExchange:
@@ -78,8 +91,9 @@ class EliteExchange:
         self._others = others
         self._next = 0.0
         self._turn = 0
-        self._written: list[str] = []
+        self._written = b""
         self._known: dict[str, None] = {}
+        """Individuals and reports that the island knows of, or that were read."""
 
     def __call__(self, now: float) -> None:
         """Write the own file and read those of others, if it is time to. ``now``: Unix seconds."""
@@ -100,29 +114,38 @@ class EliteExchange:
     def _write(self) -> None:
         population = self._leader.population
         members = list({one.id: one for one in (*population, *population.failures[-_FAILURES:])}.values())
-        ends = [*map(_end, members)]
-        if ends == self._written:
-            return
-        data = msgspec.json.encode(_Elite(members=members))
+        known = self._leader.reports
+        # Of too many an even part: the latest would not tell what a good value at a low rung is.
+        reports: list[RungReport] = [
+            (identity, step, loss if loss < math.inf else None)
+            for identity, step, loss in known[:: max(1, -(-len(known) // _REPORTS))]
+        ]
+        data = msgspec.json.encode(_Elite(members=members, reports=reports))
         while len(data) > _MOST_BYTES:  # the best come first
-            members = members[: len(members) // 2]
-            data = msgspec.json.encode(_Elite(members=members))
+            members, reports = members[: len(members) // 2], reports[::2]
+            data = msgspec.json.encode(_Elite(members=members, reports=reports))
+        # The others send them back.
+        self._known.update(dict.fromkeys([*map(_end, members), *map(_rung, reports)]))
+        if data == self._written:
+            return
         path = self._path(self._launch)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data, durable=False)
-        self._written = ends
-        self._known.update(dict.fromkeys(ends))  # the others send them back
+        self._written = data
 
     def _read(self, launches: Collection[int]) -> None:
-        found: dict[str, Member] = {}
+        members: dict[str, Member] = {}
+        reports: dict[str, RungReport] = {}
         for launch in launches:
             with suppress(OSError, ValueError):  # it has none yet, or a person has put something there
                 handle = os.open(self._path(launch), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 with open(handle, "rb") as file:
                     elite = _decoder.decode(file.read(2 * _MOST_BYTES))
-                found.update({one.id: one for one in elite.members})
-        new = [one for one in found.values() if _end(one) not in self._known]
-        self._known.update(dict.fromkeys(map(_end, new)))
+                members.update((_end(one), one) for one in elite.members)
+                reports.update((_rung(one), one) for one in elite.reports)
+        new = [one for end, one in members.items() if end not in self._known]
+        further = [one for rung, one in reports.items() if rung not in self._known]
+        self._known.update(dict.fromkeys([*members, *reports]))
         keep_latest(self._known, _REMEMBERED)
-        if new:
-            self._leader.meet(new)
+        if new or further:
+            self._leader.meet(new, further)

@@ -21,12 +21,13 @@ from hpo.islands.leader.island import IslandSearch, LeaderSettings, OwnWorker
 from hpo.islands.leader.migration import Migration
 from hpo.islands.leader.publishing import Publisher
 from hpo.islands.leader.retention import RetentionPolicy
-from hpo.islands.messages import Assignment, End, Lost, Message, Start, StopWorker
+from hpo.islands.messages import Assignment, End, Lost, Message, RungReport, Start, StopWorker
 from hpo.islands.transport import Transport
 from hpo.search.early_stopping import Pruner
 from hpo.search.population import Member, Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec
+from hpo.search.stopping_rules import Report
 
 
 class Leader:
@@ -231,11 +232,17 @@ class Leader:
         self._early_stopping.observe(messages.reports(news.reports))
         return self._idle and self._early_stopping.can_promote
 
-    def meet(self, members: list[Member]) -> None:
-        """Let the island know individuals that another launch has evaluated."""
+    def meet(self, members: list[Member], reports: Sequence[RungReport]) -> None:
+        """Let the island know individuals and intermediate results of another launch."""
         for member in members:
             self._learn(member)
-        self._publisher.introduce(members)
+        self._early_stopping.observe(messages.reports(reports))
+        self._publisher.introduce(members, reports)
+
+    @property
+    def reports(self) -> list[Report]:
+        """Intermediate results at rungs that the island knows."""
+        return self._early_stopping.known()
 
     @property
     def is_first_of_island(self) -> bool:

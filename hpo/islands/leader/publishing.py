@@ -15,6 +15,7 @@ from hpo.islands.messages import (
     Migrant,
     Records,
     Results,
+    RungReport,
     encode,
 )
 from hpo.islands.storage import StorageWait
@@ -137,10 +138,10 @@ class Publisher:
         for peer in self.peers:
             self._transport.send(peer, data)
 
-    def introduce(self, members: list[Member]) -> None:
-        """Tell the island of individuals that came from another island or another launch."""
-        if members:
-            self._broadcast(Records(members, [], []))
+    def introduce(self, members: list[Member], reports: Sequence[RungReport] = ()) -> None:
+        """Tell the island of individuals that came from another island or another launch, and of its reports."""
+        if members or reports:
+            self._broadcast(Records(members, [], reports))
 
     def lose(self, leaders: frozenset[int]) -> None:
         """Send nothing more to ``leaders``."""
