@@ -119,7 +119,7 @@ def _steer(options: argparse.Namespace) -> int:
 
 def _launches(options: argparse.Namespace) -> int:
     if options.json:
-        from hpo.ledger.listing import launches_as_data
+        from hpo.results.listing import launches_as_data
 
         terminal.write_json(json.dumps(launches_as_data(options.directory), indent=2))
     else:
@@ -140,7 +140,7 @@ def _status(options: argparse.Namespace) -> int:
             return watch(options.directory)
     found = overview.of(options.directory)
     if options.json:
-        from hpo.ledger.listing import launches_as_data
+        from hpo.results.listing import launches_as_data
 
         data = {**found.table(), "launches": launches_as_data(options.directory)}
         terminal.write_json(json.dumps(data, indent=2))

@@ -90,10 +90,18 @@ MUTANTS = (
     Mutant("hpo/journal", "os.fsync(self._file)", "pass", JOURNAL + " fast/test_storage.py"),
     Mutant("hpo/journal", "self._part += 1\n", "pass\n", JOURNAL + " fast/test_storage.py"),
     # launches together
-    Mutant("hpo/islands", "self.unfinished.update(unfinished)", "pass", JOINT),
+    Mutant("hpo/islands", "self.unfinished.update(left.unfinished)", "pass", JOINT),
     Mutant("hpo/islands", "if own.ids[one] else self.unfinished[one].as_contested()", "", JOINT),
     Mutant("hpo/islands", "over.get(one, 0) < state.open[one].units", "False", "fast/test_joint_launches.py"),
     Mutant("hpo/islands", "- self._given_up(target)", "", JOINT),
+    Mutant("hpo/islands", "self._elsewhere.pop(launch, set())", "set()", "fast/test_joint_launches.py"),
+    Mutant("hpo/islands", "return holder is None", "return True", "fast/test_joint_launches.py"),
+    Mutant(
+        "hpo/islands",
+        "self._early_stopping.observe(messages.reports(reports))",
+        "pass",
+        "fast/test_pruning.py",
+    ),
     # ledger
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
     Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),

@@ -33,9 +33,9 @@ from hpo.ledger.entries import Closed
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import journal_files, last_launch, read_directory
 from hpo.ledger.launches import read_launch
-from hpo.ledger.listing import listed_launches
 from hpo.ledger.opening import give, open_ledger, state_of
 from hpo.prior_results.configurations import read_points
+from hpo.results.listing import listed_launches
 from hpo.space.space import described_space
 from hpo.spelling import suggestion
 from hpo.text import excerpt

@@ -54,7 +54,7 @@ class Reservations:
         return self._folder / name[:2] / name[2:]
 
     def _link(self, path: str) -> int:
-        """Number of the launch that has made the link ``path``: this one, where there was none."""
+        """Make the link ``path``, unless it is there; number of the launch that has made it."""
         try:
             os.symlink(self._launch, path)
         except FileExistsError:  # perhaps by this very call, whose first reply a file server has lost

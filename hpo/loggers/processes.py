@@ -43,10 +43,11 @@ class _Companion:
 
 
 class SinkProcesses:
-    """Context manager that starts a process for each sink when it is entered, and ends them when it is left.
+    """Context manager with a process for each sink, which ends when it is left.
 
     ``base``: directory of the sinks' files, None for the campaign's ``directory``; ``environment``: variables of the
-    processes; ``say``: shows a message to the user."""
+    processes; ``say``: shows a message to the user; ``writes``: whether this launch writes to the sinks, asked until it
+    does."""
 
     def __init__(
         self,
@@ -55,16 +56,23 @@ class SinkProcesses:
         base: Path | None,
         environment: Mapping[str, str],
         say: Callable[[str], None],
+        writes: Callable[[], bool],
     ) -> None:
         self._directory = directory
         self._names = names
         self._base = base
         self._environment = dict(environment)
         self._say = say
+        self._writes = writes
+        self._started = False
         self._companions: list[_Companion] = []
         self._look_at = 0.0
 
     def __enter__(self) -> SinkProcesses:
+        return self
+
+    def _start(self) -> None:
+        self._started = True
         for name in self._names:
             folder = sink_folder(self._directory, self._base, name)
             line = [sys.executable, "-m", "hpo.loggers.companion", str(self._directory), name, str(folder)]
@@ -85,17 +93,19 @@ class SinkProcesses:
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
             self._companions.append(_Companion(name=name, process=process, alive_at=time.monotonic()))
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def look(self) -> None:
-        """Report sinks that have ended or hang; returns at once, and does nothing if called again within a second."""
+        """Start the processes where it is time to, and report those that have ended or hang; returns at once, and does
+        nothing if called again within a second."""
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
+        if not self._started and self._writes():
+            self._start()
         for companion in list(self._companions):
             code = companion.process.poll()
             self._hear(companion, now)

@@ -18,8 +18,6 @@ from individuals import make_finished, make_started
 from living import at_work, closed, elsewhere, joined, reader, stamp
 
 import hpo
-from hpo.campaign.definition import CampaignDefinition
-from hpo.config.reader import from_keywords
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError
 from hpo.journal import machine
 from hpo.journal.heartbeat import Heartbeat
@@ -446,30 +444,6 @@ def test_what_a_launch_still_writes_that_was_closed_does_not_count(tmp_path: Pat
     assert len(individuals) == 6 and {one.status for one in individuals} == {"completed"}
     # The one that it had begun may still be at work in its directory.
     assert [one.name for one in directories if one.name.startswith("0-0-7")] == ["0-0-7.attempt-2"]
-
-
-@pytest.mark.parametrize(
-    ("space", "settings", "shared"),
-    [
-        ({"x": hpo.Float(0, 1)}, {"evaluations": 10}, True),
-        ({"n": hpo.Int(1, 300)}, {"evaluations": 10}, True),
-        ({"n": hpo.Int(1, 100)}, {"evaluations": 10}, False),
-        ({"n": hpo.Int(1, 300)}, {"deadline": 60}, False),
-        ({"n": hpo.Int(1, 100)}, {"evaluations": 10, "duplicates": True}, True),
-    ],
-)
-def test_launches_share_no_space_of_which_they_would_evaluate_much_twice(
-    tmp_path: Path, space: dict[str, Any], settings: dict[str, Any], shared: bool
-) -> None:
-    task = hpo.Task(hpo.SearchSpace(**space), lambda trial: 0.0)
-    settings = {"directory": tmp_path, "isolation": "inline", "kind": "random", **settings}
-    newcomer = CampaignDefinition(from_keywords(**settings), task, join=True).newcomer()
-    elsewhere(tmp_path)
-    if shared:
-        assert beside(tmp_path, reader(tmp_path), newcomer)[1].keys() == {1}
-    else:
-        with pytest.raises(CampaignError, match="configurations twice"):
-            beside(tmp_path, reader(tmp_path), newcomer)
 
 
 def test_a_supervisor_starts_again_beside_a_launch_that_has_joined_on_its_host(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_who_paused_untold_and_asked_to_go_on_counts_once():
     coordinator.receive(1, Claim([Want(0, "key")], False))
     coordinator.receive(1, Claim([Want(1, "key", "0-1-0")], False))
     coordinator.handle_rank_deaths([1])
-    assert (coordinator.tally.counts["pruned"], coordinator.running, coordinator._budget.remaining) == (
+    assert (coordinator.tally.counts["pruned"], coordinator.running, coordinator.budget.remaining) == (
         1,
         0,
         1,

@@ -248,6 +248,25 @@ def test_a_constraint_that_raises_refuses_and_is_named_once(tmp_path: Path) -> N
     assert sorted(found) == [*range(1, 10)]
 
 
+@pytest.mark.parametrize(
+    ("parameter", "settings", "reserves"),
+    [
+        (hpo.Float(0, 1), {}, False),
+        (hpo.Float(0, 1), {"kind": "grid"}, True),
+        (hpo.Int(1, 10**9), {}, True),
+        (hpo.Int(1, 10), {"duplicates": True}, False),
+    ],
+)
+def test_configurations_that_launches_may_breed_twice_are_reserved(
+    tmp_path: Path, parameter: hpo.Int | hpo.Float, settings: dict[str, Any], reserves: bool
+) -> None:
+    task = hpo.Task(hpo.SearchSpace(x=parameter), lambda trial: 0.0)
+    rules = coordinator(
+        assembly(tmp_path, task, **{"phase": [], "duplicates": False, **settings})
+    ).given.rules
+    assert (rules.reservations is not None) is reserves
+
+
 def test_trials_are_seeded_by_the_campaigns_seed(tmp_path: Path) -> None:
     candidate = make_candidate(
         token=0, id="0-0-3", sequence=3, genome=(), params={}, key="", operator="random"

@@ -33,7 +33,7 @@ def other(terminal: Terminal) -> Terminal:
 def both(terminal: Terminal, other: Terminal) -> tuple[Command, Command]:
     """Two launches, each of which has evaluated something."""
     terminal.task(0.3)
-    terminal.campaign(evaluations=EVALUATIONS)
+    terminal.campaign("logging.sinks = ['tensorboard']", evaluations=EVALUATIONS)
     first = terminal.start("run", "c.toml", "--ranks", 2)
     wait_until(terminal.side, "an evaluation of the first launch")
     second = other.start("run", "c.toml", "--ranks", 2, "--join")
@@ -72,6 +72,8 @@ def test_what_a_killed_launch_leaves_is_evaluated_by_the_other(
     assert again.total() <= 2, "a worker of the killed launch had one unrecorded evaluation at most"
     state = state_of(terminal.directory / "run")
     assert state.closed[1].by == 2 and state.closed[2].by == 2 and not state.open
+    log = terminal.hpo("log", "run", "--to", "tensorboard", returns=0)
+    assert ", 0 ended" in log.stdout + log.stderr, "the second launch did not write to the sink"
 
 
 def test_a_stop_reaches_all_launches_and_each_start_goes_on(

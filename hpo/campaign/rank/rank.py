@@ -153,7 +153,7 @@ class Rank:
                         participation.close("refused", error.exit_code, at_rest=True)
                 raise
             start = self._send_starts(layout, earlier, participation, hellos)
-            sinks = held.enter_context(self._sinks(participation.read_alone))
+            sinks = held.enter_context(self._sinks(participation))
             opening = Opening(sign, participation, earlier, starting, known, sinks, ended_here(hellos))
             return self._serve(layout, signals, start, opening)
 
@@ -282,15 +282,16 @@ class Rank:
             self._transport.send(rank, encode(starts[rank]))
         return starts[0]
 
-    def _sinks(self, alone: bool) -> SinkProcesses:
-        """Processes that write to the sinks: those of the launch that was there first write for all."""
+    def _sinks(self, participation: Participation) -> SinkProcesses:
+        """Processes that write to the sinks: the first of the open launches writes for all."""
         settings = self._settings
         return SinkProcesses(
             settings.directory,
-            settings.logging.sinks if alone else [],
+            settings.logging.sinks,
             settings.logging.directory,
             child_environment(process.environment(), threads=1, devices=()),
             lambda sentence: _log.info(f"{one_line(sentence)}."),
+            writes=lambda: min(participation.state.open, default=0) == participation.number,
         )
 
     # --- the other ranks ------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class Commands:
             for one in left.ended:
                 self.unfinished.pop(one, None)
             self.unfinished.update(left.unfinished)
-            target.learn_closed(number, left.keys)
+            target.budget.learn_closed(number, left.keys)
             # A failure may have been evaluated again there.
             self._failed, self._sought = {}, set()
             self._learnt.add(number)
@@ -278,7 +278,7 @@ class Commands:
         """Numbers of the given points that wait and are new: of equal points one at a time, as that shows, once it is
         admitted, whether the others may come."""
         waiting = sorted(self._points.keys() & self.participation.state.waiting.keys(), reverse=True)
-        new = {self._points[one].key: one for one in waiting if target.is_new(self._points[one])}
+        new = {self._points[one].key: one for one in waiting if target.budget.is_new(self._points[one].key)}
         return sorted(new.values())
 
     def _take_drawn(self, target: Coordinator) -> None:
@@ -301,9 +301,9 @@ class Commands:
         self._drawn.update({one.id: one for one in individuals})
         points = {one: self._points[one] for one in sorted(new.points)}
         # Where the answer to the draw was late, a leader may have bred the same meanwhile.
-        late = frozenset(number for number, one in points.items() if not target.is_new(one))
+        late = frozenset(number for number, one in points.items() if not target.budget.is_new(one.key))
         self._returning = _Units(points=late)
-        target.take_units(
+        target.budget.add(
             new.fresh, individuals, [one for number, one in points.items() if number not in late]
         )
         failed = [self._failed[one] for one in drawn if one in self._failed]
@@ -315,11 +315,14 @@ class Commands:
         state = self.participation.state
         owed = max(0, -state.free)
         if not any(self._returning):
-            given_up = target.surrender(owed, self._is_returnable)
+            target.budget.owed = owed
+            given_up = target.budget.surrender(owed, self._is_returnable)
             if not owed:
                 needed = len(self._points_to_draw(target)) - state.free
-                spared = target.spare(needed) if state.may_draw() and target.stopping is None else 0
-                given_up = target.give_back(self.sharing.to_spare(target) - spared, self._is_returnable)
+                spared = target.budget.spare(needed) if state.may_draw() and target.stopping is None else 0
+                given_up = target.budget.surrender(
+                    self.sharing.to_spare(target) - spared, self._is_returnable
+                )
                 given_up = given_up._replace(fresh=given_up.fresh + spared)
             ids = frozenset(one.id for one in given_up.assignments if one.id)
             points = frozenset(

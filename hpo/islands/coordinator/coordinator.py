@@ -8,7 +8,7 @@ ahead are recalled from busy workers for idle workers."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,7 +18,6 @@ from hpo.errors import CampaignError, LaunchClosed
 from hpo.individual import Attempt
 from hpo.islands import end_reasons, messages
 from hpo.islands.coordinator import worker_registry
-from hpo.islands.coordinator.budget import Surrendered
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import RankDeaths, hung_remark
 from hpo.islands.coordinator.ending import Ending, Overdue, refused_sentence, verdict
@@ -83,7 +82,7 @@ class Coordinator(CoordinatorView):
             ending=self._ending,
             remarks=self.remarks,
         )
-        self._grants, self._budget = self._granting.grants, self._granting.budget
+        self._grants, self.budget = self._granting.grants, self._granting.budget
         self._deaths = RankDeaths(
             transport=transport,
             registry=registry,
@@ -180,7 +179,7 @@ class Coordinator(CoordinatorView):
         for one in failures:
             self.tally.reopen(one.status, identity=one.again.id)
             self.reopened_ids[one.again.id] = one.again.reopened
-        self._budget.readmit((one.again for one in failures), first=first)
+        self.budget.readmit((one.again for one in failures), first=first)
 
     def _take_remark(self, leader: int, remark: messages.Remark) -> None:
         if remark.name not in self._remarked and len(self._remarked) < messages.MOST_REMARKS:
@@ -200,7 +199,7 @@ class Coordinator(CoordinatorView):
     def _dismiss(self, leader: int, message: messages.Unfit) -> None:
         """A worker cannot start evaluators, or write its journal: others evaluate what it had begun."""
         self.tally.exact = False
-        self._budget.readmit(self._taken_off(leader, message.unfinished))
+        self.budget.readmit(self._taken_off(leader, message.unfinished))
         if leader in self._registry.places:
             left = worker_registry.NO_JOURNAL if message.storage else worker_registry.NO_EVALUATORS
             self._note_left(self._registry.places[leader], left)
@@ -271,7 +270,7 @@ class Coordinator(CoordinatorView):
             self.handle_rank_deaths(given_up)
 
     def _regroup(self) -> None:
-        self._budget.readmit(self._registry.released())
+        self.budget.readmit(self._registry.released())
         self._check_workers()
         self._something_changed()
 
@@ -367,12 +366,12 @@ class Coordinator(CoordinatorView):
             self._finish(self.stopping)
         elif self._awaits_more:
             return
-        elif not self._budget.available:
-            if self._finds_more() or self._grants.running or self._budget.available:
+        elif not self.budget.available:
+            if self._finds_more() or self._grants.running or self.budget.available:
                 return
             sharing = None if self._commands is None else self._commands.sharing
-            if self._budget.exhausted and not (self.may_be_freed and sharing and sharing.lingers):
-                self._finish(end_reasons.REFUSED if self._budget.refused else end_reasons.EXHAUSTED)
+            if self.budget.exhausted and not (self.may_be_freed and sharing and sharing.lingers):
+                self._finish(end_reasons.REFUSED if self.budget.refused else end_reasons.EXHAUSTED)
             elif sharing is None or self._granting.all_drained or not (sharing.lingers or sharing.hands_over):
                 self._finish(end_reasons.DONE)
             elif sharing.hands_over:
@@ -409,7 +408,7 @@ class Coordinator(CoordinatorView):
             unfit=next(iter(self.unfit.values()), None),
             futile=self._health.sentence() if reason == end_reasons.FUTILE else None,
             storage=self._unusable_ledger or storage_sentence(self._storage_failed or ""),
-            refused=refused_sentence(self._budget.refused),
+            refused=refused_sentence(self.budget.refused),
         )
         self._log.launch_ended(self.end)
         for rank in self._everyone:
@@ -464,31 +463,6 @@ class Coordinator(CoordinatorView):
         self._health.forget({one.again.id for one in chosen})
         self._reopen(chosen, "hpo retry", entry=entry)
         return {one.again.id for one in chosen}.union(one.id for one in again_already)
-
-    def learn_closed(self, launch: int, keys: Collection[str]) -> None:
-        """Learn the configurations of a closed launch (see ``Budget.learn_closed``)."""
-        self._budget.learn_closed(launch, keys)
-
-    def is_new(self, point: Assignment) -> bool:
-        """Whether a configuration may be evaluated."""
-        return self._budget.is_new(point.key)
-
-    def take_units(self, fresh: int, individuals: Sequence[Assignment], points: Sequence[Assignment]) -> None:
-        """Evaluate the unfinished ``individuals`` before all else, then ``points``, and ``fresh`` more."""
-        self._budget.add(fresh, individuals, points)
-
-    def surrender(self, owed: int, returnable: Callable[[Assignment], bool]) -> Surrendered:
-        """Give up ``owed`` units of the budget, as far as nothing was granted for them (see ``Budget.surrender``)."""
-        self._budget.owed = owed
-        return self._budget.surrender(owed, returnable)
-
-    def give_back(self, most: int, returnable: Callable[[Assignment], bool]) -> Surrendered:
-        """Give up at most ``most`` units of the budget for which nothing was granted (see ``Budget.surrender``)."""
-        return self._budget.surrender(most, returnable)
-
-    def spare(self, most: int) -> int:
-        """Give up at most ``most`` units of the budget that were to be bred for; their number."""
-        return self._budget.spare(most)
 
     def share(self, idle: int) -> None:
         """Grant nothing ahead, and recall what was, where ``idle`` workers of other launches lack a unit."""

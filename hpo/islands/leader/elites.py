@@ -115,7 +115,7 @@ class EliteExchange:
         population = self._leader.population
         members = list({one.id: one for one in (*population, *population.failures[-_FAILURES:])}.values())
         known = self._leader.reports
-        # Of too many an even part: the latest would not tell what a good value at a low rung is.
+        # An even part where they are too many: the latest alone would not show what a good value at a low rung is.
         reports: list[RungReport] = [
             (identity, step, loss if loss < math.inf else None)
             for identity, step, loss in known[:: max(1, -(-len(known) // _REPORTS))]
