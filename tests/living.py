@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hpo.config.layout import Layout
 from hpo.journal.directory import write_identity
 from hpo.journal.machine import THIS_MACHINE, Machine
 from hpo.ledger.alive import SignOfLife
@@ -20,6 +21,11 @@ from hpo.ledger.joining import Newcomer
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.opening import open_ledger
 from hpo.ledger.participation import Participation, join
+
+
+def plan_of(workers: int, first_island: int = 0) -> Layout:
+    """Layout of workers of a rank on one island."""
+    return Layout.plan(ranks=workers, sizes=[1], joins=True)
 
 
 def joined(
@@ -44,8 +50,7 @@ def joined(
         ledger,
         partial(closing, home, key),
         newcomer,
-        workers=workers,
-        ranks_per_worker=1,
+        layout=partial(plan_of, workers),
         in_file=in_file,
         machines=machines,
     )

@@ -74,7 +74,7 @@ MUTANTS = (
         SPACE,
     ),
     # islands
-    Mutant("hpo/islands", "not self._duplicates and key in self._keys", "False", PROTOCOL),
+    Mutant("hpo/islands", "return self._duplicates or key not in self._keys", "return True", PROTOCOL),
     Mutant("hpo/islands", "fresh = max(0, min(most, self.remaining))", "fresh = most", COMMANDS),
     Mutant("hpo/islands", "self._keys.discard(key)", "pass", PROTOCOL),
     Mutant(
@@ -102,6 +102,8 @@ MUTANTS = (
         "pass",
         "fast/test_pruning.py",
     ),
+    Mutant("hpo/islands", "if self._suits(island, one)), None)", "), None)", "fast/test_joint_launches.py"),
+    Mutant("hpo/ledger", "state.free - kept", "state.free", "fast/test_joint_launches.py"),
     # ledger
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
     Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),

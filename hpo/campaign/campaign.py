@@ -42,11 +42,11 @@ class Campaign:
         restarts (int, from 0; default 10): how often ``hpo run`` starts mpirun again after ranks died.
         islands (int, from 1; default 1): each has at least one worker.
         ranks_per_worker (int, from 1; default 1): ranks that train one individual together. The number of ranks must
-            be a multiple of it.
+            be a multiple of it. In ``island`` for that island alone: a multiple of the least.
         topology ("ring", "full" or matrix; default "ring"): where migrants go. Row i, column j of a matrix is how
             many individuals island i sends to island j at a time.
-        island (list of dict; default ()): for island 0, 1, …: its own values of the search keywords below, except
-            ``duplicates`` and ``reference``.
+        island (list of dict; default ()): for island 0, 1, …: its own values of ``ranks_per_worker`` and of the search
+            keywords below, except ``duplicates`` and ``reference``.
         phase (list of dict; default ()): one after the other, what is open until how many individuals have begun, such
             as {"until": 100, "only": {"depth": [1, 2]}}; afterwards the whole space.
         kind (str; default "default"): the search kind: "default", "surrogate", "evolution", "portfolio", "tpe", "gp",

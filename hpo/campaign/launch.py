@@ -22,7 +22,7 @@ from hpo.cluster.mpirun_command import find_mpirun
 from hpo.cluster.signals import Signals
 from hpo.config import process
 from hpo.config import reader as config
-from hpo.config.layout import MOST_RANKS, Layout, smallest
+from hpo.config.layout import MOST_RANKS, Layout
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.evaluation.devices import visible_devices
 from hpo.journal.directory import check_writable, second_campaign, unwritable
@@ -56,14 +56,8 @@ def run(
             lambda: CampaignDefinition.from_file(file, join=join), started_by_us=launcher.started_by_hpo
         )
     campaign = CampaignDefinition.from_file(file, join=join)
-    layout = campaign.settings.layout
     if ranks is not None:
-        Layout.plan(
-            ranks=ranks,
-            islands=layout.islands,
-            ranks_per_worker=layout.ranks_per_worker,
-            joins=campaign.may_lack_islands(),
-        )
+        Layout.plan(ranks=ranks, sizes=campaign.settings.worker_sizes, joins=campaign.may_lack_islands())
     if (sentence := finished(campaign, file)) is not None:
         _log.info(f"{sentence}.")
         return 0
@@ -94,16 +88,16 @@ def run(
 
 
 def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
-    layout = settings.layout
-    ranks = smallest(layout.islands, layout.ranks_per_worker)
+    sizes = settings.worker_sizes
+    ranks = sum(sizes)
     hosts.check_room(
         ranks,
-        f"{file}: [layout] islands = {layout.islands} and ranks_per_worker = {layout.ranks_per_worker}",
+        f"{file}: [layout] islands = {len(sizes)} and ranks_per_worker = {max(sizes)}",
         hosts.room(listed, process.environment()),
         "Choose a smaller layout"
         + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
     )
-    if listed is None and (idle := idle_gpus(ranks, layout.ranks_per_worker, process.environment())):
+    if listed is None and (idle := idle_gpus(ranks, min(sizes), process.environment())):
         _log.info(idle)
     return ranks
 

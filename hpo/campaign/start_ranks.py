@@ -40,13 +40,7 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
     """Run the campaign on ``ranks`` ranks that this process starts; its result and exit code. Raises HpoError as
     ``Campaign.run`` does, with the campaign's exit code."""
     settings = definition.settings
-    layout = settings.layout
-    Layout.plan(
-        ranks=ranks,
-        islands=layout.islands,
-        ranks_per_worker=layout.ranks_per_worker,
-        joins=definition.may_lack_islands(),
-    )
+    Layout.plan(ranks=ranks, sizes=settings.worker_sizes, joins=definition.may_lack_islands())
     mpirun = find_mpirun()
     transfer = CampaignTransfer(definition)
     try:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -25,6 +26,7 @@ from hpo.cluster.mpirun_command import command, environment, keepalive, tolerate
 from hpo.cluster.signals import PATIENCE, Requests, stop_signals
 from hpo.config import process
 from hpo.config import reader as config
+from hpo.config.layout import Layout
 from hpo.errors import EXIT_REFUSED, EXIT_REPORTED, EXIT_RESUMABLE, EXIT_STORAGE, CampaignError
 from hpo.islands.end_reasons import LOST
 from hpo.islands.storage import PATIENCE_S
@@ -79,10 +81,11 @@ class MpirunSettings:
 
 class _OwnLaunch:
     """The launch as which the ranks of the supervisor with ``token`` join the campaign in ``directory``, behind launch
-    number ``after``."""
+    number ``after``. ``layout``: ``Layout.plan`` for its ranks."""
 
-    def __init__(self, directory: Path, token: str, after: int) -> None:
+    def __init__(self, directory: Path, token: str, after: int, layout: Callable[..., Layout]) -> None:
         self.after = after
+        self._layout = layout
         self._directory = directory
         self._token = token
         self._ledger = FollowedLedger(directory)
@@ -108,7 +111,7 @@ class _OwnLaunch:
         ledger is read apart: a signal handler asks, perhaps while the main thread reads it."""
         return (
             self._joined is not None
-            or _OwnLaunch(self._directory, self._token, self.after).number is not None
+            or _OwnLaunch(self._directory, self._token, self.after, self._layout).number is not None
         )
 
     def journal_size(self) -> int | None:
@@ -116,9 +119,8 @@ class _OwnLaunch:
         if (launch := self.number) is None or self._joined is None:
             return None
         joined = self._joined
-        path = journal_path(
-            self._directory, launch=launch, island=joined.first_island, worker=joined.first_worker
-        )
+        island = self._layout(first_island=joined.first_island).workers[0].island
+        path = journal_path(self._directory, launch=launch, island=island, worker=joined.first_worker)
         with suppress(OSError):
             return path.stat().st_size
         return None
@@ -160,12 +162,17 @@ class Supervisor:
         self._ranks = ranks
         self._fleet = Fleet(ranks, started.listed)
         self._process: subprocess.Popen[bytes] | None = None
-        self._own = _OwnLaunch(self._directory, "", 0)
+        self._own = self._launch_after("", 0)
         self._requests = Requests()
         self._unreachable: frozenset[str] = frozenset()
         """Hosts that do not answer although ranks start there: mpirun reaches them in another way."""
         self._early = False
         self._kill_at: float | None = None
+
+    def _launch_after(self, token: str, number: int) -> _OwnLaunch:
+        sizes = self._settings.worker_sizes
+        layout = partial(Layout.plan, ranks=self._fleet.ranks, sizes=sizes, joins=True)
+        return _OwnLaunch(self._directory, token, number, layout)
 
     @property
     def launch(self) -> int | None:
@@ -195,7 +202,7 @@ class Supervisor:
         first = self._first_probe()
         while True:
             before = patiently(lambda: state_of(self._directory), _GONE_S)
-            self._own = _OwnLaunch(self._directory, self._environment[process.STARTED_BY], before.launches)
+            self._own = self._launch_after(self._environment[process.STARTED_BY], before.launches)
             code, died = self._launch()
             if died and self._own.journal_size() is not None:
                 self._unreachable |= first() & {host.name for host in self._fleet.hosts or ()}
@@ -290,14 +297,7 @@ class Supervisor:
             silent = slurm_job.dead_nodes(host.name for host in everywhere)
         if everywhere is None or not silent:
             return Fleet(self._ranks, self._started.listed)
-        layout = self._settings.layout
-        return hosts.left(
-            everywhere,
-            silent,
-            ranks=self._ranks,
-            islands=layout.islands,
-            ranks_per_worker=layout.ranks_per_worker,
-        )
+        return hosts.left(everywhere, silent, ranks=self._ranks, sizes=self._settings.worker_sizes)
 
     def _first_probe(self) -> Callable[[], frozenset[str]]:
         """Ask the hosts of the file in a thread; returns a function to those that did not answer, as far as known."""

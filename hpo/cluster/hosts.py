@@ -103,12 +103,10 @@ class Fleet:
     hosts: tuple[Host, ...] | None = None
 
 
-def left(
-    hosts: Sequence[Host], dead: Iterable[str], *, ranks: int, islands: int, ranks_per_worker: int
-) -> Fleet | None:
+def left(hosts: Sequence[Host], dead: Iterable[str], *, ranks: int, sizes: Sequence[int]) -> Fleet | None:
     """Ranks to start, and their hosts: those of ``hosts`` that are not ``dead``; None when none is left. As many ranks
     as there are slots, at most ``ranks``, in whole workers; at least a worker for each island, though they share cores.
-    """
+    ``sizes``: see ``Layout.plan``."""
     gone = frozenset(dead)
     living = tuple(host for host in hosts if host.name not in gone)
     if not living:
@@ -116,7 +114,7 @@ def left(
     if len(living) == len(hosts):
         return Fleet(ranks, tuple(hosts))
     room = min(ranks, sum(host.slots for host in living))
-    return Fleet(max(room // ranks_per_worker, islands) * ranks_per_worker, living)
+    return Fleet(max(room // min(sizes) * min(sizes), sum(sizes)), living)
 
 
 def others(names: Iterable[str]) -> list[str]:

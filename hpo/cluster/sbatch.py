@@ -180,10 +180,11 @@ def job_script(
     given = dict(options)
     if re.search(r"[\n\r\ud800-\udfff]", str(file)):
         raise UsageError(f"{str(file)!r}: a job's script needs a name of one line, in UTF-8. Rename it.")
-    layout = settings.layout
+    sizes = settings.worker_sizes
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:
-        needed = math.ceil((1 if joins else layout.islands) / least) * layout.ranks_per_worker
+        fewest, unit = min(sizes) if joins else sum(sizes), min(sizes)
+        needed = math.ceil(fewest / least / unit) * unit
         given["ntasks-per-node"] = str(_gpus_per_node(given) or needed)
     for name, value in given.items():
         if value is not None and re.search(r"[\n\r\0]", value):
@@ -196,12 +197,7 @@ def job_script(
     per_node = int(value)
     # A layout that fits two numbers of nodes in a row fits all above them.
     for nodes in sorted({least, min(least + 1, most), most}):
-        Layout.plan(
-            ranks=nodes * per_node,
-            islands=layout.islands,
-            ranks_per_worker=layout.ranks_per_worker,
-            joins=joins,
-        )
+        Layout.plan(ranks=nodes * per_node, sizes=sizes, joins=joins)
     warning, limit_s = warning_s(settings.evaluation.grace_s), _limit_s(given.get("time"))
     if limit_s is not None and limit_s <= warning:
         raise UsageError(

@@ -4,8 +4,11 @@ Pure functions of a few numbers, so that every rank computes the same result wit
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
 
 from hpo.errors import UsageError
 from hpo.spelling import suggestion
@@ -42,49 +45,64 @@ class Layout:
 
     islands: int
     workers: tuple[WorkerPlacement, ...]
+    first_island: int = 0
+    """Island that gets a worker first."""
 
     @classmethod
-    def plan(cls, *, ranks: int, islands: int, ranks_per_worker: int, joins: bool = False) -> Layout:
-        """Layout with workers spread over islands as evenly as possible; the first islands get the remainder.
-        UsageError, with the closest numbers of ranks that fit, where a worker would lack ranks, or an island
-        workers. ``joins``: other launches have workers for the islands that get none."""
-        fewest = smallest(1 if joins else islands, ranks_per_worker)
-        _check_count("ranks", ranks)
-        if ranks < fewest or ranks % ranks_per_worker:
-            raise UsageError(_misfit(ranks, islands, ranks_per_worker, fewest))
-        # Consecutive ranks usually share a host, so the ranks of a worker do, as far as its size allows.
-        share, extra = divmod(ranks // ranks_per_worker, islands)
-        places: list[WorkerPlacement] = []
-        for island in range(islands):
-            for index in range(len(places), len(places) + share + (island < extra)):
-                members = tuple(range(index * ranks_per_worker, (index + 1) * ranks_per_worker))
-                places.append(WorkerPlacement(index=index, island=island, worker=index, ranks=members))
-        return cls(islands=islands, workers=tuple(places))
+    def plan(cls, *, ranks: int, sizes: Sequence[int], joins: bool = False, first_island: int = 0) -> Layout:
+        """Layout with ranks spread over islands as evenly as workers allow; islands get the remainder in turn.
 
-    def numbered_from(self, first_worker: int, first_island: int = 0) -> Layout:
-        """The same layout, with its workers numbered from ``first_worker``, and the islands that get workers first
-        counted from ``first_island``."""
-        workers = (
-            replace(
-                place, worker=first_worker + place.index, island=(first_island + place.island) % self.islands
-            )
-            for place in self.workers
-        )
+        Args:
+            sizes: ranks of each worker, by island: multiples of the least.
+            joins: other launches have workers for the islands that get none.
+            first_island: the island that gets a worker first.
+
+        Raises:
+            UsageError: a worker would lack ranks, or an island workers; it names the nearest numbers of ranks that fit.
+        """
+        _check_count("ranks", ranks)
+        least = min(sizes)
+        fewest = least if joins else sum(sizes)
+        if ranks < fewest or ranks % least:
+            raise UsageError(_misfit(ranks, sizes, fewest))
+        islands, left = len(sizes), ranks
+        workers = [0] * islands
+        # Ranks that an island has got, and its turn.
+        waiting = [(0, turn) for turn in range(islands)]
+        while left:
+            own, turn = heappop(waiting)
+            island = (first_island + turn) % islands
+            if sizes[island] <= left:
+                workers[island] += 1
+                left -= sizes[island]
+                heappush(waiting, (own + sizes[island], turn))
+        # Consecutive ranks usually share a host, so the ranks of a worker do, as far as its size allows: the largest
+        # begin where hosts do.
+        turns = [(first_island + turn) % islands for turn in range(islands)]
+        places: list[WorkerPlacement] = []
+        for island in sorted(turns, key=lambda one: -sizes[one]):
+            for index in range(len(places), len(places) + workers[island]):
+                members = tuple(range(left, left + sizes[island]))
+                places.append(WorkerPlacement(index=index, island=island, worker=index, ranks=members))
+                left += sizes[island]
+        return cls(islands=islands, workers=tuple(places), first_island=first_island)
+
+    def numbered_from(self, first_worker: int) -> Layout:
+        """The same layout, with its workers numbered from ``first_worker``."""
+        workers = (replace(place, worker=first_worker + place.index) for place in self.workers)
         return replace(self, workers=tuple(workers))
 
     def of_island(self, island: int) -> tuple[WorkerPlacement, ...]:
         return tuple(place for place in self.workers if place.island == island)
 
+    @cached_property
+    def _leaders(self) -> list[int]:
+        return [place.leader for place in self.workers]
+
     def place_of(self, rank: int) -> tuple[WorkerPlacement, int]:
-        worker, worker_rank = divmod(rank, len(self.workers[0].ranks))
-        return self.workers[worker], worker_rank
-
-
-def smallest(islands: int, ranks_per_worker: int) -> int:
-    """Fewest ranks that give each island a worker."""
-    _check_count("islands", islands)
-    _check_count("ranks_per_worker", ranks_per_worker)
-    return islands * ranks_per_worker
+        """Worker of a rank, and the number of the rank there."""
+        place = self.workers[bisect_right(self._leaders, rank) - 1]
+        return place, rank - place.leader
 
 
 def topology_matrix(spec: str | Sequence[Sequence[int]], islands: int) -> Matrix:
@@ -124,19 +142,22 @@ def _check_count(name: str, value: object) -> None:
         raise UsageError(f"{name} = {excerpt(value)}: must be a whole number from 1 to {MOST_RANKS}.")
 
 
-def _misfit(ranks: int, islands: int, ranks_per_worker: int, fewest: int) -> str:
-    # The two multiples of ranks_per_worker around ranks; the lower may be too few for all islands.
-    below = ranks // ranks_per_worker * ranks_per_worker
-    above = max(below + ranks_per_worker, fewest)
+def _misfit(ranks: int, sizes: Sequence[int], fewest: int) -> str:
+    least = min(sizes)
+    # The two multiples around ranks; the lower may be too few for all islands.
+    below = ranks // least * least
+    above = max(below + least, fewest)
     fits = (
         f"{below} and {above} are the nearest that do"
         if below >= fewest
         else f"{above} is the nearest that does"
     )
+    several = f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks"
+    of = _counted(least, "rank") if len({*sizes}) == 1 else several
     return (
-        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(islands, 'island')} of workers of "
-        f"{_counted(ranks_per_worker, 'rank')}: the number of ranks must be a multiple of {ranks_per_worker} and at "
-        f"least {fewest}, a worker for each island. {fits}."
+        f"{_counted(ranks, 'rank')} do{'es' * (ranks == 1)} not fit {_counted(len(sizes), 'island')} of workers of "
+        f"{of}: the number of ranks must be a multiple of {least} and at least {fewest}, a worker for each island. "
+        f"{fits}."
     )
 
 

@@ -13,6 +13,7 @@ from hpo import aliases
 from hpo.config import hints
 from hpo.config.settings import (
     EvaluationSettings,
+    IslandSettings,
     LayoutSettings,
     LoggingSettings,
     PhaseSettings,
@@ -71,9 +72,9 @@ KEYWORDS = {
     _PREFIX.get(section, "") + key: (section, key) for section, rules in _RULES.items() for key in rules
 }
 """Section and key by keyword."""
-_TABLES = {"island": "search", "phase": "phase"}
-"""Section in ``_RULES`` with the keys of a table of which there may be several, by the table's name."""
-_RULES["phase"] = _rules(PhaseSettings)
+_TABLES: dict[str, type[Section]] = {"island": IslandSettings, "phase": PhaseSettings}
+"""Tables of which there may be several."""
+_RULES |= {name: _rules(section) for name, section in _TABLES.items()}
 _HEADERS = [name for name in (*_SECTIONS, "task_options", *_TABLES) if name]
 LIMITS = ("evaluations", "deadline")
 """Settings that ``hpo set`` may change."""
@@ -222,7 +223,7 @@ class _Reader:
 
     def _tables(self, name: str, tables: object) -> list[dict[str, object]]:
         if isinstance(tables, (list, tuple)) and all(isinstance(table, Mapping) for table in tables):
-            return [self._known(_TABLES[name], one, self._start(name, i)) for i, one in enumerate(tables)]
+            return [self._known(name, one, self._start(name, i)) for i, one in enumerate(tables)]
         form = f"{name}=[{{…}}, …]" if self._path is None else f"[[{name}]] and its keys on lines below"
         self._note("", name, tables, f"must be a table for each {name}. Write {form}.")
         return []
@@ -254,7 +255,6 @@ class _Reader:
         tables = str(place[0]) if place[0] in _TABLES else ""
         number = int(place[1]) if tables else None
         key = str(place[2] if tables else place[1] if section else place[0])
-        section = _TABLES[tables] if tables else section
         start = self._start(tables or section, number)
         if kind == "missing":
             example = '= "runs/NAME"' if key == "directory" else f", {_RULES[section][key]}"
@@ -269,7 +269,7 @@ class _Reader:
         if keyword:
             shown_key = _PREFIX.get(section, "") + shown_key
         remedy = hints.remedy(
-            PhaseSettings if section == "phase" else _SECTIONS[section],
+            _TABLES[tables] if tables else _SECTIONS[section],
             key,
             detail["input"],
             shown_key,

@@ -230,6 +230,12 @@ class SearchSettings(Section):
         return KINDS[self.kind]
 
 
+class IslandSettings(SearchSettings):
+    """Settings of an island, in place of those of ``[search]`` and ``[layout]``."""
+
+    ranks_per_worker: Ranks | None = _setting(None, _RANKS_RULE)
+
+
 class EvaluationSettings(Section):
     """Evaluation of an individual."""
 
@@ -336,7 +342,7 @@ class Settings(Section):
     )
     layout: LayoutSettings = LayoutSettings()
     search: SearchSettings = SearchSettings()
-    island: tuple[SearchSettings, ...] = _setting((), "one [[island]] table an island", strict=False)
+    island: tuple[IslandSettings, ...] = _setting((), "one [[island]] table an island", strict=False)
     phase: tuple[PhaseSettings, ...] = _setting((), "one [[phase]] table a phase", strict=False)
     evaluation: EvaluationSettings = EvaluationSettings()
     logging: LoggingSettings = LoggingSettings()
@@ -350,7 +356,14 @@ class Settings(Section):
             return self.search
         own = self.island[island]
         # Only the keys that the table sets: its defaults must not override those of ``search``.
-        return self.search.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+        given = own.model_fields_set & SearchSettings.model_fields.keys()
+        return self.search.model_copy(update={name: getattr(own, name) for name in given})
+
+    @property
+    def worker_sizes(self) -> tuple[int, ...]:
+        """Ranks of each worker, by island."""
+        own = [one.ranks_per_worker or self.layout.ranks_per_worker for one in self.island]
+        return (*own, *[self.layout.ranks_per_worker] * (self.layout.islands - len(own)))
 
     def inherits(self, island: int) -> bool:
         """Whether children on an island continue from their parents' checkpoints."""
@@ -381,6 +394,12 @@ class Settings(Section):
             for name in ("duplicates", "reference")
             if name in own.model_fields_set
         ]
+        sizes = sorted({*self.worker_sizes})
+        if any(size % sizes[0] for size in sizes):
+            problems.append(
+                f"ranks_per_worker of the islands, {', '.join(map(str, sizes))}: must be multiples of the least. "
+                "Correct them."
+            )
         try:
             # Named topologies are valid for any islands; their matrix for many islands would be large.
             if self.layout.topology not in TOPOLOGIES:

@@ -109,11 +109,11 @@ class Joined(LedgerEntry, kw_only=True, frozen=True):
     first_worker: Index
     """Least number that no worker of any launch has had."""
     first_island: Index = 0
-    """Island of its first worker."""
+    """Island that gets a worker first."""
     in_file: Limits | None = None
     """Limits of the launch's campaign file; None: as before."""
     ranks_per_worker: Number = 1
-    """Number of ranks of each worker."""
+    """Number of ranks of its largest worker."""
     kinds: tuple[str, ...] = ()
     """Kind of search of each island."""
     hosts: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from hpo.config.layout import Layout
 from hpo.errors import LaunchClosed
 from hpo.journal.commands import asked
 from hpo.ledger.closing import Key
@@ -104,7 +105,12 @@ class Participation:
         return self.ledger.append(decide) is not None
 
     def draw(
-        self, ids: Collection[str] = (), points: Collection[int] = (), *, most: int | None = None
+        self,
+        ids: Collection[str] = (),
+        points: Collection[int] = (),
+        *,
+        most: int | None = None,
+        kept: int = 0,
     ) -> Drew | None:
         """Draw units that are free: for ``ids`` and ``points``, as far as they are to be drawn, and to breed. None
         where there is nothing to draw. Errors as of ``Ledger.append``.
@@ -112,6 +118,7 @@ class Participation:
         Args:
             ids: individuals of the pool, and resting individuals, which cost none.
             most: number of units to draw; None for all.
+            kept: number of units to leave for individuals that this launch cannot evaluate.
         """
 
         def decide(state: LedgerState) -> LedgerEntry | None:
@@ -123,7 +130,7 @@ class Participation:
             left -= len(unfinished)
             given = [one for one in points if one in state.waiting][:left]
             left -= len(given)
-            fresh = left
+            fresh = max(0, min(left, state.free - kept - len(unfinished) - len(given)))
             if state.free > UNLIMITED // 2 and most is None:
                 fresh = 0 if self.own.fresh else _MANY
             if not (resting or unfinished or given or fresh):
@@ -179,18 +186,18 @@ def join(
     *,
     key: Key = repr,
     points: Sequence[dict[str, Any]] = (),
-    workers: int,
-    ranks_per_worker: int,
+    layout: Callable[[int], Layout],
     in_file: Limits,
     machines: Mapping[str, str] | None = None,
     among: Collection[int] | None = None,
 ) -> Participation | None:
-    """Join the campaign of ``ledger`` with ``workers`` workers. Errors as of ``Ledger.append``.
+    """Join the campaign of ``ledger``. Errors as of ``Ledger.append``.
 
     Args:
         closing: see ``Participation``.
         key: makes a text that is equal for equal configurations.
         points: configurations of the task and its file to evaluate before any that is bred.
+        layout: plans the launch, given the island that gets a worker first.
         in_file: limits of the campaign file.
         machines: names of the hosts of its ranks by ``Machine.identity``, that of its first rank first.
         among: open launches beside which it may join: None where another has joined meanwhile. None for all.
@@ -199,16 +206,20 @@ def join(
     def decide(state: LedgerState) -> Joined | None:
         if among is not None and not state.open.keys() <= {*among}:
             return None
-        islands = len(newcomer.kinds or ()) or 1
+        planned = layout(0)
+        sizes = {len(place.ranks) for place in planned.workers}
+        lacking = len({place.island for place in planned.workers}) < planned.islands
+        # Launches that lack workers for some islands take turns on the islands.
+        turn = state.workers if len(sizes) == 1 else state.launches
+        first_island = turn % planned.islands if lacking else 0
         hosts, given = machines or {}, set(map(key, state.points))
         new = {key(one): one for one in points if key(one) not in given}
         return Joined(
             launch=state.launches + 1,
-            workers=workers,
+            workers=len((planned := layout(first_island)).workers),
             first_worker=state.workers,
-            # Launches of few workers take turns on the islands.
-            first_island=state.workers % islands if workers < islands else 0,
-            ranks_per_worker=ranks_per_worker,
+            first_island=first_island,
+            ranks_per_worker=max(len(place.ranks) for place in planned.workers),
             in_file=in_file,
             kinds=newcomer.kinds or (),
             hosts=tuple(hosts.values()),

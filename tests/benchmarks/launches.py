@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,14 +33,14 @@ class Measured(NamedTuple):
     entries_per_s: float
 
 
-def measure(seed: int, launches: int, workers: int, budget: int) -> Measured:
-    """One campaign of ``launches`` that have ``workers`` each."""
+def measure(seed: int, launches: int, ranks: int, budget: int, sizes: Sequence[int] = (1,)) -> Measured:
+    """One campaign of ``launches`` that have ``ranks`` each. ``sizes``: ranks of each worker, by island."""
     simulated_world._MOST_EVENTS = 10**9
     with tempfile.TemporaryDirectory() as directory:
         campaign = SimpleLaunches(seed, Path(directory), budget=budget, mean_s=MEAN_S)
         for number in range(1, launches):
-            campaign.world.at(number * GAP_S, lambda: campaign.start(workers))
-        campaign.start(workers)
+            campaign.world.at(number * GAP_S, lambda: campaign.start(ranks, sizes))
+        campaign.start(ranks, sizes)
         campaign.world.sleep(launches * GAP_S)
         records = campaign.run()
     assert len({one.id for one in records}) == budget
@@ -48,7 +49,7 @@ def measure(seed: int, launches: int, workers: int, budget: int) -> Measured:
     busy_s = sum(one.finished - max(one.started or first, first) for one in records if one.finished > first)
     best = min((one.objectives or {}).get("value", math.inf) for one in records)
     return Measured(
-        busy_s / (launches * workers * (end - first)),
+        busy_s / (campaign.ledger.state.workers * (end - first)),
         best,
         campaign.ledger.state.entries / campaign.world.time,
     )
@@ -65,13 +66,15 @@ def main() -> None:
         )
         for launches, workers in ((1, 12), (6, 2), (12, 1))
     }
+    mixed = "3 x 27, workers of 1, 2 and 8 ranks"
+    shares[mixed] = statistics.fmean(measure(seed, 3, 27, 2 * budget, (1, 2, 8)).busy for seed in range(3))
     regrets = {
         shape: [math.log10(measure(seed, *shape, budget // 3).best) for seed in range(seeds)]
         for shape in ((1, 16), (4, 4))
     }
     differences = [four - one for one, four in zip(regrets[1, 16], regrets[4, 4])]
     for name, share in shares.items():
-        print(f"{name:>7}: busy {share:.3f}")
+        print(f"{name}: busy {share:.3f}")
     spread = statistics.stdev(differences) / len(differences) ** 0.5
     print(f"4 x 4 behind 1 x 16: {statistics.fmean(differences):+.2f} decades, standard error {spread:.2f}")
     found = {

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from individuals import make_finished, make_started
-from living import at_work, closed, elsewhere, joined, reader, stamp
+from living import at_work, closed, elsewhere, joined, plan_of, reader, stamp
 
 import hpo
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError
@@ -456,7 +456,7 @@ def test_a_supervisor_starts_again_beside_a_launch_that_has_joined_on_its_host(t
 
 def test_a_launch_that_has_joined_meanwhile_is_looked_at_first(tmp_path: Path) -> None:
     ledger = joined(tmp_path).ledger
-    facts: dict[str, Any] = {"workers": 1, "ranks_per_worker": 1, "in_file": Limits(evaluations=8)}
+    facts: dict[str, Any] = {"layout": lambda first: plan_of(1), "in_file": Limits(evaluations=8)}
     assert join(ledger, pytest.fail, Newcomer(), among=[], **facts) is None and ledger.state.launches == 1
     made = join(ledger, pytest.fail, Newcomer(), among=[1], **facts)
     assert made is not None and made.number == 2

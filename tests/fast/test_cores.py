@@ -338,7 +338,7 @@ def test_only_what_is_started_inside_is_bound() -> None:
 
 
 def test_ranks_agree_where_all_of_their_host_see_the_same() -> None:
-    layout = Layout.plan(ranks=5, islands=1, ranks_per_worker=1)
+    layout = Layout.plan(ranks=5, sizes=[1] * 1)
     found = surroundings(layout, ["a", "b", "a", "b", "c"], ["x", "y", "x", "z", "x"])
     assert [one.cores_agreed for one in found] == [True, False, True, False, True]
     assert not any(one.cores_agreed for one in surroundings(layout, ["a"] * 5))

@@ -205,7 +205,7 @@ def test_what_others_may_go_on_from_stays_until_the_campaign_is_done(
     space = hpo.SearchSpace(x=hpo.Float(-5, 5), n=hpo.Ordinal(1, 2))
     task = hpo.Task(space, evaluate, objectives=dict.fromkeys("ab"[:objectives], "minimize"))
     made = hpo.Campaign(task, directory=tmp_path / "run", evaluations=10, keep=2, **keywords)
-    layout = Layout.plan(ranks=2, islands=made.settings.layout.islands, ranks_per_worker=1)
+    layout = Layout.plan(ranks=2, sizes=[1] * made.settings.layout.islands)
 
     def cleanup(launch: int, earlier: ResumeState) -> Cleanup | None:
         return begin_cleanup(

@@ -166,7 +166,7 @@ def test_the_others_complete_the_budget_and_a_late_result_does_not_count(seed: i
 def test_what_a_worker_held_is_contested_unless_its_dead_rank_is_seen_to_have_ended(
     seen_to_have_ended: set[int],
 ) -> None:
-    places = Layout.plan(ranks=4, islands=1, ranks_per_worker=2).workers
+    places = Layout.plan(ranks=4, sizes=[2] * 1).workers
     workers = WorkerRegistry(places, ended=seen_to_have_ended.__contains__)
     for broken in [workers.handle_rank_deaths({rank}) and workers._broken[-1] for rank in (1, 2)]:
         broken.held.append(make_assignment(params={}, key="", operator=""))
@@ -180,7 +180,7 @@ def test_what_a_worker_held_is_contested_unless_its_dead_rank_is_seen_to_have_en
 def test_the_other_ranks_of_a_worker_are_given_up_with_the_one_that_hangs(
     hung: int, given_up: set[int]
 ) -> None:
-    registry = WorkerRegistry(Layout.plan(ranks=6, islands=1, ranks_per_worker=2).workers)
+    registry = WorkerRegistry(Layout.plan(ranks=6, sizes=[2] * 1).workers)
     coordinator = lonely_coordinator(registry)
     coordinator.handle_hung_ranks([hung])
     assert coordinator.dead == registry.hung == given_up and coordinator.end is None

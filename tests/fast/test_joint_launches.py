@@ -11,8 +11,9 @@ from simulation.ledger import ASKED
 
 import hpo
 from hpo.islands.coordinator.sharing import LINGER_S
-from hpo.islands.end_reasons import DONE, EXHAUSTED, HANDED_OVER
+from hpo.islands.end_reasons import DONE, EXHAUSTED, HANDED_OVER, INCOMPLETE
 from hpo.journal.commands import Drain, Enqueue
+from hpo.journal.records import Started
 from hpo.ledger.alive import STALE_S
 
 FINITE = hpo.SearchSpace(x=hpo.Int(-4, 4), y=hpo.Ordinal(-1, 0, 1), kind=hpo.Categorical("a", "b", "c"))
@@ -126,6 +127,31 @@ def test_launches_end_where_all_configurations_are_used_up(tmp_path: Path) -> No
     campaign.start(2)
     campaign.start(2)
     assert len(campaign.run(until=1000.0)) == FINITE.size and all(one.settled for one in campaign.begun)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_large_worker_began_goes_on_only_on_large_workers(tmp_path: Path, seed: int) -> None:
+    """A launch without them leaves units for it, also where nothing else is left, and another launch may come."""
+    sizes = [1, 2, 8]
+    campaign = SimpleLaunches(seed, tmp_path, budget=60, mean_s=20.0)
+    first = campaign.start(27, sizes)
+    campaign.world.sleep(5.0)
+    second = campaign.start(3, sizes)
+    assert {place.island for place in second._layout.workers} == {0, 1}
+    campaign.world.sleep(10.0 + 10.0 * seed)
+    first.kill_all()
+    campaign.world.run(lambda: second.settled)
+    left = {*campaign.ledger.state.pool}
+    assert left and {int(one[0]) for one in left} == {2} and second.coordinator.end
+    assert second.coordinator.end.exit_code == 75 and second.coordinator.end.reason == INCOMPLETE
+    assert campaign.ledger.state.final == 60 - len(left)
+    campaign.start(8, sizes, first_island=2)
+    assert left <= {one.id for one in campaign.run()} and campaign.ledger.state.final == 60
+    for launch in campaign.begun:
+        for place in launch._layout.workers:
+            journal = launch.ranks[place.leader].journal
+            began = [one for one in journal.committed if isinstance(one, Started)] if journal else []
+            assert all(sizes[int(one.id[0])] == len(place.ranks) for one in began)
 
 
 def test_the_budget_of_a_joining_file_holds_for_all_and_is_said(campaign: SimpleLaunches) -> None:

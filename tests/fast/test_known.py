@@ -530,7 +530,7 @@ def test_every_island_knows_them_from_the_start_and_nobody_owns_them():
     ]
     decoded = [decode(encode(one)) for one in records]
     assert decoded == records
-    layout = Layout.plan(ranks=4, islands=2, ranks_per_worker=1)
+    layout = Layout.plan(ranks=4, sizes=[1] * 2)
     earlier = fold(decoded, space=SPACE, islands=2, losses=TASK.losses)
     assert earlier.known == 1000 and len(earlier.keys) == 1000 and earlier.tally.final == 0
     assert earlier.tally.best is not None and earlier.tally.best[:2] == ((1.0,), "known-1")

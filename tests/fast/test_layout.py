@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ COUNTS = st.integers(1, 12)
 @given(islands=COUNTS, ranks_per_worker=COUNTS, extra_workers=st.integers(0, 40))
 def test_ranks_are_dealt_evenly_and_in_order(islands: int, ranks_per_worker: int, extra_workers: int) -> None:
     ranks = (islands + extra_workers) * ranks_per_worker
-    layout = Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker)
+    layout = Layout.plan(ranks=ranks, sizes=[ranks_per_worker] * islands)
 
     assert [rank for place in layout.workers for rank in place.ranks] == list(range(ranks))
     assert all(len(place.ranks) == ranks_per_worker for place in layout.workers)
@@ -50,9 +51,9 @@ def test_an_impossible_layout_names_the_nearest_that_fit(
     ranks: int, islands: int, ranks_per_worker: int
 ) -> None:
     if fits(ranks, islands, ranks_per_worker):
-        Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker)
+        Layout.plan(ranks=ranks, sizes=[ranks_per_worker] * islands)
         return
-    sentence = refused(lambda: Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker))
+    sentence = refused(lambda: Layout.plan(ranks=ranks, sizes=[ranks_per_worker] * islands))
     below = [n for n in range(1, ranks) if fits(n, islands, ranks_per_worker)][-1:]
     above = [n for n in range(ranks + 1, 500) if fits(n, islands, ranks_per_worker)][:1]
     named = re.search(
@@ -63,12 +64,41 @@ def test_an_impossible_layout_names_the_nearest_that_fit(
     assert sentence.startswith(f"{ranks} rank")
 
 
-@pytest.mark.parametrize("key", ["ranks", "islands", "ranks_per_worker"])
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, "2", None])
-def test_counts_are_whole_numbers_from_one(key: str, value: object) -> None:
-    sizes: dict[str, object] = {"ranks": 4, "islands": 2, "ranks_per_worker": 2, key: value}
-    with pytest.raises(UsageError, match=re.escape(f"{key} = {value!r}: must be")):
-        Layout.plan(**sizes)
+def test_ranks_are_a_whole_number_from_one(value: Any) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"ranks = {value!r}: must be")):
+        Layout.plan(ranks=value, sizes=[1])
+
+
+SIZES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=6)
+
+
+@given(sizes=SIZES, extra=st.integers(0, 40), first=st.integers(0, 5))
+def test_islands_of_other_worker_sizes_share_the_ranks(sizes: list[int], extra: int, first: int) -> None:
+    ranks = sum(sizes) + extra * min(sizes)
+    layout = Layout.plan(ranks=ranks, sizes=sizes, first_island=first % len(sizes))
+    assert [rank for place in layout.workers for rank in place.ranks] == list(range(ranks))
+    assert all(len(place.ranks) == sizes[place.island] for place in layout.workers)
+    shares = [sum(len(place.ranks) for place in layout.of_island(one)) for one in range(len(sizes))]
+    # Beside a worker more, an island has what is too little for a worker of the other.
+    own = [*zip(shares, sizes)]
+    assert all(share <= other + size + of for share, size in own for other, of in own)
+    # Large workers begin where hosts of as many ranks do.
+    assert all(place.leader % len(place.ranks) == 0 for place in layout.workers)
+    for place in layout.workers:
+        assert [layout.place_of(rank) for rank in place.ranks] == [
+            (place, k) for k in range(len(place.ranks))
+        ]
+
+
+def test_launches_too_small_for_all_islands_take_turns() -> None:
+    plans = [Layout.plan(ranks=8, sizes=[1, 8], joins=True, first_island=first) for first in (0, 1)]
+    assert [[len(one.of_island(island)) for island in (0, 1)] for one in plans] == [[8, 0], [0, 1]]
+    assert len(Layout.plan(ranks=4, sizes=[1, 8], joins=True, first_island=1).of_island(0)) == 4
+    sentence = refused(lambda: Layout.plan(ranks=8, sizes=[1, 8]))
+    assert (
+        sentence.startswith("8 ranks do not fit 2 islands of workers of 1 and 8 ranks") and "9 is" in sentence
+    )
 
 
 def test_ring_and_full() -> None:

@@ -421,7 +421,7 @@ def test_a_resumed_campaign_knows_the_reports() -> None:
 def test_one_whose_checkpoint_is_gone_is_not_promoted(there: bool) -> None:
     _, earlier = pruned_launch()
     assert earlier.resting and earlier.saves
-    layout = Layout.plan(ranks=2, islands=1, ranks_per_worker=1)
+    layout = Layout.plan(ranks=2, sizes=[1] * 1)
     starts = start_messages(layout, earlier, 2, ["a", "a"], holds=lambda identity: there)
     owned = {identity for start in starts for identity in start.owned}
     assert bool(owned & earlier.resting.keys()) is there
@@ -452,7 +452,7 @@ def test_of_all_that_paused_the_latest_may_go_on_however_many_a_later_launch_is_
         population.add(Member(identity, (0.5,), None, PRUNED, progress=(1, 0.5)))
         if number % 3:
             earlier.resting[identity] = Resting(0, "", finished=float(number * 7 % 150))
-    layout = Layout.plan(ranks=workers, islands=1, ranks_per_worker=1)
+    layout = Layout.plan(ranks=workers, sizes=[1] * 1)
     starts = start_messages(layout, earlier, 2, ["a"] * workers)
     owned = {identity for start in starts for identity in start.owned}
     # Journals are read in no order of time.

@@ -15,7 +15,7 @@ from hpo.islands.resume.state import ResumeState
 
 
 def test_start_messages_of_10_000_ranks_take_less_than_10_mb() -> None:
-    layout = Layout.plan(ranks=10_000, islands=100, ranks_per_worker=4)
+    layout = Layout.plan(ranks=10_000, sizes=[4] * 100)
     hosts = [f"node{rank // 4:05d}.partition.cluster.example" for rank in range(10_000)]
     starts = start_messages(layout, ResumeState(), 1, hosts)
     assert sum(len(encode(start)) for start in starts) < 10e6
@@ -23,7 +23,7 @@ def test_start_messages_of_10_000_ranks_take_less_than_10_mb() -> None:
 
 @given(hosts=st.lists(st.sampled_from("abc"), min_size=6, max_size=6), size=st.sampled_from([1, 2, 3]))
 def test_each_rank_learns_where_it_runs(hosts: list[str], size: int) -> None:
-    layout = Layout.plan(ranks=6, islands=1, ranks_per_worker=size)
+    layout = Layout.plan(ranks=6, sizes=[size] * 1)
     for rank, found in enumerate(surroundings(layout, hosts)):
         place, _ = layout.place_of(rank)
         assert found.hosts == tuple(hosts[member] for member in place.ranks)

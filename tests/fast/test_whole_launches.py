@@ -25,7 +25,7 @@ def begun(
     """A launch of workers of ``size`` ranks whose evaluations take a second."""
     evaluation = {"isolation": changes.pop("isolation", "warm"), "hang_timeout": 10.0, "grace": 5.0}
     settings = LaunchSettings(
-        layout=Layout.plan(ranks=workers * size, islands=1, ranks_per_worker=size),
+        layout=Layout.plan(ranks=workers * size, sizes=[size] * 1),
         evaluations=8,
         evaluation=EvaluationSettings(**evaluation),
         seconds=lambda: 1.0,

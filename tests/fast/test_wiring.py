@@ -104,7 +104,7 @@ def assembly(directory: Path, task: hpo.Task = TASK, **changes: Any) -> Assembly
     made = Assembly(
         definition=CampaignDefinition(settings, task, code=CodeVersion({})),
         transport=Transport(),
-        layout=Layout.plan(ranks=3, islands=settings.layout.islands, ranks_per_worker=1),
+        layout=Layout.plan(ranks=3, sizes=[1] * settings.layout.islands),
         signals=Signals(),
         closing=ExitStack(),
     )
@@ -126,7 +126,7 @@ def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
     limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
     ledger = Ledger(MemoryStore())
     ledger.append(lambda state: Opened(limits=limits, in_file=limits, islands=1, seed=0))
-    participation = join(ledger, closing, Newcomer(), workers=3, ranks_per_worker=1, in_file=limits)  # type: ignore[arg-type]
+    participation = join(ledger, closing, Newcomer(), layout=lambda first: made.layout, in_file=limits)  # type: ignore[arg-type]
     starting = StartingPoints(points=[GIVEN], known=[], left_out=[])
     opening = coordinating.Opening(
         object(),  # type: ignore[arg-type]
@@ -291,7 +291,7 @@ def test_the_coordinator_follows_the_settings(tmp_path: Path) -> None:
     assert [rules.phases.at(granted) for granted in (7, 8, 19, 20)] == [0, 1, 1, 2]
     assert list(given.registry.places) == [0, 1, 2]
     assert given.health.values == (12,)
-    assert (given.health.given.patience_s, given.health.given.leaders) == (33.0, [0, 1, 2])
+    assert (given.health.given.patience_s, given.health.given.leaders) == (33.0, {0: 1, 1: 1, 2: 1})
 
 
 def test_without_limits_the_coordinator_has_none(tmp_path: Path) -> None:

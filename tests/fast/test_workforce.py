@@ -7,7 +7,7 @@ from hpo.islands.coordinator.worker_registry import WorkerRegistry
 
 
 def force(ranks: int, islands: int, size: int) -> WorkerRegistry:
-    return WorkerRegistry(Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=size).workers)
+    return WorkerRegistry(Layout.plan(ranks=ranks, sizes=[size] * islands).workers)
 
 
 def test_a_worker_that_lost_a_rank_is_none_any_more() -> None:

@@ -42,7 +42,7 @@ from hpo.task.outcome import TaskOutcome
 
 
 def watching(limit: int | None, workers: int = 1, **settings: object) -> Health:
-    return Health(limit, **{"patience_s": 300.0, "leaders": range(workers), **settings})  # type: ignore[arg-type]
+    return Health(limit, **{"patience_s": 300.0, "leaders": dict.fromkeys(range(workers), 1), **settings})  # type: ignore[arg-type]
 
 
 def over(

@@ -297,7 +297,7 @@ def test_all_lineages_go_on_after_a_stop(tmp_path: Path) -> None:
 def test_intervals_of_training_do_not_migrate(tmp_path: Path) -> None:
     campaign = hpo.Campaign(CLIMB, **settings(tmp_path / "run", islands=2, island=[{"kind": "random"}]))
     journal = MemoryJournal()
-    layout = Layout.plan(ranks=2, islands=2, ranks_per_worker=1)
+    layout = Layout.plan(ranks=2, sizes=[1] * 2)
     assembly = Assembly(
         definition=CampaignDefinition(campaign.settings, CLIMB),
         transport=Transport(),

@@ -26,36 +26,34 @@ FOUR = tuple(Host(f"n{number}", 4) for number in range(4))
 
 
 def test_ranks_shrink_to_what_the_living_have_room_for() -> None:
-    assert left(FOUR, ["n1"], ranks=16, islands=2, ranks_per_worker=2) == Fleet(12, (FOUR[0], *FOUR[2:]))
-    assert left(FOUR, ["n9"], ranks=16, islands=2, ranks_per_worker=2) == Fleet(16, FOUR)
+    assert left(FOUR, ["n1"], ranks=16, sizes=[2] * 2) == Fleet(12, (FOUR[0], *FOUR[2:]))
+    assert left(FOUR, ["n9"], ranks=16, sizes=[2] * 2) == Fleet(16, FOUR)
     # Each island keeps a worker, where cores have to be shared.
-    assert left(FOUR, ["n0", "n1", "n2"], ranks=16, islands=8, ranks_per_worker=2) == Fleet(16, (FOUR[3],))
+    assert left(FOUR, ["n0", "n1", "n2"], ranks=16, sizes=[2] * 8) == Fleet(16, (FOUR[3],))
 
 
 @given(
     slots=st.lists(st.integers(1, 8), min_size=1, max_size=6),
     dead=st.sets(st.integers(0, 5)),
-    islands=st.integers(1, 4),
-    ranks_per_worker=st.integers(1, 4),
+    sizes=st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=4),
     extra=st.integers(0, 6),
 )
 def test_what_is_left_is_a_layout_that_can_be(
-    slots: list[int], dead: set[int], islands: int, ranks_per_worker: int, extra: int
+    slots: list[int], dead: set[int], sizes: list[int], extra: int
 ) -> None:
     hosts = tuple(Host(f"n{number}", count) for number, count in enumerate(slots))
-    ranks = (islands + extra) * ranks_per_worker
+    ranks = sum(sizes) + extra * min(sizes)
     fleet = left(
         hosts,
         [f"n{number}" for number in dead],
         ranks=ranks,
-        islands=islands,
-        ranks_per_worker=ranks_per_worker,
+        sizes=sizes,
     )
     if fleet is None:
         assert dead >= set(range(len(slots)))
         return
     assert fleet.ranks <= ranks
-    Layout.plan(ranks=fleet.ranks, islands=islands, ranks_per_worker=ranks_per_worker)
+    Layout.plan(ranks=fleet.ranks, sizes=sizes)
     assert fleet.hosts is not None and not {host.name for host in fleet.hosts} & {f"n{one}" for one in dead}
 
 

@@ -200,7 +200,7 @@ def lonely_coordinator(registry: WorkerRegistry, log: LaunchLog | None = None) -
         rules=rules,
         backlog=Backlog(units=2),
         log=log,
-        health=Health(None, patience_s=300, leaders=leaders),
+        health=Health(None, patience_s=300, leaders=dict.fromkeys(leaders, 1)),
     )
 
 
@@ -450,7 +450,7 @@ class Simulation(LaunchLog):
         self._kind = ""
         self.counter = MessageCounter()
         earlier = earlier or ResumeState()
-        layout = Layout.plan(ranks=workers, islands=islands, ranks_per_worker=1)
+        layout = Layout.plan(ranks=workers, sizes=[1] * islands)
         if ledger is None:
             ledger = SimulatedLedger(evaluations, space, earlier)
         self.participation = participation = ledger.join(workers, self._written)
@@ -519,7 +519,9 @@ class Simulation(LaunchLog):
                 left_by=lambda launch: LeftByLaunch({}, ()),
                 failures=lambda: failures([*recorded, *self._committed()], space=space),
             ),
-            health=Health(first_failures, patience_s=300, leaders=[place.leader for place in layout.workers]),
+            health=Health(
+                first_failures, patience_s=300, leaders={place.leader: 1 for place in layout.workers}
+            ),
         )
         self.coordinator.look_at_commands()
         if deadline is not None:

@@ -4,11 +4,13 @@ hold of them whatever happens."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
+from hpo.individual import birthplace
 from hpo.islands.end_reasons import DONE
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Record
@@ -46,8 +48,8 @@ class SimpleLaunches:
         self._directory = directory
         self._mean_s = mean_s
 
-    def start(self, workers: int) -> SimulatedLaunch:
-        """A launch of ``workers`` workers begins."""
+    def start(self, ranks: int, sizes: Sequence[int] = (1,), first_island: int = 0) -> SimulatedLaunch:
+        """A launch of ``ranks`` begins; other arguments as of ``Layout.plan``."""
         number, world = len(self.begun), self.world
         machine = SimulatedMachine(
             world,
@@ -58,17 +60,20 @@ class SimpleLaunches:
         )
         _, at_work = beside(self._directory, lambda: self.ledger.state, Newcomer(), machine=machine)
         settings = LaunchSettings(
-            layout=Layout.plan(ranks=workers, islands=1, ranks_per_worker=1),
+            layout=Layout.plan(ranks=ranks, sizes=sizes, joins=True, first_island=first_island),
             evaluations=self.ledger.evaluations,
             evaluation=EvaluationSettings(timeout=1e5, first_failures="off"),
             seconds=lambda: self._mean_s * world.rng.lognormvariate(-0.11, 0.47),
-            skews=[0.0] * workers,
-            hosts=[machine.host] * workers,
+            skews=[0.0] * ranks,
+            hosts=[machine.host] * ranks,
             fates=Fates.none(),
             latency_s=0.0005,
             tolerant=True,
             migration=0.0,
             copy=False,
+            suits=lambda island, assignment: (
+                not assignment.id or sizes[birthplace(assignment.id)[0]] == sizes[island]
+            ),
         )
         self.begun.append(
             SimulatedLaunch(

@@ -20,6 +20,7 @@ from hpo.config.settings import EvaluationSettings
 from hpo.evaluation.conversation import pack
 from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.islands.coordinator.budget import Suits
 from hpo.islands.coordinator.commands import Commands, LeftByLaunch, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
@@ -67,6 +68,7 @@ class LaunchSettings:
     tolerant: bool
     migration: float
     copy: bool
+    suits: Suits = lambda island, assignment: True
 
 
 class SimulatedLaunch(LaunchLog):
@@ -256,6 +258,7 @@ class SimulatedLaunch(LaunchLog):
                 if listable(self._space)
                 else (),
                 reservations=Reservations(self._directory, self.number, self._participation.read_closed),
+                suits=self._settings.suits,
             ),
             backlog=Backlog(known=earlier.keys, tally=earlier.tally),
             log=self,
@@ -273,7 +276,7 @@ class SimulatedLaunch(LaunchLog):
             health=Health(
                 settings.first_failures,
                 patience_s=settings.start_timeout_s,
-                leaders=[place.leader for place in self._layout.workers],
+                leaders={place.leader: len(place.ranks) for place in self._layout.workers},
             ),
         )
 

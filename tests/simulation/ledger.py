@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from hpo.config.layout import Layout
 from hpo.individual import birthplace
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import Request, Retry
@@ -151,8 +153,7 @@ class SimulatedLedger:
             self.connected(reach),
             self.closing,
             newcomer or Newcomer(),
-            workers=workers,
-            ranks_per_worker=1,
+            layout=partial(self._layout, workers),
             in_file=Limits(evaluations=self.evaluations),
             machines=machines,
         )
@@ -162,6 +163,9 @@ class SimulatedLedger:
         participation.close_others("died", sorted(others))
         participation.begin_reading()
         return participation
+
+    def _layout(self, workers: int, first_island: int) -> Layout:
+        return Layout.plan(ranks=workers, sizes=[1], joins=True)
 
     def closing(self, state: LedgerState, number: int, **ending: Any) -> Closed:
         """As ``hpo.ledger.closing.closing`` does it, also with its further arguments ``ending``; lengths are numbers of

@@ -178,7 +178,7 @@ class Campaign:
         # Workers beside rank 0, or all over.
         hosts = [machine.host, *([] if rng.random() < 0.5 else _OTHER_HOSTS)]
         settings = LaunchSettings(
-            layout=Layout.plan(ranks=ranks, islands=islands, ranks_per_worker=ranks_per_worker),
+            layout=Layout.plan(ranks=ranks, sizes=[ranks_per_worker] * islands),
             evaluations=self._budget,
             evaluation=EvaluationSettings(
                 isolation=rng.choice(["warm", "warm", "fresh"]),

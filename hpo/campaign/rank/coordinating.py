@@ -18,9 +18,11 @@ from hpo.campaign.rank.status import Status
 from hpo.campaign.rank.wiring import Assembly
 from hpo.cluster import slurm_job
 from hpo.config import process
+from hpo.config.reader import Settings
 from hpo.errors import CampaignError
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.individual import ENQUEUED, Scalar
+from hpo.individual import ENQUEUED, Scalar, birthplace
+from hpo.islands.coordinator.budget import Suits
 from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
@@ -86,7 +88,7 @@ def begin_log(assembly: Assembly, opening: Opening) -> JournalLog:
         deadline_s=limits.deadline_s,
         islands=layout.islands,
         workers=len(layout.workers),
-        ranks_per_worker=settings.layout.ranks_per_worker,
+        ranks_per_worker=len(layout.workers[0].ranks),
         time=time.time(),
         reference=dict(settings.search.reference) if settings.search.reference else None,
         code=code.hash,
@@ -128,7 +130,7 @@ def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening, shar
             settings.evaluation.first_failures,
             printed=EvaluationDirectories(settings.directory).printed,
             patience_s=settings.evaluation.start_timeout_s,
-            leaders=[place.leader for place in layout.workers],
+            leaders={place.leader: len(place.ranks) for place in layout.workers},
             earlier=earlier.tally.worked_and_failed,
         ),
     )
@@ -160,7 +162,26 @@ def _rules(assembly: Assembly, opening: Opening, began: float) -> LaunchRules:
             assembly.task.space, assembly.allows, [settings.search_of(island).only for island in islands]
         ),
         reservations=_reservations(assembly, opening.participation),
+        suits=suits(assembly.task.space, settings),
     )
+
+
+def suits(space: SearchSpace, settings: Settings) -> Suits:
+    """Rule for islands whose workers differ in size: an individual that was begun goes on where workers are as large as
+    on its island, and a given point is evaluated on an island that may propose it, else by the largest workers."""
+    sizes = settings.worker_sizes
+    if len({*sizes}) == 1:
+        return lambda island, assignment: True
+    parts = [restricted(space, settings.search_of(island).only) for island in range(len(sizes))]
+
+    def is_right(island: int, assignment: Assignment) -> bool:
+        if assignment.id:
+            return sizes[birthplace(assignment.id)[0] % len(sizes)] == sizes[island]
+        genome = space.encode(assignment.configuration.params)
+        own = [size for size, part in zip(sizes, parts) if part.project_to_allowed(genome) == genome]
+        return sizes[island] in (own or [max(sizes)])
+
+    return is_right
 
 
 def _reservations(assembly: Assembly, participation: Participation) -> Reservations | None:

@@ -82,7 +82,7 @@ class Rank:
         """Serve until the launch ends. Raises the errors of ``Campaign.run``."""
         settings, transport = self._settings, self._transport
         try:
-            layout = self._layout(joins=transport.rank > 0 or self._definition.may_lack_islands())
+            self._layout(joins=transport.rank > 0 or self._definition.may_lack_islands())
         except HpoError as error:
             if transport.rank == 0:
                 self._send_all(End("refused", error.exit_code, str(error)))
@@ -92,7 +92,7 @@ class Rank:
         with nullcontext(self._given_signals) if self._given_signals else Signals() as signals:
             try:
                 run = self._run_first if transport.rank == 0 else self._run_other
-                end = run(layout, signals)
+                end = run(signals)
             except (Exception, KeyboardInterrupt) as error:
                 expected = isinstance(error, HpoError) and not self._serving
                 if transport.size > 1 and not expected:
@@ -106,15 +106,14 @@ class Rank:
         _raise_failure(end)
         return Result(settings.directory, end.reason)
 
-    def _layout(self, *, joins: bool) -> Layout:
-        """Layout of the launch. ``joins``: see ``Layout.plan``."""
-        layout = self._settings.layout
+    def _layout(self, first_island: int = 0, *, joins: bool = True) -> Layout:
+        """Layout of the launch; arguments as of ``Layout.plan``."""
         try:
             return Layout.plan(
                 ranks=self._transport.size,
-                islands=layout.islands,
-                ranks_per_worker=layout.ranks_per_worker,
+                sizes=self._settings.worker_sizes,
                 joins=joins,
+                first_island=first_island,
             )
         except UsageError as error:
             if self._transport.size > 1:
@@ -126,7 +125,7 @@ class Rank:
 
     # --- rank 0 ---------------------------------------------------------------------------------------------
 
-    def _run_first(self, layout: Layout, signals: Signals) -> End:
+    def _run_first(self, signals: Signals) -> End:
         """Open the campaign, serve as coordinator and as the first leader."""
         participation: Participation | None = None
         with ExitStack() as held:
@@ -139,10 +138,10 @@ class Rank:
                 settings = self._settings
                 hello = own_hello(settings, self._definition.identity)
                 hellos = greet(self._transport, hello, greeting_s(settings, self._transport.size))
-                participation, sign = self._join(layout, starting, hellos)
+                participation, sign = self._join(starting, hellos)
                 held.enter_context(sign)
                 joined = participation.own.joined
-                layout = layout.numbered_from(joined.first_worker, joined.first_island)
+                layout = self._layout(joined.first_island).numbered_from(joined.first_worker)
                 earlier = self._read_earlier(layout, participation, starting)
                 task, entries = self._definition.task, self._settings.known
                 known = enter_points(starting.known, task, earlier, layout.islands, entries)
@@ -155,7 +154,7 @@ class Rank:
             start = self._send_starts(layout, earlier, participation, hellos)
             sinks = held.enter_context(self._sinks(participation))
             opening = Opening(sign, participation, earlier, starting, known, sinks, ended_here(hellos))
-            return self._serve(layout, signals, start, opening)
+            return self._serve(signals, start, opening)
 
     def _send_all(self, end: End) -> None:
         for rank in range(1, self._transport.size):
@@ -179,13 +178,11 @@ class Rank:
             )
         return None
 
-    def _join(
-        self, layout: Layout, starting: StartingPoints, hellos: Sequence[Hello]
-    ) -> tuple[Participation, SignOfLife]:
+    def _join(self, starting: StartingPoints, hellos: Sequence[Hello]) -> tuple[Participation, SignOfLife]:
         """Join the campaign, show that this launch lives, and close the launches that have died."""
         settings, definition = self._settings, self._definition
         limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
-        opened = Opened(limits=limits, in_file=limits, islands=layout.islands, seed=settings.seed)
+        opened = Opened(limits=limits, in_file=limits, islands=settings.layout.islands, seed=settings.seed)
         key = partial(key_or_text, definition.task.space)
         newcomer = definition.newcomer()
         participation = None
@@ -201,8 +198,7 @@ class Rank:
                     newcomer,
                     key=key,
                     points=[params for params, _ in first_points(definition.task, starting.points)],
-                    workers=len(layout.workers),
-                    ranks_per_worker=len(layout.workers[0].ranks),
+                    layout=self._layout,
                     in_file=limits,
                     machines={hello.machine: hello.host for hello in hellos},
                     among=[*state.open],
@@ -296,7 +292,7 @@ class Rank:
 
     # --- the other ranks ------------------------------------------------------------------------------------
 
-    def _run_other(self, layout: Layout, signals: Signals) -> End:
+    def _run_other(self, signals: Signals) -> End:
         self._definition = self._definition.bound_to_directory()
         transport, settings = self._transport, self._settings
         transport.send(0, encode(own_hello(settings, self._definition.identity)))
@@ -317,7 +313,7 @@ class Rank:
                 if isinstance(message, Start):
                     # A quick leader's first words may have overtaken rank 0's, or come in together with them.
                     transport.put_back([*early, *arrived[position:]])
-                    return self._serve(layout, signals, message, None)
+                    return self._serve(signals, message, None)
                 early.append((source, data))
             time.sleep(0.002)
         raise CampaignError(
@@ -328,11 +324,11 @@ class Rank:
 
     # --- all ranks ------------------------------------------------------------------------------------------
 
-    def _serve(self, layout: Layout, signals: Signals, start: Start, opening: Opening | None) -> End:
+    def _serve(self, signals: Signals, start: Start, opening: Opening | None) -> End:
         """Take part in the launch. ``opening``: None but on rank 0."""
         logs.open_debug_file(self._settings.directory, self._transport.rank)
         transport, definition = self._transport, self._definition
-        layout = layout.numbered_from(start.first_worker, start.first_island)
+        layout = self._layout(start.first_island).numbered_from(start.first_worker)
         place, _ = layout.place_of(transport.rank)
         self._serving = True
         signals.patience = PATIENCE

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.messages import Assignment
 
+Suits = Callable[[int, Assignment], bool]
+"""Whether workers of an island may evaluate an assignment."""
 Admitted = Assignment | str
 """An individual to evaluate: an assignment, or a configuration that a leader bred, by its key."""
 
@@ -40,6 +42,7 @@ class Budget:
         duplicates: configurations may come twice.
         unseen: configurations that each island can still evaluate, one object for islands of equal parts.
         reservations: None where launches may evaluate the same configurations.
+        suits: whether workers of an island may evaluate an assignment, which another may have begun.
     """
 
     def __init__(
@@ -51,7 +54,9 @@ class Budget:
         duplicates: bool,
         unseen: Sequence[UnseenConfigurations],
         reservations: Reserving | None = None,
+        suits: Suits = lambda island, assignment: True,
     ) -> None:
+        self._suits = suits
         self._keys = keys
         self._reservations = reservations
         # Keys among ``keys`` that other launches have reserved, by launch.
@@ -151,7 +156,14 @@ class Budget:
 
     def available_to(self, island: int) -> bool:
         fresh = self.remaining > 0 and not self.exhausted_for(island)
-        return not self.owed and (bool(self.assignments) or fresh)
+        return not self.owed and (fresh or any(self._suits(island, one) for one in self.assignments))
+
+    def next_assignment(self, island: int) -> Assignment | None:
+        """Take the first assignment that a worker of ``island`` may evaluate; None where there is none."""
+        found = next((one for one in self.assignments if self._suits(island, one)), None)
+        if found is not None:
+            self.assignments.remove(found)
+        return found
 
     def admit(self, key: str, island: int) -> bool:
         """Admit a configuration that ``island`` bred, unless it is known, or ``key`` is empty: then nothing was

@@ -267,18 +267,26 @@ class Commands:
                 found = self._failures_by_id()
                 self._failed.update({one: found[one] for one in failed & found.keys()})
                 self._sought |= failed
-            known = [one for one in state.pool if one in self.unfinished or one in self._failed]
+            again = {one: found.again for one, found in self._failed.items()}
+            known = {one: found for one, found in (again | self.unfinished).items() if one in state.pool}
+            suited = [one for one in state.pool if one in known and target.may_evaluate(known[one])]
+            others = [one for one in state.waiting if one in self._points]
+            others = [one for one in others if not target.may_evaluate(self._points[one])]
             # The leaders do not know individuals that have rested in another launch meanwhile.
             resting = state.resting if self.sharing.alone else ()
             self.participation.draw(
-                [*known, *resting], self._points_to_draw(target), most=self.sharing.portion(target)
+                [*suited, *resting],
+                self._points_to_draw(target),
+                most=self.sharing.portion(target),
+                kept=len(known) - len(suited) + len(others),
             )
 
     def _points_to_draw(self, target: Coordinator) -> list[int]:
         """Numbers of the given points that wait and are new: of equal points one at a time, as that shows, once it is
         admitted, whether the others may come."""
         waiting = sorted(self._points.keys() & self.participation.state.waiting.keys(), reverse=True)
-        new = {self._points[one].key: one for one in waiting if target.budget.is_new(self._points[one].key)}
+        points = {one: self._points[one] for one in waiting if target.may_evaluate(self._points[one])}
+        new = {point.key: one for one, point in points.items() if target.budget.is_new(point.key)}
         return sorted(new.values())
 
     def _take_drawn(self, target: Coordinator) -> None:

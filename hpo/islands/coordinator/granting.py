@@ -38,6 +38,7 @@ class Granting:
         self._remarks = remarks
         self._tally = backlog.tally
         self._phases = rules.phases
+        self._suits = rules.suits
         self.budget = Budget(
             backlog.units,
             before=backlog.tally.final,
@@ -45,6 +46,7 @@ class Granting:
             duplicates=rules.duplicates,
             unseen=rules.unseen or [UnseenConfigurations()] * registry.islands,
             reservations=rules.reservations,
+            suits=rules.suits,
         )
         self.grants = Grants(registry.places)
         self._phase = self._phases.at(self.budget.granted)
@@ -77,7 +79,7 @@ class Granting:
         refused: list[int] = []
         assigned: list[tuple[int, Assignment]] = []
         for want in claim.wants:
-            item: Admitted | None = None
+            item: Admitted | None
             if self.paused or leader in self.drained or self._health.holds(leader):
                 self.grants.held.setdefault(leader, []).append(want)
                 continue
@@ -97,8 +99,8 @@ class Granting:
                 self.grants.defer(leader, want)
                 continue
             phase = self._current_phase(island)
-            if budget.assignments:
-                item = budget.assignments.popleft()
+            if (item := budget.next_assignment(island)) is not None:
+                pass
             elif want.phase != phase:
                 refused.append(want.token)
                 continue
@@ -158,6 +160,10 @@ class Granting:
             for leader, own in self._islands.items():
                 if own == island:
                     self.close(leader)
+
+    def may_evaluate(self, assignment: Assignment) -> bool:
+        """Whether a worker of this launch may evaluate ``assignment``."""
+        return any(self._suits(island, assignment) for island in {*self._islands.values()})
 
     @property
     def all_drained(self) -> bool:

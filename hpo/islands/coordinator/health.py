@@ -76,6 +76,8 @@ class ReopenableFailure:
 
 @dataclass
 class _Worker:
+    size: int
+    """Number of its ranks."""
     succeeded: int = 0
     row: deque[ReopenableFailure] = field(default_factory=lambda: deque(maxlen=_LONGEST))
     factor: int = 1
@@ -99,10 +101,15 @@ class Actions:
 
 
 class Health:
-    """The watch over a launch. ``limit``: failures in a row that end the launch, None to watch workers alone;
-    ``printed``: sentence on the place of an individual's output, by id; ``patience_s``: the most seconds for which
-    nothing is begun; ``leaders``: of the workers; ``earlier``: numbers of individuals that completed or were pruned,
-    and that failed, in earlier launches."""
+    """The watch over a launch.
+
+    Args:
+        limit: failures in a row that end the launch, None to watch workers alone.
+        printed: sentence on the place of an individual's output, by id.
+        patience_s: the most seconds for which nothing is begun.
+        leaders: number of ranks of each worker, by its leader.
+        earlier: numbers of individuals that completed or were pruned, and that failed, in earlier launches.
+    """
 
     def __init__(
         self,
@@ -110,13 +117,13 @@ class Health:
         *,
         printed: Callable[[str], str] = lambda identity: "",
         patience_s: float,
-        leaders: Iterable[int],
+        leaders: Mapping[int, int],
         earlier: tuple[int, int] = (0, 0),
     ) -> None:
         self._limit = limit
         self._printed = printed
         self._patience_s = patience_s
-        self._workers = {leader: _Worker() for leader in leaders}
+        self._workers = {leader: _Worker(size) for leader, size in leaders.items()}
         # Leader of the worker that is tested, by id of the individual that runs elsewhere.
         self._tests: dict[str, int] = {}
         self._succeeded = self._failed = 0
@@ -202,8 +209,9 @@ class Health:
             worker.test = None
 
     def _can_test(self, suspect: int) -> bool:
-        """Whether another worker has shown that it works, and is not suspected."""
-        others = (other for leader, other in self._workers.items() if leader != suspect)
+        """Whether another worker of this size has shown that it works, and is not suspected."""
+        size = self._workers[suspect].size
+        others = (one for leader, one in self._workers.items() if leader != suspect and one.size == size)
         return any(other.succeeded and other.test is None and not other.drained for other in others)
 
     def forget(self, identities: Container[str]) -> None:

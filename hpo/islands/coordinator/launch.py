@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hpo.config.layout import WorkerPlacement
-from hpo.islands.coordinator.budget import Reserving
+from hpo.islands.coordinator.budget import Reserving, Suits
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.messages import Assignment, End, EvaluationEnd
@@ -39,6 +39,8 @@ class LaunchRules:
     unseen: Sequence[UnseenConfigurations] = ()
     """Configurations by island (see ``Budget``); empty: all islands search a space that cannot be listed."""
     reservations: Reserving | None = None
+    """See ``Budget``."""
+    suits: Suits = lambda island, assignment: True
     """See ``Budget``."""
 
 

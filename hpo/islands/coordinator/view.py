@@ -9,7 +9,7 @@ from hpo.islands.coordinator.ending import Ending
 from hpo.islands.coordinator.granting import Granting
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
-from hpo.islands.messages import End
+from hpo.islands.messages import Assignment, End
 
 
 class CoordinatorView:
@@ -87,6 +87,10 @@ class CoordinatorView:
     def unended(self) -> int:
         """Number of units of the budget whose individuals have not ended."""
         return self.unbegun + self.running + self._registry.number_held
+
+    def may_evaluate(self, assignment: Assignment) -> bool:
+        """Whether a worker of this launch may evaluate ``assignment``."""
+        return self._granting.may_evaluate(assignment)
 
     @property
     def may_be_freed(self) -> bool:

@@ -32,7 +32,7 @@ def start_messages(
     ``lineages``: islands whose individuals go on from each other; ``holds``: whether an individual's checkpoint is
     still there, without which it does not go on; ``elsewhere``: whether it belongs to another launch at work, which
     alone may continue it and let it migrate."""
-    first = layout.workers[0].worker, layout.workers[0].island
+    first = layout.workers[0].worker, layout.first_island
     starts = [Start(launch, *first, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
     for island in sorted({place.island for place in layout.workers}):
         places = layout.of_island(island)
