@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant("hpo/islands", "if own.ids[one] else self.unfinished[one].as_contested()", "", JOINT),
     Mutant("hpo/islands", "over.get(one, 0) < state.open[one].units", "False", "fast/test_joint_launches.py"),
     Mutant("hpo/islands", "- self._given_up(target)", "", JOINT),
-    Mutant("hpo/islands", "self._elsewhere.pop(launch, set())", "set()", "fast/test_joint_launches.py"),
+    Mutant("hpo/islands", "self._held_by_others.pop(launch, set())", "set()", "fast/test_joint_launches.py"),
     Mutant("hpo/islands", "return holder is None", "return True", "fast/test_joint_launches.py"),
     Mutant(
         "hpo/islands",

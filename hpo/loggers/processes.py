@@ -122,6 +122,8 @@ class SinkProcesses:
 
     def close(self) -> None:
         """Let the sinks write the rest for some seconds, and kill those that take longer."""
+        if not self._started and self._writes():  # the launch that wrote to them has just ended
+            self._start()
         # All inputs are closed first, so that the sinks write at the same time.
         for companion in self._companions:
             assert companion.process.stdin is not None

@@ -4,6 +4,7 @@ promote. Nothing here waits: a decision uses what has arrived."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -251,9 +252,9 @@ class Pruner:
         """Whether a paused individual could continue at once."""
         return bool(self._promotable())
 
-    def known(self) -> list[Report]:
-        """All reports that count."""
-        return self._rule.known()
+    def known(self, most: int = sys.maxsize) -> list[Report]:
+        """See ``Rule.known``."""
+        return self._rule.known(most)
 
     def _promotable(self) -> list[Candidate]:
         return [one for one in self._resting.values() if self._rule.promotable(self._rung(one), one.id)]

@@ -6,10 +6,12 @@ same answers."""
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
@@ -173,13 +175,14 @@ class Rule:
         """Whether the individual's loss at ``rung`` is known."""
         return rung in self._rungs and identity in self._rungs[rung]
 
-    def known(self) -> list[Report]:
-        """All reports that count."""
+    def known(self, most: int = sys.maxsize) -> list[Report]:
+        """Reports that count, at most ``most``: an even part of those at each rung."""
+        share = max(1, most // max(1, len(self._rungs)))
         return [
             (identity, self.steps(rung), loss)
             for rung, here in sorted(self._rungs.items())
-            for identity, loss in here.reports()
-        ]
+            for identity, loss in islice(here.reports(), 0, None, -(-len(here.ordered) // share))
+        ][:most]
 
 
 class Halving(Rule):

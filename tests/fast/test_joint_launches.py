@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from cases import cases
 from simulation.joint_campaigns import SimpleLaunches
 from simulation.ledger import ASKED
 
@@ -107,6 +109,22 @@ def test_a_launch_with_nothing_left_takes_over_what_another_leaves(tmp_path: Pat
     assert [closed[1].by, closed[2].by] == [3, 3] and campaign.world.time > 60 + STALE_S
 
 
+@pytest.mark.parametrize(("budget", "mean_s", "dies"), [(81, 20.0, 0), (12, 100.0, 1)])
+def test_shared_points_are_evaluated_once_whichever_launch_dies(
+    tmp_path: Path, budget: int, mean_s: float, dies: int
+) -> None:
+    points = [{"x": x, "y": 0, "kind": kind} for x in range(-4, 5) for kind in "ab"][: min(18, budget // 2)]
+    campaign = SimpleLaunches(1, tmp_path, budget=budget, mean_s=mean_s, space=FINITE)
+    campaign.start(1)
+    campaign.ledger.give(Enqueue(**ASKED, points=points))  # type: ignore[arg-type]
+    campaign.world.sleep(3.0)
+    campaign.start(4)
+    campaign.world.sleep(60.0 if dies == 0 else 10.0)
+    campaign.begun[dies].kill_all()
+    keys = Counter(FINITE.key(one.params) for one in campaign.run())
+    assert keys.total() == len(keys) == budget and {*map(FINITE.key, points)} <= keys.keys()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_finite_space_is_used_up_whichever_launches_die(tmp_path: Path, seed: int) -> None:
     """What a launch has reserved and not begun is free once it is closed, for launches that wait for just that too."""
@@ -126,7 +144,35 @@ def test_launches_end_where_all_configurations_are_used_up(tmp_path: Path) -> No
     campaign = SimpleLaunches(1, tmp_path, budget=500, mean_s=5.0, space=FINITE)
     campaign.start(2)
     campaign.start(2)
-    assert len(campaign.run(until=1000.0)) == FINITE.size and all(one.settled for one in campaign.begun)
+    assert len(campaign.run(until=LINGER_S)) == FINITE.size, "they do not wait for each other's units"
+    assert all(one.settled for one in campaign.begun)
+
+
+@pytest.mark.parametrize("seed", cases(range(8), range(8, 100)))
+def test_a_finite_space_is_used_up_once_whatever_happens(tmp_path: Path, seed: int) -> None:
+    """Launches come, hang, are closed meanwhile and go on, or die, and points are given."""
+    rng = random.Random(seed)
+    budget, mean_s = rng.choice([40, 81, 120]), rng.choice([3.0, 20.0, 60.0])
+    campaign = SimpleLaunches(seed, tmp_path, budget=budget, mean_s=mean_s, space=FINITE)
+    campaign.latency_s = rng.choice([0.0005, 0.5, 2.0])
+    for _ in range(rng.randint(3, 7)):
+        campaign.start(rng.randint(1, 4))
+        campaign.world.sleep(rng.uniform(1.0, 60.0))
+        launch, event = rng.choice(campaign.begun), rng.random()
+        if event < 0.3:
+            launch.kill_all()
+        elif event < 0.6:
+            points = rng.sample([*FINITE.enumerate()], 6)
+            campaign.ledger.give(Enqueue(**ASKED, points=points))  # type: ignore[arg-type]
+        else:
+            for rank in launch.ranks:
+                rank.stop()
+                campaign.world.at(campaign.world.time + rng.uniform(20.0, 250.0), rank.go_on)
+    campaign.world.sleep(300.0)
+    campaign.start(2)
+    keys = Counter(FINITE.key(one.params) for one in campaign.run(campaign.world.time + 3000.0))
+    assert keys.total() == len(keys) == min(budget, FINITE.size or 0)
+    assert all(one.settled for one in campaign.begun) and campaign.ledger.state.entries < 600
 
 
 @pytest.mark.parametrize("seed", range(4))

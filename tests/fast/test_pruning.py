@@ -314,6 +314,8 @@ def test_a_rung_keeps_its_latest() -> None:
         rule.observe(0, str(number), float(-number))
     assert len(rule.known()) == 1024
     assert rule.promotable(0, "4999") and not rule.promotable(0, "1")
+    rule.observe(1, "4999", 0.0)
+    assert [step for _, step, _ in rule.known(200)] == [1] * 94 + [3] and len(rule.known(1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -390,7 +392,7 @@ def test_all_of_an_island_know_its_reports() -> None:
     assert len(reported) > 60
     reported.append((0, "0-99-0", 1))
     for leader in simulation.leaders:
-        known = {(leader.place.island, identity, step) for identity, step, _ in leader.reports}
+        known = {(leader.place.island, identity, step) for identity, step, _ in leader.reports(10**6)}
         assert known == {one for one in reported if one[0] == leader.place.island}
 
 

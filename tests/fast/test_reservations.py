@@ -20,7 +20,7 @@ def test_one_launch_has_a_configuration_until_it_releases_it_or_is_over(tmp_path
     assert third.take(KEY) == 1, "another cannot release it"
     first.release(KEY)
     assert second.take(KEY) is None and first.take(KEY) == 2
-    third.over = {2}
+    third.learn_closed(2)
     assert (
         third.take(KEY) is None and third.take(KEY) is None and Reservations(tmp_path, 4, [2]).take(KEY) == 3
     )

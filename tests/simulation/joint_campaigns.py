@@ -48,6 +48,9 @@ class SimpleLaunches:
         self._directory = directory
         self._mean_s = mean_s
 
+    latency_s = 0.0005
+    """Mean time that a message takes."""
+
     def start(self, ranks: int, sizes: Sequence[int] = (1,), first_island: int = 0) -> SimulatedLaunch:
         """A launch of ``ranks`` begins; other arguments as of ``Layout.plan``."""
         number, world = len(self.begun), self.world
@@ -67,7 +70,7 @@ class SimpleLaunches:
             skews=[0.0] * ranks,
             hosts=[machine.host] * ranks,
             fates=Fates.none(),
-            latency_s=0.0005,
+            latency_s=self.latency_s,
             tolerant=True,
             migration=0.0,
             copy=False,

@@ -114,7 +114,7 @@ def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening, shar
     coordinator = Coordinator(
         transport=assembly.transport,
         registry=WorkerRegistry(layout.workers, ended=opening.ended),
-        rules=_rules(assembly, opening, began),
+        rules=_rules(assembly, opening, sharing, began),
         backlog=Backlog(known=earlier.keys, tally=earlier.tally),
         log=log,
         commands=Commands(
@@ -141,7 +141,7 @@ def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening, shar
     return coordinator
 
 
-def _rules(assembly: Assembly, opening: Opening, began: float) -> LaunchRules:
+def _rules(assembly: Assembly, opening: Opening, sharing: Sharing, began: float) -> LaunchRules:
     """``began``: from when the deadline counts; Unix seconds."""
     settings, islands = assembly.settings, range(assembly.layout.islands)
     evaluation = settings.evaluation
@@ -161,7 +161,7 @@ def _rules(assembly: Assembly, opening: Opening, began: float) -> LaunchRules:
         unseen=_unseen(
             assembly.task.space, assembly.allows, [settings.search_of(island).only for island in islands]
         ),
-        reservations=_reservations(assembly, opening.participation),
+        reservations=_reservations(assembly, opening.participation, sharing),
         suits=suits(assembly.task.space, settings),
     )
 
@@ -184,13 +184,28 @@ def suits(space: SearchSpace, settings: Settings) -> Suits:
     return is_right
 
 
-def _reservations(assembly: Assembly, participation: Participation) -> Reservations | None:
-    """Reservations where other launches may breed the same configurations: in finite spaces, and on a grid."""
+def _reservations(assembly: Assembly, participation: Participation, sharing: Sharing) -> Reservations | None:
+    """Reservations of configurations among launches; None where they may come twice. A launch alone makes them only in
+    finite spaces and for a grid, where another launch might not find what is left."""
     settings, islands = assembly.settings, range(assembly.layout.islands)
     grid = any(settings.search_of(island).kind == "grid" for island in islands)
-    if settings.search.duplicates or not (grid or assembly.task.space.size is not None):
+    if settings.search.duplicates:
         return None
-    return Reservations(settings.directory, participation.number, participation.read_closed)
+    always = grid or assembly.task.space.size is not None
+
+    def needed() -> bool:
+        return always or not sharing.alone
+
+    found = Reservations(settings.directory, participation.number, participation.read_closed, needed=needed)
+    try:
+        if needed():
+            found.check()
+    except OSError as error:
+        _log.info(
+            f"{one_line(settings.directory)} takes no symbolic links ({error.strerror}), so launches that are at work "
+            "together may evaluate configurations twice."
+        )
+    return found
 
 
 def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ from hpo.ledger.joining import beside
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.opening import open_ledger
 from hpo.ledger.participation import Participation, join
+from hpo.ledger.reservations import FOLDER as RESERVATIONS
 from hpo.loggers.processes import SinkProcesses
 from hpo.results.result import Result
 from hpo.terminal import one_line
@@ -287,7 +289,9 @@ class Rank:
             settings.logging.directory,
             child_environment(process.environment(), threads=1, devices=()),
             lambda sentence: _log.info(f"{one_line(sentence)}."),
-            writes=lambda: min(participation.state.open, default=0) == participation.number,
+            writes=lambda: (
+                min(participation.state.open, default=participation.number) == participation.number
+            ),
         )
 
     # --- the other ranks ------------------------------------------------------------------------------------
@@ -362,6 +366,9 @@ class Rank:
             if end.exit_code == 0 and end.reason != DEADLINE and not housekeeping.participation.state.open:
                 with suppress(OSError):  # it is only space
                     keep_only_best(self._settings.directory, self._settings.keep)
+                    shutil.rmtree(
+                        self._settings.directory / RESERVATIONS
+                    )  # the journals have all configurations
         return end
 
 

@@ -19,10 +19,9 @@ Admitted = Assignment | str
 class Reserving(Protocol):
     """Reservations of configurations among launches (see ``hpo.ledger.reservations``)."""
 
-    over: set[int]
-
     def take(self, key: str) -> int | None: ...
     def release(self, key: str) -> None: ...
+    def learn_closed(self, launch: int) -> None: ...
 
 
 class Surrendered(NamedTuple):
@@ -59,8 +58,8 @@ class Budget:
         self._suits = suits
         self._keys = keys
         self._reservations = reservations
-        # Keys among ``keys`` that other launches have reserved, by launch.
-        self._elsewhere: defaultdict[int, set[str]] = defaultdict(set)
+        # Keys among ``keys`` that were refused as another launch has reserved them, by launch.
+        self._held_by_others: defaultdict[int, set[str]] = defaultdict(set)
         self._duplicates = duplicates
         self._unseen = unseen
         self.assignments: deque[Assignment] = deque()
@@ -71,13 +70,12 @@ class Budget:
         granted."""
 
     def add(self, units: int, first: Sequence[Assignment] = (), then: Sequence[Assignment] = ()) -> None:
-        """Take ``units`` more, and assignments that hold a unit each: ``first`` come before all others, ``then`` after
-        them."""
+        """Take ``units`` more, and assignments that hold a unit each: ``first`` come before all others, ``then``, which
+        are reserved, after them."""
         self.remaining += units
         self._admitted += units + len(first) + len(then)
         self.assignments.extendleft(reversed(first))
-        for assignment in then:
-            self._take(assignment.key)
+        self._keys.update(assignment.key for assignment in then)
         self.assignments.extend(then)
 
     def spare(self, most: int) -> int:
@@ -98,6 +96,8 @@ class Budget:
             one = self.assignments.pop()
             if returnable(one):
                 given_up.append(one)
+                if not one.id:  # a given point, which may come back
+                    self._release(one.key)
             elif one.admitted:  # it has begun, and so its unit is used
                 kept.append(one)
             else:
@@ -107,26 +107,31 @@ class Budget:
         self._admitted -= fresh - begun_with + len(given_up)
         return Surrendered(fresh, given_up)
 
+    def reserve(self, key: str) -> bool:
+        """Reserve a configuration; whether it is new, and no other launch has it."""
+        return self.is_new(key) and self._take(key)
+
     def _take(self, key: str) -> bool:
-        """Reserve a configuration, which nothing is granted for again; whether no other launch has it."""
         self._keys.add(key)
         holder = None if self._reservations is None else self._reservations.take(key)
         if holder is not None:
-            self._elsewhere[holder].add(key)
+            self._held_by_others[holder].add(key)
         return holder is None
 
     def learn_closed(self, launch: int, keys: Collection[str]) -> None:
         """Learn the configurations of a closed launch by their ``keys``: others that it had reserved are free."""
         self._keys.update(keys)
+        for held in self._held_by_others.values():  # the launch that held it then may have released it
+            held.difference_update(keys)
         if self._reservations is not None:
-            self._reservations.over.add(launch)
-        for key in self._elsewhere.pop(launch, set()).difference(keys):
+            self._reservations.learn_closed(launch)
+        for key in self._held_by_others.pop(launch, set()):
             self._free(key)
 
     @property
     def may_be_freed(self) -> bool:
         """Whether other launches have reserved configurations, and may leave them."""
-        return any(self._elsewhere.values())
+        return any(self._held_by_others.values())
 
     def is_new(self, key: str) -> bool:
         """Whether a configuration may be admitted."""
@@ -168,7 +173,7 @@ class Budget:
     def admit(self, key: str, island: int) -> bool:
         """Admit a configuration that ``island`` bred, unless it is known, or ``key`` is empty: then nothing was
         bred."""
-        if not key or not self.is_new(key) or not self._take(key):
+        if not key or not self.reserve(key):
             return False
         self.remaining -= 1
         self._unseen[island].bred_a_new_one()

@@ -308,8 +308,8 @@ class Commands:
         ]
         self._drawn.update({one.id: one for one in individuals})
         points = {one: self._points[one] for one in sorted(new.points)}
-        # Where the answer to the draw was late, a leader may have bred the same meanwhile.
-        late = frozenset(number for number, one in points.items() if not target.budget.is_new(one.key))
+        # Where the answer to the draw was late, a leader may have bred the same meanwhile; so may another launch.
+        late = frozenset(number for number, one in points.items() if not target.budget.reserve(one.key))
         self._returning = _Units(points=late)
         target.budget.add(
             new.fresh, individuals, [one for number, one in points.items() if number not in late]
@@ -319,9 +319,9 @@ class Commands:
 
     def _give_back(self, target: Coordinator) -> bool:
         """Return units that the campaign's budget lacks since ``hpo set`` made it smaller, and units drawn to breed
-        that given points need, which come before; whether the budget lacks any."""
+        that given points need, which come before; whether nothing is to be drawn at this look."""
         state = self.participation.state
-        owed = max(0, -state.free)
+        owed, spared = max(0, -state.free), 0
         if not any(self._returning):
             target.budget.owed = owed
             given_up = target.budget.surrender(owed, self._is_returnable)
@@ -341,7 +341,8 @@ class Commands:
             self._returning = _Units(given_up.fresh, ids, points)
         if any(self._returning):
             self.participation.give_back(self._held.fresh, *self._returning)
-        return owed > 0
+        # What others need is not drawn again at once; what points need is.
+        return owed > 0 or self._returning not in (_Units(), _Units(spared))
 
     def _is_returnable(self, assignment: Assignment) -> bool:
         """Whether ``assignment`` was drawn as it is, and never begun here."""

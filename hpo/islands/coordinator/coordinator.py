@@ -370,7 +370,7 @@ class Coordinator(CoordinatorView):
             if self._finds_more() or self._grants.running or self.budget.available:
                 return
             sharing = None if self._commands is None else self._commands.sharing
-            if self.budget.exhausted and not (self.may_be_freed and sharing and sharing.lingers):
+            if self.budget.exhausted and not (self.budget.may_be_freed and sharing and sharing.lingers):
                 self._finish(end_reasons.REFUSED if self.budget.refused else end_reasons.EXHAUSTED)
             elif sharing is None or self._granting.all_drained or not (sharing.lingers or sharing.hands_over):
                 self._finish(end_reasons.DONE)
@@ -386,9 +386,9 @@ class Coordinator(CoordinatorView):
         """Whether a command has come since the last look, by which the launch goes on."""
         if self._commands is None:
             return False
-        before = self._commands.participation.state.entries
-        self.look_at_commands()
-        changed = self._commands.participation.state.entries != before
+        changed = self._look_at_commands()
+        if changed:
+            self._granting.serve()
         return changed or self.end is not None or self._commands.awaits_units
 
     @property
@@ -426,16 +426,19 @@ class Coordinator(CoordinatorView):
 
     def look_at_commands(self) -> None:
         """Apply new commands, and draw units of the budget that are free."""
+        if self._look_at_commands():
+            self._something_changed()
+
+    def _look_at_commands(self) -> bool:
+        """See ``Commands.look``."""
         if self._commands is None or self.end is not None:
-            return
+            return False
         try:
-            changed = self._commands.look(self, self._transport.now())
+            return self._commands.look(self, self._transport.now())
         except CampaignError as error:
             self._unusable_ledger = str(error)
             self.stop(end_reasons.STORAGE, urgent=isinstance(error, LaunchClosed))
-            return
-        if changed:
-            self._something_changed()
+        return False
 
     def drain(self, leader: int) -> None:
         """Grant that worker nothing more, and let it give back what it has not begun."""

@@ -70,8 +70,9 @@ class Sharing:
             self._ended.popleft()
         if self._others is not None:
             self._others.watch(others)
-            self._others.show(ended, self._given_up(target), target.idle_workers)
-        waits = target.may_be_freed and not target.running
+            unusable = target.unbegun if target.used_up else 0
+            self._others.show(ended, self._given_up(target) + unusable, target.idle_workers)
+        waits = target.used_up and not target.running
         if not waits and (target.unended or (state.free > 0 and state.may_draw())):
             self._idle_since = None
         elif self._idle_since is None:

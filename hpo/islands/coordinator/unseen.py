@@ -59,26 +59,28 @@ class UnseenConfigurations:
             self._drawn_s[leader] = drawn = self._drawn_s.get(leader, 0.0) + drawn_s
             self.exhausted = drawn >= _PATIENCE_S if self.refused else self._barren >= _MOST_BARREN
             return None
-        while True:
-            for params, key in self._unseen:
-                if key not in taken and take(key):
-                    return Assignment(
-                        configuration=Configuration(id="", params=params, operator="last"), key=key
-                    )
-            # A piece for each claim in vain: a million at once would take minutes where constraints are slow.
-            if self._listing is None:
-                self._listing, self._may_be_left = self._configurations(), False
-            piece = list(islice(self._listing, _PIECE))
-            rest = [entry for entry in piece if entry is not None and entry[1] not in taken]
-            self._may_be_left |= bool(rest)
-            if len(piece) < _PIECE:
-                self._listing = None
-                self.exhausted = not self._may_be_left
-            if not rest:
-                return None
-            # The order must favour no corner of the space.
-            random.Random(len(rest)).shuffle(rest)
-            self._unseen = iter(rest)
+        if (found := self._first_of_piece(taken, take)) is not None:
+            return found
+        # A piece for each claim in vain: a million at once would take minutes where constraints are slow.
+        if self._listing is None:
+            self._listing, self._may_be_left = self._configurations(), False
+        piece = list(islice(self._listing, _PIECE))
+        rest = [entry for entry in piece if entry is not None and entry[1] not in taken]
+        self._may_be_left |= bool(rest)
+        if len(piece) < _PIECE:
+            self._listing = None
+            self.exhausted = not self._may_be_left
+        # The order must favour no corner of the space.
+        random.Random(len(rest)).shuffle(rest)
+        self._unseen = iter(rest)
+        return self._first_of_piece(taken, take)
+
+    def _first_of_piece(self, taken: Collection[str], take: Callable[[str], bool]) -> Assignment | None:
+        for params, key in self._unseen:
+            if key not in taken and take(key):
+                configuration = Configuration(id="", params=params, operator="last")
+                return Assignment(configuration=configuration, key=key)
+        return None
 
     def bred_a_new_one(self) -> None:
         """Note that breeding still finds new configurations."""

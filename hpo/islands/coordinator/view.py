@@ -93,9 +93,9 @@ class CoordinatorView:
         return self._granting.may_evaluate(assignment)
 
     @property
-    def may_be_freed(self) -> bool:
-        """Whether all configurations are taken, some of them by other launches, which may leave them."""
-        return self._granting.budget.exhausted and self._granting.budget.may_be_freed
+    def used_up(self) -> bool:
+        """Whether all configurations are taken, so that nothing is begun for the units that are left."""
+        return self._granting.budget.exhausted
 
     @property
     def given_up(self) -> set[str]:

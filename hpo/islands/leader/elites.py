@@ -59,8 +59,7 @@ class IslandLeader(Protocol):
     def population(self) -> Population: ...
     @property
     def is_first_of_island(self) -> bool: ...
-    @property
-    def reports(self) -> list[Report]: ...
+    def reports(self, most: int) -> list[Report]: ...
     def meet(self, members: list[Member], reports: Sequence[RungReport]) -> None: ...
 
 
@@ -114,11 +113,9 @@ class EliteExchange:
     def _write(self) -> None:
         population = self._leader.population
         members = list({one.id: one for one in (*population, *population.failures[-_FAILURES:])}.values())
-        known = self._leader.reports
-        # An even part where they are too many: the latest alone would not show what a good value at a low rung is.
         reports: list[RungReport] = [
             (identity, step, loss if loss < math.inf else None)
-            for identity, step, loss in known[:: max(1, -(-len(known) // _REPORTS))]
+            for identity, step, loss in self._leader.reports(_REPORTS)
         ]
         data = msgspec.json.encode(_Elite(members=members, reports=reports))
         while len(data) > _MOST_BYTES:  # the best come first

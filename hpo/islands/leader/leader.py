@@ -239,10 +239,9 @@ class Leader:
         self._early_stopping.observe(messages.reports(reports))
         self._publisher.introduce(members, reports)
 
-    @property
-    def reports(self) -> list[Report]:
-        """Intermediate results at rungs that the island knows."""
-        return self._early_stopping.known()
+    def reports(self, most: int) -> list[Report]:
+        """At most that many intermediate results at rungs that the island knows."""
+        return self._early_stopping.known(most)
 
     @property
     def is_first_of_island(self) -> bool:
