@@ -341,7 +341,7 @@ class Commands:
             self._returning = _Units(given_up.fresh, ids, points)
         if any(self._returning):
             self.participation.give_back(self._held.fresh, *self._returning)
-        # What others need is not drawn again at once; what points need is.
+        # Units for points are drawn at once; units that others need are not drawn again.
         return owed > 0 or self._returning not in (_Units(), _Units(spared))
 
     def _is_returnable(self, assignment: Assignment) -> bool:
