@@ -124,7 +124,11 @@ def script(
             "campaign= cancelled= early= signalled=",
             'pass_on() { signalled=1; if [[ $campaign ]]; then kill -USR1 "$campaign"; else early=1; fi; }',
             "trap pass_on USR1",
-            'past_limit() { [[ $(timeout 10 scontrol show job "$SLURM_JOB_ID" 2>&1) == *Reason=TimeLimit* ]]; }',
+            "past_limit() {",
+            "    local own=$SLURM_JOB_ID  # of an array's last task that of the whole array, which names all tasks",
+            '    [[ ${SLURM_ARRAY_JOB_ID-} != "$own" ]] || own+=_$SLURM_ARRAY_TASK_ID',
+            '    [[ $(timeout 10 scontrol show job "$own" 2>&1) == *Reason=TimeLimit* ]]',
+            "}",
             "trap 'pass_on; past_limit || cancelled=1' TERM",
             *_start_of_ranks(start, mpi, joins=joins),
             "campaign=$!",
@@ -152,12 +156,14 @@ def script(
 
 def _start_of_ranks(start: str, mpi: str, *, joins: bool) -> list[str]:
     flag = " --join" if joins else ""
+    # A job of one rank is one of a campaign whose islands would take more.
+    ranks = ' --ranks "$SLURM_NTASKS"' if joins else ""
     if start != "srun":
         return [f'hpo run "$file" --ranks "$SLURM_NTASKS"{flag} &']
     return [
         "# srun leaves its tasks one core where it is not given a number.",
         f"srun --mpi={shlex.quote(mpi)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} "
-        f'hpo run "$file"{flag} &',
+        f'hpo run "$file"{ranks}{flag} &',
     ]
 
 
@@ -427,8 +433,8 @@ def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) ->
         )
     # Written before Slurm is asked: it ends this process with the job, maybe before scontrol has returned.
     write(f"hpo: job {job} goes into the queue again", sys.stderr, flush=True)
-    until = time.monotonic() + _REQUEUE_S
-    while (answer := call(["scontrol", "requeue", job]))[0] and time.monotonic() < until:
+    name, until = process.slurm_name() or job, time.monotonic() + _REQUEUE_S
+    while (answer := call(["scontrol", "requeue", name]))[0] and time.monotonic() < until:
         time.sleep(_PAUSE_S)
     code, out, err = answer
     if code:

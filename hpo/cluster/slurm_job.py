@@ -34,10 +34,10 @@ class JobLimits:
 
 def limits() -> JobLimits | None:
     """Limits of the Slurm job of this process; None outside a job, or where Slurm does not answer."""
-    number = process.environment().get("SLURM_JOB_ID", "")
-    if not number or shutil.which("scontrol") is None:
+    job = process.slurm_name()
+    if not job or shutil.which("scontrol") is None:
         return None
-    code, out, _ = call(["scontrol", "show", "job", "-o", number])
+    code, out, _ = call(["scontrol", "show", "job", "-o", job])
     if code:
         return None
     _, shown_config, _ = call(["scontrol", "show", "config"])

@@ -24,7 +24,8 @@ DEADLINE = "HPO_DEADLINE"
 """Unix seconds at which a campaign that ``hpo run`` starts again has to end: its deadline counts once."""
 SUBMITTED = "HPO_SUBMITTED"
 """Number of entries of the campaign's ledger when the job was submitted: ``hpo stop`` holds for earlier submissions."""
-EXPORTED = (STARTED_BY, PANEL, DEADLINE, SUBMITTED, logs.LEVEL, "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+_JOB, _ARRAY, _TASK = "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"
+EXPORTED = (STARTED_BY, PANEL, DEADLINE, SUBMITTED, logs.LEVEL, _JOB, _ARRAY, _TASK, "SLURM_RESTART_COUNT")
 """Environment variables that the ranks on all hosts are to have."""
 
 # Slurm numbers the steps of a batch script, of an interactive shell and of its own daemons from here on.
@@ -112,6 +113,14 @@ def slurm_attempt(environ: Mapping[str, str] | None = None) -> SlurmAttempt | No
     environ = os.environ if environ is None else environ
     job, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
     return SlurmAttempt.parse(f"{job}.{restarts or 0}")
+
+
+def slurm_name(environ: Mapping[str, str] | None = None) -> str:
+    """Name of this process's job in Slurm's commands, "" outside a job. The last task of an array has the number of the
+    whole array, which would name all its tasks."""
+    environ = os.environ if environ is None else environ
+    job, task = environ.get(_JOB, ""), environ.get(_TASK, "")
+    return f"{job}_{task}" if job and task and environ.get(_ARRAY) == job else job
 
 
 def environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from terminal import ROOT, wait_until
 from hpo import cli
 from hpo.cluster import sbatch, slurm_job
 from hpo.cluster.hosts import Host
-from hpo.config.process import SlurmAttempt, slurm_attempt
+from hpo.config.process import SlurmAttempt, slurm_attempt, slurm_name
 from hpo.config.reader import from_keywords
 from hpo.errors import CampaignError
 from hpo.journal.commands import Stop, asked
@@ -93,6 +93,10 @@ def test_what_is_asked_for_stands_in_the_script(file: Path, capsys: pytest.Captu
 def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=pmi2")
     assert "srun --mpi=pmi2 " in text and '"$SLURM_NTASKS"' not in text
+    _, joined, _ = dry_run(capsys, file, "--nodes=1", "--jobs=2", "--start=srun")
+    assert ' hpo run "$file" --ranks "$SLURM_NTASKS" --join &' in joined, (
+        "also of fewer ranks than the islands take"
+    )
     assert directives(text)["ntasks-per-node"] == "4"  # two workers, for two nodes have to hold four islands
     _, text, _ = dry_run(capsys, file, "--nodes=4", "--ntasks-per-node=3")
     assert directives(text)["ntasks-per-node"] == "3", "workers share them evenly"
@@ -338,12 +342,13 @@ class Queue:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.name = "7"
         self.requeued = 0
         self.refusals: list[str] = []
         self._settings = from_keywords(directory=directory, evaluations=5)
 
     def call(self, line: list[str], *rest: object) -> tuple[int, str, str]:
-        assert line == ["scontrol", "requeue", "7"]
+        assert line == ["scontrol", "requeue", self.name]
         if self.refusals:
             return 1, "", self.refusals.pop()
         self.requeued += 1
@@ -437,6 +442,18 @@ def test_attempts_that_never_begin_come_to_an_end_too(queue: Queue) -> None:
     assert queue.after(5, 75) == AGAIN
     with pytest.raises(CampaignError, match="3 launches in a row"):
         queue.after(6, 75)
+
+
+def test_the_last_task_of_an_array_is_put_into_the_queue_again_alone(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the number of the array, which would name all tasks."""
+    task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    for name, value in task.items():
+        monkeypatch.setenv(name, value)
+    queue.name = "7_3"
+    assert queue.after(0, 137) == AGAIN and queue.requeued == 1
+    assert slurm_name({**task, "SLURM_JOB_ID": "8"}) == "8" and slurm_name({}) == ""
 
 
 def test_the_attempt_at_a_job_is_known_from_the_environment() -> None:
