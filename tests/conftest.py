@@ -94,9 +94,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 def user(cluster: Slurm, terminal: Terminal) -> Iterator[User]:
-    """Who submits a campaign to ``cluster``; a job that is left is cancelled afterwards."""
-    user = User(cluster, terminal)
-    yield user
-    if user.job and user.state() != "over":
-        cluster.run("scancel", user.job, check=False)
-        wait_until(lambda: user.state() == "over", "the job's end", seconds=30, pause_s=0.2)
+    """Who submits a campaign to ``cluster``; jobs that are left are cancelled afterwards."""
+    yield User(cluster, terminal)
+    if cluster.jobs():
+        cluster.cancel_all()
+        wait_until(lambda: not cluster.jobs(), "the end of all jobs", seconds=30, pause_s=0.2)

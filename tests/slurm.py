@@ -11,12 +11,17 @@ import socket
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from programs import called
 from skips import NOT_POSSIBLE
 from terminal import Terminal, wait_until
 
+from hpo.ledger.opening import state_of
+
+DONE = ("COMPLETED", "0:0", "0")
+"""How a job ends that was never queued again: see ``User.exits``."""
 DAEMONS = ("munged", "slurmctld", "slurmd")
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
@@ -131,11 +136,8 @@ class Slurm:
 
     def stop(self) -> None:
         """All jobs and daemons end, the ones that will not by SIGKILL."""
-        self.run(
-            "scancel", "--full", "--signal=KILL", "--user", pwd.getpwuid(os.geteuid()).pw_name, check=False
-        )
-        for job in self.jobs():
-            self.run("scancel", job, check=False)
+        self.cancel_all("--full", "--signal=KILL")
+        self.cancel_all()
         end = time.monotonic() + 20
         while self.jobs() and time.monotonic() < end:
             time.sleep(0.1)
@@ -177,8 +179,11 @@ class Slurm:
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         return {job: state for job, state in jobs.items() if state not in over}
 
+    def cancel_all(self, *options: str) -> None:
+        self.run("scancel", *options, "--user", pwd.getpwuid(os.geteuid()).pw_name, check=False)
+
     def job(self, job: str) -> dict[str, str]:
-        """What scontrol shows of a job."""
+        """What scontrol shows of a job, or of "JOB_TASK" of an array."""
         told = self.run("scontrol", "show", "job", job, "-o", check=False)
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
 
@@ -208,6 +213,49 @@ class User:
         found = re.match(r"job (\d+) is in the queue", done.stdout)
         assert found and f"tail -F slurm-{found[1]}.out" in done.stdout, done.stdout
         self.job = found[1]
+
+    def submit_several(self, *options: str, number: int) -> list[str]:
+        """Submit ``number`` jobs, or tasks of an array, of one rank each, and return their names."""
+        done = self.terminal.hpo("slurm", "c.toml", "--nodes=1", *options, returns=0)
+        found = re.match(r"jobs? ([\d,]+) in the queue, to work on the campaign together", done.stdout)
+        assert found, done.stdout
+        jobs = found[1].split(",")
+        return jobs if len(jobs) > 1 else [f"{jobs[0]}_{task}" for task in range(number)]
+
+    def exits(self, jobs: Sequence[str]) -> list[tuple[str, str, str]]:
+        """State, exit code and number of restarts of each job."""
+        shown = map(self.cluster.job, jobs)
+        return [(one["JobState"], one["ExitCode"], one["Restarts"]) for one in shown]
+
+    def wait_for_launches(self, number: int) -> None:
+        """Until so many launches are at work, and evaluations have ended in each."""
+        run = self.terminal.directory / "run"
+
+        def ended() -> bool:
+            workers = {name.split("-")[1] for name in self.terminal.side("ended")}
+            return bool(workers) and len(state_of(run).open) == number == len(workers)
+
+        wait_until(ended, "evaluations of each launch", seconds=60, pause_s=0.1)
+
+    def wait_for_all(self, seconds: float = 90.0) -> None:
+        wait_until(lambda: not self.cluster.jobs(), "the end of all jobs", seconds=seconds, pause_s=0.2)
+
+    def outputs(self) -> str:
+        files = sorted(self.terminal.directory.glob("slurm-*.out"))
+        return "\n".join(f"{path.name}:\n{path.read_text()}" for path in files)
+
+    def budget_is_met(self, evaluations: int, *, killed: int = 0) -> None:
+        """Exactly; and nothing was evaluated twice but what ``killed`` workers had begun."""
+        said = self.outputs()
+        finished = self.terminal.records("finished")
+        ids = [record["id"] for record in finished if record["status"] == "completed"]
+        state = state_of(self.terminal.directory / "run")
+        assert len(ids) == len({*ids}) == evaluations == state.final and not state.open, said
+        ended = Counter(self.terminal.side("ended"))
+        assert {*ids} <= {*ended} and (ended - Counter(ids)).total() <= killed, said
+        assert killed or self.steps_repeated() == 0, said
+        self.terminal.hpo("check", "run", returns=0)
+        self.nothing_is_left()
 
     def state(self) -> str:
         return self.cluster.jobs().get(self.job, "over")

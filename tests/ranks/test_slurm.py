@@ -1,4 +1,5 @@
-"""Campaigns as jobs of a real Slurm of two nodes: the warning ahead of a limit, scancel, the loss of a node."""
+"""Campaigns as jobs of a real Slurm of two nodes: the warning ahead of a limit, scancel, the loss of a node, several
+jobs together."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import sys
 import pytest
 from cases import cases
 from places import JOBS
-from slurm import User, missing
+from slurm import DONE, User, missing
 from terminal import variable, wait_until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
@@ -87,6 +88,33 @@ def test_a_rank_of_srun_that_was_killed_is_queued_again(user: User) -> None:
     assert [header["job"] for header in headers] == [f"{user.job}.0", f"{user.job}.1"], user.output()
     assert [record["exit"] for record in user.terminal.records("ended")] == [0]
     user.nothing_is_left()
+
+
+ARRAY, SEVERAL = ["--array=0-3%2"], ["--jobs=4", "--exclusive"]
+KILL = ["--full", "--signal=KILL"]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("options", "signal"),
+    cases(
+        [(ARRAY, KILL)],
+        nightly=[(ARRAY, []), (SEVERAL, KILL), (SEVERAL, []), ([*ARRAY, "--start=srun", "--mpi=none"], KILL)],
+    ),
+)
+def test_jobs_share_a_budget_and_the_end_of_one_costs_nothing(
+    user: User, options: list[str], signal: list[str]
+) -> None:
+    """Two at a time: the third takes the place of the one that is cancelled, the last finds nothing to do."""
+    user.write(evaluations=16, steps=20)
+    jobs = user.submit_several(*options, number=4)
+    user.wait_for_launches(2)
+    user.cluster.run("scancel", *signal, jobs[0])
+    user.wait_for_all()
+    user.budget_is_met(16, killed=len(signal) // 2)
+    assert user.exits(jobs)[1:] == [DONE] * 3, user.outputs()
+    assert user.exits(jobs)[0][2] == "0"
+    assert len(user.terminal.records("launched")) == 3
 
 
 GPUS = """
