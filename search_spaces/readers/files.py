@@ -86,35 +86,6 @@ def _make(path: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(elsewhere, ignore_errors=True)
 
 
-def write_new(contents: dict[Path, bytes]) -> None:
-    """Write files atomically, and their directories; existing files with the same content stay.
-
-    Raises:
-        FileExistsError: a file exists with another content; nothing is written.
-        OSError: a file cannot be written; the text has a remedy.
-    """
-    other = [
-        path for path, content in contents.items() if os.path.lexists(path) and not _holds(path, content)
-    ]
-    if other:
-        raise FileExistsError(
-            f"{', '.join(map(str, other))}: there already, with other content, which would be lost. Name another "
-            "place, or move it away."
-        )
-    for path, content in contents.items():
-        if path.exists():
-            continue
-        made_directory(path.parent)
-        # The number of the process keeps apart the partial files of several processes.
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(content)
-            os.replace(partial, path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise refused_by_system(path, "written", error) from error
-
-
 def refused_by_system(path: Path, what: str, error: OSError) -> OSError:
     """Error of the same class whose text says that ``path`` cannot be ``what``, why, and what to do."""
     if isinstance(error, PermissionError):
@@ -131,7 +102,3 @@ def refused_by_system(path: Path, what: str, error: OSError) -> OSError:
         remedy = "Bring it again, or name another."
 
     return type(error)(f"{path} cannot be {what} ({error.strerror or error}). {remedy}")
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.stat().st_size == len(content) and content_of(path) == content

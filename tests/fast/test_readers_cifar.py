@@ -242,10 +242,11 @@ def test_parts_are_disjoint_and_normalised(tmp_path: Path) -> None:
 
 
 def test_the_digits_in_cifars_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cifar.main(["write", "digits", str(tmp_path / "digits")]) == 0
-    assert cifar.main(["check", str(tmp_path / "digits")]) == 0
-    assert capsys.readouterr().out.count("900 images to train with, 897 to test with, 10 classes") == 2
-    written, direct = read_cifar(str(tmp_path / "digits")), read_cifar("digits")
+    for name, content in cifar.as_cifar("digits").items():
+        (tmp_path / name).write_bytes(content)
+    assert cifar.main(["check", str(tmp_path)]) == 0
+    assert "900 images to train with, 897 to test with, 10 classes" in capsys.readouterr().out
+    written, direct = read_cifar(str(tmp_path)), read_cifar("digits")
     assert np.array_equal(written.train.pixels, direct.train.pixels)
     assert np.array_equal(written.test.classes, direct.test.classes)
     from sklearn.datasets import load_digits
@@ -261,58 +262,10 @@ def test_the_digits_in_cifars_form(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is not there" in capsys.readouterr().err
 
 
-# What would be lost, and what cannot be read or written
+# What cannot be read
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_write_does_not_overwrite_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    binary_10(tmp_path / "real")
-    before = files_in(tmp_path / "real")
-    assert cifar.main(["write", "digits", str(tmp_path / "real")]) == 1
-    complaint = capsys.readouterr().err
-    assert complaint.startswith(f"cifar: {tmp_path / 'real' / 'data_batch_1.bin'}, ")
-    assert "there already" in complaint and complaint.endswith("Name another place, or move it away.\n")
-    assert files_in(tmp_path / "real") == before
-
-
-@pytest.mark.parametrize(
-    "there", ["data_batch_1", "cifar-10-batches-bin/test_batch.bin", "cifar-100-python/train"]
-)
-def test_write_does_not_hide_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str], there: str) -> None:
-    """What is read of a folder depends on which sets are in it."""
-    (tmp_path / there).parent.mkdir(exist_ok=True)
-    (tmp_path / there).write_bytes(b"precious")
-    assert cifar.main(["write", "digits", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == (
-        f"cifar: {tmp_path} has another set: {tmp_path / there}. Name another folder, or move it away.\n"
-    )
-    assert files_in(tmp_path) == {there: b"precious"}
-
-
-def test_write_again_completes_what_it_wrote(tmp_path: Path) -> None:
-    assert cifar.main(["write", "digits", str(tmp_path)]) == 0
-    written = files_in(tmp_path)
-    (tmp_path / "data_batch_3.bin").unlink()
-    times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    (tmp_path / "notes.txt").write_text("mine")
-    assert cifar.main(["write", "digits", str(tmp_path)]) == 0
-    assert files_in(tmp_path) == {**written, "notes.txt": b"mine"}
-    assert {name: (tmp_path / name).stat().st_mtime_ns for name in times} == times
-
-
-def test_places_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("mine")
-    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "in", "Not a directory")):
-        assert cifar.main(["write", "digits", str(out)]) == 1
-        complaint = capsys.readouterr().err
-        assert (
-            complaint.startswith(f"cifar: {out} cannot be ")
-            and why in complaint
-            and "name another" in complaint
-        )
+def test_a_pipe_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     assert cifar.main(["check", str(tmp_path / "pipe")]) == 1
     assert f"{tmp_path / 'pipe'} is no file and no folder. Name a folder or" in capsys.readouterr().err

@@ -16,11 +16,11 @@ from starlette.types import ASGIApp
 from hpo.journal import directory as directories
 from hpo.terminal import one_line, write
 from hpo.views.watch.address import local_port, private_socket
-from hpo.views.watch.connections import LimitedConnection
 from hpo.views.watch.page import Page
 from hpo.views.watch.server import Streams, application
 
 _GRACE_S = 1  # for answers under way
+_MOST_CONNECTIONS = 128  # any user of the host may open some at a port
 
 
 def watch(directory: Path, port: int | None, *, version: str = "") -> int:
@@ -86,7 +86,8 @@ async def _serve(directory: Path, port: int | None, version: str) -> None:
 def _configuration(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=LimitedConnection,
+        http="h11",
+        limit_concurrency=_MOST_CONNECTIONS,
         ws="none",
         lifespan="off",
         loop="asyncio",
