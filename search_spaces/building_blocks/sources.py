@@ -124,7 +124,7 @@ def check_made_up_home(data: str) -> None:
     from search_spaces.readers.bigearthnet_files.sources import V2_FOLDER
     from search_spaces.readers.bigearthnet_files.store import INDEX, JOURNAL, PIXELS
 
-    names = (INDEX, JOURNAL, PIXELS, "pixels.bin", V2_FOLDER, *PARQUETS, "data.mdb")
+    names = (INDEX, JOURNAL, PIXELS, V2_FOLDER, *PARQUETS, "data.mdb")
     path = Path(data)
     if path.exists() and not path.is_dir():
         raise _unusable(data, "is no folder for made-up patches", "Name another, or leave it out")

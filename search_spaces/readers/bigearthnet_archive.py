@@ -1,12 +1,11 @@
-"""Synthetic BigEarthNet of any size in the formats of the real data set, with classes that can be learnt.
+"""Synthetic BigEarthNet of any size in the files of version 2, with classes that can be learnt.
 
-python -m search_spaces.readers.bigearthnet_archive OUT --patches 2000 --version v2
+python -m search_spaces.readers.bigearthnet_archive OUT --patches 2000
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +17,13 @@ import numpy as np
 
 from search_spaces.readers.bigearthnet_files.convert import convert
 from search_spaces.readers.bigearthnet_files.format import (
-    CLASS_OF_43,
     CLASSES,
     EXTRA,
     PARQUETS,
     SIDE,
     SIDES,
-    SPLITS,
-    VERSIONS,
     Pixels,
     Split,
-    Version,
 )
 from search_spaces.readers.bigearthnet_files.lists import CLOUD, SNOW
 from search_spaces.readers.bigearthnet_files.processes import in_processes, shown
@@ -45,9 +40,7 @@ _SCENES = (
 )
 _ROW = 91  # patches along a tile of 109.8 km
 _LEFT_OUT = 0.02  # ratio of additional patches with snow, and with clouds, to the other patches
-_CLASSLESS = "none of the 19 classes"
 _CHUNK = 32
-_NAMES_OF_43 = {name: [old for old, new in CLASS_OF_43.items() if new == name] for name in [*CLASSES, None]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +49,7 @@ class _Plan:
 
     number: int
     split: Split
-    left_out: str | None  # reason why it is in no split list: SNOW, CLOUD or _CLASSLESS
+    left_out: str | None  # reason why it is not for training: SNOW or CLOUD
     scene: int
     column: int
     row: int
@@ -75,7 +68,6 @@ def make_archive(
     directory: str | Path,
     *,
     patches: int = 2000,
-    version: Version = "v2",
     seed: int = 0,
     processes: int | None = None,
     show: bool = True,
@@ -84,10 +76,9 @@ def make_archive(
 
     Args:
         directory (path): directory of the archive.
-        patches (int, 4 to 30 000; default 2000): number of patches. Patches with snow and clouds, which the lists leave
-            out, and in v1 a patch without any of the 19 classes, are added.
-        version (str; default "v2"): "v1" or "v2".
-        seed (int; default 0): seed of pixels and labels, which are the same in both versions.
+        patches (int, 4 to 30 000; default 2000): number of patches. Patches with snow and clouds, which are not for
+            training, are added.
+        seed (int; default 0): seed of pixels and labels.
         processes (int; default None): number of processes that write; None: one for each core.
         show (bool; default True): whether to show the progress.
 
@@ -95,25 +86,20 @@ def make_archive(
         ValueError: a value is not allowed.
         FileExistsError: ``directory`` is not empty.
     """
-    if version not in VERSIONS:
-        raise ValueError(f"version = {version!r}: must be {' or '.join(VERSIONS)}. Correct it.")
     if not 4 <= patches <= 30_000:
         raise ValueError(f"patches = {patches}: must be from 4 to 30000. Correct it.")
     root = Path(directory)
     if root.is_dir() and any(root.iterdir()):
         raise FileExistsError(f"{root} is not empty. Name another directory, or empty it.")
-    made_directory(root / V2_FOLDER if version == "v2" else root)
-    plans = _plans(patches, version, seed)
+    made_directory(root / V2_FOLDER)
+    plans = _plans(patches, seed)
     labels: list[tuple[str, ...]] = []
     chunks = [plans[start : start + _CHUNK] for start in range(0, len(plans), _CHUNK)]
-    with shown(f"made-up patches of {version}", len(plans), show=show) as advance:
-        for found in in_processes(partial(_write_patches, root, version, seed), chunks, processes=processes):
+    with shown("made-up patches", len(plans), show=show) as advance:
+        for found in in_processes(partial(_write_patches, root, seed), chunks, processes=processes):
             labels += found
             advance(len(found))
-    if version == "v1":
-        _write_v1_lists(root, plans)
-    else:
-        _write_v2_tables(root, plans, labels)
+    _write_tables(root, plans, labels)
 
 
 def made_up_store(
@@ -148,11 +134,9 @@ def made_up_store(
     return made_once(path, make)
 
 
-def _plans(patches: int, version: Version, seed: int) -> list[_Plan]:
+def _plans(patches: int, seed: int) -> list[_Plan]:
     each = max(1, round(_LEFT_OUT * patches))
     left_out = [None] * patches + [SNOW] * each + [CLOUD] * each
-    if version == "v1":
-        left_out.append(_CLASSLESS)
     # Places are drawn without repetition, as the names of patches are made from them.
     places = np.random.default_rng((seed, 0)).permutation(len(_SCENES) * _ROW * _ROW).tolist()
     # Every other patch is for training.
@@ -170,26 +154,16 @@ def _plans(patches: int, version: Version, seed: int) -> list[_Plan]:
     ]
 
 
-def _write_patches(root: Path, version: Version, seed: int, plans: Sequence[_Plan]) -> list[tuple[str, ...]]:
+def _write_patches(root: Path, seed: int, plans: Sequence[_Plan]) -> list[tuple[str, ...]]:
     """Write the folders of patches; returns their labels among the 19 classes."""
     found = []
     for plan in plans:
-        classes, bands = made_up_patch(plan.number, seed=seed, veiled=plan.left_out in (SNOW, CLOUD))
-        labels = tuple(CLASSES[i] for i in classes)
-        name = plan.v1_name if version == "v1" else plan.v2_name
-        tile = root if version == "v1" else root / V2_FOLDER / name.rsplit("_", 2)[0]
-        (tile / name).mkdir(parents=True)
-        _write_tiffs(tile / name, plan, bands)
-        if version == "v1":
-            _write_labels(tile / name, plan, labels, seed)
-        found.append(labels)
+        classes, bands = made_up_patch(plan.number, seed=seed, veiled=plan.left_out is not None)
+        folder = root / V2_FOLDER / plan.v2_name.rsplit("_", 2)[0] / plan.v2_name
+        folder.mkdir(parents=True)
+        _write_tiffs(folder, plan, bands)
+        found.append(tuple(CLASSES[i] for i in classes))
     return found
-
-
-def _corner(plan: _Plan) -> tuple[int, int]:
-    """East and north of the patch's upper left corner, in metres of the scene's UTM zone."""
-    east, north = _SCENES[plan.scene][3]
-    return east + 1200 * plan.column, north - 1200 * plan.row
 
 
 @lru_cache(maxsize=len(_SCENES))
@@ -203,7 +177,9 @@ def _projection(scene: int) -> Any:
 
 def _write_tiffs(folder: Path, plan: _Plan, bands: dict[str, Pixels]) -> None:
     projection = _projection(plan.scene)
-    east, north = _corner(plan)
+    # Upper left corner, in metres of the scene's UTM zone.
+    east, north = _SCENES[plan.scene][3]
+    east, north = east + 1200 * plan.column, north - 1200 * plan.row
     import rasterio
 
     for band, pixels in bands.items():
@@ -223,37 +199,7 @@ def _write_tiffs(folder: Path, plan: _Plan, bands: dict[str, Pixels]) -> None:
             file.write(pixels, 1)
 
 
-def _write_labels(folder: Path, plan: _Plan, labels: Sequence[str], seed: int) -> None:
-    generator = np.random.default_rng((seed, 2, plan.number))
-    if plan.left_out == _CLASSLESS:
-        labels = ()
-    of_43 = [str(generator.choice(_NAMES_OF_43[label])) for label in labels]
-    if not labels or generator.random() < 0.1:  # a class that is not among the 19
-        of_43.append(str(generator.choice(_NAMES_OF_43[None])))
-    east, north = _corner(plan)
-    day = _SCENES[plan.scene][0].split("_")[2]
-    content = {
-        "labels": of_43,
-        "coordinates": {"ulx": east, "uly": north, "lrx": east + 1200, "lry": north - 1200},
-        "projection": _projection(plan.scene).to_wkt(),
-        "tile_source": f"{_SCENES[plan.scene][0]}_{_SCENES[plan.scene][1]}.SAFE",
-        "acquisition_date": f"{day[:4]}-{day[4:6]}-{day[6:8]} {day[9:11]}:{day[11:13]}:{day[13:15]}",
-    }
-    (folder / f"{folder.name}_labels_metadata.json").write_text(json.dumps(content))
-
-
-def _write_v1_lists(root: Path, plans: Sequence[_Plan]) -> None:
-    lists = {
-        file: [plan.v1_name for plan in plans if plan.left_out is None and plan.split == split]
-        for file, split in zip(("train", "val", "test"), SPLITS, strict=True)
-    }
-    lists["patches_with_seasonal_snow"] = [plan.v1_name for plan in plans if plan.left_out == SNOW]
-    lists["patches_with_cloud_and_shadow"] = [plan.v1_name for plan in plans if plan.left_out == CLOUD]
-    for name, names in lists.items():
-        (root / f"{name}.csv").write_text("".join(f"{one}\n" for one in names))
-
-
-def _write_v2_tables(root: Path, plans: Sequence[_Plan], labels: Sequence[tuple[str, ...]]) -> None:
+def _write_tables(root: Path, plans: Sequence[_Plan], labels: Sequence[tuple[str, ...]]) -> None:
     try:
         from pyarrow import Table, parquet
     except ImportError:
@@ -284,11 +230,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("out", metavar="OUT", help="the directory to make: 250 kB a patch")
     parser.add_argument("--patches", type=int, default=2000, metavar="N", help="how many (default 2000)")
-    parser.add_argument("--version", choices=VERSIONS, default="v2", help="whose files (default v2)")
     parser.add_argument("--seed", type=int, default=0, help="other pixels and labels (default 0)")
     given = parser.parse_args(arguments)
     try:
-        make_archive(given.out, patches=given.patches, version=given.version, seed=given.seed)
+        make_archive(given.out, patches=given.patches, seed=given.seed)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -275,18 +275,6 @@ def test_numpy_alone_opens_what_is_stored(archive: Path, store: Path) -> None:
             assert np.array_equal(pixels[band][row], sample.bands[band])
 
 
-@pytest.mark.parametrize("complete", [True, False])
-def test_files_of_an_earlier_version_are_refused(
-    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], complete: bool
-) -> None:
-    for name in ("pixels.bin", "patches.jsonl", *(["index.npz"] if complete else [])):
-        (tmp_path / name).write_bytes(b"of then")
-    for arguments in (["--verify", str(tmp_path)], [str(archive), str(tmp_path)]):
-        assert main(arguments) == 1
-        assert capsys.readouterr().err.startswith(f"{tmp_path} was made by an earlier version")
-    assert (tmp_path / "pixels.bin").read_bytes() == b"of then"
-
-
 # --- how it is made -----------------------------------------------------------------------------------------
 
 

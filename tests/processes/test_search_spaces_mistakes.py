@@ -219,7 +219,6 @@ def test_small_makes_up_its_patches_where_there_are_no_real_patches(tmp_path: Pa
     for name in (
         "patches.npy",
         "patches.partial.npy",
-        "pixels.bin",
         "S2A_MSIL2A_2017_0_45/",
         "BigEarthNet-S2/",
     ):

@@ -26,7 +26,6 @@ from search_spaces.readers.bigearthnet_files.store import (
     Store,
     bands_of,
     checksum,
-    refuse_earlier,
     refused,
     row_of,
 )
@@ -123,7 +122,6 @@ def convert(
     chosen = checked_bands(bands)
     archive = open_archive(archive_path, lists=lists)
     directory, version = made_directory(_apart(archive, Path(directory))), archive.reader.version
-    refuse_earlier(directory)
     if patches is not None and patches > len(archive.patches):
         raise ValueError(f"patches = {patches}: the lists name {len(archive.patches)}. Name fewer, or none.")
     wanted = _some(archive.patches, patches)

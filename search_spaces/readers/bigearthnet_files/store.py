@@ -157,15 +157,6 @@ def rebuild_hint(directory: str | Path) -> str:
     return f"Remove {directory} and begin again."
 
 
-def refuse_earlier(directory: Path) -> None:
-    """ValueError for files that were made until November 2026."""
-    if (directory / "pixels.bin").is_file() and not (directory / PIXELS).exists():
-        raise ValueError(
-            f"{directory} was made by an earlier version, whose pixels.bin is no longer read. Remove it and convert "
-            "the archive again."
-        )
-
-
 class Store:
     """Complete files for reading, by any number of processes; pickles as its path."""
 
@@ -174,7 +165,6 @@ class Store:
         self.directory = Path(directory)
         path = self.directory / INDEX
         if not path.is_file():
-            refuse_earlier(self.directory)
             if (self.directory / JOURNAL).is_file():
                 raise ValueError(
                     f"{self.directory} is not complete. Start the command that makes it again: it goes on."
