@@ -9,7 +9,9 @@ from hpo.individual import COMPLETED
 from hpo.prior_results import tables as sources
 from hpo.prior_results.cells import ABSENT, Ambiguous, Cells
 from hpo.space.space import Params, SearchSpace
-from hpo.task.known_point import Allows
+from hpo.task.known_point import Allows, wanted
+
+__all__ = ["listed", "read_points", "wanted"]
 
 _LISTED = 6
 """Most names in a sentence."""
@@ -70,17 +72,6 @@ def _configuration(
         elif row.status not in (None, COMPLETED):
             return {}
     return given
-
-
-def wanted(label: str, params: Mapping[str, object], space: SearchSpace, allows: Allows) -> Params:
-    """The configuration as ``space`` has it; UsageError, which begins with ``label``, where it is not allowed."""
-    try:
-        checked = space.validate(params)
-    except UsageError as error:
-        raise UsageError("\n".join(f"{label}: {line}" for line in str(error).splitlines())) from None
-    if not allows(checked):
-        raise UsageError(f"{label}: a constraint refuses {checked}. Leave it out.")
-    return checked
 
 
 def listed(names: list[str]) -> str:

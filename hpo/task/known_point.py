@@ -34,6 +34,17 @@ class KnownPoint:
         return values[0] if len(values) == 1 else None
 
 
+def wanted(label: str, params: Mapping[str, object], space: SearchSpace, allows: Allows) -> Params:
+    """The configuration as ``space`` has it; UsageError, which begins with ``label``, where it is not allowed."""
+    try:
+        checked = space.validate(params)
+    except UsageError as error:
+        raise UsageError("\n".join(f"{label}: {line}" for line in str(error).splitlines())) from None
+    if not allows(checked):
+        raise UsageError(f"{label}: a constraint refuses {checked}. Leave it out.")
+    return checked
+
+
 def single_point(
     params: Mapping[str, object],
     values: Mapping[str, object],
@@ -43,12 +54,7 @@ def single_point(
 ) -> KnownPoint:
     """Known point from values that a user entered by hand; UsageError where they are not valid. ``values``: results by
     objective, empty for a failed evaluation; ``objectives``: directions by name."""
-    try:
-        checked = space.validate(params)
-    except UsageError as error:
-        raise UsageError("\n".join(f"known point: {line}" for line in str(error).splitlines())) from None
-    if not allows(checked):
-        raise UsageError(f"known point: a constraint refuses {checked}. Leave it out.")
+    checked = wanted("known point", params, space, allows)
     numbers = {name: as_number(value) for name, value in values.items()}
     known = {name: value for name, value in numbers.items() if value is not None and isfinite(value)}
     if values and (set(known) != set(objectives) or set(values) != set(objectives)):

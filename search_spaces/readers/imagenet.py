@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from search_spaces.readers.imagenet_files.listing import ImageFiles, Listing, list_images
-from search_spaces.readers.imagenet_files.made_up import CLASSES, TESTED, TRAINED, write_made_up
+from search_spaces.readers.imagenet_files.made_up import write_made_up
 from search_spaces.readers.published import IMAGENET_LISTS
 
 __all__ = ["ImageFiles", "Listing", "list_images", "write_made_up"]
@@ -54,23 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     make.add_argument(
         "--shards", action="store_true", help="as tar files, and not as a folder for each class"
     )
-    for name, default in (("classes", CLASSES), ("trained", TRAINED), ("tested", TESTED)):
-        what = {"classes": "how many", "trained": "of each to train with", "tested": "of each to test with"}
-        make.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{what[name]} (default {default})"
-        )
     given = parser.parse_args(arguments)
     try:
         if given.command == "make-up":
-            if min(given.classes, given.trained, given.tested) < 1:
-                parser.error("--classes, --trained and --tested must be 1 or more.")
-            write_made_up(
-                given.data,
-                form="shards" if given.shards else "folders",
-                classes=given.classes,
-                trained=given.trained,
-                tested=given.tested,
-            )
+            write_made_up(given.data, form="shards" if given.shards else "folders")
             print(f"Next: python -m search_spaces.readers.imagenet check {given.data}")
             return 0
         found = list_images(given.data, given.list)

@@ -173,7 +173,7 @@ def test_a_crop_around_a_centre_shows_it() -> None:
 def test_crops_are_as_often_of_rare_classes_and_depend_on_seed_and_epoch(made_up: Path) -> None:
     scenes = listed(made_up)
     places = np.flatnonzero(scenes.cities < 6)
-    data = StreetScenes(scenes, places, crop=(32, 64), class_uniform=0.5)
+    data = StreetScenes(scenes, places, crop=(32, 64))
     data.set_epoch(1)
     first = [one for one in data._drawn if one[1] is not None]
     present = {number for scene, number, _, _ in scenes.centres.tolist() if scene in places}
@@ -183,7 +183,7 @@ def test_crops_are_as_often_of_rare_classes_and_depend_on_seed_and_epoch(made_up
     assert {scene for scene, _ in data._drawn} <= set(places.tolist())
     images, masks = data.read_batch(torch.arange(4))
     assert images.dtype == masks.dtype == torch.uint8 and images.shape == (4, 3, 32, 64)
-    again = StreetScenes(scenes, places, crop=(32, 64), class_uniform=0.5)
+    again = StreetScenes(scenes, places, crop=(32, 64))
     again.set_epoch(1)
     assert torch.equal(again.read_batch([0, 1, 2, 3])[0], images)
     again.set_epoch(2)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hpo.individual import COMPLETED, GIVEN_OPERATORS, PRUNED, Individual
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.panels import Panels, Plot
-from hpo.views.figures.drawing.thinning import compact, thinned
+from hpo.views.figures.drawing.thinning import thinned
 from hpo.views.figures.drawing.value_range import ValueRange, drawable, value_range
 from hpo.views.figures.source import NotDrawn, Source
 
@@ -128,7 +128,7 @@ class _Row:
         self._add(
             name,
             x=self.along(source, individuals),
-            y=compact(y),
+            y=y,
             mode="markers",
             customdata=[one.id for one in individuals],
             **trace,

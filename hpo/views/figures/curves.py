@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hpo.individual import COMPLETED, PRUNED, RUNNING
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.panels import Plot
-from hpo.views.figures.drawing.thinning import compact, thinned
+from hpo.views.figures.drawing.thinning import thinned
 from hpo.views.figures.drawing.value_range import drawable, value_range
 from hpo.views.figures.source import NotDrawn, Source
 
@@ -108,8 +108,8 @@ def _trace(
     return {
         "type": "scatter",
         "mode": "markers" if lone else "lines",
-        "x": compact(numpy.array(x, dtype=float)),
-        "y": compact(drawable(found)),
+        "x": numpy.array(x, dtype=float),
+        "y": drawable(found),
         "customdata": names,
         "connectgaps": False,
     }, found

@@ -24,27 +24,21 @@ UPSAMPLING = ("nearest", "bilinear", "bicubic")
 
 
 class Grid:
-    """Conversion of bands with different resolutions to normalised images on a common grid, on the values' device.
+    """Conversion of bands with different resolutions to images on a common grid, on the values' device. Each band is
+    normalised to mean 0 and deviation 1, by the statistics of the data set's version.
 
     Args:
         layout (Layout): layout of the stored values.
         bands (sequence of str): bands of the images, in order.
         size (int; default 120): pixels along a side.
         upsampling (str; default "nearest"): upsampling of coarser bands, the same as for ``PatchImages``.
-        normalise (bool; default True): whether to normalise, the same as for ``PatchImages``.
 
     Raises:
         ValueError: ``size`` or ``upsampling`` is not allowed.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        bands: Sequence[str],
-        *,
-        size: int = SIDE,
-        upsampling: str = "nearest",
-        normalise: bool = True,
+        self, layout: Layout, bands: Sequence[str], *, size: int = SIDE, upsampling: str = "nearest"
     ) -> None:
         if not 1 <= size <= SIDE:
             raise ValueError(f"size = {size}: must be from 1 to {SIDE} pixels. Correct it.")
@@ -52,9 +46,7 @@ class Grid:
             raise ValueError(f"upsampling = {upsampling!r}: must be {' or '.join(UPSAMPLING)}. Correct it.")
         self.size, self.upsampling = size, upsampling
         scales = MEAN_AND_DEVIATION[layout.version]
-        self._bands = [
-            (SIDES[band], layout.columns[band], scales[band] if normalise else (0.0, 1.0)) for band in bands
-        ]
+        self._bands = [(SIDES[band], layout.columns[band], scales[band]) for band in bands]
 
     def __call__(self, values: Tensor) -> Tensor:
         """Images (n, bands, size, size), float32, from stored values (n, …), uint16."""
@@ -100,20 +92,14 @@ class PatchImages(Dataset[tuple[Tensor, Tensor]]):
         patches (BigEarthNet): result of ``load_bigearthnet``, with the bands of the images.
         size (int; default 120): pixels along a side; finer bands are averaged, and coarser bands upsampled.
         upsampling (str; default "nearest"): "nearest", "bilinear" or "bicubic".
-        normalise (bool; default True): whether to normalise each band to mean 0 and deviation 1, by the statistics of
-            the data set's version.
 
     Raises:
         ValueError: ``size`` or ``upsampling`` is not allowed.
     """
 
-    def __init__(
-        self, patches: BigEarthNet, *, size: int = SIDE, upsampling: str = "nearest", normalise: bool = True
-    ) -> None:
+    def __init__(self, patches: BigEarthNet, *, size: int = SIDE, upsampling: str = "nearest") -> None:
         self.patches = patches
-        self._grid = Grid(
-            patches.layout, patches.bands, size=size, upsampling=upsampling, normalise=normalise
-        )
+        self._grid = Grid(patches.layout, patches.bands, size=size, upsampling=upsampling)
 
     def __len__(self) -> int:
         return len(self.patches)

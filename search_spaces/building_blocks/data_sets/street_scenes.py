@@ -21,6 +21,8 @@ from search_spaces.readers.cityscapes import CLASSES, IGNORED, Scenes
 from trainers.randomness import derive
 
 _SCALES = (0.5, 2.0)
+_CLASS_UNIFORM = 0.5
+"""Share of crops around the centre of a class, as many of each class, so that rare classes are seen as often."""
 _FILL = tuple(round(255 * part) for part in MEAN)
 
 Centre = tuple[int, int]
@@ -36,8 +38,6 @@ class StreetScenes(Dataset[tuple[Tensor, Tensor]]):
         scenes (Scenes): scenes of a part.
         places (array): places in ``scenes`` of the data set's scenes, in its order.
         crop (tuple of int; default None): height and width of random crops; None: whole scenes without augmentation.
-        class_uniform (float, 0 to 1; default 0.5): share of crops around the centre of a class, as many of each class,
-            so that rare classes are seen as often as others.
         seed (int; default 0): seed of the run.
 
     Raises:
@@ -50,11 +50,10 @@ class StreetScenes(Dataset[tuple[Tensor, Tensor]]):
         places: npt.NDArray[np.int64],
         *,
         crop: tuple[int, int] | None = None,
-        class_uniform: float = 0.5,
         seed: int = 0,
     ) -> None:
         self._scenes, self._places = scenes, places
-        self._crop, self._class_uniform, self._seed = crop, class_uniform, seed
+        self._crop, self._seed = crop, seed
         self._epoch = 0
         self._centres = scenes.centres[np.isin(scenes.centres[:, 0], places)]
         self._drawn: list[tuple[int, Centre | None]] = [(place, None) for place in places.tolist()]
@@ -70,7 +69,7 @@ class StreetScenes(Dataset[tuple[Tensor, Tensor]]):
         rng = np.random.default_rng(derive(self._seed, "scenes", epoch, 0))
         by_class = [self._centres[self._centres[:, 1] == number] for number in range(len(CLASSES))]
         by_class = [found for found in by_class if len(found)]
-        each = int(self._class_uniform * len(self) / max(1, len(by_class)))
+        each = int(_CLASS_UNIFORM * len(self) / max(1, len(by_class)))
         around = [
             (scene, (row, column))
             for found in by_class

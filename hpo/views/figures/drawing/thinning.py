@@ -9,7 +9,6 @@ import numpy
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
-_VISIBLE = 1e-4  # a smaller part of an axis is less than a pixel
 
 
 def thinned(count: int, most: int, keep: Sequence[int] = ()) -> NDArray[Any]:
@@ -30,15 +29,3 @@ def best_and_spread(items: Sequence[Item], most: int, *, loss: Callable[[Item], 
     wanted = most - len(best)
     chosen = best.union(rest[place * len(rest) // wanted] for place in range(wanted))
     return [items[index] for index in sorted(chosen)]
-
-
-def compact(values: NDArray[Any]) -> NDArray[Any]:
-    """``values`` as float32, unless they lie beyond its range or differ in digits that it does not have."""
-    with numpy.errstate(over="ignore", under="ignore"):
-        found = values.astype("float32")
-    finite = numpy.isfinite(values)
-    if not numpy.isfinite(found[finite]).all():
-        return values
-    error = numpy.abs(found[finite] - values[finite]).max(initial=0.0)
-    extent = numpy.ptp(values[finite]) if finite.any() else 0.0
-    return found if error <= _VISIBLE * extent or not error else values
