@@ -46,7 +46,7 @@ def note(directory: Path, facts: Mapping[str, int], inputs: Mapping[str, list[fl
 
 
 def noted(directory: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
-    """The facts and inputs that ``note`` kept there; empty in directories of versions that kept none."""
+    """The facts and inputs that ``note`` kept there; empty where none were kept."""
     try:
         found = json.loads((directory / _NOTE).read_text())
     except FileNotFoundError:
@@ -57,9 +57,7 @@ def noted(directory: Path) -> tuple[dict[str, int], dict[str, list[float]]]:
         ) from error
     if not isinstance(found, dict):
         return {}, {}
-    if isinstance(found.get(_NETWORK), dict) and isinstance(found.get(_INPUTS), dict):
-        return found[_NETWORK], found[_INPUTS]
-    return found, {}  # earlier versions wrote the facts alone
+    return found.get(_NETWORK, {}), found.get(_INPUTS, {})
 
 
 def check_writable(path: Path) -> None:

@@ -309,19 +309,6 @@ def test_changed_code_of_a_named_function_warns(tmp_path: Path) -> None:
         trained(tmp_path, loss=made("(o - t).abs().mean()", "mine"))
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    begun(tmp_path, False)
-    (path,) = tmp_path.glob("step-*/shared.pt")
-    content = torch.load(path)
-    del content["code"], content["samples"]
-    for name in ("loss", "step", "collate", "metrics", "samples of validation_set"):
-        del content["identity"][name]
-    torch.save(content, path)
-    latest = tmp_path / "latest"
-    latest.write_text(latest.read_text().splitlines()[0])
-    assert trained(tmp_path, loss=l1_loss).reason == "finished"
-
-
 # A longer run
 
 

@@ -25,8 +25,8 @@ _OF_THE_DEVICE = ("fused", "foreach", "capturable")
 """Settings of parameter groups that say how an optimizer computes, and not what: another device may need others."""
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _GROUP = " of group "
-_NOT_COMPARED = re.compile(r", bucket_bytes=\w+|, average_at_epoch_end=True(?=\))")
-"""Sizes of messages, whose default depends on the backend, and a default that earlier versions did not have."""
+_NOT_COMPARED = re.compile(r", bucket_bytes=\w+")
+"""Sizes of messages, whose default depends on the backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class FunctionFacts:
 
 
 Saved = Mapping[str, Any]
-"""Content of a checkpoint, shared and own together: the entries below, and some that earlier versions lack."""
+"""Content of a checkpoint, shared and own together: the entries below, and those of a moving average."""
 REQUIRED = (
-    "best", "buffers", "counters", "epoch", "evaluation_s", "history", "identity", "loss_sum", "model", "optimizer",
-    "reason", "step", "strategy", "train_s",
+    "best", "buffers", "changed", "code", "counters", "epoch", "evaluation_s", "form", "history", "identity",
+    "loss_sum", "model", "optimizer", "reason", "samples", "step", "strategy", "train_s",
 )  # fmt: skip
 
 
@@ -75,14 +75,14 @@ def check_saved(
     ]
     if differing:
         raise ValueError(f"The checkpoint in {where} is of other settings: {'; '.join(differing)}. {REMEDY}")
-    _refuse_other_model(saved.get("form", form), form, where)
+    _refuse_other_model(saved["form"], form, where)
 
 
 def compare_code(saved: Saved, now: FunctionFacts, *, where: str, over: bool) -> None:
     """ValueError where ``saved``, from ``where``, is of another lambda than ``now``; a warning where a function has
     other code, which may compute the same, or other numbers. ``over``: nothing is left to be trained.
     """
-    codes = saved.get("code", {})
+    codes = saved["code"]
     for name, code in now.code.items():
         if "<lambda>" in now.functions[name] and not same_code(codes.get(name), code, captured=False):
             raise ValueError(
@@ -105,9 +105,8 @@ def compare_code(saved: Saved, now: FunctionFacts, *, where: str, over: bool) ->
 
 def refuse_other_data(saved: Saved, now: Mapping[str, Samples], *, where: str) -> None:
     """ValueError where ``saved``, from ``where``, is of other data sets than ``now``."""
-    was = saved.get("samples", {})
     for name, samples in now.items():
-        if other_samples(was.get(name), samples):
+        if other_samples(saved["samples"].get(name), samples):
             numbers = ", ".join(str(number) for number, _ in samples)
             raise ValueError(
                 f"The checkpoint in {where} is of other data: samples {numbers} of {name} are not what they were. "

@@ -5,9 +5,6 @@ several ranks with the same model and optimizer, the first of which is rank N. `
 the CRC-32 of each of these files on a line of its own. It is replaced last, so that it always names existing files. The
 number is that of the step, or larger if a run on another number of ranks was resumed at a smaller step. Files are read
 with torch's ``weights_only``: tensors and plain data, no code.
-
-Files of earlier versions are read too: ``latest`` may have no checksums, which then are not compared, and ``rank-N.pt``
-may have the content of ``replica-N.pt``.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import torch
 Content = Mapping[str, object]
 
 NOT_KNOWN = -1
-"""Number in place of a checksum that was not recorded, or of a file that a rank does not write."""
+"""Number in place of the checksum of a file that a rank does not write."""
 
 
 def read_alone(directory: str | Path) -> Content:
@@ -97,7 +94,7 @@ class CheckpointFiles:
         return own if first is None else _joined(self._read(f"replica-{first}.pt"), own)
 
     def _read(self, name: str) -> Content:
-        return _read(self._place / name, self._sums.get(name, NOT_KNOWN))
+        return _read(self._place / name, self._sums.get(name))
 
 
 def _joined(content: Content, other: Content) -> Content:
@@ -156,9 +153,9 @@ def write_tensors(path: Path, content: object) -> int:
     return checksum
 
 
-def _read(path: Path, checksum: int) -> Content:
+def _read(path: Path, checksum: int | None) -> Content:
     try:
-        damaged = checksum != NOT_KNOWN and _checksum(path) != checksum
+        damaged = _checksum(path) != checksum
         content = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise refused(path, "is missing") from None

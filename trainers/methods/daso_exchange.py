@@ -114,8 +114,7 @@ class NodeExchange:
 
     def load_base(self, parts: Sequence[Tensor]) -> bool:
         """Restore a saved ``base``; returns whether it fits the parameters."""
-        # Bases saved by earlier versions are in the parameters' own precision. Tensors may be on any device.
-        parts = [part.to("cpu", _base_dtype(part.dtype)) for part in parts]
+        parts = [part.cpu() for part in parts]
         types = {base.wire_dtype for base in self._base} | {part.dtype for part in parts}
         for dtype in types:
             own = [base.flat for base in self._base if base.wire_dtype is dtype]

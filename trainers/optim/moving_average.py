@@ -102,9 +102,8 @@ class MovingAverage:
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from ``saved``, parameters and buffers together."""
-        # Averages saved by earlier versions have the weights' own precision, and other buffers as well.
         self._average = {
-            name: saved[name].to(value.device, _dtype_of_average(value.dtype), copy=True)
+            name: saved[name].to(value.device, copy=True)
             for name, value in self._weights().items()
             if name in saved
         }

@@ -72,7 +72,7 @@ class OtherRanks:
                 self._refuse("its method cannot go on on others")
             self._refuse("its method counts steps, which had another number of samples", self._equal_steps())
         history = [dict(entry) for entry in saved["history"]]
-        evaluated_at = int(history[-1].get("steps", history[-1]["epoch"] * was)) if history else 0
+        evaluated_at = int(history[-1]["steps"]) if history else 0
         for entry in history:
             entry["steps"] = float(int(entry["epoch"] * now + 1e-9))
         evaluated_at_now = int(history[-1]["steps"]) if history else 0
@@ -95,20 +95,16 @@ class OtherRanks:
         identity = self.found.shared.get("identity")
         return identity if isinstance(identity, dict) else {}
 
-    def _saved_count(self, name: str) -> int:
-        if name not in self._saved_settings:
-            self._refuse(f"it does not say its {name}")
-        return int(self._saved_settings[name])
-
     def _equal_steps(self) -> str:
-        samples = self.found.ranks * self._saved_count("batch_size") * self._saved_count("accumulate")
+        saved = self._saved_settings
+        samples = self.found.ranks * int(saved["batch_size"]) * int(saved["accumulate"])
         return (
             f"choose batch_size and accumulate such that a step has {samples} samples on all ranks together"
         )
 
     def _steps_per_epoch(self) -> int:
         """Steps of an epoch of the run that was saved."""
-        sizes = {name: self._saved_count(name) for name in ("batch_size", "accumulate")}
+        sizes = {name: int(self._saved_settings[name]) for name in ("batch_size", "accumulate")}
         return len(self.settings.planned(epoch=0, rank=0, ranks=self.found.ranks, **sizes))
 
     def _merged(self, owns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

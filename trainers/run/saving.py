@@ -212,9 +212,6 @@ class SavedState:
             checkpoint.is_saved(position.steps)
         position.reason = saved["reason"] if over else ""
         position.history = saved["history"]
-        # Earlier versions did not record steps, and evaluated at the ends of epochs.
-        for entry in position.history:
-            entry.setdefault("steps", entry["epoch"] * length.steps_per_epoch)
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
 
