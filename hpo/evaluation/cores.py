@@ -285,20 +285,28 @@ def within(quota: float, cpus: int, ranks: int = 1) -> int:
 
 
 def _limits(root: Path) -> Iterator[float]:
+    for numbers in cgroup_numbers("cpu", "cpu.max", "cpu.cfs_quota_us cpu.cfs_period_us", root):
+        if len(numbers) == 2 and 0 not in numbers:
+            yield numbers[0] / numbers[1]
+
+
+def cgroup_numbers(controller: str, file: str, files_v1: str, root: Path = _ROOT) -> Iterator[list[int]]:
+    """Numbers in the ``file`` of each cgroup that this process is in, or in the ``files_v1`` of version 1, whose names
+    are separated by spaces; nothing for a cgroup without a limit there."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
-        # Version 1's folder has its controllers' names in an order of its own; "cpu" is a link to it.
-        versions = {"": "cpu.max"} if hierarchy == "0" else {}
-        if "cpu" in controllers.split(","):
-            versions = dict.fromkeys((controllers, "cpu"), "cpu.cfs_quota_us cpu.cfs_period_us")
+        # Version 1's folder has its controllers' names in an order of its own; the controller's is a link to it.
+        versions = {"": file} if hierarchy == "0" else {}
+        if controller in controllers.split(","):
+            versions = dict.fromkeys((controllers, controller), files_v1)
         # The cgroup and those that it is in. In a container its own may be the root, whatever ``path`` says.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for base, names in versions.items():
             for count in range(len(parts) + 1):
                 folder = (root / "sys/fs/cgroup" / base).joinpath(*parts[:count])
-                numbers = " ".join(_text(folder / name) for name in names.split()).split()
-                if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and "0" not in numbers:
-                    yield int(numbers[0]) / int(numbers[1])
+                words = " ".join(_text(folder / name) for name in names.split()).split()
+                if words and all(map(str.isdecimal, words)):
+                    yield list(map(int, words))
 
 
 def _text(path: Path) -> str:

@@ -219,14 +219,14 @@ def test_all_ranks_of_a_host_share_its_memory(
     ],
 )
 def test_memory_is_what_the_control_groups_of_a_job_allow(
-    own: str, files: dict[str, object], available: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: str, files: dict[str, object], available: int | None, tmp_path: Path
 ) -> None:
     for name, number in files.items():
-        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         value = f"{number * 2**20}" if isinstance(number, int) else str(number)
-        (tmp_path / "groups" / name).write_text(f"{value}\n")
-    (tmp_path / "own").write_text(f"{own}\n")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
-    monkeypatch.setattr(memory, "_OWN", tmp_path / "own")
+        path.write_text(f"{value}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{own}\n")
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert available_bytes("cpu", 2) == (whole if available is None else available * 2**20) // 2
+    assert available_bytes("cpu", 2, tmp_path) == (whole if available is None else available * 2**20) // 2

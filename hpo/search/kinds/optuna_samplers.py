@@ -88,12 +88,6 @@ class OptunaBreeder(EvolutionBreeder):
                     f"{_WIDEST_INT} are the limit. Make it a Float, narrow it, or choose another kind."
                 )
         self.operator = kind
-        # Each name after its parents; Optuna draws in this order, so that another order would change its proposals.
-        self._order: dict[str, None] = {}
-        while len(self._order) < len(space.names):
-            for name in space.names:
-                if all(parent in self._order for parent in space.parameters[name].when):
-                    self._order.setdefault(name)
         self._most = _MOST_TOLD[kind]
         self._distributions: dict[str, Any] = {}
         self._study: Any = None
@@ -208,7 +202,7 @@ class OptunaBreeder(EvolutionBreeder):
         self._study.sampler = self._sampler(rng.getrandbits(30))
         trial = self._study.ask()
         params: dict[str, Scalar] = {}
-        for name in self._order:
+        for name in self._space.order:
             if self._space.exists(name, params):
                 params[name] = self._suggested(trial, name)
         proposed = self._space.encode(self._space.validate(params))

@@ -25,7 +25,6 @@ _TOP = 10
 _BORDER = 0.03  # part of the (logarithmic) range that counts as its end
 _FEW_VALUES = 2  # each of so few values is at an end
 _FEWEST = 20  # evaluations below which shares say little
-_IDLE = 0.8
 _SHARE_WARN, _SHARE_BAD = 0.05, 0.25
 _FAILED = FINAL - {COMPLETED, PRUNED}
 _LONGEST = 160  # characters of an error
@@ -38,17 +37,9 @@ class Attention(msgspec.Struct, frozen=True):
     text: str
 
 
-def findings(source: Source, busy: float | None = None) -> list[Attention]:
-    """All findings, the worst first. ``busy``: share of the workers' time that evaluations took."""
+def findings(source: Source) -> list[Attention]:
+    """All findings, the worst first."""
     found = [one for check in _CHECKS for one in check(source)]
-    if busy is not None and busy < _IDLE and len(source.ended) >= _FEWEST:
-        found.append(
-            Attention(
-                "note",
-                f"Workers were busy {text.percent(busy)} of the time: start-up, the end of the campaign and short "
-                "evaluations cost the rest.",
-            )
-        )
     if source.ended and all(one.level == "note" for one in found):
         found.append(Attention("good", "Nothing needs attention."))
     return sorted(found, key=lambda one: _ORDER.index(one.level))
@@ -57,8 +48,6 @@ def findings(source: Source, busy: float | None = None) -> list[Attention]:
 def _failures(source: Source) -> Iterator[Attention]:
     total = len(source.ended)
     bad = [one for one in source.ended if one.status in _FAILED]
-    if total and not bad:
-        yield Attention("good", "No evaluation failed.")
     for status, count in Counter(one.status for one in bad).most_common():
         share = count / total
         level: Level = "note" if share < _SHARE_WARN or total < 5 else "warn" if share < _SHARE_BAD else "bad"

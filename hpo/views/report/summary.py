@@ -100,7 +100,7 @@ def summary(source: Source) -> Summary:
         state=text.state(standing),
         lead=f"{_lead(source)} {_work(source, standing)}" if source.best else _lead(source),
         facts=_facts(source, standing, busy),
-        health=findings(source, busy),
+        health=findings(source),
         comparison=_comparison(source),
         top=_top(source),
         span=_span(record.started, record.updated),

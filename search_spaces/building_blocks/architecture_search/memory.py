@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hpo
+from hpo.evaluation.cores import cgroup_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
-
-_CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ def _state_bytes(optimizer: Optimizer) -> int:
     )
 
 
-def available_bytes(device: str, ranks: int) -> int:
+def available_bytes(device: str, ranks: int, root: Path = Path("/")) -> int:
     """This rank's share of the memory of a GPU, or of this host or its container, which all ranks of a launch share:
     ``ranks`` if no launcher states their number.
     """
@@ -111,7 +109,8 @@ def available_bytes(device: str, ranks: int) -> int:
     if torch.device(device).type == "cuda":
         whole = int(torch.cuda.get_device_properties(device).total_memory)
         return whole // _ranks(("HPO_RANKS_ON_GPU",), 1)
-    whole = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+    limits = cgroup_numbers("memory", "memory.max", "memory.limit_in_bytes", root)
+    whole = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(limit for (limit,) in limits)])
     return whole // _ranks(_RANKS_ON_HOST, ranks)
 
 
@@ -124,28 +123,6 @@ _RANKS_ON_HOST = "HPO_RANKS_ON_HOST", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNR
 def _ranks(names: Iterable[str], otherwise: int) -> int:
     found = next((value for name in names if (value := os.environ.get(name, "")).isdecimal()), "")
     return max(1, int(found)) if found else otherwise
-
-
-def _limits() -> list[int]:
-    """Limits in bytes of this process's control groups, such as those of a container or a Slurm job."""
-    found = []
-    try:
-        # Lines such as "0::/path" in version 2 of control groups, and "4:memory:/path" in version 1.
-        groups = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
-    except OSError:
-        return []
-    for _, controllers, path in groups:
-        if controllers not in ("", "memory"):
-            continue
-        root, name = (
-            (_CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
-        )
-        own = root / path.lstrip("/")
-        for folder in (own, *own.parents):
-            if folder.is_relative_to(root):
-                with suppress(OSError, ValueError):  # no limit, or a path that this container does not see
-                    found.append(int((folder / name).read_text()))
-    return found
 
 
 class DoesNotFit(hpo.HpoError):
