@@ -1,10 +1,11 @@
-"""What all tests share: one thread a process, set before anything that starts threads is imported; signals as at a
-terminal; the options of jobs/check.sh; a terminal, mpirun and a written campaign."""
+"""What all tests share: one thread a process, set before anything that starts threads is imported; modules that are
+compiled once; signals as at a terminal; the options of jobs/check.sh; a terminal, mpirun and a written campaign."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ import skips
 from slurm import Slurm, User
 from terminal import Terminal, wait_until
 from written import Written
+
+# Where it is set, as in many containers, each of the hundreds of processes that tests start compiles hpo anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Under nohup or in a shell's background they are ignored, and by all that the tests start, which test them.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
