@@ -6,10 +6,15 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
+import pytest
+
 _T = TypeVar("_T")
 
 all_cases = False
 """Set by tests/conftest.py before tests are collected."""
+
+nightly = pytest.mark.nightly
+"""Mark of a test that takes long and whose faults other tests notice on every change."""
 
 
 def cases(every_time: Iterable[_T], nightly: Iterable[_T]) -> list[_T]:

@@ -54,6 +54,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # No deadline: how long an example takes says how busy the machine is.
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=config.getoption("--examples"))
     hypothesis.settings.load_profile("tests")
+    config.addinivalue_line("markers", "nightly: runs with --all-cases")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not cases.all_cases:
+        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

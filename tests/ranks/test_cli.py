@@ -196,7 +196,7 @@ def test_ranks_that_are_asked_for_are_not_refused_for_lack_of_cores(
     terminal.hpo("run", "c.toml", "--ranks", 5, returns=0)
 
 
-@pytest.mark.parametrize("wrong", cases(["layout", "task"], nightly=["file"]))
+@pytest.mark.parametrize("wrong", cases(["task"], nightly=["layout", "file"]))
 def test_under_mpirun_one_rank_speaks_for_all(terminal: Terminal, wrong: str) -> None:
     terminal.task()
     terminal.campaign(
@@ -347,7 +347,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0 and capsys.readouterr().out == f"hpo {hpo.__version__}\n"
 
 
-def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
+def test_from_the_first_run_to_the_export(terminal: Terminal, typed: Typed) -> None:
     terminal.task(0.01)
     terminal.campaign("[layout]\nislands = 2", evaluations=16, kind="default")
     done = terminal.hpo("run", "c.toml", "--ranks", 3)
@@ -358,18 +358,18 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
     assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 16
     assert status["budget"] == {"evaluations": 16, "deadline": None}
     assert (status["running"], status["islands"], status["workers"]) == (0, 2, 3)
-    text = terminal.hpo("status", "run").stdout
+    text = typed("status", "run").stdout
     assert "state             done" in text and "16 completed" in text and status["best"]["id"] in text
 
     identity = json.loads((terminal.directory / "run" / "campaign.json").read_text())
-    top = json.loads(terminal.hpo("best", "run", "--json", "--top", 3).stdout)
+    top = json.loads(typed("best", "run", "--json", "--top", 3).stdout)
     assert [one["value"] for one in top] == sorted(one["value"] for one in top) and len(top) == 3
     assert (top[0]["id"], top[0]["params"]) == (status["best"]["id"], status["best"]["params"])
     assert all((one["task"], one["options"]) == (identity["task"], identity["options"]) for one in top)
-    assert top[0]["id"] in terminal.hpo("best", "run").stdout
+    assert top[0]["id"] in typed("best", "run").stdout
 
     for suffix in "csv", "json":
-        done = terminal.hpo("export", "run", f"table.{suffix}")
+        done = typed("export", "run", f"table.{suffix}")
         assert (done.returncode, done.stdout) == (0, f"table.{suffix}: 16 individuals\n")
     rows = json.loads((terminal.directory / "table.json").read_text())
     assert len({row["id"] for row in rows}) == 16
@@ -377,9 +377,8 @@ def test_from_the_first_run_to_the_export(terminal: Terminal) -> None:
         (terminal.directory / "table.csv").read_text().startswith("id,island,worker,sequence,status,value,")
     )
 
-    assert "no campaign is running" in terminal.hpo("stop", "run").stdout
-    again = terminal.hpo("run", "c.toml")
-    assert again.returncode == 0 and len(terminal.side()) == 16
+    assert "no campaign is running" in typed("stop", "run").stdout
+    assert typed("run", "c.toml").returncode == 0 and len(terminal.side()) == 16
 
 
 def test_a_reader_that_goes_away_does_not_end_the_campaign(terminal: Terminal) -> None:

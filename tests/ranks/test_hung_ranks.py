@@ -41,7 +41,7 @@ def stop_at_work(terminal: Terminal, rank: int) -> psutil.Process:
 
 
 @pytest.mark.parametrize(
-    ("isolation", "wakes"), cases([("warm", False), ("warm", True)], nightly=[("inline", False)])
+    ("isolation", "wakes"), cases([("warm", False)], nightly=[("warm", True), ("inline", False)])
 )
 def test_the_others_complete_the_budget(terminal: Terminal, isolation: str, wakes: bool) -> None:
     """One that wakes up, while the others are at work, ends by itself."""

@@ -45,7 +45,9 @@ def kill(terminal: Terminal, command: Command, rng: random.Random, *, spare_eval
 @pytest.mark.timeout(170)
 def test_the_whole_job_killed_many_times_in_a_row(terminal: Terminal) -> None:
     terminal.task(0.03)
-    terminal.campaign(evaluations=100_000, kind="default")
+    # Of the kind that imports scikit-learn, most of the processor time here, nightly alone.
+    kind = "default" if all_cases else "evolution"
+    terminal.campaign(evaluations=100_000, kind=kind)
     rng = random.Random(20)
     before: dict[str, tuple[object, ...]] = {}
     for turn in range(KILLS):
@@ -77,7 +79,7 @@ def test_the_whole_job_killed_many_times_in_a_row(terminal: Terminal) -> None:
         before = now
 
     evaluations = len(before) + 30
-    terminal.campaign(evaluations=evaluations, kind="default")
+    terminal.campaign(evaluations=evaluations, kind=kind)
     assert terminal.hpo("run", "c.toml", "--ranks", 3).returncode == 0
     final = recorded(terminal)
     assert {name: final.get(name) for name in before} == before

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, nightly
 from places import ROOT, TESTS
 from programs import called
 
@@ -46,7 +46,7 @@ NAMED = [
 BLOCKS = dict(NAMED)
 """The files that documents print, by the name in their first line."""
 EXAMPLES = tuple(name for name in BLOCKS if Path(name).name.startswith("test_"))
-SLOW = tuple(name for name in EXAMPLES if name.startswith("nightly/"))
+SLOW = tuple(name for name in EXAMPLES if name.startswith(("nightly/", "ranks/test_")))
 COMMANDS = [
     line.split("#")[0].strip()
     for line in re.findall(
@@ -90,25 +90,25 @@ def campaign(folder: Path, task: str, ranks_per_worker: int) -> dict[str, object
 # Programs -----------------------------------------------------------------------------------------------------------
 
 
-TORCHRUN = (Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2)
+TORCHRUN, ALONE = (Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 2), (sys.executable,)
 
 
-@pytest.mark.parametrize("start", cases([TORCHRUN], nightly=[(sys.executable,)]), ids=len)
-def test_examples_train_alone_and_under_torchrun(folder, start):
+@pytest.mark.parametrize(("start", "other"), cases([(TORCHRUN, ALONE)], nightly=[(ALONE, TORCHRUN)]), ids=str)
+def test_examples_train_alone_and_under_torchrun(folder, start, other):
     words = run(folder, *start, "train_alone.py").stdout.split()
     found = dict(zip(words[::2], map(float, words[1::2])))
     assert found["accuracy"] > 0.9 and found["trainable_fraction"] < 1
-    _, error = run(folder, *start, "own_loop.py").stdout.split()
+    _, error = run(folder, *other, "own_loop.py").stdout.split()
     assert float(error) < 0.1
 
 
-@pytest.mark.parametrize("script", ["muon_with_adamw.py", "own_random_numbers.py"])
+@pytest.mark.parametrize("script", cases(["muon_with_adamw.py"], nightly=["own_random_numbers.py"]))
 def test_an_example_of_training_runs_without_a_warning(folder, script):
     _, loss = run(folder, sys.executable, "-W", "error", script).stdout.split()
     assert float(loss) < 32
 
 
-@pytest.mark.parametrize("library", cases(["ddp", "accelerate"], nightly=["lightning"]))
+@pytest.mark.parametrize("library", cases(["ddp"], nightly=["accelerate", "lightning"]))
 def test_a_script_of_one_s_own_trains_on_two_ranks(folder, library):
     if library != "ddp":
         pytest.importorskip(library, reason=f"{library} is not installed with hpo")
@@ -118,6 +118,7 @@ def test_a_script_of_one_s_own_trains_on_two_ranks(folder, library):
     ]
 
 
+@nightly
 def test_a_loop_of_one_s_own_is_paused_and_goes_on(folder):
     (folder / "own.toml").write_text(
         'task = "my_pauses.py:task"\ndirectory = "runs/own"\nevaluations = 40\nsearch.kind = "random"\n'

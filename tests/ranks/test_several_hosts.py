@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from cases import cases
+from cases import cases, nightly
 from namespaces import Hosts
 from terminal import Terminal, wait_until
 from test_dead_ranks import TWO_RANKS, check_complete
@@ -67,7 +67,8 @@ def test_a_host_dies(terminal: Terminal, victim: str, power: bool) -> None:
         check_complete(terminal, 160, victims=4)
 
 
-@pytest.mark.parametrize("victim", cases(["n2"], nightly=["n1"]))
+@nightly
+@pytest.mark.parametrize("victim", ["n2", "n1"])
 def test_a_worker_spans_what_is_left(terminal: Terminal, victim: str) -> None:
     """Of two workers on three hosts each has a rank on n2."""
     terminal.write("task.py", TWO_RANKS)

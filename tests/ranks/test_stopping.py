@@ -13,7 +13,7 @@ from itertools import product
 
 import psutil
 import pytest
-from cases import all_cases, cases
+from cases import cases, nightly
 from screens import Person
 from terminal import HPO, Command, Terminal, wait_until
 
@@ -69,8 +69,8 @@ def completed(terminal: Terminal, evaluations: int, *arguments: object, twice: i
 @pytest.mark.parametrize(
     ("ranks", "number"),
     cases(
-        [(2, signal.SIGHUP), (1, None)],
-        nightly=[(1, signal.SIGINT), (3, signal.SIGINT), (2, signal.SIGTERM), (1, signal.SIGUSR1)],
+        [(2, signal.SIGHUP)],
+        nightly=[(1, None), (1, signal.SIGINT), (3, signal.SIGINT), (2, signal.SIGTERM), (1, signal.SIGUSR1)],
     ),
 )
 def test_stopped_once_and_resumed_to_exactly_its_budget(
@@ -180,14 +180,15 @@ def test_what_ignores_a_stop_is_ended_when_the_grace_is_over(terminal: Terminal)
     assert terminal.status()["evaluations"]["interrupted"] == 2
 
 
-@pytest.mark.parametrize("ranks", cases([3], nightly=[1]))
+@nightly
+@pytest.mark.parametrize("ranks", [3, 1])
 def test_interrupted_while_it_starts(terminal: Terminal, ranks: int) -> None:
     """At any moment of the start: a sentence, 75, and the next start is as if nothing had been."""
     terminal.task(0.02)
     terminal.campaign(evaluations=100_000)
     rng = random.Random(ranks)
     ended_at_once = 0
-    for _ in range(6 if all_cases else 3):
+    for _ in range(6):
         command = terminal.start("run", "c.toml", "--ranks", ranks)
         wait_until(command.minds_signals, "the handlers of the command")
         time.sleep(rng.uniform(0.0, 1.2 if ranks > 1 else 0.4))
@@ -243,7 +244,7 @@ def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:
     """The moment at which a stop at the start becomes a stop of the campaign."""
     terminal.task(0.02)
     terminal.campaign(evaluations=30)
-    for launch in 1, 2:
+    for launch in cases([1], nightly=[2]):
         command = terminal.start("run", "c.toml", "--ranks", 2)
         wait_until(lambda: terminal.launch_begun(launch), "the journal", pause_s=0.0005)  # noqa: B023
         command.signal(signal.SIGINT)
@@ -254,7 +255,7 @@ def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:
 def test_a_deadline_stops_it_in_time(terminal: Terminal) -> None:
     """The deadline includes the start, which takes seconds on a busy machine."""
     terminal.task(0.03)
-    for seconds in 1, 4, 16, 32:
+    for seconds in (*cases((), nightly=[1]), 4, 16, 32):
         terminal.campaign(f'deadline = "{seconds}s"', evaluations=100_000)
         stopped(terminal, terminal.start("run", "c.toml", "--ranks", 2), within_s=seconds + 20)
         assert terminal.records("ended")[-1]["reason"] == "deadline"
