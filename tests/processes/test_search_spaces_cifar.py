@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import cases
+from cases import all_cases, cases
 from gloo import run_ranks
 from places import JOBS
 from resuming import in_two_pieces
@@ -82,7 +82,7 @@ def trained(rank: int, name: str, options: dict[str, Any], configurations: list[
 def test_random_configurations_train(module: ModuleType, tmp_path: Path) -> None:
     options = {**FAST, **SMALL[module]}
     task = module.make_task(**options)
-    configurations = [dict(task.default), *drawn(task, 3, seed=1)]
+    configurations = [dict(task.default), *drawn(task, 3 if all_cases else 1, seed=1)]
     if module is vit_oialr:
         found = trained(0, module.__name__, options, configurations, str(tmp_path))
     else:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import stand_ins
 import torch
+from cases import nightly
 from places import ROOT
 
 import hpo
@@ -356,6 +357,7 @@ def test_ranks_of_torchrun_take_their_nodes_devices_in_turn(
     assert Place().device == ("cuda:0" if devices else "cpu")
 
 
+@nightly
 def test_under_torchrun_it_is_said_once_and_first() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "search_spaces.digits", "--epochs", "0"]

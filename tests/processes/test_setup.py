@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import nightly
 from places import ROOT
 from programs import called
 from skips import NOT_POSSIBLE
@@ -72,6 +72,7 @@ def test_the_torch_of_the_system_stays_and_is_seen(repository: Path) -> None:
     assert (again.returncode, again.stderr, (venv / ".setup").read_text()) == (0, "", stamp)
 
 
+@nightly
 @pytest.mark.skipif(
     sys.version_info >= (3, 13), reason=f"{NOT_POSSIBLE}propulate's pins do not apply from Python 3.13 on"
 )
@@ -100,17 +101,16 @@ def wheel(folder: Path, name: str, number: str) -> None:
         file.writestr(f"{info}/RECORD", "")
 
 
+@nightly
 @pytest.mark.parametrize(
     ("builds", "options", "constraint", "chosen"),
-    cases(
+    [
         # pip has other words for a build that is missing where a constraint names torch.
-        [(["2.13.0"], [], "torch<=2.14.1", "2.13.0")],
-        nightly=[
-            (["2.13.0", "2.13.0+cpu"], [], "torch<=2.14.1", "2.13.0+cpu"),
-            (["2.13.0+cpu"], ["--cuda"], "", "2.13.0+cpu"),
-            (["2.12.0"], [], "", None),
-        ],
-    ),
+        (["2.13.0"], [], "torch<=2.14.1", "2.13.0"),
+        (["2.13.0", "2.13.0+cpu"], [], "torch<=2.14.1", "2.13.0+cpu"),
+        (["2.13.0+cpu"], ["--cuda"], "", "2.13.0+cpu"),
+        (["2.12.0"], [], "", None),
+    ],
 )
 def test_the_build_of_torch_that_there_is(
     repository: Path,
