@@ -14,7 +14,7 @@ from cases import cases, combinations
 from gloo import run_ranks
 from models import labelled
 from resuming import After, assert_identical, state_of
-from test_trainers_contract import METHODS, OTHERS, PLAIN, Everything, adamw, sgd, train
+from test_trainers_contract import METHODS, PLAIN, Everything, adamw, sgd, train
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.utils.parametrizations import spectral_norm
@@ -147,6 +147,9 @@ def thaws(net: nn.Module, way: str) -> dict[str, Any]:
     return {"optimizer": make, "report": lambda number, metrics: number == 1 and thaw()}
 
 
+THAWED = cases(("local SGD", "AB"), nightly=[name for name in METHODS if name not in ("local SGD", "AB")])
+
+
 def thawed(rank: int, name: str, per_node: int, directory: str) -> None:
     for way in ("all in the optimizer", "a group", "a group of the first of two"):
         net, was = frozen(), frozen().conv.weight
@@ -167,7 +170,7 @@ def thawed(rank: int, name: str, per_node: int, directory: str) -> None:
         assert_identical(state_of(again), state_of(net))
 
 
-@pytest.mark.parametrize("name", cases(PLAIN, nightly=OTHERS))
+@pytest.mark.parametrize("name", THAWED)
 def test_what_is_thawed_in_mid_run_is_averaged_and_saved(name: str, tmp_path: Path) -> None:
     run_ranks(2, thawed, name, 1, str(tmp_path))
 
@@ -210,7 +213,7 @@ def own_loop(rank: int, name: str) -> None:
         assert_identical(again, states[0])
 
 
-@pytest.mark.parametrize("name", cases(PLAIN, nightly=OTHERS))
+@pytest.mark.parametrize("name", THAWED)
 def test_what_an_own_loop_thaws_is_averaged(name: str) -> None:
     run_ranks(2, own_loop, name)
 
