@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from places import ROOT
 
 MODULES = sorted((ROOT / "hpo").rglob("*.py"))
@@ -48,22 +47,21 @@ def parameters(function: Function) -> int:
     return len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_and_its_functions_can_be_read_at_once(path: Path) -> None:
-    text = path.read_text()
-    found = list(functions(ast.parse(text)))
-    lines = len(text.splitlines())
-    assert lines <= MOST_LINES, f"{lines} lines: split the module by what changes together"
-    long = {name: body_lines(one) for name, one in found if body_lines(one) > MOST_LINES_OF_A_FUNCTION}
-    assert not long, f"{long}: move parts with a meaning of their own to functions"
-    wide = {
-        name: parameters(one)
-        for name, one in found
-        if name.endswith(".__init__")
-        and parameters(one) > MOST_PARAMETERS
-        and f"{name_of(path)}:{name.removesuffix('.__init__')}" not in PUBLIC
-    }
-    assert not wide, f"{wide}: pass records, or a port with methods in place of functions"
+def test_a_module_and_its_functions_can_be_read_at_once() -> None:
+    large: list[str] = []
+    for path in MODULES:
+        text, name = path.read_text(), name_of(path)
+        if (lines := len(text.splitlines())) > MOST_LINES:
+            large.append(f"{name}: {lines} lines: split the module by what changes together")
+        for function, one in functions(ast.parse(text)):
+            if (lines := body_lines(one)) > MOST_LINES_OF_A_FUNCTION:
+                large.append(f"{name}: {function}: {lines} lines: move parts with a meaning of their own out")
+            owner, _, member = function.rpartition(".")
+            if member == "__init__" and parameters(one) > MOST_PARAMETERS and f"{name}:{owner}" not in PUBLIC:
+                large.append(
+                    f"{name}: {function}: pass records, or a port with methods in place of functions"
+                )
+    assert not large, "\n".join(large)
 
 
 def test_a_folder_can_be_overlooked() -> None:
