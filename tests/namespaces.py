@@ -57,11 +57,7 @@ class Hosts:
     it is asked itself, as on Debian. ``resolving``: whether hosts have each other's names, too."""
 
     def __init__(
-        self,
-        terminal: Terminal,
-        *names: str,
-        networks: Sequence[str] = ("eth0",),
-        resolving: bool = True,
+        self, terminal: Terminal, *names: str, networks: Sequence[str] = ("eth0",), resolving: bool = True
     ) -> None:
         self._terminal = terminal
         self._folder = terminal.directory / "hosts.d"

@@ -151,11 +151,7 @@ def main() -> None:
         options.steps, options.repeats = 150, 2
     widths = QUICK if options.quick else WIDTHS
     with entered(None) as nodes:
-        ranks = nodes.run(
-            transmit,
-            {"steps": options.steps, "widths": list(widths)},
-            timeout_s=1800,
-        )
+        ranks = nodes.run(transmit, {"steps": options.steps, "widths": list(widths)}, timeout_s=1800)
         decomposed = {
             name: nodes.run(decompose, {"repeats": options.repeats, "widths": list(widths_decomposed)})
             for name, widths_decomposed in [*DECOMPOSED.items()][: 1 if options.quick else None]

@@ -196,10 +196,7 @@ def search(
     )
     simulation.run(until=until)
     last = {
-        record.id: (
-            record.finished,
-            record.objectives["value"] if record.status == COMPLETED else math.inf,
-        )
+        record.id: (record.finished, record.objectives["value"] if record.status == COMPLETED else math.inf)
         for journal in simulation.journals
         for record in journal.committed
         if isinstance(record, Finished) and record.status in (COMPLETED, PRUNED)

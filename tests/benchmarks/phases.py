@@ -66,8 +66,7 @@ def search(way: dict[str, Any], *, evaluations: int, epochs: int, seed: int) -> 
         ).run()
         best = result.best
         model = trainers.load_trained(
-            digits.untrained(best.params, **options),
-            Path(directory) / "evaluations" / best.id / "1-ranks",
+            digits.untrained(best.params, **options), Path(directory) / "evaluations" / best.id / "1-ranks"
         )
         test = trainers.evaluate(
             model, load_images("digits").test, metrics={"accuracy": task.test_metric()}, batch_size=256

@@ -30,17 +30,7 @@ from hpo.islands.coordinator.health import ReopenableFailure
 from hpo.islands.end_reasons import DEADLINE, DONE, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
-from hpo.journal.commands import (
-    RETRIED,
-    Drain,
-    Enqueue,
-    Pause,
-    Request,
-    Retry,
-    Set,
-    Stop,
-    Unpause,
-)
+from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.journal.directory import write_identity
 from hpo.journal.records import Record
 from hpo.ledger.entries import Commanded, Go, Limits

@@ -74,10 +74,7 @@ def test_random_architectures_take_a_step() -> None:
 
 @pytest.mark.parametrize(
     ("stem", "reduction", "side"),
-    [
-        *[(stem, 4, 8) for stem in STEMS],
-        *[("convolution", 1, 32), ("deep", 1, 32), ("patches", 1, 16)],
-    ],
+    [*[(stem, 4, 8) for stem in STEMS], *[("convolution", 1, 32), ("deep", 1, 32), ("patches", 1, 16)]],
 )
 def test_stem_leaves_the_side(stem: str, reduction: int, side: int) -> None:
     network = DeepResNet(**SMALL, stem=stem, reduction=reduction)

@@ -35,8 +35,7 @@ def test_the_last_line_counts_pruned_individuals(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("pruner", "last", "said"),
-    [("halving", None, 1), ("halving", 1, 0), ("none", None, 0)],
+    ("pruner", "last", "said"), [("halving", None, 1), ("halving", 1, 0), ("none", None, 0)]
 )
 def test_a_pruner_without_reports_is_said_in_the_run_in_status_and_in_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pruner: str, last: int | None, said: int

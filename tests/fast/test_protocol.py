@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 from simulation import Simulation
-from simulation.campaigns import (
-    SPACE,
-    finished,
-    losses,
-    make,
-    make_repeating,
-    objective,
-    records_of,
-)
+from simulation.campaigns import SPACE, finished, losses, make, make_repeating, objective, records_of
 
 import hpo
 from hpo.errors import EXIT_RESUMABLE

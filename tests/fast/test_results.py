@@ -347,10 +347,7 @@ def test_an_export_replaces_the_file_all_at_once(home: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [
-        *((name, UsageError) for name in ("table.xlsx", "table", ".csv")),
-        ("nowhere/table.csv", CampaignError),
-    ],
+    [*((name, UsageError) for name in ("table.xlsx", "table", ".csv")), ("nowhere/table.csv", CampaignError)],
 )
 def test_an_export_that_cannot_be_written_names_it(home, tmp_path, name, error):
     refused(lambda: results.export(home, tmp_path / name), name, error=error)

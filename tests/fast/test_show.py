@@ -119,11 +119,7 @@ def test_the_table_has_the_same(home: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("identity", "near"),
-    [
-        ("0-0-2x", 'Did you mean "0-0-2"?'),
-        ("known-1", "Valid: 0-0-0"),
-        ("\x1b[2J", r"no individual \x1b[2J"),
-    ],
+    [("0-0-2x", 'Did you mean "0-0-2"?'), ("known-1", "Valid: 0-0-0"), ("\x1b[2J", r"no individual \x1b[2J")],
 )
 def test_an_unknown_id_is_refused_with_near_ones(home, capsys, identity, near):
     assert cli.main(["show", str(home), identity]) == 2

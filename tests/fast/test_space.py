@@ -19,16 +19,7 @@ from spaces import genomes, spaces
 
 from hpo.errors import CampaignError
 from hpo.search.kinds.propulate_kinds import make_individual
-from hpo.space.space import (
-    Categorical,
-    Float,
-    Int,
-    Ordinal,
-    Parameter,
-    Params,
-    SearchSpace,
-    described_space,
-)
+from hpo.space.space import Categorical, Float, Int, Ordinal, Parameter, Params, SearchSpace, described_space
 
 EXAMPLE = SearchSpace(
     lr=Float(1e-5, 1e-1, log=True),

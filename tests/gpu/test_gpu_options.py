@@ -52,10 +52,7 @@ def weighted_loss(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
 
 ALTERING: dict[str, dict[str, Any]] = {
     "ema_decay": {"ema_decay": 0.9},
-    "early stopping": {
-        "epochs": 12,
-        "early_stopping": trainers.EarlyStopping(patience=2, restore_best=True),
-    },
+    "early stopping": {"epochs": 12, "early_stopping": trainers.EarlyStopping(patience=2, restore_best=True)},
     "clip_value": {"clip_norm": None, "clip_value": 1e-3},
     "parameter_groups": {
         "parameter_groups": lambda name, parameter: {"lr": 0.01} if parameter.ndim < 2 else {}

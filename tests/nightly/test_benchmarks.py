@@ -48,12 +48,7 @@ KEYS = {
     },
     "launches": {"busy", "busy_ratio", "decades_behind", "standard_error"},
     "phases": {"at once", "inherited", "phases"},
-    "oialr": {
-        "bytes_to_expected",
-        "faster_than_materialised",
-        "of_full_rank",
-        "step_to_expected",
-    },
+    "oialr": {"bytes_to_expected", "faster_than_materialised", "of_full_rank", "step_to_expected"},
     "early_stopping": {"choice_seeds", "chosen", "first_seed", "random: halving"},
     "first_try": {"evaluations", "functions", "seeds"},
     "search": {"log10_regret", "ms_a_proposal", "standard_error"},
@@ -146,11 +141,7 @@ def test_quick_benchmark_prints_its_figures(name: str) -> None:
     if name == "first_try":
         assert len(found["functions"]) == 3
     if name == "flat_cost":
-        assert found["default"].keys() >= {
-            "late_to_early",
-            "late_to_early_processor",
-            "peak_mib",
-        }
+        assert found["default"].keys() >= {"late_to_early", "late_to_early_processor", "peak_mib"}
 
 
 def need_two_nodes() -> None:

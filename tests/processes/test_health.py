@@ -14,23 +14,12 @@ from simulation.campaigns import fall_sick, losses, records_of
 
 import hpo
 from hpo.campaign import rank_entry
-from hpo.individual import (
-    COMPLETED,
-    CRASHED,
-    FAILED,
-    INTERRUPTED,
-    INVALID,
-    PRUNED,
-    TIMEOUT,
-    Outcome,
-)
+from hpo.individual import COMPLETED, CRASHED, FAILED, INTERRUPTED, INVALID, PRUNED, TIMEOUT, Outcome
 from hpo.islands.coordinator.ending import Overdue
 from hpo.islands.coordinator.health import Health
 from hpo.islands.end_reasons import DEADLINE, DONE, FUTILE, NOTHING_COMPLETED
 from hpo.islands.leader.evaluations import fault
-from hpo.islands.messages import (
-    EvaluationEnd,
-)
+from hpo.islands.messages import EvaluationEnd
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Finished, Started

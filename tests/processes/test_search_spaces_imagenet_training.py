@@ -21,10 +21,7 @@ FAST: dict[str, Any] = {"small": True, "epochs": 2, "batch_size": 4}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("imagenet_ab", {"network": "resnet-50"}),
     ("imagenet_oialr", {"network": "resnet-rs-101", "method": "ab"}),
-    (
-        "imagenet_daso",
-        {"warmup_epochs": 1, "cooldown_epochs": 0, "ranks_per_node": 1, "steps_on_link": 8.0},
-    ),
+    ("imagenet_daso", {"warmup_epochs": 1, "cooldown_epochs": 0, "ranks_per_node": 1, "steps_on_link": 8.0}),
 ]
 
 

@@ -22,15 +22,7 @@ from places import ROOT
 
 import hpo
 import trainers
-from search_spaces import (
-    assignment,
-    autoformer,
-    bigearthnet,
-    daso_intervals,
-    digits,
-    vit_ab,
-    vit_oialr,
-)
+from search_spaces import assignment, autoformer, bigearthnet, daso_intervals, digits, vit_ab, vit_oialr
 from search_spaces.building_blocks import image_task, sources
 from search_spaces.building_blocks.data_sets import augmentation
 from search_spaces.readers import cifar, published, small_images

@@ -59,8 +59,7 @@ def test_households_and_neighbourhoods_share_data_as_in_the_study() -> None:
 
 
 @pytest.mark.parametrize(
-    ("household", "every", "local"),
-    [(2, 128, 61), (8, 2, 11), (4, 2, 13), (1, 128, 115), (16, 64, 8)],
+    ("household", "every", "local"), [(2, 128, 61), (8, 2, 11), (4, 2, 13), (1, 128, 115), (16, 64, 8)]
 )
 def test_local_batches_are_those_of_equation_a_3(household: int, every: int, local: int) -> None:
     p = {"household": household, "world_every": every}

@@ -422,12 +422,7 @@ def test_an_error_of_its_own_device_is_no_lost_peer(starting: bool, kind: str) -
         return Started()
 
     channel = Channel(
-        name="two",
-        ranks=(0, 1),
-        rank=0,
-        group=None,
-        timeout=timedelta(seconds=1),
-        next_is_near=True,
+        name="two", ranks=(0, 1), rank=0, group=None, timeout=timedelta(seconds=1), next_is_near=True
     )
     with pytest.raises(error, match=text):
         channel._start(torch.ones(1), "all-reduce", 4.0, start).wait()

@@ -256,10 +256,7 @@ def interrupted(rank: int, name: str, per_node: int, directory: str, optimizer: 
 @pytest.mark.parametrize(
     ("name", "ranks", "per_node", "optimizer", "steps"),
     cases(
-        [
-            *((name, 4, 2, "sgd", 4) for name in PLAIN),
-            *((name, 2, 1, "adamw", 4) for name in WITH_OWN_STATE),
-        ],
+        [*((name, 4, 2, "sgd", 4) for name in PLAIN), *((name, 2, 1, "adamw", 4) for name in WITH_OWN_STATE)],
         nightly=[
             *((name, 4, 2, "sgd", 1) for name in METHODS),
             *((name, 2, 1, "adamw", 1) for name in PLAIN),

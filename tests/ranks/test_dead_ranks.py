@@ -95,9 +95,7 @@ def test_an_individual_runs_again_soon_after_its_rank_died(terminal: Terminal) -
 
 
 @pytest.mark.parametrize(
-    ("ranks", "victims"),
-    cases([(6, [2, 5])], nightly=[(8, [2]), (8, [3]), (8, [5, 6])]),
-    ids=str,
+    ("ranks", "victims"), cases([(6, [2, 5])], nightly=[(8, [2]), (8, [3]), (8, [5, 6])]), ids=str
 )
 def test_a_worker_that_lost_a_rank_hands_on_what_it_had_begun(
     terminal: Terminal, ranks: int, victims: list[int]

@@ -47,11 +47,7 @@ def test_what_is_left_of_a_session_ends_and_nothing_else() -> None:
     # A shell that leaves a process behind, as a killed mpirun does, in a process group of its own.
     line = "set -m; (trap '' HUP; exec sleep 60) & echo $!; read"
     mpirun = subprocess.Popen(
-        ["bash", "-c", line],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        ["bash", "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     other = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:

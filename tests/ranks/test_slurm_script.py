@@ -242,11 +242,7 @@ def program(folder: Path, name: str, text: str) -> Path:
 
 @pytest.mark.parametrize(
     ("number", "reason", "again"),
-    [
-        (signal.SIGUSR1, "None", True),
-        (signal.SIGTERM, "None", False),
-        (signal.SIGTERM, "TimeLimit", True),
-    ],
+    [(signal.SIGUSR1, "None", True), (signal.SIGTERM, "None", False), (signal.SIGTERM, "TimeLimit", True)],
     ids=["warning", "scancel", "limit"],
 )
 def test_the_script_passes_signals_on_and_queues_again_unless_it_was_cancelled(

@@ -672,10 +672,7 @@ class Simulation(LaunchLog):
         self.unread.remove(place.leader)
         self.journals[place.leader].fenced |= may_run
         return dead_leader_record(
-            self.journals[place.leader].committed,
-            space=self.space,
-            islands=self.islands,
-            losses=losses,
+            self.journals[place.leader].committed, space=self.space, islands=self.islands, losses=losses
         )
 
     def _written(self) -> Iterator[tuple[int, list[Record]]]:
@@ -685,12 +682,7 @@ class Simulation(LaunchLog):
         return (record for journal in self.journals for record in journal.committed)
 
     def journal_totals(self) -> ResumeState:
-        return fold(
-            self._committed(),
-            space=self.space,
-            islands=self.islands,
-            losses=losses,
-        )
+        return fold(self._committed(), space=self.space, islands=self.islands, losses=losses)
 
     # --- running --------------------------------------------------------------------------------------------
 

@@ -77,13 +77,7 @@ class SimulatedMachine(Machine):
     """Process numbers."""
 
     def __init__(
-        self,
-        world: World,
-        name: str,
-        *,
-        skew_s: float,
-        server_skew_s: float,
-        runs: Callable[[int], bool],
+        self, world: World, name: str, *, skew_s: float, server_skew_s: float, runs: Callable[[int], bool]
     ) -> None:
         self._world = world
         self._name = name

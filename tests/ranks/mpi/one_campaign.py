@@ -52,11 +52,7 @@ def patient(trial):
     return trial.params["x"] ** 2
 
 
-task = hpo.Task(
-    space,
-    globals()[task_name],
-    default={"x": 1.0, "rate": 0.01, "size": 32, "kind": "a"},
-)
+task = hpo.Task(space, globals()[task_name], default={"x": 1.0, "rate": 0.01, "size": 32, "kind": "a"})
 result = hpo.Campaign(task, **keywords).run()
 frame = result.dataframe()
 best = [result.best.id, result.best.value]
