@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from programs import called
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("hpo", "trainers", "search_spaces", "tests", "jobs", "pyproject.toml", "README.md")
@@ -174,24 +175,10 @@ def place_of(mutant: Mutant) -> Path:
 def notices(folder: Path, tests: list[str]) -> bool:
     """Whether a test fails in the copy of the product in ``folder``."""
     paths = os.pathsep.join([str(folder), str(folder / "tests")])
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *(f"tests/{one}" for one in tests),
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
+    files = [f"tests/{one}" for one in tests]
+    line = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = called(*line, cwd=folder, env=variables, timeout=TIME_LIMIT_S, returns=None)
     if done.returncode not in (0, 1):
         raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     if done.returncode and folder == ROOT:

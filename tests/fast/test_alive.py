@@ -23,7 +23,7 @@ from hpo.journal import machine
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.records import encode
 from hpo.ledger import alive
-from hpo.ledger.alive import STALE_S, OtherLaunches, SignOfLife, alive_path, last_refresh, living
+from hpo.ledger.alive import STALE_S, OtherLaunches, alive_path, last_refresh, living
 from hpo.ledger.entries import Limits
 from hpo.ledger.joining import Newcomer, beside
 from hpo.ledger.journals import journal_files
@@ -404,12 +404,6 @@ def test_a_launch_whose_sign_cannot_be_made_does_not_begin(tmp_path: Path) -> No
         again.run()
     assert not state_of(home).open
     assert len(again.run().individuals) == 5
-
-
-def test_the_sign_says_who_and_since_when(tmp_path: Path) -> None:
-    sign = SignOfLife(tmp_path, 3)
-    assert sign.path == tmp_path / "launches" / "0003" / "alive"
-    assert f"process {os.getpid()} on " in str(sign.holder)
 
 
 # --- a launch that was silent, and goes on ----------------------------------------------------------------------------

@@ -60,24 +60,6 @@ def test_a_migrant_leaves_its_island_and_pollen_does_not(copy):
         assert list(member.history) == [move.source for move in hops]
 
 
-@pytest.mark.parametrize(("workers", "piece"), [(1, 4), (4, 18), (9, 20_000)])
-def test_a_finite_space_that_is_used_up_ends_the_campaign(workers, piece, monkeypatch):
-    monkeypatch.setattr("hpo.islands.coordinator.unseen._PIECE", piece)  # of the list of all configurations
-    space = hpo.SearchSpace(
-        a=hpo.Ordinal(1, 2, 3), b=hpo.Categorical("x", "y"), c=hpo.Int(0, 4, when={"b": "x"})
-    )
-    assert space.size == 18
-    simulation, _ = make(
-        5, space=space, goal=lambda params: params["a"], workers=workers, islands=1, evaluations=100
-    )
-    simulation.run()
-    records = finished(simulation)
-    assert len(records) == 18
-    assert len({space.key(record.params) for record in records}) == 18
-    assert simulation.coordinator.end.reason == EXHAUSTED
-    assert simulation.coordinator.end.exit_code == 0
-
-
 @pytest.mark.parametrize("unfit", [[1], [0, 2], [0, 1, 2, 3]])
 def test_workers_that_cannot_start_evaluators_hand_on_what_they_have_and_use_up_no_budget(unfit):
     simulation, _ = make(1, workers=4, islands=2, evaluations=30)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from benchmarks import peers, two_nodes
 from places import BENCHMARKS
+from programs import called
 from skips import not_possible_here
 
 import hpo
@@ -102,15 +103,7 @@ KEYS = {
 
 def quick(name: str) -> dict[str, object]:
     """What the benchmark's last line says; the other lines are for people."""
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    done = called(sys.executable, BENCHMARKS / f"{name}.py", "--quick", timeout=280)
     found = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(found, dict)
     return found

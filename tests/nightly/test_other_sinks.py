@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import called
 from written import Written, params
 
 CURVE = [[1, 2.0], [2, 1.5], [3, 1.0 + 1 / 3]]
@@ -17,15 +17,7 @@ CURVE = [[1, 2.0], [2, 1.5], [3, 1.0 + 1 / 3]]
 
 def _printed(script: str, *arguments: object, **variables: str) -> Any:
     """What a script of Python prints last, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = called(sys.executable, "-c", script, *arguments, env={**os.environ, **variables})
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from programs import called
 
 from hpo.cluster.mpirun_command import environment
 
@@ -33,16 +34,9 @@ def repository(tmp_path: Path) -> Path:
 
 def quickstart(repository: Path, seconds: float) -> subprocess.CompletedProcess[str]:
     base = environment({**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)})
-    return subprocess.run(
-        ["bash", repository / "jobs" / "quickstart.sh"],
-        cwd=repository.parent,
-        env={**base, "PATH": os.pathsep.join([str(Path(sys.executable).parent), base["PATH"]])},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), base["PATH"]])
+    script = repository / "jobs" / "quickstart.sh"
+    return called("bash", script, cwd=repository.parent, env=base, timeout=seconds, returns=None)
 
 
 @pytest.mark.timeout(600)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from places import ROOT
+from programs import called
 
 USERS = """
 import hpo
@@ -26,14 +26,8 @@ if result.best is not None:
 
 def test_mistakes_are_seen_and_right_code_passes(tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text(USERS)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "users.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    line = (sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "users.py")
+    paths = {**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)}
+    done = called(*line, cwd=tmp_path, env=paths, returns=None)
     lines = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert ["report" in lines[0], "sizes" in lines[1], len(lines)] == [True, True, 2], done.stdout

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import zipfile
 from pathlib import Path
 
 from places import ROOT
+from programs import called
 
 TASK = """
 import hpo, search_spaces, trainers
@@ -30,18 +30,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0, 1)), evaluate)
 def run(folder: Path, *line: object) -> str:
     # No PYTHONPATH, which would have this checkout come first.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [*map(str, line)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, f"{line} returned {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return called(*line, cwd=folder, env=environment).stdout
 
 
 def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path) -> None:
