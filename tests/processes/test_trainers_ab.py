@@ -197,9 +197,9 @@ def of_rank(rank: int, per_node: int | None, settings: dict[str, Any], epochs: i
             (2, 1, [[0], [1]], {"warmup_steps": 0, "merge_gain": 1.0}),
             (4, 2, [[0, 1], [2, 3]], {"merge": "products"}),
             (4, 1, [[0], [1], [2], [3]], {"merge": "loss-weighted", "sigma_cutoff": 0.3}),
-            (3, None, [[0], [1], [2]], {"group_size": 1, "merge": "products"}),
         ],
         nightly=[
+            (3, None, [[0], [1], [2]], {"group_size": 1, "merge": "products"}),
             (2, None, [[0], [1]], {}),
             (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]], {"group_size": 2}),
             (6, 2, [[0, 1], [2, 3], [4, 5]], {"merge": "loss-weighted", "merge_gain": 0.8}),

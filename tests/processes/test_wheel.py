@@ -10,6 +10,7 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+from cases import nightly
 from places import ROOT
 from programs import called
 
@@ -33,7 +34,12 @@ def run(folder: Path, *line: object) -> str:
     return called(*line, cwd=folder, env=environment).stdout
 
 
-def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path) -> None:
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+OFFLINE = ("-qq", "--no-index")
+
+
+def make(tmp_path: Path) -> tuple[Path, set[str]]:
+    """The wheel, and the files that it is to hold."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md"):
@@ -49,14 +55,21 @@ def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path
         for path in (source / name).rglob("*")
         if path.is_file() and path.name != "README.md" and path.suffix != ".png"
     }
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    offline = ("-qq", "--no-index")
-    run(tmp_path, *pip, "wheel", *offline, "--no-deps", "--no-build-isolation", "-w", "dist", source)
+    run(tmp_path, *PIP, "wheel", *OFFLINE, "--no-deps", "--no-build-isolation", "-w", "dist", source)
     (wheel,) = (tmp_path / "dist").iterdir()
+    return wheel, files
+
+
+def test_the_wheel_holds_all_that_runs(tmp_path: Path) -> None:
+    wheel, files = make(tmp_path)
     assert wheel.name.startswith("hpo_mpi-")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == files
 
+
+@nightly
+def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    wheel, _ = make(tmp_path)
     # All that hpo requires is seen there as it is installed here; what only is this checkout is not.
     environment = tmp_path / "environment"
     run(tmp_path, sys.executable, "-m", "venv", "--without-pip", environment)
@@ -64,7 +77,7 @@ def test_a_campaign_runs_from_the_wheel_in_a_directory_of_its_own(tmp_path: Path
     (site / "installed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = environment / "bin" / "python"
     # With its dependencies, of which none can be fetched: each is there in a version that the wheel allows.
-    pip = (*pip, "--python", python, "install", *offline)
+    pip = (*PIP, "--python", python, "install", *OFFLINE)
     run(tmp_path, *pip, "--force-reinstall", "--no-deps", wheel)
     run(tmp_path, *pip, "hpo-mpi")
 

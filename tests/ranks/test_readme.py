@@ -154,6 +154,7 @@ def test_images_of_one_s_own_are_written_and_trained_with(folder):
     assert trained["options"]["data"] == "data/own_images" and 0 <= trained["value"] <= 1
 
 
+@nightly
 def test_a_campaign_of_one_s_own_trains_with_another_method(folder):
     options = "--method local-sgd --epochs 1 --train-samples 20 --width 4 --weight-decay 0.01"
     found = json.loads(run(folder, sys.executable, "my_images.py", *options.split()).stdout)
@@ -182,6 +183,7 @@ def test_an_exported_model_is_used(folder):
     run(folder, sys.executable, "use_best.py")
 
 
+@nightly
 def test_the_default_point_is_tried(folder):
     assert "value = 0." in run(folder, HPO, "try", "my_space.toml").stdout
 
