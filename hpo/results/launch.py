@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from hpo.journal.records import Launched, Left, Storage
 
@@ -41,6 +42,14 @@ class Launch:
     def workers(self) -> int:
         """Number of its workers; 0 where it died before that was written."""
         return 0 if self.launched is None else self.launched.workers
+
+
+def most_workers(launches: Iterable[Launch]) -> int:
+    """Greatest number of workers at work at the same time."""
+    changes = [
+        change for one in launches for change in ((one.started, one.workers), (one.updated, -one.workers))
+    ]
+    return max(accumulate((change for _, change in sorted(changes)), initial=0))
 
 
 def union(spans: Iterable[Span]) -> list[Span]:

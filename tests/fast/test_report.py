@@ -24,6 +24,7 @@ from hpo import cli, views
 from hpo.errors import CampaignError, UsageError
 from hpo.journal.curves import Point, curve_path
 from hpo.journal.curves import encode as curve_row
+from hpo.results.launch import most_workers
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.registry import BY_NAME, FIGURES
 from hpo.views.figures.source import NotDrawn, Source
@@ -119,6 +120,19 @@ def test_the_timeline_has_lost_and_resumed_parts_and_the_busy_share(tmp_path: Pa
     figure = BY_NAME["timeline"].draw([one])
     assert {trace.name for trace in figure.data} == {"completed 2", "lost 1", "resumed 1"}
     assert "40 %" in figure.layout.title.text
+
+
+def test_launches_that_were_at_work_together_have_areas_behind_their_workers(homes) -> None:
+    record = source(homes[1]).record
+    first, *later = record.launches
+    assert later and not [
+        shape for shape in BY_NAME["timeline"].draw([source(homes[1])]).layout.shapes if shape.type == "rect"
+    ]
+    one = source(homes[1])
+    one.record.launches[0].updated = one.record.launches[1].updated
+    shapes = BY_NAME["timeline"].draw([one]).layout.shapes
+    assert {shape.type for shape in shapes} == {"rect"} and len(shapes) >= len(record.launches)
+    assert most_workers(one.record.launches) == first.workers + later[0].workers
 
 
 @pytest.mark.parametrize("most", [40, 3])

@@ -1,4 +1,5 @@
-"""Timeline of the campaign's time at work: a row for each worker, a bar for each evaluation."""
+"""Timeline of the time at work: a row for each worker, a bar for each evaluation, and behind the bars an area for each
+launch, where launches were at work together."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import numpy
 
 from hpo.individual import LOST, RUNNING, STATUSES
+from hpo.results.launch import Launch, seconds_of
 from hpo.results.parts import Part
 from hpo.views import text
 from hpo.views.figures.drawing import theme
@@ -67,7 +69,10 @@ def draw(sources: Sequence[Source]) -> Plot:
             _add_bars(panels, panel, own, status, edge=0.5 if len(merged) < 1500 else 0.0)
     resumed = [bar for bar, part in zip(bars, parts) if part.resumed]
     _add_marks(panels, panel, source, resumed, rows, seconds)
-    launches = [at / seconds for at in source.later_launches]
+    together = _together(source.record.launches)
+    if together:
+        _add_launches(panels, source, rows, seconds)
+    launches = [] if together else [at / seconds for at in source.later_launches]
     above = 1.1 * max(1.0, height / 12) if launches else 0.0  # rows for the names of launches
     for launch, at in list(zip(source.record.launches[1:], launches))[:_MOST_LAUNCHES]:
         began = time.strftime("%-d %b %H:%M", time.localtime(launch.started))
@@ -89,6 +94,31 @@ def draw(sources: Sequence[Source]) -> Plot:
     pixels = int(min(_MOST, max(_LEAST, _ROW * (height + above)))) + 130
     title = f"Workers were busy {text.percent(busy_share(source) or 0.0)} of the time"
     return panels.plot(title, axes, height=pixels, barmode="overlay", bargap=0)
+
+
+def _together(launches: Sequence[Launch]) -> bool:
+    """Whether any two launches were at work at the same time."""
+    spans = [(one.started, one.updated) for one in launches]
+    return seconds_of(spans) < 0.999 * sum(updated - started for started, updated in spans)
+
+
+def _add_launches(panels: Panels, source: Source, rows: dict[tuple[int, int], float], unit_s: float) -> None:
+    """Add an area for each launch, over its time and the rows of its workers on each island, with its number."""
+    launches = source.record.launches
+    spans = source.at_work([at for one in launches for at in (one.started, one.updated)]) / unit_s
+    own: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for number, island, worker in {*source.record.hosts, *(part.place for part in source.record.parts)}:
+        own[number, island].append(rows[island, worker])
+    for launch, begins, ends in zip(launches, spans[::2], spans[1::2]):
+        for (number, _), places in own.items():
+            if number == launch.number:
+                top, bottom = min(places) - 0.5, max(places) + 0.5
+                corners = {"x0": float(begins), "x1": float(ends), "y0": top, "y1": bottom}
+                area = {"fillcolor": theme.GRID, "line": {"width": 0}, "layer": "below"}
+                panels.shapes.append({"type": "rect", "xref": "x", "yref": "y", **corners, **area})
+                if len(launches) <= _MOST_LABELS:
+                    place = {"x": float(ends), "y": top, "xanchor": "right", "yanchor": "top"}
+                    panels.note(f"launch {number}", **place, font={"size": 11, "color": theme.MUTED})
 
 
 def _rows(source: Source, parts: Sequence[Part]) -> tuple[dict[tuple[int, int], float], float]:

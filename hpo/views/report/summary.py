@@ -14,6 +14,7 @@ from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, Scalar, is_know
 from hpo.results import curves, overview
 from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import in_words
+from hpo.results.launch import most_workers
 from hpo.space.parameters import Float, Int, Ordinal, Parameter
 from hpo.terminal import one_line
 from hpo.views import text
@@ -182,7 +183,7 @@ def _work(source: Source, standing: overview.Overview) -> str:
     launches = len(source.record.launches)
     islands = f" on {standing.islands} islands" if standing.islands > 1 else ""
     times = f" in {launches} launches" if launches > 1 else ""
-    workers = text.plural(standing.workers, "worker")
+    workers = text.plural(most_workers(source.record.launches), "worker")
     return f"{workers}{islands} worked for {text.duration(standing.seconds)}{times}."
 
 
@@ -203,9 +204,9 @@ def _facts(source: Source, standing: overview.Overview, busy: float | None) -> l
     launches = text.plural(len(source.record.launches), "launch")
     hours = f"{launches}, {number(round(standing.worker_hours, 1))} worker-hours"
     facts.append(Fact("at work", text.duration(standing.seconds), hours))
-    if standing.workers:
+    if workers := most_workers(source.record.launches):
         share = "" if busy is None else f"{text.percent(busy)} busy"
-        facts.append(Fact("workers", number(standing.workers), share))
+        facts.append(Fact("workers", number(workers), share))
     if counts[PRUNED]:
         facts.append(Fact("pruned", number(counts[PRUNED]), text.percent(counts[PRUNED] / ended)))
     facts.append(Fact("failed", number(failed), text.percent(failed / ended) if failed else ""))
