@@ -81,7 +81,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, *, seconds: float = 45.0, pause_s: float = 0.005
+    condition: Callable[[], object], what: str, *, seconds: float = 45.0, pause_s: float = 0.03
 ) -> None:
     """Return once ``condition`` holds; AssertionError after ``seconds``."""
     end = time.monotonic() + seconds
