@@ -104,7 +104,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 """On a host of two GPUs, of which the second is not there any more."""
 
 
-@pytest.mark.parametrize("isolation", ["warm", "inline"])
+@pytest.mark.parametrize("isolation", cases(["warm"], nightly=["inline"]))
 def test_a_rank_whose_gpu_does_not_work_hands_its_work_on(terminal: Terminal, isolation: str) -> None:
     # Who evaluates in the rank that also hands out the work can wait no longer for another: that one has none yet.
     terminal.write("task.py", ON_GPUS.replace("LIMIT_S", "1" if isolation == "inline" else "30"))

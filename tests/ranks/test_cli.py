@@ -189,7 +189,7 @@ def test_ranks_that_are_asked_for_are_not_refused_for_lack_of_cores(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal.task(0.01)
-    terminal.campaign("[layout]\nislands = 5", evaluations=10)
+    terminal.campaign('layout.islands = 5\nevaluation.isolation = "inline"', evaluations=10)
     environment = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "1"}
     done = terminal.start("run", "c.toml", environment=environment).wait()
     refused(done, 2, "5 ranks", "each of the 1 CPUs in this Slurm job", "--ranks 5")

@@ -134,11 +134,13 @@ def test_a_loop_of_one_s_own_is_paused_and_goes_on(folder):
     assert again & {one.id for one in result.individuals if one.status == "completed"}
 
 
+@nightly
 def test_folds_are_evaluated_side_by_side(folder):
     assert campaign(folder, "my_folds.py", ranks_per_worker=2)["best"]["value"] > 0.5
     assert "value_deviation" in hpo.Result(folder / "runs/own").best.metrics
 
 
+@nightly
 def test_images_of_one_s_own_are_written_and_trained_with(folder):
     # As they were written: read back with the shapes and the order that the document gives.
     code = "from own_images import *; from search_spaces.readers.cifar import read_cifar; "
@@ -177,6 +179,7 @@ def test_a_campaign_of_one_s_own_is_searched(folder):
     assert {tuple(one.params) for one in individuals} == {("lr", "momentum", "width")}
 
 
+@nightly
 def test_an_exported_model_is_used(folder):
     short = ["--epochs", "2", "--train-samples", "64", "--batch-size", "8"]
     run(folder, sys.executable, "-m", "search_spaces.vit_oialr", *short, "--export", "best.safetensors")

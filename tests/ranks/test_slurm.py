@@ -7,7 +7,7 @@ import json
 import sys
 
 import pytest
-from cases import cases
+from cases import cases, nightly
 from places import JOBS
 from slurm import DONE, User, missing
 from terminal import variable, wait_until
@@ -132,6 +132,7 @@ task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), evaluate)
 """
 
 
+@nightly
 @pytest.mark.timeout(150)
 def test_a_job_gets_the_gpus_that_it_asks_for_and_each_worker_one(user: User) -> None:
     """Two of a node's four, by number; without ``--ntasks-per-node`` there is a rank for each."""
@@ -146,6 +147,7 @@ def test_a_job_gets_the_gpus_that_it_asks_for_and_each_worker_one(user: User) ->
     user.all_is_there_once(12)
 
 
+@nightly
 @pytest.mark.timeout(150)
 def test_compare_trains_on_the_nodes_of_its_job_with_all_of_their_cores(user: User) -> None:
     folder = user.terminal.directory

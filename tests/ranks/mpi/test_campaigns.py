@@ -36,7 +36,8 @@ def check(record, evaluations):
 @pytest.mark.parametrize(
     ("ranks", "islands", "kind"),
     cases(
-        [(2, 2, "genetic"), (4, 2, "default")], nightly=[(1, 1, "default"), (4, 1, "cmaes"), (8, 3, "pso")]
+        [(4, 2, "genetic")],
+        nightly=[(2, 2, "genetic"), (4, 2, "default"), (1, 1, "default"), (4, 1, "cmaes"), (8, 3, "pso")],
     ),
 )
 def test_inline(mpirun, tmp_path, ranks, islands, kind):
