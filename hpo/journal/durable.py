@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,20 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
     if durable:
         sync_directory(path.parent)
+
+
+def read_bounded(path: Path, most: int) -> tuple[bytes, float]:
+    """Content of a file, and its time by the clock of its storage. It neither waits for the writer of a pipe nor
+    follows a link out of the directory. OSError as the file system says; ValueError where ``path`` is no file of at
+    most that many bytes."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        # Attributes after the file was opened: those of an NFS client may be a minute old otherwise.
+        found = os.fstat(handle)
+        data = file.read(most + 1) if stat.S_ISREG(found.st_mode) else b""
+        if not stat.S_ISREG(found.st_mode) or len(data) > most:
+            raise ValueError(f"{path} is no file of at most {most} bytes")
+        return data, found.st_mtime
 
 
 def create_whole(path: Path, data: bytes) -> None:

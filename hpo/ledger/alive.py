@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError
+from hpo.journal.durable import read_bounded
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.machine import THIS_MACHINE, Machine
 from hpo.ledger.fold import LedgerState
@@ -81,16 +82,10 @@ def _read(path: Path) -> tuple[Holder | None, float]:
     """Content of a sign, None where there is none, and its time by the clock of its storage. OSError as the file system
     says."""
     try:
-        # Attributes after the file was opened: those of an NFS client may be a minute old otherwise.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        return None, 0.0
-    with open(handle, "rb") as file:
-        data, stamp = file.read(1 << 16), os.fstat(handle).st_mtime
-    try:
+        data, stamp = read_bounded(path, 1 << 16)
         return _decoder.decode(data), stamp
-    except ValueError:
-        return None, stamp
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None, 0.0
 
 
 def _is_gone(holder: Holder, machine: Machine) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from hpo.islands.coordinator.tally import MOST_RECENT
 from hpo.islands.coordinator.worker_registry import DRAINED, FAILING
 from hpo.islands.end_reasons import FUTILE, NOTHING_COMPLETED
 from hpo.journal import directory as directories
-from hpo.journal.durable import write_atomically
+from hpo.journal.durable import read_bounded, write_atomically
 from hpo.journal.records import storable
 from hpo.ledger.alive import REFRESH_S, alive_path, living
 from hpo.ledger.journals import journal_files
@@ -298,7 +297,7 @@ def read(directory: Path) -> Overview | None:
         return None
     holder = next(iter(holders.items()), None)
     try:
-        data, stamp = _content(directory / _NAME)
+        data, stamp = read_bounded(directory / _NAME, _MOST_BYTES)
         found = _decoder.decode(data)
         if holder is None:
             holds = bool(found.journals) and found.journals == _digest(directory)
@@ -338,16 +337,6 @@ def with_running(overview: Overview, tails: running.Tails) -> Overview:
         return overview
     gone = [worker for worker, reason in overview.left if reason not in _RUN_ON]
     return msgspec.structs.replace(overview, individuals=tails.poll(gone))
-
-
-def _content(path: Path) -> tuple[bytes, float]:
-    # Open neither waits for the writer of a pipe nor follows a link out of the directory.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-            raise ValueError(f"{path} is not a status file")
-        return file.read(_MOST_BYTES + 1), found.st_mtime
 
 
 def _digest(directory: Path) -> str:

@@ -8,7 +8,6 @@ nothing is lost with one."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 
 from hpo.errors import CampaignError
 from hpo.islands.messages import RungReport
-from hpo.journal.durable import write_atomically
+from hpo.journal.durable import read_bounded, write_atomically
 from hpo.search.population import Member, Population, keep_latest
 from hpo.search.stopping_rules import Report
 
@@ -135,9 +134,7 @@ class EliteExchange:
         reports: dict[str, RungReport] = {}
         for launch in launches:
             with suppress(OSError, ValueError):  # it has none yet, or a person has put something there
-                handle = os.open(self._path(launch), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                with open(handle, "rb") as file:
-                    elite = _decoder.decode(file.read(2 * _MOST_BYTES))
+                elite = _decoder.decode(read_bounded(self._path(launch), _MOST_BYTES)[0])
                 members.update((_end(one), one) for one in elite.members)
                 reports.update((_rung(one), one) for one in elite.reports)
         new = [one for end, one in members.items() if end not in self._known]
