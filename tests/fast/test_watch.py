@@ -61,14 +61,14 @@ def ask(app: ASGIApp, target: str, *headers: tuple[str, str], method: str = "GET
 
 
 def page_with(directory: Path, **names: object) -> Page:
-    page = Page(directory, notify=lambda: None)
+    page = Page(directory)
     page.view = View(parts={name: PagePart.of(value) for name, value in names.items()}, reading=False)
     return page
 
 
 def app_for(directory: Path, token: str | None = TOKEN) -> ASGIApp:
     page = page_with(directory, words={"text": "</script>"}, history=[1, 2])
-    return server.application(page, server.Streams(), title="<script>alert(1)</script>", token=token)
+    return server.application(page, title="<script>alert(1)</script>", token=token)
 
 
 ROUTES = ("/", "/parts/words", "/page.js", "/plotly.js", "/live.css", "/nothing", "/parts/..%2f..%2fpasswd")
@@ -78,7 +78,7 @@ def test_every_route_is_closed_without_the_token(tmp_path: Path) -> None:
     app = app_for(tmp_path)
     cookie = ("cookie", "hpo=a-token; token=a-token")
     tokens = [("", cookie), *((f"?token={token}",) for token in ("", "a-toke", "a-token%20", "ä")), ("",)]
-    for (suffix, *headers), route in product(tokens, (*ROUTES, "/events")):
+    for (suffix, *headers), route in product(tokens, (*ROUTES, "/view")):
         for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT"):
             answer = ask(app, route + suffix, HOST, *headers, method=method)
             assert answer.status == 403 and answer.headers.items() >= HEADERS.items(), (suffix, route, method)
@@ -131,7 +131,7 @@ def test_the_page_can_only_be_read(tmp_path: Path) -> None:
         for route in ROUTES:
             answer = ask(app, route, method=method)
             assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD"), (method, route)
-    for route in (*ROUTES, "/events"):
+    for route in (*ROUTES, "/view"):
         assert ask(app, route, method="HEAD").status in (200, 404)
 
 
@@ -160,61 +160,38 @@ def test_parts_are_the_same_compressed_and_not(tmp_path: Path) -> None:
     assert b"<" not in plain.body
 
 
-def test_the_stream_says_what_there_is_then_what_changes_and_ends(tmp_path: Path) -> None:
-    page, streams = page_with(tmp_path, words=1), server.Streams()
-
-    async def follow() -> None:
-        stream = server._events(page, streams)
-
-        async def event() -> dict[str, Any]:
-            text = (await asyncio.wait_for(anext(stream), 20)).decode()
-            assert text.startswith("event: view\ndata: ") and text.endswith("\n\n") and text.count("\n") == 3
-            return json.loads(text.splitlines()[1].removeprefix("data: "))
-
-        assert (await anext(stream)).startswith(b"retry:")
-        first = await event()
-        assert list(first["parts"]) == ["words"] and not first["problem"]
-        assert page._viewers == 1
-        page.view = View(
-            parts={**page.view.parts, "history": PagePart.of(2)}, problem="line\nbreak", reading=False
-        )
-        streams.wake()
-        second = await event()
-        assert second["parts"]["words"] == first["parts"]["words"] and "history" in second["parts"]
-        assert second["problem"] == "line\nbreak"
-        streams.close()
-        with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(stream), 20)
-        assert (page._viewers, len(streams)) == (0, 0)
-
-    asyncio.run(follow())
-
-
-def test_there_are_not_more_streams_than_the_server_bears(tmp_path: Path) -> None:
-    streams = server.Streams()
-    app = server.application(page_with(tmp_path), streams, title="x", token=None)
-    for _ in range(64):
-        streams.open()
-    assert ask(app, "/events").status == 503
+def test_who_asks_hears_what_there_is_and_counts_as_a_viewer(tmp_path: Path) -> None:
+    page = page_with(tmp_path, words=1)
+    app = server.application(page, title="x", token=None)
+    assert not page._is_viewed
+    first = json.loads(ask(app, "/view").body)
+    assert list(first["parts"]) == ["words"] and not first["problem"]
+    assert page._is_viewed
+    page.view = View(
+        parts={**page.view.parts, "history": PagePart.of(2)}, problem="line\nbreak", reading=False
+    )
+    second = json.loads(ask(app, "/view").body)
+    assert second["parts"]["words"] == first["parts"]["words"] and "history" in second["parts"]
+    assert second["problem"] == "line\nbreak"
 
 
 @contextmanager
 def watched(directory: Path) -> Iterator[tuple[Page, Callable[[], dict[str, str]]]]:
     """A page with a viewer, and what makes it anew and says the versions of its parts."""
-    page = Page(directory, notify=lambda: None)
+    page = Page(directory)
     now = [0.0]
     page._parts.clock = lambda: now[0]
 
     def made() -> dict[str, str]:
         for _ in range(2):  # the words follow the figures
             now[0] += 1000.0
+            page.look()
             page.step()
             while page._more:
                 page.step()
         return {name: part.version for name, part in page.view.parts.items()}
 
-    with page.viewer():
-        yield page, made
+    yield page, made
 
 
 def said(page: Page, part: str) -> Any:
@@ -253,7 +230,7 @@ def _append(home: Path, identity: str, value: float) -> None:
 
 
 def test_nothing_is_made_while_nobody_looks(tmp_path: Path) -> None:
-    page = Page(synthetic.make(tmp_path / "run", evaluations=12), notify=lambda: None)
+    page = Page(synthetic.make(tmp_path / "run", evaluations=12))
     page.step()
     assert not page.view.parts and not page.view.reading
 

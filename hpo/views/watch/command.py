@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -17,7 +17,7 @@ from hpo.journal import directory as directories
 from hpo.terminal import one_line, write
 from hpo.views.watch.address import local_port, private_socket
 from hpo.views.watch.page import Page
-from hpo.views.watch.server import Streams, application
+from hpo.views.watch.server import application
 
 _GRACE_S = 1  # for answers under way
 _MOST_CONNECTIONS = 128  # any user of the host may open some at a port
@@ -47,7 +47,6 @@ class _Server(uvicorn.Server):
 
 async def _serve(directory: Path, port: int | None, version: str) -> None:
     loop = asyncio.get_running_loop()
-    streams = Streams()
     server: _Server | None = None
     asked = 0
     # Any user of the host can make uvicorn warn of invalid requests.
@@ -58,20 +57,15 @@ async def _serve(directory: Path, port: int | None, version: str) -> None:
         nonlocal asked
         asked += 1
         log.setLevel(logging.CRITICAL)  # answers are cut off on purpose
-        streams.close()
         if server is not None:
             server.should_exit, server.force_exit = True, asked > 1
-
-    def woken() -> None:
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(streams.wake)
 
     # Handlers come first, so that a signal cannot leave the socket behind.
     for number in _ending_signals():
         loop.add_signal_handler(number, end)
     with private_socket() if port is None else local_port(port) as address:
-        page = Page(directory, notify=woken, version=version)
-        app = application(page, streams, title=one_line(directory.absolute().name), token=address.token)
+        page = Page(directory, version=version)
+        app = application(page, title=one_line(directory.absolute().name), token=address.token)
         server = _Server(_configuration(app))
         server.should_exit = asked > 0
         page.start()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hpo.views.watch.parts import PagePart, Parts
 
 _LOOK_S = 0.5
 _UNWATCHED_S = 5.0
+_VIEWER_S = 5.0  # a viewer that has not looked for so long has gone
 _BEAT_S = 10.0  # after this time, a campaign at work that writes nothing is looked at again
 _SHARE = 1 / 3  # largest share of a core, in the mean
 _LONGEST_REST_S = 10.0
@@ -35,13 +35,11 @@ class View:
 
 
 class Page:
-    """The live page of the campaign in ``directory``, which is made only for viewers. ``notify`` is called from the
-    page's thread when ``view`` has changed."""
+    """The live page of the campaign in ``directory``, which is made only for viewers: ``view`` is its present state."""
 
-    def __init__(self, directory: Path, notify: Callable[[], None], *, version: str = "") -> None:
+    def __init__(self, directory: Path, *, version: str = "") -> None:
         self.view = View()
         self._directory = directory
-        self._notify = notify
         self._follower = Follower(directory)
         self._curves = CurveFollower(directory)
         self._tails = Tails(directory)
@@ -50,7 +48,8 @@ class Page:
         self._new_records = self._new_rows = self._more = False
         self._beat = 0.0
         self._said = ""
-        self._viewers = 0
+        self._looked = -_VIEWER_S
+        """Time of the last look of any viewer, by the monotonic clock."""
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -63,16 +62,15 @@ class Page:
         self._closed.set()
         self._wake.set()
 
-    @contextmanager
-    def viewer(self) -> Iterator[None]:
-        """Count a viewer while the context lasts."""
-        self._viewers += 1
-        if self._viewers == 1:
+    def look(self) -> None:
+        """Note that a viewer looks at the page, as each does every second."""
+        if not self._is_viewed:
             self._wake.set()
-        try:
-            yield
-        finally:
-            self._viewers -= 1
+        self._looked = time.monotonic()
+
+    @property
+    def _is_viewed(self) -> bool:
+        return time.monotonic() - self._looked < _VIEWER_S
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -81,7 +79,7 @@ class Page:
             # The first viewer waits, and imports take much of the time.
             rest = 0.0 if first else min((time.thread_time() - began) * (1 / _SHARE - 1), _LONGEST_REST_S)
             if not self._more:
-                rest = max(rest, _LOOK_S if self._viewers else _UNWATCHED_S)
+                rest = max(rest, _LOOK_S if self._is_viewed else _UNWATCHED_S)
             self._wake.wait(0.0 if self.view.reading else rest)
             self._wake.clear()
 
@@ -96,7 +94,7 @@ class Page:
                 rows = self._curves.poll(self._follower.open_launches)
                 self._new_rows |= rows.new
                 reading = rows.more
-            if not reading and self._viewers:
+            if not reading and self._is_viewed:
                 self._make()
             problem = next(iter(self._parts.problems.values()), "")
         except (CampaignError, OSError) as error:
@@ -139,18 +137,13 @@ class Page:
         return self._tails.poll({f"{one.island}-{one.worker}" for one in left})
 
     def _publish(self, parts: Mapping[str, PagePart]) -> None:
-        self._change(replace(self.view, parts=parts))
+        self.view = replace(self.view, parts=parts)
 
     def _show(self, *, problem: str, reading: bool = False) -> None:
         if problem and problem != self._said:
             self._said = problem
             write(f"hpo watch: {one_line(problem)}", sys.stderr, flush=True)
-        self._change(replace(self.view, problem=problem, reading=reading))
-
-    def _change(self, view: View) -> None:
-        if view != self.view:
-            self.view = view
-            self._notify()
+        self.view = replace(self.view, problem=problem, reading=reading)
 
 
 def _signs(record: CampaignRecord) -> tuple[bool, int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import html
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
@@ -14,7 +13,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -22,42 +21,12 @@ from hpo.views.report import page as report
 from hpo.views.watch.access import Guard
 from hpo.views.watch.page import Page, View
 
-_MOST_STREAMS = 64
-_PING_S = 10.0
 _JSON = "application/json"
 _SCRIPT = "text/javascript; charset=utf-8"
 _STYLE = "text/css; charset=utf-8"
 
 
-class Streams:
-    """Open streams of events, which are woken when the view has changed."""
-
-    def __init__(self) -> None:
-        self._events: set[asyncio.Event] = set()
-        self.closed = False
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def open(self) -> asyncio.Event:
-        event = asyncio.Event()
-        self._events.add(event)
-        return event
-
-    def drop(self, event: asyncio.Event) -> None:
-        self._events.discard(event)
-
-    def wake(self) -> None:
-        for event in self._events:
-            event.set()
-
-    def close(self) -> None:
-        """End all streams."""
-        self.closed = True
-        self.wake()
-
-
-def application(page: Page, streams: Streams, *, title: str, token: str | None) -> ASGIApp:
+def application(page: Page, *, title: str, token: str | None) -> ASGIApp:
     """The guarded routes. ``title``: title of the page before it is made."""
     shell = _shell(title)
 
@@ -70,44 +39,21 @@ def application(page: Page, streams: Streams, *, title: str, token: str | None) 
             raise HTTPException(HTTPStatus.NOT_FOUND)
         return _packed(request, found.data, _JSON)
 
-    async def events(request: Request) -> Response:
-        if len(streams) >= _MOST_STREAMS or streams.closed:
-            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "10"})
-        kind = "text/event-stream"
-        if request.method == "HEAD":
-            return Response(media_type=kind)
-        return StreamingResponse(_events(page, streams), media_type=kind)
+    async def view(request: Request) -> Response:
+        page.look()
+        return Response(_announced(page.view), media_type=_JSON)
 
     routes = [
         Route("/", index),
-        Route("/events", events),
+        Route("/view", view),
         Route("/parts/{name}", part),
         *(Route(f"/{name}", _asset(make, kind)) for name, (make, kind) in _ASSETS.items()),
     ]
     return Guard(Starlette(routes=routes), token)
 
 
-async def _events(page: Page, streams: Streams) -> AsyncIterator[bytes]:
-    """Versions of the parts at each change. Viewers that return or were slow miss nothing, as each event is whole."""
-    event = streams.open()
-    try:
-        with page.viewer():
-            yield b"retry: 2000\n\n"
-            sent = None
-            while not streams.closed:
-                event.clear()
-                if page.view != sent:
-                    sent = page.view
-                    yield b"event: view\ndata: " + _announced(sent) + b"\n\n"
-                try:
-                    await asyncio.wait_for(event.wait(), _PING_S)
-                except asyncio.TimeoutError:
-                    yield b": still here\n\n"
-    finally:
-        streams.drop(event)
-
-
 def _announced(view: View) -> bytes:
+    """Versions of the parts, by which a viewer finds out which to fetch."""
     versions = {name: part.version for name, part in view.parts.items()}
     return msgspec.json.encode({"problem": view.problem, "reading": view.reading, "parts": versions})
 

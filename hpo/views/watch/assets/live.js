@@ -6,7 +6,7 @@
   const line = document.createElement("p");
   let wanted = null;
   let fetching = false;
-  let source = null;
+  let asking = null;
   let changed = new Date();
 
   function say(state, text) {
@@ -62,39 +62,42 @@
         changed = new Date();
         await Promise.all(missing.filter((one) => before || one !== words).map((one) => fetchPart(...one)));
         show();
-        if (!source) break;
+        if (document.hidden) break;
       }
     } catch {
-      // The connection is gone; the stream of events says so, and begins again with all that there is.
+      // The connection is gone; the next question says so.
     } finally {
       fetching = false;
     }
     sayHow();
   }
 
-  function open() {
-    if (source || document.hidden) return;
-    source = new EventSource("events");
-    source.addEventListener("view", (event) => {
-      wanted = JSON.parse(event.data);
+  // Every second, while the page is seen: by these questions the server knows that somebody looks.
+  async function ask() {
+    asking = true;
+    try {
+      const answer = await fetch("view", { cache: "no-store" });
+      if (answer.status === 403) {
+        say("problem", "hpo watch was started anew. What you see is the last that it sent; open the address that it prints now.");
+        return;
+      }
+      if (!answer.ok) throw new Error(answer.statusText);
+      wanted = await answer.json();
       sayHow();
       update();
-    });
-    source.addEventListener("error", () => {
-      const over = source.readyState === EventSource.CLOSED;
-      say("problem", over
-        ? "hpo watch has ended, or was started anew. What you see is the last that it sent; open the address that it prints now."
-        : "No connection to hpo watch; trying again. What you see is the last that it sent.");
-    });
+    } catch {
+      say("problem", "No connection to hpo watch; trying again. What you see is the last that it sent.");
+    }
+    asking = null;
+    open();
   }
 
-  function close() {
-    if (source) source.close();
-    source = null;
+  function open() {
+    if (!asking && !document.hidden) asking = setTimeout(ask, 1000);
   }
 
   hpo.start();
   say("waiting", "Connecting …");
-  open();
-  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  ask();
+  document.addEventListener("visibilitychange", open);
 })();
