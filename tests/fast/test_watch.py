@@ -188,6 +188,7 @@ def watched(directory: Path) -> Iterator[tuple[Page, Callable[[], dict[str, str]
             page.look()
             page.step()
             while page._more:
+                page.look()  # on a machine at work a figure may take seconds
                 page.step()
         return {name: part.version for name, part in page.view.parts.items()}
 

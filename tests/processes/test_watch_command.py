@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -69,6 +69,24 @@ def test_what_the_journal_gets_arrives_and_a_signal_ends_it_at_once(terminal: Te
         done = command.wait(_PATIENCE_S)
         assert time.monotonic() - asked < 10
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_idle_connections_keep_no_viewer_out(terminal: Terminal) -> None:
+    _begin(terminal)
+    with _port(terminal) as (command, target, connection), ExitStack() as idle:
+        for _ in range(140):  # more than the server takes
+            idle.enter_context(socket.create_connection((connection.host, connection.port)))
+        end = time.monotonic() + 30
+        status = 0
+        while status != 303 and time.monotonic() < end:
+            connection.request("GET", target)
+            answer = connection.getresponse()
+            answer.read()
+            status = answer.status
+            time.sleep(0.5)
+        assert status == 303
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait(_PATIENCE_S).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hpo.journal import directory as directories
 from hpo.terminal import one_line, write
@@ -20,6 +21,7 @@ from hpo.views.watch.page import Page
 from hpo.views.watch.server import application
 
 _GRACE_S = 1  # for answers under way
+_REQUEST_S = 10.0  # a connection has to make its first request within this time
 _MOST_CONNECTIONS = 128  # any user of the host may open some at a port
 
 
@@ -35,6 +37,20 @@ def watch(directory: Path, port: int | None, *, version: str = "") -> int:
     directories.read_identity(directory)
     asyncio.run(_serve(directory, port, version))
     return 0
+
+
+class _Connection(H11Protocol):
+    """A connection that ends if no request comes, as idle connections of another user would keep viewers out; uvicorn
+    has a time-out only between requests."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_REQUEST_S, self._first_request_due)
+
+    def _first_request_due(self) -> None:
+        cycle: object = self.cycle  # None before the first request
+        if cycle is None:
+            self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -80,7 +96,7 @@ async def _serve(directory: Path, port: int | None, version: str) -> None:
 def _configuration(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=_Connection,
         limit_concurrency=_MOST_CONNECTIONS,
         ws="none",
         lifespan="off",
