@@ -165,11 +165,13 @@ def close(directory: Path, launch: int) -> str:
 
 def launches(directory: Path) -> str:
     """A line for each launch."""
-    rows = [("launch", "state", "workers", "done", "silent for", "job", "hosts")]
+    rows = [("launch", "state", "workers", "done", "silent for", "job", "GPUs", "hosts")]
     for one in listed_launches(directory):
         silent = "" if one.silent_s is None else f"{one.silent_s:.0f} s"
         hosts = ", ".join(one.hosts[:_MOST_HOSTS]) + (", …" if len(one.hosts) > _MOST_HOSTS else "")
-        rows.append((str(one.number), one.state, str(one.workers), str(one.done), silent, one.job, hosts))
+        rows.append(
+            (str(one.number), one.state, str(one.workers), str(one.done), silent, one.job, one.devices, hosts)
+        )
     return "\n".join(table(rows))
 
 

@@ -33,6 +33,17 @@ def visible_devices(
     return tuple(devices)
 
 
+def described(environment: Mapping[str, str], driver: Path = _DRIVER) -> str:
+    """Number and model of the devices that this process may use, such as "4 NVIDIA H100"; "" for none."""
+    number = len(visible_devices(environment, driver))
+    try:
+        texts = [path.read_text() for path in sorted(driver.glob("*/information"))]
+    except OSError:
+        texts = []
+    models = {found[1] for text in texts if (found := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))}
+    return f"{number} {models.pop() if len(models) == 1 else 'GPU' + 's' * (number > 1)}" if number else ""
+
+
 def _count(folder: Path, pattern: str) -> int:
     """The number of entries of ``folder`` whose names match ``pattern``; 0 where there is no such folder."""
     try:

@@ -125,7 +125,7 @@ class Joined(LedgerEntry, kw_only=True, frozen=True):
     job: str = ""
     """Attempt at a job of the scheduler, such as "123.0"; "" without one."""
     devices: str = ""
-    """Devices of one worker, such as "2 NVIDIA H100", for people."""
+    """Devices that its first rank may use, such as "4 NVIDIA H100"; "" for none."""
     points: tuple[dict[str, Scalar], ...] = ()
     """Configurations of its task and campaign file to evaluate before any that is bred, beside those given before."""
     submitted: Count = 0

@@ -189,6 +189,7 @@ def join(
     layout: Callable[[int], Layout],
     in_file: Limits,
     machines: Mapping[str, str] | None = None,
+    devices: str = "",
     among: Collection[int] | None = None,
 ) -> Participation | None:
     """Join the campaign of ``ledger``. Errors as of ``Ledger.append``.
@@ -199,6 +200,7 @@ def join(
         points: configurations of the task and its file to evaluate before any that is bred.
         layout: plans the launch, given the island that gets a worker first.
         in_file: limits of the campaign file.
+        devices: number and model of the devices of its first host.
         machines: names of the hosts of its ranks by ``Machine.identity``, that of its first rank first.
         among: open launches beside which it may join: None where another has joined meanwhile. None for all.
     """
@@ -226,6 +228,7 @@ def join(
             machines=tuple(hosts),
             supervisor=newcomer.supervisor,
             job=newcomer.job,
+            devices=devices,
             points=tuple(new.values()),
             submitted=state.submitted if newcomer.submitted is None else newcomer.submitted,
         )

@@ -20,7 +20,7 @@ class ListedLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Job of the scheduler; "" without one."""
     hosts: list[str]
     devices: str
-    """Devices of one worker; "" where they are not known."""
+    """Devices that its first rank may use; "" for none."""
     workers: int
     done: int
     """Number of individuals that ended in it, and count."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.evaluation.devices import bind_device, choose_backend, inline_device, visible_devices
+from hpo.evaluation.devices import bind_device, choose_backend, described, inline_device, visible_devices
 from hpo.evaluation.environment import child_environment, sharing
 
 FOUR = ("0", "1", "2", "3")
@@ -39,6 +39,19 @@ def test_visible_is_what_the_environment_lists_or_the_driver_or_device_files(
     for driver, nodes in (("driver", "none"), ("none", "dev")):
         assert visible_devices(environment, tmp_path / driver, tmp_path / nodes) == devices
     assert visible_devices({}, tmp_path / "none", tmp_path / "none") == ()
+
+
+def test_devices_are_described_by_number_and_model(tmp_path: Path) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert (
+        described(environment, tmp_path / "none") == "2 GPUs"
+        and described({"CUDA_VISIBLE_DEVICES": ""}) == ""
+    )
+    for index, model in enumerate(("H100", "H100", "H200")):
+        folder = tmp_path / f"0000:{index:02x}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text(f"Model: \t\t NVIDIA {model}\nIRQ:   \t\t 42\n")
+        assert described(environment, tmp_path) == ("2 GPUs" if model == "H200" else "2 NVIDIA H100")
 
 
 def bound(

@@ -34,6 +34,7 @@ from hpo.config import reader as config
 from hpo.config.layout import Layout
 from hpo.config.process import tolerates_deaths
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, UsageError
+from hpo.evaluation.devices import described
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.islands.end_reasons import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
@@ -203,6 +204,7 @@ class Rank:
                     layout=self._layout,
                     in_file=limits,
                     machines={hello.machine: hello.host for hello in hellos},
+                    devices=described(process.environment()),
                     among=[*state.open],
                 )
             sign = SignOfLife(settings.directory, participation.number)
