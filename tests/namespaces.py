@@ -68,7 +68,7 @@ class Hosts:
         self._pids: dict[str, int] = {}
 
     def __enter__(self) -> Hosts:
-        _need_namespaces()
+        need_namespaces()
         self._folder.mkdir()
         try:
             self._make()
@@ -219,10 +219,18 @@ def _in_namespace(namespace: str) -> Iterator[int]:
             continue
 
 
-def _need_namespaces() -> None:
+def need_namespaces() -> None:
     """Skip where this process cannot make hosts; what has to be installed for it says so."""
     try:
         check_tools()
         call("unshare", "--net", "ip", "link", "add", "x", "type", "bridge")
     except Unavailable as reason:
         pytest.skip(str(reason)) if "Install" in str(reason) else not_possible_here(str(reason))
+
+
+def cut_off_host(name: str) -> list[str]:
+    """What stands before a command to run it on a host of its own that no network reaches. The host dies with the
+    process that this makes, however that ends. Needs Linux and root."""
+    script = f'echo {name} > /proc/sys/kernel/hostname; mount -t tmpfs shm /dev/shm; ip link set lo up; "$@"; exit $?'
+    spaces = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+    return ["unshare", *spaces, "bash", "-c", script, name]

@@ -20,7 +20,7 @@ from skips import not_possible_here
 
 import hpo
 
-TWO_NODES = {"ab", "daso", "oialr"}
+TWO_NODES = {"ab", "daso", "joined", "oialr"}
 """Need network namespaces."""
 
 KEYS = {
@@ -47,6 +47,7 @@ KEYS = {
         "delay_2_to_alone",
         "torch_ddp_to_alone",
     },
+    "joined": {"busy", "busy_ratio"},
     "launches": {"busy", "busy_ratio", "decades_behind", "standard_error"},
     "phases": {"at once", "inherited", "phases"},
     "oialr": {"bytes_to_expected", "faster_than_materialised", "of_full_rank", "step_to_expected"},

@@ -193,6 +193,7 @@ class Rank:
             ledger = open_ledger(settings.directory, opened)
             while participation is None:
                 state, at_work = beside(settings.directory, partial(_read_on, ledger), newcomer)
+                before = [*state.open]  # ``state`` goes on, and has launches that join from here on
                 if not process.launcher().started_by_hpo:
                     end_stop(ledger)
                 participation = join(
@@ -205,11 +206,11 @@ class Rank:
                     in_file=limits,
                     machines={hello.machine: hello.host for hello in hellos},
                     devices=described(process.environment()),
-                    among=[*state.open],
+                    among=before,
                 )
             sign = SignOfLife(settings.directory, participation.number)
-            dead = state.open.keys() - at_work.keys() - {participation.number}
-            participation.close_others("it was at work no more", sorted(dead))
+            dead = [launch for launch in before if launch not in at_work]
+            participation.close_others("it was at work no more", dead)
         except (OSError, HpoError) as error:
             if participation is not None:
                 with suppress(OSError, CampaignError):
