@@ -45,7 +45,7 @@ def attempt(file: Path) -> int:
     """Evaluate the default point (else the first given point, else a random point) of the campaign of ``file`` on as
     many ranks as a worker has, all on this machine, in a scratch directory. Returns 0 when it completed, else 1."""
     campaign = CampaignDefinition.from_file(file)
-    ranks = campaign.settings.layout.ranks_per_worker
+    ranks = max(campaign.settings.worker_sizes)
     hosts.check_room(
         ranks,
         f"{file}: [layout] ranks_per_worker = {ranks}: its evaluators",
@@ -125,7 +125,7 @@ def _warn(text: str) -> None:
 
 def _evaluate(campaign: CampaignDefinition, job: Job) -> TaskOutcome:
     settings = campaign.settings
-    size = settings.layout.ranks_per_worker
+    size = max(settings.worker_sizes)
     hosts = (socket.gethostname(),) * size
 
     def factory(rank: int) -> Callable[[], EvaluatorProcess]:

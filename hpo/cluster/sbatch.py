@@ -189,7 +189,7 @@ def job_script(
     sizes = settings.worker_sizes
     most, least = _nodes(given.get("nodes"))
     if given.get("ntasks-per-node") is None:
-        fewest, unit = min(sizes) if joins else sum(sizes), min(sizes)
+        fewest, unit = max(sizes) if joins else sum(sizes), min(sizes)
         needed = math.ceil(fewest / least / unit) * unit
         given["ntasks-per-node"] = str(_gpus_per_node(given) or needed)
     for name, value in given.items():

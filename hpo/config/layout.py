@@ -47,6 +47,8 @@ class Layout:
     workers: tuple[WorkerPlacement, ...]
     first_island: int = 0
     """Island that gets a worker first."""
+    sizes: tuple[int, ...] = (1,)
+    """Ranks of each worker, by island."""
 
     @classmethod
     def plan(cls, *, ranks: int, sizes: Sequence[int], joins: bool = False, first_island: int = 0) -> Layout:
@@ -85,7 +87,7 @@ class Layout:
                 members = tuple(range(left, left + sizes[island]))
                 places.append(WorkerPlacement(index=index, island=island, worker=index, ranks=members))
                 left += sizes[island]
-        return cls(islands=islands, workers=tuple(places), first_island=first_island)
+        return cls(islands=islands, workers=tuple(places), first_island=first_island, sizes=tuple(sizes))
 
     def numbered_from(self, first_worker: int) -> Layout:
         """The same layout, with its workers numbered from ``first_worker``."""

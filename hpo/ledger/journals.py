@@ -86,7 +86,8 @@ def first_journals(directory: Path, launch: int) -> list[CountedJournal]:
     """Parts of the journal of a launch's first worker, which rank 0 leads; CampaignError where they cannot be
     listed."""
     files = journal_files(directory, launch)
-    return [one for one in files if one.name.worker == files[0].name.worker]
+    first = min((one.name.worker for one in files), default=0)
+    return [one for one in files if one.name.worker == first]
 
 
 def last_launch(directory: Path) -> int:

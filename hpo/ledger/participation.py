@@ -209,10 +209,9 @@ def join(
         if among is not None and not state.open.keys() <= {*among}:
             return None
         planned = layout(0)
-        sizes = {len(place.ranks) for place in planned.workers}
         lacking = len({place.island for place in planned.workers}) < planned.islands
         # Launches that lack workers for some islands take turns on the islands.
-        turn = state.workers if len(sizes) == 1 else state.launches
+        turn = state.workers if len({*planned.sizes}) == 1 else state.launches
         first_island = turn % planned.islands if lacking else 0
         hosts, given = machines or {}, set(map(key, state.points))
         new = {key(one): one for one in points if key(one) not in given}

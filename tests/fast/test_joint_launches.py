@@ -175,6 +175,20 @@ def test_a_finite_space_is_used_up_once_whatever_happens(tmp_path: Path, seed: i
     assert all(one.settled for one in campaign.begun) and campaign.ledger.state.entries < 600
 
 
+def test_a_launch_leaves_units_to_larger_workers_and_does_not_wait_for_ever(tmp_path: Path) -> None:
+    campaign = SimpleLaunches(1, tmp_path, budget=6, mean_s=6000.0)
+    large = [campaign.start(2, [1, 2], first_island=1) for _ in range(5)]
+    campaign.start(1, [1, 2])
+    campaign.world.sleep(60.0)
+    for one in large[1:]:
+        one.kill_all()
+    campaign.world.sleep(60.0)
+    late = campaign.start(1, [1, 2])
+    campaign.world.run(lambda: late.settled, campaign.world.time + LINGER_S + STALE_S + 60.0)
+    assert late.settled and late.coordinator.end and late.coordinator.end.reason == HANDED_OVER
+    assert any("wait for workers of other sizes" in one for one in late.coordinator.remarks)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_what_a_large_worker_began_goes_on_only_on_large_workers(tmp_path: Path, seed: int) -> None:
     """A launch without them leaves units for it, also where nothing else is left, and another launch may come."""

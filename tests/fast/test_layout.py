@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
+from simulation.ledger import MemoryStore
 
 from hpo.config.layout import Layout, topology_matrix
 from hpo.errors import UsageError
+from hpo.ledger.entries import Limits, Opened
+from hpo.ledger.joining import Newcomer
+from hpo.ledger.ledger import Ledger
+from hpo.ledger.participation import join
 
 COUNTS = st.integers(1, 12)
 
@@ -99,6 +105,26 @@ def test_launches_too_small_for_all_islands_take_turns() -> None:
     assert (
         sentence.startswith("8 ranks do not fit 2 islands of workers of 1 and 8 ranks") and "9 is" in sentence
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "islands"),
+    [([1, 4], 4, [{0}, {1}, {0}]), ([4, 1], 4, [{0}, {1}, {0}]), ([1, 1, 1], 2, [{0, 1}, {2, 0}, {1, 2}])],
+)
+def test_launches_that_join_take_turns_on_the_islands(
+    sizes: list[int], ranks: int, islands: list[set[int]]
+) -> None:
+    ledger, limits = Ledger(MemoryStore()), Limits(evaluations=8)
+    ledger.append(lambda state: Opened(limits=limits, in_file=limits, islands=len(sizes), seed=0))
+    found = []
+    for _ in islands:
+        plan = partial(Layout.plan, ranks=ranks, sizes=sizes, joins=True)
+        made = join(
+            ledger, pytest.fail, Newcomer(), layout=lambda first: plan(first_island=first), in_file=limits
+        )  # noqa: B023
+        assert made is not None
+        found.append({place.island for place in plan(first_island=made.own.joined.first_island).workers})
+    assert found == islands
 
 
 def test_ring_and_full() -> None:

@@ -24,11 +24,11 @@ from hpo.config.layout import Layout
 from hpo.config.reader import from_keywords
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.individual import Attempt, Scalar
+from hpo.individual import Attempt, Configuration, Scalar
 from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.leader.island import LeaderSettings
 from hpo.islands.leader.migration import MigrationSettings
-from hpo.islands.messages import Remark, Surroundings, decode
+from hpo.islands.messages import Assignment, Remark, Surroundings, decode
 from hpo.islands.resume.state import ResumeState
 from hpo.islands.transport import Transport
 from hpo.ledger.closing import closing
@@ -267,6 +267,24 @@ def test_configurations_that_launches_may_breed_twice_are_reserved(
     if rules.reservations is not None:
         rules.reservations.take("a key")
     assert any(path.is_symlink() for path in tmp_path.rglob("*")) is reserves
+
+
+def test_individuals_are_evaluated_by_workers_as_large_as_on_islands_that_may_propose_them(
+    tmp_path: Path,
+) -> None:
+    space = hpo.SearchSpace(x=hpo.Float(0, 1), depth=hpo.Ordinal(4, 12, 48))
+    island = [{"only": {"depth": [4]}}, {"only": {"depth": [4, 48]}, "ranks_per_worker": 8}]
+    settings = from_keywords(directory=tmp_path, evaluations=4, islands=2, island=island)
+    right = coordinating.suits(space, settings)
+
+    def islands(identity: str, depth: int) -> list[int]:
+        configuration = Configuration(id=identity, params={"x": 0.5, "depth": depth})
+        key = space.key(configuration.params)
+        return [one for one in (0, 1) if right(one, Assignment(configuration=configuration, key=key))]
+
+    assert [islands("", depth) for depth in (4, 48, 12)] == [[0, 1], [1], [1]]
+    assert [islands(born, 4) for born in ("0-0-0", "1-0-0", "2-0-0")] == [[0], [1], [0, 1]]
+    assert islands("0-0-1", 48) == [1], "what its island may not propose any more"
 
 
 def test_trials_are_seeded_by_the_campaigns_seed(tmp_path: Path) -> None:

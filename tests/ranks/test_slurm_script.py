@@ -93,6 +93,10 @@ def test_what_is_asked_for_stands_in_the_script(file: Path, capsys: pytest.Captu
 def test_srun_starts_the_ranks_where_it_is_asked_to(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text, _ = dry_run(capsys, file, "--nodes=2-4", "--start=srun", "--mpi=pmi2")
     assert "srun --mpi=pmi2 " in text and '"$SLURM_NTASKS"' not in text
+    larger = file.with_name("larger.toml")
+    larger.write_text(file.read_text() + "[[island]]\nranks_per_worker = 8\n")
+    _, joined, _ = dry_run(capsys, larger, "--nodes=1", "--jobs=2")
+    assert directives(joined)["ntasks-per-node"] == "8", "each job can serve each island"
     _, joined, _ = dry_run(capsys, file, "--nodes=1", "--jobs=2", "--start=srun")
     assert ' hpo run "$file" --ranks "$SLURM_NTASKS" --join &' in joined, (
         "also of fewer ranks than the islands take"

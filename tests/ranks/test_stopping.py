@@ -252,6 +252,21 @@ def test_the_journal_appears_and_the_signal_comes(terminal: Terminal) -> None:
     completed(terminal, 30, "--ranks", 2)
 
 
+def test_a_campaign_with_larger_workers_ends_as_any_other(terminal: Terminal) -> None:
+    """Rank 0 leads the first worker, which is not on the first island there."""
+    terminal.task(0.1)
+    larger = "layout.islands = 2\n[[island]]\n[[island]]\nranks_per_worker = 2"
+    terminal.campaign(f'deadline = "4s"\n{larger}', evaluations=None)
+    terminal.hpo("run", "c.toml", "--ranks", 3, returns=0)
+    assert [one["reason"] for one in terminal.records("ended")] == ["deadline"]
+    terminal.campaign(larger, evaluations=100_000)
+    before = len(terminal.side())
+    command = terminal.start("run", "c.toml", "--ranks", 3)
+    wait_until(lambda: len(terminal.side()) > before, "an evaluation")
+    terminal.hpo("stop", "run", returns=0)
+    stopped(terminal, command)
+
+
 def test_a_deadline_stops_it_in_time(terminal: Terminal) -> None:
     """The deadline includes the start, which takes seconds on a busy machine."""
     terminal.task(0.03)

@@ -167,19 +167,27 @@ def _rules(assembly: Assembly, opening: Opening, sharing: Sharing, began: float)
 
 
 def suits(space: SearchSpace, settings: Settings) -> Suits:
-    """Rule for islands whose workers differ in size: an individual that was begun goes on where workers are as large as
-    on its island, and a given point is evaluated on an island that may propose it, else by the largest workers."""
+    """Rule for islands whose workers differ in size: an individual is evaluated by workers as large as those of an
+    island that may propose it, of its own island if it was begun and that may; else by the largest workers."""
     sizes = settings.worker_sizes
     if len({*sizes}) == 1:
         return lambda island, assignment: True
     parts = [restricted(space, settings.search_of(island).only) for island in range(len(sizes))]
 
+    found: dict[tuple[str, str], frozenset[int]] = {}
+
+    def fitting(one: Assignment) -> frozenset[int]:
+        genome = space.encode(one.configuration.params)
+        islands = [island for island, part in enumerate(parts) if part.project_to_allowed(genome) == genome]
+        born = birthplace(one.id)[0] if one.id else None
+        fit = [sizes[island] for island in islands if born not in islands or island == born]
+        return frozenset(fit or [max(sizes)])
+
     def is_right(island: int, assignment: Assignment) -> bool:
-        if assignment.id:
-            return sizes[birthplace(assignment.id)[0] % len(sizes)] == sizes[island]
-        genome = space.encode(assignment.configuration.params)
-        own = [size for size, part in zip(sizes, parts) if part.project_to_allowed(genome) == genome]
-        return sizes[island] in (own or [max(sizes)])
+        of = assignment.id, assignment.key
+        if of not in found:
+            found[of] = fitting(assignment)
+        return sizes[island] in found[of]
 
     return is_right
 

@@ -37,6 +37,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, StorageFailed, U
 from hpo.evaluation.devices import described
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
+from hpo.individual import birthplace
 from hpo.islands.end_reasons import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
@@ -253,7 +254,9 @@ class Rank:
                 )
             if not participation.read_alone:
                 # Paused individuals of launches at work are theirs, and others may draw the rest.
-                participation.draw(participation.state.resting, most=0)
+                islands = {place.island for place in layout.workers}
+                resting = [one for one in participation.state.resting if birthplace(one)[0] in islands]
+                participation.draw(resting, most=0)
                 rested = participation.own.rested
                 earlier.resting = {one: it for one, it in earlier.resting.items() if one in rested}
         except OSError as error:

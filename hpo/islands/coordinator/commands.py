@@ -122,6 +122,7 @@ class Commands:
             if target.stopping is None and self.participation.state.is_stopped(self.participation.number):
                 target.stop(STOPPED)
             self._judge_points(target)
+            self._keep_for_others(target)
             target.share(self.sharing.look(target, now))
             if not self._give_back(target):
                 self._draw(target)
@@ -259,6 +260,22 @@ class Commands:
                 self._points[number] = point
             self._judged.add(number)
 
+    def _known_of_pool(self) -> dict[str, Assignment]:
+        """Individuals that may be drawn and that this launch knows, by id."""
+        again = {one: found.again for one, found in self._failed.items()} | self.unfinished
+        return {one: again[one] for one in self.participation.state.pool if one in again}
+
+    def _keep_for_others(self, target: Coordinator) -> None:
+        """Leave units to individuals and points that only workers of other sizes may evaluate."""
+        points = (self._points[one] for one in self.participation.state.waiting if one in self._points)
+        kept = sum(not target.may_evaluate(one) for one in (*self._known_of_pool().values(), *points))
+        if kept and not self.sharing.kept:
+            target.remarks.append(
+                f"{kept} of the budget wait for workers of other sizes ([[island]] ranks_per_worker): start with more "
+                "ranks, beside this launch or after it"
+            )
+        self.sharing.kept = kept
+
     def _draw(self, target: Coordinator) -> None:
         state = self.participation.state
         if state.may_draw() and target.stopping is None:
@@ -267,18 +284,15 @@ class Commands:
                 found = self._failures_by_id()
                 self._failed.update({one: found[one] for one in failed & found.keys()})
                 self._sought |= failed
-            again = {one: found.again for one, found in self._failed.items()}
-            known = {one: found for one, found in (again | self.unfinished).items() if one in state.pool}
-            suited = [one for one in state.pool if one in known and target.may_evaluate(known[one])]
-            others = [one for one in state.waiting if one in self._points]
-            others = [one for one in others if not target.may_evaluate(self._points[one])]
+            known = self._known_of_pool()
+            suited = [one for one, found in known.items() if target.may_evaluate(found)]
             # The leaders do not know individuals that have rested in another launch meanwhile.
-            resting = state.resting if self.sharing.alone else ()
+            resting = [one for one in state.resting if self.sharing.alone and target.has_island(one)]
             self.participation.draw(
                 [*suited, *resting],
                 self._points_to_draw(target),
                 most=self.sharing.portion(target),
-                kept=len(known) - len(suited) + len(others),
+                kept=self.sharing.kept,
             )
 
     def _points_to_draw(self, target: Coordinator) -> list[int]:

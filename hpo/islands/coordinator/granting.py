@@ -59,6 +59,7 @@ class Granting:
         self.drained: set[int] = set()
         """Leaders of the workers that ``hpo drain`` lets get nothing more."""
         self._islands = {leader: place.island for leader, place in registry.places.items()}
+        self._sizes = {leader: len(place.ranks) for leader, place in registry.places.items()}
         # Leaders whose workers get nothing more; number of other leaders by island.
         self._closed: set[int] = set()
         self._open = Counter(self._islands.values())
@@ -179,6 +180,12 @@ class Granting:
         if leader in self._closed:
             return
         self._closed.add(leader)
+        size, others = self._sizes[leader], {*self._registry.at_work} - self._closed
+        if others and size not in {self._sizes[one] for one in others}:
+            self._remarks.append(
+                f"no worker of {size} rank{'s' * (size > 1)} is left: what only such workers may evaluate waits for "
+                "another launch"
+            )
         island, islands = self._islands[leader], self._registry.islands
         self._open[island] -= 1
         if self._open[island] or islands < 2 or self._ending.stopping is not None:

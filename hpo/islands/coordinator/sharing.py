@@ -33,6 +33,8 @@ class Sharing:
         self._idle_since: float | None = None
         self.alone = participation.read_alone and not self._open
         """Whether no other launch has been open since this launch read the journals."""
+        self.kept = 0
+        """Number of free units that this launch leaves to workers of other sizes."""
         self.lingers = False
         """Whether others may still leave something to evaluate."""
         self.hands_over = False
@@ -55,6 +57,12 @@ class Sharing:
         return {launch: at_work[launch] for launch in self._open if launch in at_work}
 
     @property
+    def _free(self) -> int:
+        """Number of units that this launch could draw; below 0 where the budget lacks some."""
+        free = self._participation.state.free
+        return free if free <= 0 else max(0, free - self.kept)
+
+    @property
     def _idle(self) -> int:
         """Number of idle workers of other launches."""
         return sum(one.idle for one in self._signs.values())
@@ -73,14 +81,14 @@ class Sharing:
             unusable = target.unbegun if target.used_up else 0
             self._others.show(ended, self._given_up(target) + unusable, target.idle_workers)
         waits = target.used_up and not target.running
-        if not waits and (target.unended or (state.free > 0 and state.may_draw())):
+        if not waits and (target.unended or (self._free > 0 and state.may_draw())):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
         rests_s = 0.0 if self._idle_since is None else now - self._idle_since
         busy = self._others_evaluate
         self.lingers, self.hands_over = busy and rests_s < LINGER_S, busy and rests_s >= LINGER_S
-        return self._idle if state.free <= 0 else 0
+        return self._idle if self._free <= 0 else 0
 
     def _given_up(self, target: CoordinatorView) -> int:
         return sum(map(self._participation.own.evaluates, target.given_up))
@@ -117,7 +125,7 @@ class Sharing:
             return None
         if target.unbegun >= len(target.workers):
             return 0
-        share = 0 if state.free <= self._idle else -(-state.free // (2 * len(state.open)))
+        share = 0 if self._free <= self._idle else -(-self._free // (2 * len(state.open)))
         return max(target.idle_workers, min(self._reserve(target), share))
 
     def _reserve(self, target: CoordinatorView) -> int:
@@ -126,7 +134,7 @@ class Sharing:
 
     def to_spare(self, target: CoordinatorView) -> int:
         """Number of units drawn to breed that idle workers of other launches need more."""
-        if not self._idle or self._participation.state.free > 0:
+        if not self._idle or self._free > 0:
             return 0
         beyond = target.unbegun - self._reserve(target)
         return beyond if beyond > 0 else max(0, min(self._idle, target.unbegun - target.idle_workers))

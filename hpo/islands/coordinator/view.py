@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpo.errors import describe_os_error
+from hpo.individual import birthplace
 from hpo.islands.coordinator.commands import Commands
 from hpo.islands.coordinator.deaths import RankDeaths
 from hpo.islands.coordinator.ending import Ending
@@ -91,6 +92,10 @@ class CoordinatorView:
     def may_evaluate(self, assignment: Assignment) -> bool:
         """Whether a worker of this launch may evaluate ``assignment``."""
         return self._granting.may_evaluate(assignment)
+
+    def has_island(self, identity: str) -> bool:
+        """Whether workers of this launch serve the island on which an individual was bred."""
+        return birthplace(identity)[0] in {place.island for place in self._registry.places.values()}
 
     @property
     def used_up(self) -> bool:
