@@ -116,12 +116,12 @@ def test_launches_that_join_take_turns_on_the_islands(
 ) -> None:
     ledger, limits = Ledger(MemoryStore()), Limits(evaluations=8)
     ledger.append(lambda state: Opened(limits=limits, in_file=limits, islands=len(sizes), seed=0))
+    plan = partial(Layout.plan, ranks=ranks, sizes=sizes, joins=True)
     found = []
     for _ in islands:
-        plan = partial(Layout.plan, ranks=ranks, sizes=sizes, joins=True)
         made = join(
             ledger, pytest.fail, Newcomer(), layout=lambda first: plan(first_island=first), in_file=limits
-        )  # noqa: B023
+        )
         assert made is not None
         found.append({place.island for place in plan(first_island=made.own.joined.first_island).workers})
     assert found == islands
