@@ -102,7 +102,8 @@ def _compared(options: argparse.Namespace) -> str:
             columns = {"best": best_beside(result, individual, task), "default": individual}
     if "default" not in columns:
         print("compare: the default configuration has no completed evaluation", file=sys.stderr)
-    ranks, nodes = settings.layout.ranks_per_worker, options.nodes
+    sizes, nodes = settings.worker_sizes, options.nodes
+    ranks = sizes[result.best.island % len(sizes)]
     place = Place(
         ranks=ranks,
         nodes=nodes or nodes_for(ranks),

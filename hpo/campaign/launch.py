@@ -92,7 +92,7 @@ def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...
     ranks = sum(sizes)
     hosts.check_room(
         ranks,
-        f"{file}: [layout] islands = {len(sizes)} and ranks_per_worker = {max(sizes)}",
+        f"{file}: islands = {len(sizes)} and ranks_per_worker = {' and '.join(map(str, sorted({*sizes})))}",
         hosts.room(listed, process.environment()),
         "Choose a smaller layout"
         + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),

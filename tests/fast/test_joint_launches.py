@@ -13,7 +13,7 @@ from simulation.ledger import ASKED
 
 import hpo
 from hpo.islands.coordinator.sharing import LINGER_S
-from hpo.islands.end_reasons import DONE, EXHAUSTED, HANDED_OVER, INCOMPLETE
+from hpo.islands.end_reasons import DONE, HANDED_OVER, INCOMPLETE
 from hpo.journal.commands import Drain, Enqueue
 from hpo.journal.records import Started
 from hpo.ledger.alive import STALE_S
@@ -123,21 +123,6 @@ def test_shared_points_are_evaluated_once_whichever_launch_dies(
     campaign.begun[dies].kill_all()
     keys = Counter(FINITE.key(one.params) for one in campaign.run())
     assert keys.total() == len(keys) == budget and {*map(FINITE.key, points)} <= keys.keys()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_finite_space_is_used_up_whichever_launches_die(tmp_path: Path, seed: int) -> None:
-    """What a launch has reserved and not begun is free once it is closed, for launches that wait for just that too."""
-    campaign = SimpleLaunches(seed, tmp_path, budget=100, mean_s=20.0, space=FINITE)
-    campaign.start(3)
-    campaign.world.sleep(5.0)
-    second, _ = campaign.start(4), campaign.start(2)
-    campaign.world.sleep(10.0 + 30.0 * seed)
-    second.kill_all()
-    keys = Counter(FINITE.key(one.params) for one in campaign.run())
-    assert len(keys) == keys.total() == FINITE.size
-    reasons = {one.coordinator.end.reason for one in campaign.begun if one.coordinator.end}
-    assert reasons <= {EXHAUSTED, DONE} and campaign.ledger.state.closed[2].by != 2
 
 
 def test_launches_end_where_all_configurations_are_used_up(tmp_path: Path) -> None:
