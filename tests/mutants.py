@@ -41,6 +41,7 @@ HEALTH = "processes/test_health.py"
 JOURNAL = "processes/test_journal.py"
 LEDGER = "fast/test_ledger.py"
 JOINT = "fast/test_many_seeds.py"
+TOGETHER = "fast/test_joint_launches.py"
 COUNTED = "fast/test_counted_journals.py"
 ALIVE = "fast/test_alive.py"
 COMMANDS = "fast/test_commands.py"
@@ -92,19 +93,19 @@ MUTANTS = (
     Mutant("hpo/journal", "self._part += 1\n", "pass\n", JOURNAL + " fast/test_storage.py"),
     # launches together
     Mutant("hpo/islands", "self.unfinished.update(left.unfinished)", "pass", JOINT),
-    Mutant("hpo/islands", "if own.ids[one] else self.unfinished[one].as_contested()", "", JOINT),
-    Mutant("hpo/islands", "over.get(one, 0) < state.open[one].units", "False", "fast/test_joint_launches.py"),
+    Mutant("hpo/islands", "if own.ids[one] else self.unfinished[one].as_contested()", "", TOGETHER),
+    Mutant("hpo/islands", "over.get(one, 0) < state.open[one].units", "False", TOGETHER),
     Mutant("hpo/islands", "- self._given_up(target)", "", JOINT),
-    Mutant("hpo/islands", "self._held_by_others.pop(launch, set())", "set()", "fast/test_joint_launches.py"),
-    Mutant("hpo/islands", "return holder is None", "return True", "fast/test_joint_launches.py"),
+    Mutant("hpo/islands", "self._held_by_others.pop(launch, set())", "set()", TOGETHER),
+    Mutant("hpo/islands", "return holder is None", "return True", TOGETHER),
     Mutant(
         "hpo/islands",
         "self._early_stopping.observe(messages.reports(reports))",
         "pass",
         "fast/test_pruning.py",
     ),
-    Mutant("hpo/islands", "if self._suits(island, one)), None)", "), None)", "fast/test_joint_launches.py"),
-    Mutant("hpo/ledger", "state.free - kept", "state.free", "fast/test_joint_launches.py"),
+    Mutant("hpo/islands", "if self._suits(island, one)), None)", "), None)", TOGETHER),
+    Mutant("hpo/ledger", "state.free - kept", "state.free", TOGETHER),
     # ledger
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
     Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),

@@ -104,6 +104,8 @@ def test_a_launch_with_nothing_left_takes_over_what_another_leaves(tmp_path: Pat
     second.kill_all()
     ended = campaign.run()
     assert {one.id for one in ended} == {"0-0-0", "0-1-0"} and all(one.resumed for one in ended)
+    places = [campaign.world.copies.path(one.id).name for one in ended]
+    assert all("attempt" in name for name in places), "in copies: who began them may be at work after all"
     assert third.coordinator.end is not None and third.coordinator.end.reason == DONE
     closed = campaign.ledger.state.closed
     assert [closed[1].by, closed[2].by] == [3, 3] and campaign.world.time > 60 + STALE_S
