@@ -13,6 +13,7 @@ import argparse
 import random
 from collections.abc import Iterator
 
+import msgspec
 from simulation.campaigns import (
     SPACE,
     ask,
@@ -34,12 +35,41 @@ from simulation.whole_campaigns import run_whole
 
 from hpo.islands.coordinator.worker_registry import NO_JOURNAL
 from hpo.islands.end_reasons import DONE, NOTHING_COMPLETED
-from hpo.islands.resume.fold import fold
+from hpo.islands.resume.fold import _Fold, fold
+from hpo.islands.resume.snapshot import Snapshot
+from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import Unpause
 from hpo.journal.records import Finished, Header, Record, Started
+from hpo.ledger.fold import LedgerState
 
 _LAUNCHES = 12
 _WHOLE, _JOINT = 8, 4
+
+
+def check_snapshots(records: list[Record], islands: int) -> None:
+    """Check that a state by way of a snapshot after each launch is that of all ``records``."""
+    before = None
+    begins = [place for place, record in enumerate(records) if isinstance(record, Header)]
+    for begin, end in zip(begins, [*begins[1:], len(records)]):
+        folding = _Fold(SPACE, islands, losses, before)
+        folding.add(records[begin:end])
+        before = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(folding.snapshot(LedgerState())), type=Snapshot
+        )
+    assert before is not None
+    whole = fold(records, space=SPACE, islands=islands, losses=losses)
+    assert comparable(_Fold(SPACE, islands, losses, before).finish()) == comparable(whole)
+
+
+def comparable(state: ResumeState) -> dict[str, object]:
+    """All of ``state`` by name, in forms that are equal for equal states."""
+    found = {**vars(state), "pending": sorted(state.pending, key=lambda one: one.id)}
+    found |= {name: sorted(found[name]) for name in ("ended", "failed", "continued")}
+    parts = {
+        island: (one.best, one.recent, one.pruned, one.failures) for island, one in state.populations.items()
+    }
+    ids = {island: [[(one.id, one.losses) for one in own] for own in kept] for island, kept in parts.items()}
+    return {**found, "populations": ids}
 
 
 def run(seed: int) -> None:
@@ -87,6 +117,7 @@ def run(seed: int) -> None:
         # Without headers, records of another launch would be in the order of its own virtual time.
         records += [Header(version=1, launch=launch + 1, island=0, worker=0, time=0.0), *new]
         now = fold(records, space=SPACE, islands=islands, losses=losses)
+        check_snapshots(records, islands)
         budget = ledger.state.limits.evaluations or 0
         ledger.check(records)
         everything = standing(records)

@@ -276,7 +276,7 @@ def curve_files(directory: Path) -> list[tuple[JournalName, Path]]:
         raise _unreadable(directory / _FOLDER, error) from error
     for name in names:
         path = directory / _FOLDER / name
-        place = journal_name(path)
+        place = journal_name(path.name)
         if place is not None and place.part == 0:
             found.append((place, path))
     return sorted(found)

@@ -14,12 +14,15 @@ from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from hpo.individual import COMPLETED, FINAL, PRUNED, Attempt
 from hpo.journal.records import Finished, Header, Record, Reopened, Started
 
 _Run = tuple[int, int]
+_End = tuple[_Run, str]
+"""Run and status of an individual that has ended."""
 
 
 class Change(NamedTuple):
@@ -50,18 +53,17 @@ class Unfinished(NamedTuple):
     attempt: Attempt
 
 
-class CurrentEvaluations:
+class CurrentEvaluations(msgspec.Struct):
     """Takes records as they are read, and keeps those of unfinished individuals."""
 
-    def __init__(self) -> None:
-        # Run and status by id.
-        self._ended: dict[str, tuple[_Run, str]] = {}
-        # The values above, each kept once: few differ among millions of individuals.
-        self._ends: dict[tuple[_Run, str], tuple[_Run, str]] = {}
-        self._open: dict[str, _Open] = {}
-        self._failures: dict[str, _Open] = {}
-        self._reopened: dict[str, int] = {}
-        self._launch = 0
+    # Place in ``_ends`` by id: few ends differ among millions of individuals.
+    _ended: dict[str, int] = {}
+    _ends: list[_End] = []
+    _places: dict[_End, int] = {}
+    _open: dict[str, _Open] = {}
+    _failures: dict[str, _Open] = {}
+    _reopened: dict[str, int] = {}
+    _launch: int = 0
 
     @property
     def ended_ids(self) -> Collection[str]:
@@ -70,7 +72,7 @@ class CurrentEvaluations:
     @property
     def counts(self) -> Counter[str]:
         """Numbers of individuals that have ended, by status."""
-        return Counter(status for _, status in self._ended.values())
+        return Counter(self._ends[place][1] for place in self._ended.values())
 
     @property
     def open(self) -> list[Unfinished]:
@@ -100,13 +102,17 @@ class CurrentEvaluations:
             self._launch = record.launch
         return None
 
+    def _end(self, identity: str) -> _End | None:
+        place = self._ended.get(identity)
+        return None if place is None else self._ends[place]
+
     def _reopen(self, record: Reopened) -> Change:
         # The failure itself may be read later.
         identity = record.id
         if self._reopened.get(identity, 0) >= record.number:
             return Change(counts=False)
         self._reopened[identity] = record.number
-        ended = self._ended.get(identity)
+        ended = self._end(identity)
         if ended is None or ended[0][0] >= record.number or identity not in self._failures:
             return Change(counts=False)
         del self._ended[identity]
@@ -115,7 +121,7 @@ class CurrentEvaluations:
 
     def _add(self, record: Started | Finished) -> Change:
         identity, run = record.id, record.run
-        ended = self._ended.get(identity)
+        ended = self._end(identity)
         open_ = self._open.get(identity)
         if (ended is not None and run <= ended[0]) or (open_ is not None and run < open_.order[0]):
             return Change(counts=False)
@@ -125,7 +131,10 @@ class CurrentEvaluations:
             failure = status not in (COMPLETED, PRUNED)
             if not failure or self._reopened.get(identity, 0) <= record.reopened:
                 end = run, status
-                self._ended[identity] = self._ends.setdefault(end, end)
+                if end not in self._places:
+                    self._places[end] = len(self._ends)
+                    self._ends.append(end)
+                self._ended[identity] = self._places[end]
                 self._open.pop(identity, None)
                 if failure:
                     self._failures[identity] = _Open.of(self._launch, record)

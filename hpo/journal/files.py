@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +40,9 @@ def journal_path(directory: Path, *, launch: int, island: int, worker: int) -> P
     return directory / "journal" / f"{launch:04d}-i{island:03d}-w{worker:04d}.jsonl"
 
 
-def journal_name(path: Path) -> JournalName | None:
+def journal_name(name: str) -> JournalName | None:
     """Numbers in a journal's name; None for another file."""
-    match = _NAME.fullmatch(path.name)
+    match = _NAME.fullmatch(name)
     return JournalName(int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0)) if match else None
 
 
@@ -51,18 +51,30 @@ def journal_part(path: Path, part: int) -> Path:
     return path.with_name(f"{path.stem}-r{part}{path.suffix}") if part else path
 
 
-def listed(directory: Path) -> list[tuple[JournalName, Path]]:
-    """All journals in the campaign's ``directory`` in order; CampaignError where they cannot be listed."""
+def listed(
+    directory: Path, launch: int | None = None, *, without: Container[int] = ()
+) -> list[tuple[JournalName, Path]]:
+    """Journals in the campaign's ``directory`` in order, of all launches or of one; CampaignError where they cannot be
+    listed. ``without``: launches whose journals are left out."""
+    found = sorted(
+        (numbers, name)
+        for numbers, name in names_in(directory)
+        if launch in (None, numbers.launch) and numbers.launch not in without
+    )
+    return [(numbers, directory / "journal" / name) for numbers, name in found]
+
+
+def names_in(directory: Path) -> list[tuple[JournalName, str]]:
+    """Names of all journals in the campaign's ``directory``; CampaignError where they cannot be listed."""
     folder = directory / "journal"
     try:
-        paths = [folder / name for name in os.listdir(folder)]
+        return [(found, name) for name in os.listdir(folder) if (found := journal_name(name)) is not None]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CampaignError(
             f"{folder} cannot be read ({error.strerror or error}). Give read access, or name another directory."
         ) from error
-    return sorted((name, path) for path in paths if (name := journal_name(path)) is not None)
 
 
 class JournalWriter:

@@ -5,13 +5,13 @@ launch's journals the bytes count that its ``Closed`` entry names, whatever its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal.files import JournalName, listed, numbered_records, read_file
+from hpo.journal.files import JournalName, listed, names_in, numbered_records, read_file
 from hpo.journal.records import Fenced, Record
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.opening import state_of
@@ -55,20 +55,26 @@ class Bounds:
 
 
 def journal_files(
-    directory: Path, launch: int | None = None, *, state: LedgerState | None = None
+    directory: Path,
+    launch: int | None = None,
+    *,
+    state: LedgerState | None = None,
+    without: Container[int] = (),
 ) -> list[CountedJournal]:
     """Journals of the campaign in ``directory``, or of one launch, that count, by launch, island, worker and part.
 
     Args:
         state: of the ledger; None to read it.
+        without: launches whose journals are left out.
 
     Raises:
         CampaignError: they, or the ledger, cannot be read.
     """
     state = state_of(directory) if state is None else state
     bounds = Bounds(state)
-    found = (CountedJournal(path, name, bounds.end(name)) for name, path in listed(directory))
-    return [one for one in found if launch in (None, one.name.launch) and one.end != 0]
+    files = listed(directory, launch, without=without)
+    found = (CountedJournal(path, name, bounds.end(name)) for name, path in files)
+    return [one for one in found if one.end != 0]
 
 
 def excluded_journals(directory: Path, *, state: LedgerState) -> list[Path]:
@@ -92,7 +98,8 @@ def first_journals(directory: Path, launch: int) -> list[CountedJournal]:
 
 def last_launch(directory: Path) -> int:
     """Number of the last launch that left a journal; 0 before the first."""
-    return max((one.name.launch for one in journal_files(directory)), default=0)
+    bounds = Bounds(state_of(directory))
+    return max((name.launch for name, _ in names_in(directory) if bounds.end(name) != 0), default=0)
 
 
 def read_journals(

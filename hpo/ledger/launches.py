@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from hpo.errors import CampaignError, StorageFailed
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
-from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import read_file
 from hpo.journal.records import Ended, Finished, Header, Launched
-from hpo.ledger.journals import first_journals, journal_files, last_launch, read_directory, read_journals
+from hpo.ledger.closing import closing
+from hpo.ledger.journals import first_journals, journal_files, last_launch, read_journals
 from hpo.ledger.opening import state_of
 
 # Launches in a row that got nothing done, after which no other is started: their cause will not go away by itself.
@@ -107,29 +107,29 @@ class BudgetUse:
     """Budget of the latest ``hpo set`` or the campaign file; None where there is only a deadline."""
     final: int
     """Number of individuals that have ended for good."""
-    worked: int
-    """Number of individuals that completed or were pruned."""
+    worked: bool
+    """Whether any individual has completed or was pruned."""
 
     @property
     def complete(self) -> bool:
         """Whether the budget is used up, and not on failures alone."""
-        return self.budget is not None and self.final >= self.budget and self.worked > 0
+        return self.budget is not None and self.final >= self.budget and self.worked
 
 
 def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
-    """Read all journals. ``evaluations``: budget of the campaign file."""
-    state, current = state_of(directory), CurrentEvaluations()
-    for record in read_directory(directory, [], state=state):
-        current.take(record)
-    counts = current.counts
-    # Failures that ``hpo retry`` names still stand on record until a launch reopens them.
-    again = {*state.pool}.union(*({*one.ids, *one.again} for one in state.open.values()))
-    retried = sum(one.record.id in again for one in current.failures)
+    """Count by the ledger, and by the journals of open launches. ``evaluations``: budget of the campaign file."""
+    state = state_of(directory)
+    open_now = (closing(directory, repr, state, launch, by=0, reason="") for launch in state.open)
     in_file = replace(state.in_file, evaluations=evaluations)
     return BudgetUse(
         budget=state.limits_with(in_file).evaluations,
-        final=counts.total() - retried,
-        worked=counts[COMPLETED] + counts[PRUNED],
+        final=state.final + sum(one.final for one in open_now),
+        worked=any(
+            isinstance(record, Finished) and record.status in (COMPLETED, PRUNED)
+            # A launch at a time: the first will do, and names of all journals take long to sort.
+            for launch in range(1, state.launches + 1)
+            for _, record in read_journals(journal_files(directory, launch, state=state), state)
+        ),
     )
 
 

@@ -342,6 +342,7 @@ def with_running(overview: Overview, tails: running.Tails) -> Overview:
 def _digest(directory: Path) -> str:
     state = state_of(directory)
     digest = hashlib.blake2b(b"%d" % state.entries, digest_size=16)
-    for path, _, end in journal_files(directory, state=state):
-        digest.update(f"{path.name} {path.stat().st_size if end is None else end}\n".encode())
+    # The entries say how much of a closed launch's journals counts.
+    for path, _, _ in journal_files(directory, state=state, without=state.closed):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
     return digest.hexdigest()

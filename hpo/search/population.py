@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -118,6 +118,20 @@ class Population:
     def pruned(self) -> list[Member]:
         """The last pruned members with a report, oldest first."""
         return list(self._pruned.values())
+
+    def restore(
+        self,
+        best: Sequence[Member],
+        recent: Iterable[Member],
+        pruned: Iterable[Member],
+        failures: Iterable[Member],
+    ) -> None:
+        """Take over the members that another population has kept; nothing is counted."""
+        self.best, self._ids = [*best], {one.id for one in best}
+        self._ranks = [one.rank for one in best]
+        self._recent, self._pruned, self._failures = (
+            {one.id: one for one in members} for members in (recent, pruned, failures)
+        )
 
     def enter(self, member: Member) -> None:
         """Take in ``member``, which was evaluated before this population received any.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from hpo.individual import INTERRUPTED, LOST, PRUNED, REEVALUATION, Scalar, birthplace
+from hpo.individual import INTERRUPTED, LOST, PRUNED, REEVALUATION, birthplace
+from hpo.islands.resume import snapshot
 from hpo.islands.resume.individuals import (
     assignment_of,
     end_of,
@@ -23,8 +23,8 @@ from hpo.islands.resume.individuals import (
     validated,
 )
 from hpo.islands.resume.known import WITHDRAWN, enter
+from hpo.islands.resume.snapshot import Folded, Snapshot
 from hpo.islands.resume.state import LaunchSpan, Resting, ResumeState
-from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import (
     Finished,
     Header,
@@ -37,7 +37,9 @@ from hpo.journal.records import (
     Started,
     Withdrawn,
 )
-from hpo.ledger.journals import read_directory
+from hpo.ledger.fold import LedgerState
+from hpo.ledger.journals import journal_files, read_journals
+from hpo.ledger.opening import state_of
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
@@ -50,6 +52,8 @@ _PRUNED = 1024
 """Number of pruned members kept of each birthplace: journals are read in no order of time, and any may go on."""
 _REPORTS = 4096
 """Number of intermediate results kept of each island, the latest."""
+_MANY = 50_000
+"""Records of closed launches that take about a second to read: a snapshot is made after as many."""
 
 
 def fold(
@@ -82,9 +86,17 @@ def fold_directory(
         InvalidRecord: a record contradicts others.
         CampaignError: a journal is damaged, was written by another version, or cannot be read.
     """
-    torn: list[Path] = []
-    records = read_directory(directory, torn)
-    state = fold(records, space=space, islands=islands, losses=losses, withdrawn=withdrawn)
+    ledger, torn = state_of(directory), list[Path]()
+    before = snapshot.read(directory, ledger, islands)
+    files = journal_files(directory, state=ledger, without=() if before is None else before.closed)
+    folding = _Fold(space, islands, losses, before)
+    closed = [one for one in files if one.name.launch in ledger.closed]
+    if folding.add(record for _, record in read_journals(closed, ledger, torn)) >= _MANY:
+        snapshot.write(directory, folding.snapshot(ledger))
+    others = [one for one in files if one.name.launch not in ledger.closed]
+    folding.add(record for _, record in read_journals(others, ledger, torn))
+    folding.withdraw(withdrawn)
+    state = folding.finish()
     state.torn = [path.name for path in torn]
     return state
 
@@ -93,37 +105,56 @@ class _Fold:
     """Folds records to a ``ResumeState``, by a method for each type of record that a later launch needs."""
 
     def __init__(
-        self, space: Codec, islands: int, losses: Callable[[dict[str, float]], tuple[float, ...]]
+        self,
+        space: Codec,
+        islands: int,
+        losses: Callable[[dict[str, float]], tuple[float, ...]],
+        before: Snapshot | None = None,
     ) -> None:
         self._space = space
         self._islands = islands
         self._losses = losses
-        self._state = ResumeState()
-        self._evaluations = CurrentEvaluations()
+        self._folded = Folded() if before is None else before.folded
+        self._state = self._folded.state
         self._launch = 0
         # Time of the last record of the launch that is read.
         self._updated = -math.inf
-        self._moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
         # Members by birthplace, until all moves are known.
         self._born: dict[int, Population] = {}
-        # Heap of the members that finished last, by birthplace.
-        self._latest: dict[int, list[tuple[float, str, Member]]] = {}
-        # Parameters of kept members.
-        self._configurations: dict[str, dict[str, Scalar]] = {}
-        self._known: dict[int, Known] = {}
-        # Individuals by island and worker where they were bred.
-        self._begun: dict[tuple[int, int], int] = {}
+        for island, members in () if before is None else before.members.items():
+            self._population(island).restore(*members)
 
-    def add(self, records: Iterable[Record]) -> None:
+    def add(self, records: Iterable[Record]) -> int:
+        """Take whole journals, and return the number of their records."""
+        number = 0
         for record in records:
+            number += 1
             handle = _HANDLERS.get(type(record))
             if handle is not None:
                 handle(self, record)
             if record.at > self._updated:
                 self._updated = record.at
+        self._close_launch()
+        return number
+
+    def snapshot(self, ledger: LedgerState) -> Snapshot:
+        """The facts so far, which are those of the closed launches of ``ledger``."""
+        folded = self._folded
+        kept = {one.id for island in self._born for one in self._of(island)}
+        ended = folded.evaluations.ended_ids
+        # Others are not among the best or the latest any more, and nobody asks where they went.
+        folded.moves = {one: own for one, own in folded.moves.items() if one in kept or one not in ended}
+        return Snapshot(
+            closed={launch: one.lengths for launch, one in ledger.closed.items()},
+            islands=self._islands,
+            folded=folded,
+            members={
+                island: (one.best, one.recent, one.pruned, one.failures) for island, one in self._born.items()
+            },
+        )
 
     def _on_header(self, record: Header) -> None:
-        self._evaluations.take(record)
+        self._folded.evaluations.take(record)
         launch, began, launches = record.launch, record.time, self._state.launches
         self._close_launch()
         before = launches.get(launch, LaunchSpan(began, began))
@@ -142,25 +173,27 @@ class _Fold:
             self._state.codes[self._launch] = record.code
 
     def _on_known(self, record: Known) -> None:
-        self._known.setdefault(record.number, record)
+        self._folded.known.setdefault(record.number, record)
 
     def withdraw(self, numbers: Collection[int]) -> None:
-        for number in self._known.keys() & set(numbers):
-            self._known[number] = structs.replace(self._known[number], status=WITHDRAWN)
+        for number in self._folded.known.keys() & set(numbers):
+            self._folded.known[number] = structs.replace(self._folded.known[number], status=WITHDRAWN)
 
     def _on_migrated(self, record: Migrated) -> None:
-        self._moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
+        self._folded.moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
 
     def _on_reported(self, record: Reported) -> None:
-        reports = self._state.reports.setdefault(record.island % self._islands, deque(maxlen=_REPORTS))
+        reports = self._state.reports.setdefault(record.island % self._islands, [])
         reports.append((record.id, record.step, math.inf if record.loss is None else record.loss))
+        if len(reports) >= 2 * _REPORTS:
+            del reports[:-_REPORTS]
 
     def _on_evaluation(self, record: Started | Finished) -> None:
         state = self._state
         configuration = record.configuration
         island, worker, sequence = birthplace(record.id)
-        number = self._begun.get((island, worker), 0)
-        self._begun[island, worker] = max(number, sequence + 1)
+        number = self._folded.begun.get((island, worker), 0)
+        self._folded.begun[island, worker] = max(number, sequence + 1)
         state.repeats |= configuration.operator == REEVALUATION
         if isinstance(record, Finished):
             # An evaluation that was killed after its grace has an error.
@@ -172,7 +205,7 @@ class _Fold:
         self._take(record)
 
     def _take(self, record: Started | Finished | Reopened) -> None:
-        change = self._evaluations.take(record)
+        change = self._folded.evaluations.take(record)
         assert change is not None
         if change.reopens is not None:
             self._reopen(record.id, change.reopens)
@@ -195,50 +228,53 @@ class _Fold:
         loss = loss_of(outcome, self._losses)
         state.tally.add(end_of(record, loss))
         island = birthplace(identity)[0]
-        population = self._born.get(island)
-        if population is None:
-            population = self._born[island] = Population(best=KEPT, pruned=_PRUNED)
         progress = progress_of(outcome, self._losses)
         member = Member(identity, (), loss, outcome.status, (), progress, configuration.operator)
-        population.add(member)
+        self._population(island).add(member)
         if loss is not None:
-            newest = self._latest.setdefault(island, [])
+            newest = self._folded.latest.setdefault(island, [])
             heapq.heappush(newest, (record.finished, identity, member))
             if len(newest) > _LATEST:
                 heapq.heappop(newest)
-        self._configurations[identity] = configuration.params
-        if len(self._configurations) > 4096 + 2 * (KEPT + _LATEST + _PRUNED) * len(self._born):
+        self._folded.configurations[identity] = configuration.params
+        if len(self._folded.configurations) > 4096 + 2 * (KEPT + _LATEST + _PRUNED) * len(self._born):
             kept = {one.id for island in self._born for one in self._of(island)}
-            self._configurations = {one: self._configurations[one] for one in kept}
+            self._folded.configurations = {one: self._folded.configurations[one] for one in kept}
+
+    def _population(self, island: int) -> Population:
+        if island not in self._born:
+            self._born[island] = Population(best=KEPT, pruned=_PRUNED)
+        return self._born[island]
 
     def _of(self, island: int) -> list[Member]:
-        return _in_order(self._born[island], self._latest.get(island, []))
+        return _in_order(self._born[island], self._folded.latest.get(island, []))
 
     def finish(self) -> ResumeState:
         space, islands, state = self._space, self._islands, self._state
-        self._close_launch()
+        for reports in state.reports.values():
+            del reports[:-_REPORTS]
         for island in sorted(self._born):
             for member in self._of(island):
-                moves = self._moves.get(member.id, {})
-                genome = space.encode(validated(space, member.id, self._configurations[member.id]))
+                moves = self._folded.moves.get(member.id, {})
+                genome = space.encode(validated(space, member.id, self._folded.configurations[member.id]))
                 history = tuple(moves[hop].source for hop in sorted(moves))
                 for home in sorted(_homes(island, moves, islands)):
                     population = state.populations.setdefault(home, Population(pruned=_PRUNED))
                     population.add(structs.replace(member, genome=genome, history=history))
-        state.ended = self._evaluations.ended_ids
-        state.failed = {one.record.id for one in self._evaluations.failures}
+        state.ended = self._folded.evaluations.ended_ids
+        state.failed = {one.record.id for one in self._folded.evaluations.failures}
         completed = (one for born in self._born.values() for one in born.best)
         state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
-        for (island, _), number in self._begun.items():
-            state.begun[island % islands] += number
-        for _, record, attempt in self._evaluations.open:
+        for (island, _), number in self._folded.begun.items():
+            state.begun[island % islands] = state.begun.get(island % islands, 0) + number
+        for _, record, attempt in self._folded.evaluations.open:
             # The end of a whole launch is not the individual's fault, and counts for no retry.
             interrupted = isinstance(record, Finished) and record.status == INTERRUPTED
             state.tally.unfinished[record.id] = INTERRUPTED if interrupted else LOST
             assignment = assignment_of(record, attempt, space=space)
             state.keys.add(assignment.key)
             state.pending.append(assignment)
-        enter(state, self._known.values(), space=space, islands=islands, losses=self._losses)
+        enter(state, self._folded.known.values(), space=space, islands=islands, losses=self._losses)
         return state
 
 

@@ -36,7 +36,7 @@ def enter(
         state.known = max(state.known, record.number)  # no number is used twice
         if record.status == WITHDRAWN:
             continue
-        state.sources[record.source] += 1
+        state.sources[record.source] = state.sources.get(record.source, 0) + 1
         state.keys.add(space.key(record.params))
         loss = loss_of(record, losses)
         params = validated(space, identity, record.params)

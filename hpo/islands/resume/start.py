@@ -68,7 +68,7 @@ def start_messages(
                 launch,
                 *first,
                 starts[place.leader].surroundings,
-                -(-state.begun[island] // len(places)),
+                -(-state.begun.get(island, 0) // len(places)),
                 members,
                 mine := owned.get(place.leader, []),
                 reports,

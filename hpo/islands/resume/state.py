@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,7 +38,7 @@ class ResumeState:
     keys: set[str] = field(default_factory=set)
     """Keys of all configurations."""
     tally: Tally = field(default_factory=Tally)
-    begun: Counter[int] = field(default_factory=Counter)
+    begun: dict[int, int] = field(default_factory=dict)
     """Number of individuals by the island where they were bred."""
     resting: dict[str, Resting] = field(default_factory=dict)
     """Pruned individuals that have saved themselves and may go on."""
@@ -57,11 +56,11 @@ class ResumeState:
     """Unfinished individuals."""
     populations: dict[int, Population] = field(default_factory=dict)
     """Populations by island."""
-    reports: dict[int, deque[tuple[str, int, float]]] = field(default_factory=dict)
+    reports: dict[int, list[tuple[str, int, float]]] = field(default_factory=dict)
     """Latest intermediate results at rungs, by island."""
     known: int = 0
     """Number of the last known point."""
-    sources: Counter[str] = field(default_factory=Counter)
+    sources: dict[str, int] = field(default_factory=dict)
     """Number of known points that count, by source."""
     torn: list[str] = field(default_factory=list)
     """Names of the journals whose last line was cut off."""

@@ -1,0 +1,97 @@
+"""Cache of what the journals of closed launches hold, so that a launch need not read them all again.
+
+The file ``DIR/launches/closed`` holds two digests and a ``Snapshot`` in MessagePack. Readers leave it out where it does
+not fit the ledger, and a launch that had to read many records makes it again."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from hpo.individual import Scalar
+from hpo.islands.resume.state import ResumeState
+from hpo.journal.durable import read_bounded, write_atomically
+from hpo.journal.evaluations import CurrentEvaluations
+from hpo.journal.records import Known, Migrated
+from hpo.ledger.fold import LedgerState
+from hpo.search.population import Member
+
+_log = logging.getLogger("hpo.islands")
+
+_VERSION = 1
+"""Raise it where other facts are folded into the same types."""
+_MOST_BYTES = 1 << 30
+_HEAD = 8
+"""Bytes of the digests of types and content."""
+
+
+class Folded(msgspec.Struct, kw_only=True):
+    """Facts in journals of which a ``ResumeState`` is made."""
+
+    state: ResumeState = msgspec.field(default_factory=ResumeState)
+    evaluations: CurrentEvaluations = msgspec.field(default_factory=CurrentEvaluations)
+    moves: dict[str, dict[tuple[int, int, int], Migrated]] = {}
+    """Moves by individual, then by hop, source and target."""
+    latest: dict[int, list[tuple[float, str, Member]]] = {}
+    """Heap of the members that finished last, with times and ids, by birthplace."""
+    configurations: dict[str, dict[str, Scalar]] = {}
+    """Parameters of kept members."""
+    known: dict[int, Known] = {}
+    begun: dict[tuple[int, int], int] = {}
+    """Number of individuals by island and worker where they were bred."""
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """Facts in the journals of the launches that were ``closed``."""
+
+    closed: dict[int, dict[int, tuple[int, ...]]]
+    """Bytes that count of each part of each worker's journal, by launch."""
+    islands: int
+    folded: Folded
+    members: dict[int, tuple[list[Member], list[Member], list[Member], list[Member]]]
+    """The best, the most recent, the pruned and the failed members, by birthplace."""
+
+
+@lru_cache(maxsize=1)
+def _types() -> bytes:
+    """Digest of the version and of all fields and their types: other code may have written the file."""
+    return zlib.crc32(f"{_VERSION} {msgspec.inspect.type_info(Snapshot)}".encode()).to_bytes(4, "big")
+
+
+def _head(body: bytes | memoryview) -> bytes:
+    return _types() + zlib.crc32(body).to_bytes(4, "big")
+
+
+def _path(directory: Path) -> Path:
+    return directory / "launches" / "closed"
+
+
+def read(directory: Path, state: LedgerState, islands: int) -> Snapshot | None:
+    """The snapshot in the campaign's ``directory``; None where there is none that fits this version of hpo, the number
+    of ``islands`` and the ledger's ``state``."""
+    try:
+        data, _ = read_bounded(_path(directory), _MOST_BYTES)
+        body = memoryview(data)[_HEAD:]
+        if data[:_HEAD] != _head(body):
+            raise ValueError("it is damaged, or of another version")
+        found = msgspec.msgpack.decode(body, type=Snapshot)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        _log.debug("%s is left out: %s", _path(directory), error)
+        return None
+    counted = {launch: state.closed[launch].lengths for launch in found.closed if launch in state.closed}
+    return found if found.islands == islands and found.closed == counted else None
+
+
+def write(directory: Path, snapshot: Snapshot) -> None:
+    """Keep ``snapshot`` for later launches, if that is possible."""
+    try:
+        data = msgspec.msgpack.encode(snapshot)
+        write_atomically(_path(directory), _head(data) + data, durable=False)
+    except (OSError, ValueError, OverflowError, msgspec.EncodeError) as error:
+        _log.debug("%s is not written: %s", _path(directory), error)
