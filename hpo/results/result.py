@@ -360,19 +360,21 @@ class Result:
         """
         return hypervolume(self.record, reference)
 
-    def importance(self, objective: str | None = None) -> Importance:
+    def importance(self, objective: str | None = None, best: float = 1.0) -> Importance:
         """Importance of each parameter (fANOVA): an object with ``dataframe()``, printed as by ``hpo best``.
 
         Args:
             objective (str; default None): name of the objective; None: the first.
+            best (float, above 0, at most 1; default 1.0): share of the best results among which differences count, such
+                as 0.25; all worse results count as equally bad.
 
         Raises:
-            UsageError: there is no such objective.
+            UsageError: there is no such objective, or ``best`` is no share.
             CampaignError: too few evaluations have completed, or all have the same result.
         """
         from hpo.results.analysis.importance import importance
 
-        return importance(self.record, objective)
+        return importance(self.record, objective, best)
 
     def dataframe(self) -> pandas.DataFrame:
         """Table of ``hpo export`` as a pandas DataFrame."""
@@ -393,8 +395,9 @@ class Result:
     @property
     def plot(self) -> Plots:
         """Figures of plotly: ``plot.history()``, ``.hours()``, ``.curves()``, ``.timeline()``, ``.importance()``,
-        ``.parallel()``, ``.slices()``, ``.islands()``, ``.family()``, ``.budget()``, ``.noise()``, ``.front()`` and
-        ``.hypervolume()``. They raise UsageError with the reason if the campaign lacks the data."""
+        ``.parallel()``, ``.slices()``, ``.ablation()``, ``.failures()``, ``.islands()``, ``.family()``, ``.budget()``,
+        ``.noise()``, ``.front()`` and ``.hypervolume()``. They raise UsageError with the reason if the campaign lacks
+        the data."""
         from hpo.views.figures.plots import Plots
 
         return Plots(self.record)

@@ -57,6 +57,25 @@ def test_shares_are_those_of_the_function():
     assert found.dataframe()["parameter"].tolist() == [*found.shares]
 
 
+def test_among_the_best_another_parameter_may_matter():
+    """Half of the space is bad by b: there n decides, and a in the other half."""
+
+    def two_halves(params, number):
+        bad = params["b"] > 0
+        return {
+            "value": 10.0 * bad + SPACE.parameters["n" if bad else "a"].encoder()(params["n" if bad else "a"])
+        }
+
+    found = record(800, two_halves)
+    everywhere, among = importance(found), importance(found, best=0.25)
+    assert everywhere.shares["n"].total > 0.1 > 0.05 > among.shares["n"].total
+    assert among.best == 0.25 and among.shares["a"].total > everywhere.shares["a"].total + 0.1
+    assert "among the best 25%" in str(among) and "among" not in str(everywhere)
+    for share in (0, 1.5, -1, True, "0.25", float("nan")):
+        with pytest.raises(UsageError, match="must be a share, above 0 and at most 1"):
+            importance(found, best=share)
+
+
 def test_interactions_are_in_the_total_and_not_alone():
     def product(params, number):
         return {"value": params["b"] * (1 if params["kind"] == "y" else -1) + 1e-9 * params["a"]}

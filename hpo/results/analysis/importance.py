@@ -3,7 +3,8 @@
 As in fANOVA (Hutter, Hoos and Leyton-Brown 2014, proceedings.mlr.press/v32/hutter14), a forest predicts the result of a
 configuration, and its variance over the whole space is divided among the parameters. The shares are computed by
 Jansen's estimators (1999, doi:10.1016/S0010-4655(98)00154-4) on pairs of uniform draws, so that a conditional parameter
-counts only where it is active. Constraints are ignored."""
+counts only where it is active. Constraints are ignored. Among the best, all worse results count as the threshold does,
+which caps the response as there."""
 
 from __future__ import annotations
 
@@ -57,6 +58,8 @@ class Importance:
     """Importance of all parameters for an objective."""
 
     objective: str
+    best: float
+    """Share of the best results among which differences count."""
     evaluations: int
     """Number of evaluations that forests were fitted on."""
     completed: int
@@ -97,13 +100,14 @@ class Importance:
     def __str__(self) -> str:
         if not self.explains:
             return f"importance for {one_line(self.objective)}: {self.nothing_explained()}"
+        among = "" if self.best == 1 else f" among the best {self.best:.0%}"
         of = (
             f"{self.evaluations} of {self.completed}"
             if self.evaluations < self.completed
             else str(self.completed)
         )
         lines = [
-            f"importance for {one_line(self.objective)}, from {of} evaluations; a forest explains "
+            f"importance for {one_line(self.objective)}{among}, from {of} evaluations; a forest explains "
             f"{self.explained:.0%}:"
         ]
         shown = {one_line(name): one for name, one in list(self.shares.items())[:_SHOWN]}
@@ -119,20 +123,20 @@ class Importance:
         return "\n".join(lines)
 
 
-def importance(record: CampaignRecord, objective: str | None = None) -> Importance:
+def importance(record: CampaignRecord, objective: str | None = None, best: float = 1.0) -> Importance:
     """Importance of each parameter for an objective.
 
     Results count by rank, so that their scale and outliers have no influence. Failed and pruned evaluations are left
-    out; known points count. The same journals give the same shares. ``objective`` None: the first.
+    out; known points count. The same journals give the same shares. ``objective`` None: the first. ``best``: share of
+    the best results, all worse results counting as equally bad.
 
     Raises:
-        UsageError: there is no such objective.
+        UsageError: there is no such objective, or ``best`` is no share.
         CampaignError: too few evaluations have completed, or all have the same result.
     """
     import numpy
 
     from hpo.results.analysis.pareto import with_losses
-    from hpo.search.kinds.vectorised import VectorisedGenomes
     from hpo.search.models.observations import normal_scores
 
     names = list(record.objectives)
@@ -141,6 +145,10 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
     if not isinstance(objective, str) or objective not in names:
         raise UsageError(
             f"{excerpt(objective)} is no objective of this campaign. {suggestion(objective, names)}"
+        )
+    if isinstance(best, bool) or not isinstance(best, (int, float)) or not 0 < best <= 1:
+        raise UsageError(
+            f"importance(best={excerpt(best)}): must be a share, above 0 and at most 1, such as 0.25."
         )
     space = described_space(record.identity.get("space"))
     known = with_losses(record)
@@ -157,10 +165,38 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         raise CampaignError(
             "importance of parameters: all evaluations have the same result, so none matters."
         )
+    scores = normal_scores(losses)
+    goals = numpy.minimum(scores, numpy.sort(scores)[max(1, round(best * len(scores))) - 1])
+    if goals.min() == goals.max():
+        raise CampaignError(
+            f"importance of parameters: the best {best:.0%} of the evaluations have the same result, so none matters."
+        )
+    explained, shares = variance_shares(record, [one for _, one in chosen], goals)
+    return Importance(
+        objective=objective,
+        best=float(best),
+        evaluations=len(chosen),
+        completed=len(known),
+        explained=explained,
+        shares=shares,
+    )
+
+
+def variance_shares(
+    record: CampaignRecord, individuals: Sequence[Individual], goals: Any
+) -> tuple[float, dict[str, VarianceShare]]:
+    """Out-of-bag R² of forests that predict ``goals`` (n) from the configurations of ``individuals``, and the share of
+    each parameter in the variance of what they predict, largest first. CampaignError for a configuration outside the
+    space."""
+    import numpy
+
+    from hpo.search.kinds.vectorised import VectorisedGenomes
+
+    space = described_space(record.identity.get("space"))
     sampler = VectorisedGenomes(space)
-    genomes = _genomes(record, space, [one for _, one in chosen])
-    rows = sampler.rows(numpy.array(genomes, dtype=float))
-    rows, goals = rows.astype(numpy.float32), normal_scores(losses)
+    rows = sampler.rows(numpy.array(genomes_of(record, space, individuals), dtype=float)).astype(
+        numpy.float32
+    )
     totals, alone, foretold, votes = _judged_by_forests(sampler, len(space), rows, goals)
     heard = votes > 0
     errors = (goals[heard] - foretold[heard] / votes[heard]) ** 2
@@ -171,13 +207,8 @@ def importance(record: CampaignRecord, objective: str | None = None) -> Importan
         name: VarianceShare(float(total[place]), float(alone[place]), float(spread[place]))
         for place, name in enumerate(space.names)
     }
-    return Importance(
-        objective=objective,
-        evaluations=len(chosen),
-        completed=len(known),
-        explained=float(1 - errors.mean() / goals[heard].var()),
-        shares=dict(sorted(shares.items(), key=lambda entry: -entry[1].total)),
-    )
+    shares = dict(sorted(shares.items(), key=lambda entry: -entry[1].total))
+    return float(1 - errors.mean() / goals[heard].var()), shares
 
 
 def _judged_by_forests(
@@ -197,10 +228,10 @@ def _judged_by_forests(
         # A bootstrap sample; evaluations outside of it measure how much the forest explains.
         sample = generator.integers(len(goals), size=len(goals))
         unseen = numpy.setdiff1d(numpy.arange(len(goals)), sample)
-        trees = _grown(rows[sample], goals[sample], forest)
-        foretold[unseen] += _mean(trees, rows[unseen])
+        trees = grown(rows[sample], goals[sample], forest)
+        foretold[unseen] += mean_of_trees(trees, rows[unseen])
         votes[unseen] += 1
-        one, other, *mixed = _mean(trees, judged).reshape(parameters + 2, pairs)
+        one, other, *mixed = mean_of_trees(trees, judged).reshape(parameters + 2, pairs)
         variance = numpy.concatenate([one, other]).var()
         if variance > 0:
             totals[forest] = [((one - changed) ** 2).mean() / (2 * variance) for changed in mixed]
@@ -208,7 +239,7 @@ def _judged_by_forests(
     return totals, alone, foretold, votes
 
 
-def _genomes(
+def genomes_of(
     record: CampaignRecord, space: SearchSpace, individuals: Sequence[Individual]
 ) -> list[tuple[float, ...]]:
     try:
@@ -234,7 +265,7 @@ def _mixed_pairs(sampler: VectorisedGenomes, parameters: int, pairs: int, genera
     return numpy.concatenate(drawn)
 
 
-def _grown(rows: Any, goals: Any, seed: int) -> list[Any]:
+def grown(rows: Any, goals: Any, seed: int) -> list[Any]:
     """Extremely randomised trees (Geurts et al. 2006), each on all ``rows``."""
     import numpy
     import sklearn
@@ -251,5 +282,5 @@ def _grown(rows: Any, goals: Any, seed: int) -> list[Any]:
         ]
 
 
-def _mean(trees: list[Any], rows: Any) -> Any:
+def mean_of_trees(trees: list[Any], rows: Any) -> Any:
     return sum(tree.predict(rows)[:, 0] for tree in trees) / len(trees)

@@ -1,22 +1,31 @@
-"""Importance of parameters: bars with their spread over forests, side by side for campaigns or objectives."""
+"""Importance of parameters: bars with their spread over forests, side by side for campaigns, objectives, or all results
+and the best; and what each change from the default to the best gained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpo.errors import CampaignError
+from hpo.results.analysis.ablation import AblationStep, ablation_path
 from hpo.results.analysis.importance import Importance
 from hpo.terminal import one_line
 from hpo.views.figures.drawing import theme
-from hpo.views.figures.drawing.labels import distinct
+from hpo.views.figures.drawing.labels import distinct, plain, shortened
 from hpo.views.figures.drawing.panels import Panels, Plot
+from hpo.views.figures.drawing.value_range import ValueRange, value_range
 from hpo.views.figures.source import NotDrawn, Source
 
 _MOST = 15
+_BEST = 0.25
+"""Share of the results that are the best."""
 _ROW, _BAR = 12, 13  # pixels of a row without its bars, and of each bar
+_CHANGE = 26  # pixels of a change
+_LETTERS = 48
 
 
 def draw(sources: Sequence[Source]) -> Plot:
-    """Figure of the fifteen most important parameters, for each objective or for the first of each campaign."""
+    """Figure of the fifteen most important parameters: for each of several objectives, for the first of each campaign,
+    or for the only objective among all results and among the best."""
     groups, left_out = _groups(sources)
     totals: dict[str, float] = {}
     for _, found in groups:
@@ -75,17 +84,98 @@ def draw(sources: Sequence[Source]) -> Plot:
 
 def _groups(sources: Sequence[Source]) -> tuple[list[tuple[str, Importance]], list[tuple[str, NotDrawn]]]:
     """Titles and bars to draw side by side, and titles and reasons of objectives that are left out."""
-    wanted = (
-        [(objective, sources[0], objective) for objective in sources[0].objectives]
-        if len(sources) == 1
-        else [(source.name, source, source.objective) for source in sources]
-    )
+    wanted = [(source.name, source, source.objective, 1.0) for source in sources]
+    if len(sources) == 1:
+        (first,) = sources
+        wanted = [(objective, first, objective, 1.0) for objective in first.objectives]
+        if len(wanted) == 1:
+            shares = (("all results", 1.0), (f"the best {_BEST:.0%}", _BEST))
+            wanted = [(title, first, first.objective, share) for title, share in shares]
     groups, left_out = [], []
-    for title, source, objective in wanted:
+    for title, source, objective, share in wanted:
         try:
-            groups.append((theme.label(title, 24), source.importance(objective)))
+            groups.append((theme.label(title, 24), source.importance(objective, share)))
         except NotDrawn as error:
             left_out.append((theme.label(title, 24), error))
     if not groups:
         raise left_out[0][1]
     return groups, left_out
+
+
+def ablation(sources: Sequence[Source]) -> Plot:
+    """Figure of what each change from the default to the best gained, a row for each on an ablation path."""
+    source = sources[0]
+    start, end = source.default, source.best
+    if start is None or end is None:
+        raise NotDrawn("neither a default nor a given point of the task has completed")
+    explained = source.importance().explained
+    try:
+        path = ablation_path(source.record, start, end, source.objective)
+    except CampaignError as error:
+        raise NotDrawn(str(error).removeprefix("importance of parameters: ")) from None
+    if not path:
+        raise NotDrawn(f"the {source.default_name} is the best")
+    shown = path[:_MOST]
+    measured = {source.default_name: source.value(start), "best": source.value(end)}
+    values = [*(one for one in measured.values() if one is not None), *(one.after for one in shown)]
+    extent = value_range([*values, shown[0].before], source.objectives[source.objective])
+    if extent is None:
+        raise NotDrawn("no value is finite")
+    panels = Panels()
+    panel = panels.panel()
+    names = [source.default_name, *distinct([_words(one) for one in shown], _LETTERS), "best"]
+    rows = dict(zip(map(theme.label, names), range(len(names))))
+    _add_changes(panels, panel, shown, extent, source.sign())
+    for name, row in ((source.default_name, 0), ("best", len(names) - 1)):
+        value = measured[name]
+        panels.add(
+            panel,
+            x=[] if value is None else [extent.inside(value)],
+            y=[] if value is None else [row],
+            mode="markers",
+            marker=theme.STAR if row else {"color": theme.INK, "size": 9},
+            name=f"{name}, as measured",
+            customdata=[end.id if row else start.id],
+            hovertemplate="%{x:.5g}<extra></extra>",
+        )
+    notes = [f"between: as a forest predicts, which explains {explained:.0%}"]
+    panels.corner_note([*notes, *([f"{len(path) - _MOST} more changes"] if len(path) > _MOST else [])])
+    axes = {
+        "xaxis": {"title": theme.label(source.objective), "showgrid": True, **extent.axis(5.0)},
+        "yaxis": {
+            "range": [len(names) - 0.4, -0.6],
+            "tickvals": list(rows.values()),
+            "ticktext": list(rows),
+            "showgrid": False,
+        },
+    }
+    return panels.plot("From the default to the best", axes, height=150 + _CHANGE * len(names))
+
+
+def _add_changes(
+    panels: Panels, panel: str, path: Sequence[AblationStep], extent: ValueRange, sign: float
+) -> None:
+    for row, one in enumerate(path, start=1):
+        better = sign * (one.after - one.before) <= 0
+        panels.add(
+            panel,
+            x=[extent.inside(one.before), extent.inside(one.after)],
+            y=[row, row],
+            mode="lines",
+            line={"color": theme.GREEN if better else theme.VERMILION, "width": 11},
+            name="better" if better else "worse",
+            text=[
+                f"{theme.label(_words(one, 400))}<br>{theme.number(one.before)} → {theme.number(one.after)}"
+            ]
+            * 2,
+            hovertemplate="%{text}<extra></extra>",
+            showlegend=False,
+        )
+
+
+def _words(change: AblationStep, most: int = _LETTERS) -> str:
+    parts = []
+    for name, (before, after) in change.values.items():
+        ends = ["none" if one is None else plain(one, 12) for one in (before, after)]
+        parts.append(f"{shortened(one_line(name), 24)} {ends[0]} → {ends[1]}")
+    return shortened(", ".join(parts), most)

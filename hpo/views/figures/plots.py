@@ -53,6 +53,8 @@ class Plots:
     parallel = _figure("parallel")
     slices = _figure("slices")
     islands = _figure("islands")
+    ablation = _figure("ablation")
+    failures = _figure("failures")
     family = _figure("family")
     budget = _figure("budget")
     noise = _figure("noise")

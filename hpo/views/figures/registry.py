@@ -87,7 +87,8 @@ FIGURES: tuple[Entry, ...] = (
         name="importance",
         title="Importance of parameters",
         caption="The share of the variance over the whole space that would vanish if a parameter were fixed (fANOVA), "
-        "and its spread over eight forests. Interactions count for each that takes part, so shares may exceed 100 %.",
+        "and its spread over eight forests. Interactions count for each that takes part, so shares may exceed 100 %. "
+        "Among the best, all worse results count as equally bad: what matters there may be another parameter.",
         overlaid=True,
     ),
     Entry(
@@ -107,6 +108,20 @@ FIGURES: tuple[Entry, ...] = (
         title="Slices",
         caption="The result over each of the six most important parameters. What was pruned or failed lies at the "
         "worse border; results far worse than the others lie on it.",
+    ),
+    Entry(
+        name="ablation",
+        module="importance",
+        title="From the default to the best",
+        caption="What each changed parameter gained. The change that promises most is made first; values between are "
+        "those that a forest predicts.",
+    ),
+    Entry(
+        name="failures",
+        module="slices",
+        title="Where failures lie",
+        caption="The share of evaluations that failed among those with such a value, by how they failed; first the "
+        "parameters that explain most of it. Pale bars are of fewer than three evaluations.",
     ),
     Entry(
         name="family",

@@ -1,17 +1,24 @@
-"""Slices: the objective over each of the most important parameters; pruned and failed evaluations lie at the border."""
+"""Over each of the most important parameters: the objective (slices, where pruned and failed evaluations lie at the
+border), and the share of failures."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT
-from hpo.terminal import one_line
+import numpy
+
+from hpo.errors import CampaignError
+from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT, Scalar
+from hpo.results.analysis.importance import FEWEST, variance_shares
+from hpo.space.parameters import Parameter
 from hpo.views.figures.drawing import theme
-from hpo.views.figures.drawing.labels import shortened, written
-from hpo.views.figures.drawing.panels import Panels, Plot
+from hpo.views.figures.drawing.labels import written
+from hpo.views.figures.drawing.panels import Plot
 from hpo.views.figures.drawing.parameter_axis import Axis
+from hpo.views.figures.drawing.parameter_grid import MOST, ParameterGrid
 from hpo.views.figures.drawing.thinning import best_and_spread
 from hpo.views.figures.drawing.value_range import ValueRange, value_range
 from hpo.views.figures.source import NotDrawn, Source, important
@@ -19,14 +26,12 @@ from hpo.views.figures.source import NotDrawn, Source, important
 if TYPE_CHECKING:
     from hpo.individual import Individual
 
-_PANELS = 6
-_COLUMNS = 2
-_PANEL, _BETWEEN = 170, 78  # pixels of a panel's height, and between two panels
 _BORDER = 15.0  # hundredths of the value axis beyond the worst value, for evaluations without a value
-_WITHOUT = (
-    ("pruned", (PRUNED,), 6.0, "line-ns-open"),
-    ("failed", (FAILED, INVALID, TIMEOUT, CRASHED), 13.0, "x-thin-open"),
-)
+_FAILURES = (FAILED, INVALID, TIMEOUT, CRASHED)
+_WITHOUT = (("pruned", (PRUNED,), 6.0, "line-ns-open"), ("failed", _FAILURES, 13.0, "x-thin-open"))
+_LEAST = 3
+"""Fewest failures of which a figure says anything, and fewest evaluations of a bar that is not pale."""
+_BINS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,6 @@ class _SlicePanel:
             "y": list(values),
             "mode": "markers",
             "name": title,
-            "legendgroup": title,
             "marker": marker,
             "text": [self._box(one) for one in individuals],
             "customdata": [one.id for one in individuals],
@@ -101,39 +105,94 @@ def draw(sources: Sequence[Source]) -> Plot:
     extent = value_range(values, source.objectives[source.objective], source.default_value())
     if extent is None:
         raise NotDrawn("no evaluation has completed")
-    names = important(source)[:_PANELS]
+    names = important(source)[:MOST]
     if not names or source.space is None:
         raise NotDrawn("no parameter has more than one value")
-    rows = -(-len(names) // _COLUMNS)
-    whole = rows * _PANEL + (rows - 1) * _BETWEEN
-    panels = Panels([1] * rows, _COLUMNS, between=(_BETWEEN / whole, 0.05))
-    axes: dict[str, dict[str, Any]] = {}
-    seen: set[str] = set()
-    first = ""
-    for place, name in enumerate(names):
-        row, column = divmod(place, _COLUMNS)
-        number = panels.panel(row, column)
-        first = first if column else number
-        axis = Axis(parameter=source.space.parameters[name])
+    grid = ParameterGrid(names, source.space, source.objective, extent.axis(_BORDER))
+    for name, number, axis in grid:
         panel = _SlicePanel(
             source=source, name=name, axis=axis, extent=extent, most=theme.MOST_POINTS // len(names)
         )
         for trace in panel.traces():
-            legend = trace["name"] not in seen and len(trace["x"]) > 0
-            seen.update([trace["name"]] if legend else [])
-            panels.add(number, **trace, showlegend=legend)
-        axes[f"xaxis{number}"] = {"title": _title(name, axis), **axis.layout()}
-        axes[f"yaxis{number}"] = {
-            "title": theme.label(source.objective, 24) if column == 0 else "",
-            **({"matches": f"y{first}", "showticklabels": False} if column else {}),
-            "nticks": 5,
-            **extent.axis(_BORDER),
-        }
-    return panels.plot("Slices", axes, height=whole + 160)
+            grid.add(number, trace)
+    return grid.plot("Slices")
 
 
-def _title(name: str, axis: Axis) -> str:
-    shown, condition = theme.label(shortened(one_line(name), 32)), axis.condition()
-    return (
-        f"{shown}<br><span style='font-size:11px'>{theme.label(condition, 80)}</span>" if condition else shown
+def failures(sources: Sequence[Source]) -> Plot:
+    """Figure of the share of failures over at most six parameters, first those that explain most of who fails."""
+    source = sources[0]
+    failed = [one for one in source.ended if one.status in _FAILURES]
+    if len(failed) < _LEAST:
+        raise NotDrawn("fewer than three evaluations have failed" if failed else "no evaluation has failed")
+    if len(source.ended) < FEWEST:
+        raise NotDrawn(f"fewer than {FEWEST} evaluations have ended")
+    names, explained = _by_failures(source)
+    if not names or source.space is None:
+        raise NotDrawn("no parameter has more than one value")
+    values = {"range": [0, 1], "tickformat": ".0%", "showgrid": True}
+    grid = ParameterGrid(names[:MOST], source.space, "failed", values)
+    for name, panel, axis in grid:
+        for trace in _bars(source, name, axis):
+            grid.add(panel, trace)
+    said = (
+        f"a forest explains {explained:.0%} of who fails"
+        if explained > 0
+        else "a forest explains nothing of who fails: the cause may lie elsewhere"
     )
+    place = {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"}
+    grid.panels.note(f"{len(failed)} of {len(source.ended)} have failed; {said}", **place)
+    return grid.plot("Failures", barmode="stack", bargap=0)
+
+
+def _by_failures(source: Source) -> tuple[list[str], float]:
+    """Parameters with more than one value, first those that explain most of who fails, and how much all explain."""
+    names = important(source)
+    goals = numpy.array([float(one.status in _FAILURES) for one in source.ended])
+    if goals.all():
+        return names, 0.0
+    try:
+        explained, shares = variance_shares(source.record, source.ended, goals)
+    except CampaignError as error:
+        raise NotDrawn(str(error).removeprefix("importance of parameters: ")) from None
+    return (sorted(names, key=lambda name: -shares[name].total) if explained > 0 else names), explained
+
+
+def _bars(source: Source, name: str, axis: Axis) -> list[Plot]:
+    bins = _bins(axis.parameter)
+    everyone: Counter[int] = Counter()
+    failed: dict[str, Counter[int]] = {status: Counter() for status in _FAILURES}
+    for one in source.ended:
+        if (place := _bin(axis, one.params.get(name), bins) if name in one.params else None) is not None:
+            everyone[place] += 1
+            if one.status in failed:
+                failed[one.status][place] += 1
+    return [
+        {
+            "type": "bar",
+            "name": status,
+            "x": [(place + 0.5) / bins for place in sorted(counts)],
+            "y": [counts[place] / everyone[place] for place in sorted(counts)],
+            "width": 0.9 / bins,
+            "marker": {
+                "color": theme.STATUS[status],
+                "opacity": [0.35 if everyone[place] < _LEAST else 1.0 for place in sorted(counts)],
+                "line": {"width": 0},
+            },
+            "text": [f"{status}: {counts[place]} of {everyone[place]}" for place in sorted(counts)],
+            "textposition": "none",
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        for status, counts in failed.items()
+    ]
+
+
+def _bins(parameter: Parameter) -> int:
+    few = (
+        parameter.count is not None and parameter.count <= 2 * _BINS and not getattr(parameter, "log", False)
+    )
+    return parameter.count if few and parameter.count is not None else _BINS
+
+
+def _bin(axis: Axis, value: Scalar, bins: int) -> int | None:
+    place = axis.place(value)
+    return None if place is None else min(int(place * bins), bins - 1)

@@ -106,24 +106,24 @@ class Source:
             found = float(pruned) if isinstance(pruned, (int, float)) else None
         return found
 
-    def importance(self, objective: str | None = None) -> Importance:
-        """Importance of each parameter for an objective (default: the first), computed once.
+    def importance(self, objective: str | None = None, best: float = 1.0) -> Importance:
+        """Importance of each parameter for an objective (default: the first) among the share ``best``, computed once.
 
         Raises:
             NotDrawn: too few evaluations have completed, all have the same result, or the forests explain none of it.
         """
         name = objective or self.objective
         try:
-            found = self._importance.get(name) or importance(self.record, name)
+            found = self._importance.get((name, best)) or importance(self.record, name, best)
         except CampaignError as error:
             raise NotDrawn(str(error).removeprefix("importance of parameters: ")) from None
-        self._importance[name] = found
+        self._importance[name, best] = found
         if not found.explains:
             raise NotDrawn(found.nothing_explained())
         return found
 
     @cached_property
-    def _importance(self) -> dict[str, Importance]:
+    def _importance(self) -> dict[tuple[str, float], Importance]:
         return {}
 
     def at_work(self, times: Sequence[float]) -> NDArray[Any]:
