@@ -405,6 +405,21 @@ def test_a_thinned_curve_keeps_its_first_last_and_best_report():
     assert {1, 333, 1000} <= {*steps} and len(steps) < 200
 
 
+def test_luck_on_the_front_shows_beside_what_a_forest_predicts_without_it():
+    rng, ways = random.Random(2), {"f": "minimize", "g": "maximize"}
+    space = hpo.SearchSpace(x=hpo.Float(0.0, 1.0), y=hpo.Float(0.0, 1.0))
+    drawn = [space.decode(space.sample(rng)) for _ in range(200)]
+    found = [one(n, {"f": p["x"] + p["y"], "g": p["x"] - p["y"]}, params=p) for n, p in enumerate(drawn)]
+    lucky = one(200, {"f": 0.01, "g": 0.9}, params={"x": 0.5, "y": 0.5})
+    shown = draw("front", source([*found, lucky], objectives=ways, space=space))
+    (line,) = [trace for trace in shown.data if trace.name == "predicted"]
+    ends = {
+        start: end for start, end in zip(zip(line.x, line.y), zip(line.x[1:], line.y[1:])) if None not in end
+    }
+    assert ends[0.01, 0.9] == pytest.approx((1.0, 0.0), abs=0.2)
+    assert draw("front", source(found[:10], objectives=ways)).data[1].name == "front"
+
+
 def test_each_change_from_the_default_to_the_best_has_its_gain():
     space = hpo.SearchSpace(
         kind=hpo.Categorical("sgd", "adam"),

@@ -68,6 +68,8 @@ class Importance:
     """Out-of-bag R²: part of the variance of unseen results that forests explain, at most 1; 0 or less: none."""
     shares: dict[str, VarianceShare] = field(default_factory=dict)
     """Shares by parameter, largest first."""
+    foretold: dict[str, float] = field(default_factory=dict)
+    """Value by id that trees predict which have not seen this evaluation: a result far better may be luck."""
 
     @property
     def explains(self) -> bool:
@@ -171,7 +173,9 @@ def importance(record: CampaignRecord, objective: str | None = None, best: float
         raise CampaignError(
             f"importance of parameters: the best {best:.0%} of the evaluations have the same result, so none matters."
         )
-    explained, shares = variance_shares(record, [one for _, one in chosen], goals)
+    explained, shares, foretold = variance_shares(record, [one for _, one in chosen], goals)
+    sign = -1.0 if record.objectives[objective] == "maximize" else 1.0
+    values = sign * numpy.interp(foretold, numpy.sort(scores), numpy.sort(losses))
     return Importance(
         objective=objective,
         best=float(best),
@@ -179,15 +183,16 @@ def importance(record: CampaignRecord, objective: str | None = None, best: float
         completed=len(known),
         explained=explained,
         shares=shares,
+        foretold={one.id: float(value) for (_, one), value in zip(chosen, values) if value == value},
     )
 
 
 def variance_shares(
     record: CampaignRecord, individuals: Sequence[Individual], goals: Any
-) -> tuple[float, dict[str, VarianceShare]]:
-    """Out-of-bag R² of forests that predict ``goals`` (n) from the configurations of ``individuals``, and the share of
-    each parameter in the variance of what they predict, largest first. CampaignError for a configuration outside the
-    space."""
+) -> tuple[float, dict[str, VarianceShare], Any]:
+    """Out-of-bag R² of forests that predict ``goals`` (n) from the configurations of ``individuals``; the share of each
+    parameter in the variance of what they predict, largest first; and what trees that have not seen it predict for each
+    individual (n), NaN where all have. CampaignError for a configuration outside the space."""
     import numpy
 
     from hpo.search.kinds.vectorised import VectorisedGenomes
@@ -199,7 +204,8 @@ def variance_shares(
     )
     totals, alone, foretold, votes = _judged_by_forests(sampler, len(space), rows, goals)
     heard = votes > 0
-    errors = (goals[heard] - foretold[heard] / votes[heard]) ** 2
+    unseen = numpy.where(heard, foretold / numpy.maximum(votes, 1), numpy.nan)
+    errors = (goals[heard] - unseen[heard]) ** 2
     # The part alone is at most the total, and that at most 1, but estimates may be larger.
     total, spread = numpy.minimum(totals.mean(axis=0), 1.0), totals.std(axis=0)
     alone = numpy.clip(alone.mean(axis=0), 0.0, total)
@@ -208,7 +214,7 @@ def variance_shares(
         for place, name in enumerate(space.names)
     }
     shares = dict(sorted(shares.items(), key=lambda entry: -entry[1].total))
-    return float(1 - errors.mean() / goals[heard].var()), shares
+    return float(1 - errors.mean() / goals[heard].var()), shares, unseen
 
 
 def _judged_by_forests(

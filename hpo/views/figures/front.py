@@ -35,6 +35,8 @@ class _FrontOfCampaign:
     colour: str
     title: str  # empty for a single campaign
     number: int  # the campaign's place among those of the page
+    foretold: Mapping[str, Mapping[str, float]]
+    """Value by objective and id that a forest predicts which has not seen the evaluation; empty where it cannot."""
 
 
 def front(sources: Sequence[Source]) -> Plot:
@@ -80,7 +82,15 @@ def _campaign(source: Source, number: int, title: str) -> _FrontOfCampaign:
         colour=theme.SERIES[number % len(theme.SERIES)],
         title=title,
         number=number,
+        foretold={} if title else _foretold(source),
     )
+
+
+def _foretold(source: Source) -> dict[str, dict[str, float]]:
+    try:
+        return {name: source.importance(name).foretold for name in source.objectives}
+    except NotDrawn:
+        return {}
 
 
 def _values(individuals: Sequence[Individual], name: str) -> list[float]:
@@ -134,6 +144,16 @@ def _traces(
         steps = {"mode": "lines+markers", "line": line}
     front = sorted(campaign.front, key=lambda one: (one.objectives or {})[x])
     found.append(scatter(front, campaign.title or "front", on_front, showlegend=True, **steps))
+    if both := [one for one in front if all(one.id in campaign.foretold.get(name, ()) for name in (x, y))]:
+        lines: dict[str, list[float | None]] = {"x": [], "y": []}
+        for one in both:
+            for name, ends in zip((x, y), lines.values()):
+                seen, unseen = (one.objectives or {})[name], campaign.foretold[name][one.id]
+                ends += [extents[name].inside(seen), extents[name].inside(unseen), None]
+        looks = {"mode": "lines+markers", "line": {"color": theme.VERMILION, "width": 1}, "hoverinfo": "skip"}
+        looks["marker"] = {"color": theme.VERMILION, "size": 5, "symbol": "circle-open"}
+        # Before the front, whose marks lie on the ends that were measured.
+        found.insert(1, {**lines, **looks, "name": "predicted", "showlegend": True})
     if campaign.knee is not None:
         star = {**theme.STAR, "color": colour} if several else theme.STAR
         found.append(scatter([campaign.knee], "knee", star, showlegend=not several))

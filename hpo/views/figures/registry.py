@@ -71,7 +71,8 @@ FIGURES: tuple[Entry, ...] = (
         module="front",
         title="Pareto front",
         caption="No other evaluation is better than one of the front in one objective and worse in none; the star is "
-        "its knee, the nearest to the best of each. Results far worse than the others lie on the border.",
+        "its knee, the nearest to the best of each. Results far worse than the others lie on the border. A thin line "
+        "leads to what a forest predicts that has not seen the evaluation: where it is long, there may be luck in it.",
         overlaid=True,
         size=1,
     ),

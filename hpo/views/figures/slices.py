@@ -13,13 +13,14 @@ import numpy
 from hpo.errors import CampaignError
 from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT, Scalar
 from hpo.results.analysis.importance import FEWEST, variance_shares
+from hpo.results.analysis.importance import MOST as MOST_JUDGED
 from hpo.space.parameters import Parameter
 from hpo.views.figures.drawing import theme
 from hpo.views.figures.drawing.labels import written
 from hpo.views.figures.drawing.panels import Plot
 from hpo.views.figures.drawing.parameter_axis import Axis
 from hpo.views.figures.drawing.parameter_grid import MOST, ParameterGrid
-from hpo.views.figures.drawing.thinning import best_and_spread
+from hpo.views.figures.drawing.thinning import best_and_spread, thinned
 from hpo.views.figures.drawing.value_range import ValueRange, value_range
 from hpo.views.figures.source import NotDrawn, Source, important
 
@@ -147,13 +148,14 @@ def failures(sources: Sequence[Source]) -> Plot:
 def _by_failures(source: Source) -> tuple[list[str], float]:
     """Parameters with more than one value, first those that explain most of who fails, and how much all explain."""
     names = important(source)
-    goals = numpy.array([float(one.status in _FAILURES) for one in source.ended])
-    if goals.all():
+    shown = [source.ended[place] for place in thinned(len(source.ended), MOST_JUDGED)]
+    goals = numpy.array([float(one.status in _FAILURES) for one in shown])
+    if goals.min() == goals.max():
         return names, 0.0
     try:
-        explained, shares = variance_shares(source.record, source.ended, goals)
-    except CampaignError as error:
-        raise NotDrawn(str(error).removeprefix("importance of parameters: ")) from None
+        explained, shares, _ = variance_shares(source.record, shown, goals)
+    except CampaignError:  # a configuration outside the space, after an edit
+        return names, 0.0
     return (sorted(names, key=lambda name: -shares[name].total) if explained > 0 else names), explained
 
 
