@@ -13,6 +13,7 @@ FLOATS = st.sampled_from(
         Float(1e-300, 1e300, log=True),
         Float(1e-5, 0.1, log=True),
         Float(0, 1e-12),
+        Float(0.1, 0.7, step=0.1),
     ]
 )
 
@@ -32,10 +33,10 @@ def parameters(draw: st.DrawFn, parents: dict[str, Parameter], floats: bool, lar
         return Categorical(*range(40), when=when or None)
     if kind == "float":
         template = draw(FLOATS)
-        return Float(template.low, template.high, log=template.log, when=when or None)
+        return Float(template.low, template.high, log=template.log, step=template.step, when=when or None)
     if kind in ("int", "log"):
-        low = draw(st.integers(1, 3))
-        return Int(low, low + draw(st.integers(0, 3)), log=kind == "log", when=when or None)
+        low, step = draw(st.integers(1, 3)), 1 if kind == "log" else draw(st.integers(1, 2))
+        return Int(low, low + draw(st.integers(0, 3)) * step, log=kind == "log", step=step, when=when or None)
     choices = draw(
         st.lists(st.sampled_from(["a", "b", 0, 1.5, True, None]), min_size=1, max_size=3, unique=True)
     )

@@ -31,7 +31,8 @@ from hpo.individual import Individual, Scalar
 from hpo.journal.curves import Point
 from hpo.journal.durable import write_atomically
 from hpo.loggers.sink import RESULT, LoggedCampaign, Rows, Sink, choice_text, results, succeeded
-from hpo.space.parameters import Categorical, Float, Int, Parameter
+from hpo.space.parameters import Categorical, Parameter
+from hpo.space.ranges import Float, Int
 
 _EXPERIMENT, _START, _END = (
     f"_hparams_/{name}" for name in ("experiment", "session_start_info", "session_end_info")

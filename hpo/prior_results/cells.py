@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from math import isnan
 
 from hpo.space.look_alikes import LookAlikes
-from hpo.space.parameters import Categorical, Int, Parameter
+from hpo.space.parameters import Categorical, Parameter
+from hpo.space.ranges import Int
 
 ABSENT = object()
 """Stand-in for a cell that the row does not have, as opposed to an empty cell."""

@@ -14,7 +14,8 @@ import msgspec
 from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import Scalar
-from hpo.space.parameters import Categorical, Encoder, Float, Int, Ordinal, Parameter, When
+from hpo.space.parameters import Categorical, Encoder, Ordinal, Parameter, When
+from hpo.space.ranges import Float, Int
 from hpo.spelling import suggestion
 from hpo.text import excerpt
 
@@ -154,7 +155,7 @@ class SearchSpace:
 
     @cached_property
     def size(self) -> int | None:
-        """Number of different configurations; None where a Float makes it infinite."""
+        """Number of different configurations; None where a Float without a step makes it infinite."""
         # Children follow their parents closely, so that few parents' values have to be distinguished at a time.
         order: list[str] = []
         for name in self.order:
@@ -190,7 +191,7 @@ class SearchSpace:
         if self.size is None:
             floats = [name for name, p in self.parameters.items() if p.count is None]
             raise UsageError(
-                f"An infinite space cannot be listed: {floats[0]} is a Float. Use Ordinal instead."
+                f"An infinite space cannot be listed: {floats[0]} is a Float. Give it a step, or use Ordinal."
             )
         return self._extensions(0, {})
 
@@ -277,10 +278,10 @@ def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
             raise UsageError(
                 f"{name}: when names {parent!r}, no other parameter. {suggestion(parent, others)}"
             )
-        if isinstance(parameters[parent], Float):
+        if isinstance(other := parameters[parent], Float) and other.step is None:
             raise UsageError(
                 f"{name}: when names {parent!r}, a Float, whose single values are hardly ever met. "
-                f"Make {parent} an Ordinal or an Int, or drop the condition."
+                f"Make {parent} an Ordinal or an Int, give it a step, or drop the condition."
             )
         values = []
         for value in allowed:

@@ -14,7 +14,9 @@ from refusals import refused
 
 import hpo
 from hpo.errors import UsageError
-from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Ordinal, Parameter
+from hpo.space.ranges import Float, Int
+from hpo.space.space import described_space
 
 SPACE = hpo.SearchSpace(x=Float(0.0, 1.0))
 TASK = hpo.Task(SPACE, lambda trial: 0.0)
@@ -134,6 +136,51 @@ def test_twelve_digits_survive_on_the_widest_logarithmic_range(digits: int, expo
     parameter = Float(1e-300, 1e300, log=True)
     assert same(parameter.canonical(value), value)
     assert survives(parameter, value)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values"),
+    [
+        (Int(32, 160, step=32), [32, 64, 96, 128, 160]),
+        (Int(1, 10, step=4), [1, 5, 9]),
+        (Int(3, 9, step=7), [3]),
+        (Float(0.1, 0.5, step=0.1), [0.1, 0.2, 0.3, 0.4, 0.5]),
+        (Float(-1, 1, step=0.75), [-1.0, -0.25, 0.5]),
+        (Float(0, 1, step=1 / 3), [0.0, 0.3333333333333, 0.6666666666667, 1.0]),
+        (Float(1e-3, 4e-3, step=1e-3), [1e-3, 2e-3, 3e-3, 4e-3]),
+    ],
+)
+def test_a_range_with_steps_ends_at_its_last_value(parameter: Float | Int, values: list[float]) -> None:
+    assert [*parameter.values()] == values and parameter.count == len(values)
+    assert (parameter.low, parameter.high) == (values[0], values[-1])
+    assert all(survives(parameter, one) and same(parameter.canonical(one), one) for one in values)
+    decoded = [parameter.decoder()((place + 0.5) / 400) for place in range(400)]
+    assert sorted({*decoded}) == values
+    assert {decoded.count(one) for one in values} <= {400 // len(values), -(-400 // len(values))}
+    with pytest.raises(
+        ValueError, match=f"in steps of {parameter.step!r}" if len(values) > 1 else "number from"
+    ):
+        parameter.canonical(values[0] + (1 if isinstance(parameter, Int) else (parameter.step or 0.0) / 7))
+    described = hpo.SearchSpace(x=parameter).describe()
+    assert described_space(described).parameters["x"] == parameter
+    assert "step" not in Int(1, 8).describe() and "step" not in Float(0, 1).describe()
+
+
+@given(
+    st.floats(-1e6, 1e6),
+    st.floats(1e-4, 1e4),
+    st.integers(0, 3000),
+    st.sampled_from([0.0, 0.3]),
+    st.floats(0, 1),
+)
+def test_values_in_steps_come_back_exactly(
+    low: float, step: float, number: int, more: float, gene: float
+) -> None:
+    parameter = built(Float, low, low + (number + more) * step, step=step)
+    assert parameter.count == number + 1
+    value = parameter.decoder()(gene)
+    assert survives(parameter, value) and same(parameter.canonical(value), value)
+    assert value == pytest.approx(low + round((value - low) / step) * step, abs=1e-9 * step)
 
 
 @pytest.mark.parametrize("value", [0.1, 0.05, 0.123456789012, 1e-12, 0.999999999999])
@@ -301,7 +348,14 @@ def test_a_float_takes_whole_numbers_and_numpys() -> None:
         (lambda: Int(0, 1, when="sgd"), ["when='sgd'", 'when={"optimizer": "sgd"}']),
         (lambda: Int(0, 1, when={}), ["when={}", 'when={"optimizer": "sgd"}']),
         (lambda: Int(0, 1, when={"a": ()}), ["'a'", "drop the condition"]),
-        (lambda: Int(0, 10, step=2), ["'step'", "Ordinal(0, 2, 4"]),
+        (lambda: Int(1, 10, step=2, log=True), ["step=2", "log=True", "Drop one"]),
+        (lambda: Int(0, 10, step=0), ["step must be above 0", "not 0"]),
+        (lambda: Int(0, 10, step=1.5), ["step must be a whole number", "1.5"]),
+        (lambda: Int(0, 10, step=True), ["step must be a whole number", "True"]),
+        (lambda: Float(0, 1, step=-0.1), ["step must be above 0", "-0.1"]),
+        (lambda: Float(0, 1, step=math.nan), ["step must be a finite number"]),
+        (lambda: Float(0, 1, step=1e-13), ["step=1e-13 is too small"]),
+        (lambda: Float(1e12, 1e12 + 9, step=0.5), ["step=0.5 is too small"]),
         (lambda: Float(0, 1, logs=True), ["'logs'", '"log"']),
         (lambda: Float(0), ["'high'", "Write Float("]),
         (lambda: Int(0, 1, True), ["Int", "positional"]),

@@ -115,12 +115,12 @@ def test_numbers_are_perturbed_and_nothing_else() -> None:
         for name, seen in values.items():
             seen.add(round(float(after[name]) / float(before[name]), 3))  # type: ignore[arg-type]
     assert {0.8, 1.2} <= values["lr"] and len(values["lr"]) > 50, "some are drawn anew"
-    for low, high in ((1, 3), (-5, 5)):
-        space = hpo.SearchSpace(n=hpo.Int(low, high))
+    for n in (hpo.Int(1, 3), hpo.Int(-5, 5), hpo.Int(40, 80, step=20), hpo.Float(1.0, 1.3, step=0.1)):
+        space, low, high = hpo.SearchSpace(n=n), n.low, n.high
         population = populated(space, range(10))
         breeder = PbtBreeder(space, pool=10)
         found = {space.decode(breeder.breed(population, rng).genome)["n"] for _ in range(300)}
-        assert len(found) > 2 and all(low <= int(n) <= high for n in found)  # type: ignore[arg-type]
+        assert len(found) > 2 and all(low <= n <= high for n in found)  # type: ignore[operator]
 
 
 def test_named_choices_go_to_neighbours_or_are_drawn_anew() -> None:

@@ -18,7 +18,8 @@ from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.population import Member, Population, keep_latest
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
-from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Ordinal, Parameter
+from hpo.space.ranges import Float, Int
 from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -236,7 +237,9 @@ class OptunaBreeder(EvolutionBreeder):
         if isinstance(parameter, Categorical):
             return parameter.choices[int(trial.suggest_categorical(name, distribution.choices))]
         suggest = trial.suggest_float if isinstance(parameter, Float) else trial.suggest_int
-        value = suggest(name, distribution.low, distribution.high, log=distribution.log)
+        value = suggest(
+            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
+        )
         return parameter.canonical(min(distribution.high, max(distribution.low, value)))
 
     def _value(self, name: str, value: Scalar) -> Any:
@@ -273,6 +276,6 @@ def distribution(parameter: Parameter) -> Any:
         # Indices of choices, because Optuna compares choices by other rules than this package.
         return CategoricalDistribution(tuple(range(parameter.count)))
     if isinstance(parameter, Float):
-        return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+        return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
     assert isinstance(parameter, Int)
-    return IntDistribution(parameter.low, parameter.high, log=parameter.log)
+    return IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)

@@ -13,7 +13,8 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring, SearchContext
-from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.parameters import Categorical, Ordinal
+from hpo.space.ranges import Float, Int
 from hpo.space.space import SearchSpace
 from hpo.spelling import suggestion
 
@@ -132,11 +133,10 @@ def _moved(parameter: Float | Int, gene: float, rng: random.Random) -> float:
     factor = rng.choice(_FACTORS)
     if parameter.low < 0:
         return min(max(gene + (factor - 1.0) / 2, 0.0), 1.0)
-    if isinstance(parameter, Float):
-        value = parameter.canonical(parameter.decoder()(gene)) * factor
-        return parameter.encoder()(min(max(value, parameter.low), parameter.high))
-    number = parameter.canonical(parameter.decoder()(gene))
-    moved = round(number * factor)
-    if moved == number:
-        moved += 1 if factor > 1 else -1
-    return parameter.encoder()(min(max(moved, parameter.low), parameter.high))
+    decode, encode = parameter.decoder(), parameter.encoder()
+    value = parameter.canonical(decode(gene))
+    moved = encode(min(max(value * factor, parameter.low), parameter.high))
+    if parameter.step is not None and decode(moved) == value:
+        value += parameter.step if factor > 1 else -parameter.step
+        moved = encode(min(max(value, parameter.low), parameter.high))
+    return moved

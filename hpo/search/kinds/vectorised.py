@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hpo.space.parameters import Categorical, Float, Int, Ordinal
+from hpo.space.parameters import Categorical, Ordinal
+from hpo.space.ranges import Float, Int
 from hpo.space.restricted import RestrictedSpace
 from hpo.space.space import SearchSpace
 
@@ -31,9 +32,12 @@ class VectorisedGenomes:
         self._ordered = numpy.array([isinstance(p, Ordinal) for p in parameters])
         self._open = numpy.array([p.count != 1 for p in parameters])
         # Steps of less than half an integer's cell would mostly give the same integer.
-        self._least_step = numpy.array([0.5 / p.count if isinstance(p, Int) else 0.0 for p in parameters])
-        self._fixed = [i for i, p in enumerate(parameters) if isinstance(p, Float) and p.count == 1]
-        self._integers = [(i, p) for i, p in enumerate(parameters) if isinstance(p, Int)]
+        self._stepped = [
+            (i, p) for i, p in enumerate(parameters) if isinstance(p, (Float, Int)) and p.count is not None
+        ]
+        self._least_step = numpy.zeros(len(parameters))
+        for column, parameter in self._stepped:
+            self._least_step[column] = 0.5 / (parameter.count or 1)
         self._conditions = self._indexed_conditions()
         allowed = space.replacement_choices if isinstance(space, RestrictedSpace) else {}
         self._instead = {column: numpy.array(choices) for column, choices in allowed.items()}
@@ -54,8 +58,8 @@ class VectorisedGenomes:
         self.width = start
 
     def _indexed_conditions(self) -> list[tuple[int, list[tuple[int, list[float]]]]]:
-        """Columns of conditional parameters, parents first, with the columns of their parents and the allowed values,
-        as indices of choices or as whole numbers."""
+        """Columns of conditional parameters, parents first, with the columns of their parents and the places of the
+        allowed values among all."""
         names, found = self._space.names, []
         for name in self._space.order:
             parents = []
@@ -64,7 +68,8 @@ class VectorisedGenomes:
                 if isinstance(p, Categorical):
                     values = [float(p.choices.index(p.canonical(one))) for one in allowed]
                 else:
-                    values = [float(p.canonical(one)) for one in allowed]  # type: ignore[arg-type]
+                    assert isinstance(p, (Float, Int)) and p.step is not None
+                    values = [round((p.canonical(one) - p.low) / p.step) for one in allowed]
                 parents.append((names.index(parent), values))
             if parents:
                 found.append((names.index(name), parents))
@@ -90,8 +95,8 @@ class VectorisedGenomes:
         if not self._conditions:
             return exists
         values = genomes.copy()
-        for column, parameter in self._integers:
-            values[:, column] = _integer(parameter, genomes[:, column])
+        for column, parameter in self._stepped:
+            values[:, column] = _place(parameter, genomes[:, column])
         for column, parents in self._conditions:
             for parent, allowed in parents:
                 exists[:, column] &= exists[:, parent] & numpy.isin(values[:, parent], allowed)
@@ -104,9 +109,8 @@ class VectorisedGenomes:
 
         exists = self.active(genomes)
         canonical = genomes.copy()
-        for column, parameter in self._integers:
-            canonical[:, column] = _middle(parameter, _integer(parameter, genomes[:, column]))
-        canonical[:, self._fixed] = 0.5
+        for column, parameter in self._stepped:
+            canonical[:, column] = _middle(parameter, _place(parameter, genomes[:, column]))
         rows = numpy.empty((len(genomes), self.width))
         for column, (start, width) in enumerate(self.columns):
             gene = canonical[:, column]
@@ -168,24 +172,24 @@ class VectorisedGenomes:
         return tuple(float(gene) if number else int(gene) for gene, number in zip(row, self._numbers))
 
 
-def _integer(parameter: Int, genes: Any) -> Any:
-    """Value of each gene, as the parameter's decoder gives it."""
+def _place(parameter: Float | Int, genes: Any) -> Any:
+    """Place among all values of that of each gene, as the parameter's decoder gives it."""
     import numpy
 
-    low, high = parameter.low, parameter.high
-    if not parameter.log:
-        return numpy.clip(low + numpy.floor(genes * parameter.count), low, high)
-    start = math.log(low - 0.5)
-    width = math.log(high + 0.5) - start
-    return numpy.clip(numpy.floor(numpy.exp(start + genes * width) + 0.5), low, high)
-
-
-def _middle(parameter: Int, values: Any) -> Any:
-    """Gene at the middle of each value's cell."""
-    import numpy
-
-    if not parameter.log:
-        return (values - parameter.low + 0.5) / parameter.count
+    count = parameter.count or 1
+    if not parameter.log or count == 1:
+        return numpy.clip(numpy.floor(genes * count), 0, count - 1)
     start = math.log(parameter.low - 0.5)
+    width = math.log(parameter.high + 0.5) - start
+    return numpy.clip(numpy.floor(numpy.exp(start + genes * width) + 0.5) - parameter.low, 0, count - 1)
+
+
+def _middle(parameter: Float | Int, places: Any) -> Any:
+    """Gene at the middle of the cell of each value."""
+    import numpy
+
+    if not parameter.log or parameter.count == 1:
+        return (places + 0.5) / (parameter.count or 1)
+    values, start = places + parameter.low, math.log(parameter.low - 0.5)
     twice = 2 * (math.log(parameter.high + 0.5) - start)
     return (numpy.log(values - 0.5) + numpy.log(values + 0.5) - 2 * start) / twice

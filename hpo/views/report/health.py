@@ -11,7 +11,8 @@ import msgspec
 from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, Individual, Scalar
 from hpo.results import overview
 from hpo.results.analysis import pareto
-from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Ordinal, Parameter
+from hpo.space.ranges import Float, Int
 from hpo.task.outcome import summary_line
 from hpo.terminal import one_line
 from hpo.views import text
@@ -126,7 +127,7 @@ def _borders(source: Source) -> Iterator[Attention]:
 def _distance(parameter: Parameter, value: Scalar, gene: float, end: Scalar) -> float:
     """Distance of a value from the end of the range (whose gene is 0 or 1) as a part of the range; 0 or 1 for discrete
     values."""
-    if isinstance(parameter, Float) and isinstance(value, (int, float)):
+    if isinstance(parameter, Float) and parameter.count is None and isinstance(value, (int, float)):
         return abs(parameter.encoder()(value) - gene)
     return 0.0 if value == end else 1.0
 

@@ -15,7 +15,8 @@ from hpo.results import curves, overview
 from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import in_words
 from hpo.results.launch import most_workers
-from hpo.space.parameters import Float, Int, Ordinal, Parameter
+from hpo.space.parameters import Ordinal, Parameter
+from hpo.space.ranges import Float, Int
 from hpo.terminal import one_line
 from hpo.views import text
 from hpo.views.figures.drawing.theme import number

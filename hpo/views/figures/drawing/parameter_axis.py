@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hpo.space.parameters import Categorical, Encoder, Float, Int, Parameter
+from hpo.space.parameters import Categorical, Encoder, Parameter
+from hpo.space.ranges import Float, Int
 from hpo.terminal import one_line
 from hpo.views.figures.drawing.labels import choices, distinguishable, plain, shortened
 from hpo.views.figures.drawing.theme import label
