@@ -24,7 +24,7 @@ from hpo.journal.files import LONGEST_LINE, JournalName, PlaceInFile, opened, re
 from hpo.journal.records import VERSION, Finished, Header, Record, Started, decode, encode
 from hpo.ledger.alive import signs_of
 from hpo.ledger.fold import LedgerState
-from hpo.ledger.journals import Bounds, excluded_journals, journal_files
+from hpo.ledger.journals import Bounds, excluded_journals, journal_files, snapshot_path
 from hpo.ledger.opening import FOLDER, state_of
 from hpo.space.space import SearchSpace, described_space
 from hpo.steps import Steps
@@ -145,6 +145,7 @@ def repair(directory: Path) -> Inspection:
         inspection.report.repaired = []
         return inspection.report
     try:
+        snapshot_path(directory).unlink(missing_ok=True)  # it may hold what a repair leaves out
         done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
     except OSError as error:
         raise CampaignError(

@@ -54,6 +54,11 @@ class Bounds:
         return lengths[name.part] if name.part < len(lengths) else 0
 
 
+def snapshot_path(directory: Path) -> Path:
+    """Cache of what the journals of closed launches hold: see ``hpo.islands.resume.snapshot``."""
+    return directory / "launches" / "closed"
+
+
 def journal_files(
     directory: Path,
     launch: int | None = None,

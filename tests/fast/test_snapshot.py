@@ -16,7 +16,9 @@ from hpo.islands.resume import fold as folding
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.state import ResumeState
 from hpo.journal import files
+from hpo.journal.files import journal_path
 from hpo.journal.records import Finished, Header, Migrated, Record, Reopened, Reported, Started
+from hpo.ledger.inspection import repair
 
 SPACE = hpo.SearchSpace(lr=hpo.Float(0, 1))
 
@@ -97,6 +99,17 @@ def test_a_snapshot_of_other_lengths_or_islands_is_left_out(
     (other / "launches").mkdir(exist_ok=True)
     (other / "launches" / "closed").write_bytes((home / "launches" / "closed").read_bytes())
     assert read_by(other, monkeypatch)[0] == [1] and earlier(other).tally.final == 1
+
+
+def test_a_repair_of_a_journal_removes_what_was_read_from_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier(home)
+    path = journal_path(home, launch=1, island=0, worker=0)
+    path.write_bytes(path.read_bytes().replace(b"completed", b"complexed", 1))
+    repair(home)
+    opened, state = read_by(home, monkeypatch)
+    assert opened == [1, 2, 3] and state.tally.final == 8
 
 
 def test_a_link_in_its_place_is_not_followed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -18,6 +18,7 @@ from hpo.journal.durable import read_bounded, write_atomically
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import Known, Migrated
 from hpo.ledger.fold import LedgerState
+from hpo.ledger.journals import snapshot_path
 from hpo.search.population import Member
 
 _log = logging.getLogger("hpo.islands")
@@ -66,15 +67,11 @@ def _head(body: bytes | memoryview) -> bytes:
     return _types() + zlib.crc32(body).to_bytes(4, "big")
 
 
-def _path(directory: Path) -> Path:
-    return directory / "launches" / "closed"
-
-
 def read(directory: Path, state: LedgerState, islands: int) -> Snapshot | None:
     """The snapshot in the campaign's ``directory``; None where there is none that fits this version of hpo, the number
     of ``islands`` and the ledger's ``state``."""
     try:
-        data, _ = read_bounded(_path(directory), _MOST_BYTES)
+        data, _ = read_bounded(snapshot_path(directory), _MOST_BYTES)
         body = memoryview(data)[_HEAD:]
         if data[:_HEAD] != _head(body):
             raise ValueError("it is damaged, or of another version")
@@ -82,7 +79,7 @@ def read(directory: Path, state: LedgerState, islands: int) -> Snapshot | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        _log.debug("%s is left out: %s", _path(directory), error)
+        _log.debug("%s is left out: %s", snapshot_path(directory), error)
         return None
     counted = {launch: state.closed[launch].lengths for launch in found.closed if launch in state.closed}
     return found if found.islands == islands and found.closed == counted else None
@@ -92,6 +89,6 @@ def write(directory: Path, snapshot: Snapshot) -> None:
     """Keep ``snapshot`` for later launches, if that is possible."""
     try:
         data = msgspec.msgpack.encode(snapshot)
-        write_atomically(_path(directory), _head(data) + data, durable=False)
+        write_atomically(snapshot_path(directory), _head(data) + data, durable=False)
     except (OSError, ValueError, OverflowError, msgspec.EncodeError) as error:
-        _log.debug("%s is not written: %s", _path(directory), error)
+        _log.debug("%s is not written: %s", snapshot_path(directory), error)
