@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,14 @@ from individuals import make_finished, make_started
 from living import at_work, closed, elsewhere, joined, plan_of, reader, stamp
 
 import hpo
+from hpo.campaign.definition import CampaignDefinition, StartingPoints
+from hpo.campaign.rank import rank as rank_module
+from hpo.campaign.rank.greeting import own_hello
+from hpo.config.reader import from_keywords
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError
+from hpo.islands.transport import Transport
 from hpo.journal import machine
+from hpo.journal.directory import write_identity
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.records import encode
 from hpo.ledger import alive
@@ -29,6 +36,7 @@ from hpo.ledger.joining import Newcomer, beside
 from hpo.ledger.journals import journal_files
 from hpo.ledger.opening import state_of
 from hpo.ledger.participation import join
+from hpo.task.code_version import CodeVersion
 
 
 class Clock:
@@ -454,3 +462,25 @@ def test_a_launch_that_has_joined_meanwhile_is_looked_at_first(tmp_path: Path) -
     assert join(ledger, pytest.fail, Newcomer(), among=[], **facts) is None and ledger.state.launches == 1
     made = join(ledger, pytest.fail, Newcomer(), among=[1], **facts)
     assert made is not None and made.number == 2
+
+
+def test_launches_that_join_at_the_same_moment_do_not_close_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = partial(joined, tmp_path, machines={"elsewhere": "n17"})
+
+    def look(*arguments: Any) -> object:
+        seen = beside(*arguments)
+        if seen[0].launches == 0:
+            other()  # it joins between this launch's look at the others and its own entry
+        return seen
+
+    monkeypatch.setattr(rank_module, "beside", look)
+    task = hpo.Task(hpo.SearchSpace(x=hpo.Float(0.0, 1.0)), lambda trial: 0.0)
+    settings = from_keywords(directory=tmp_path, evaluations=8)
+    definition = CampaignDefinition(settings, task, code=CodeVersion({}))
+    write_identity(tmp_path, definition.identity)
+    starting = StartingPoints(points=[], known=[], left_out=[])
+    rank = rank_module.Rank(definition, Transport())
+    participation, _ = rank._join(starting, [own_hello(settings, definition.identity)])
+    assert participation.number == 2 and {*participation.state.open} == {1, 2}
