@@ -29,6 +29,7 @@ from hpo.evaluation.crew import ProcessCrew
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess, wait_readable
 from hpo.evaluation.process.wait_watch import Wait, WaitWatch
+from hpo.evaluation.process_tree import kill_all
 from hpo.search.protocols import GO, PAUSE, STOP, TrialReport, Verdict
 from hpo.task.outcome import TaskOutcome, summary_line
 from hpo.task.task import TaskSource
@@ -706,10 +707,14 @@ def test_evaluators_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     with parent:
         evaluator = int(parent.stdout.readline())
         # The first is in its group; the kernel tells nobody of the others.
-        ours = [evaluator, started_by(tmp_path / "0-0-1")[0]]
-        assert not any(gone(pid, 0.0) for pid in ours)
-        parent.kill()
-        assert all(map(gone, ours))
+        started = started_by(tmp_path / "0-0-1")
+        ours = [evaluator, started[0]]
+        try:
+            assert not any(gone(pid, 0.0) for pid in ours)
+            parent.kill()
+            assert all(map(gone, ours))
+        finally:
+            kill_all(started)
 
 
 @pytest.mark.parametrize("what", ["complete", "hang_holding_the_lock"])
