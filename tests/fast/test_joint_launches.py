@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from cases import cases
 from simulation.joint_campaigns import SimpleLaunches
+from simulation.launches import SimulatedLaunch
 from simulation.ledger import ASKED
 
 import hpo
 from hpo.islands.coordinator.sharing import LINGER_S
-from hpo.islands.end_reasons import DONE, HANDED_OVER, INCOMPLETE
+from hpo.islands.end_reasons import DONE, HANDED_OVER, INCOMPLETE, LOST
 from hpo.journal.commands import Drain, Enqueue
 from hpo.journal.records import Started
 from hpo.ledger.alive import STALE_S
@@ -199,6 +200,41 @@ def test_what_a_large_worker_began_goes_on_only_on_large_workers(tmp_path: Path,
             journal = launch.ranks[place.leader].journal
             began = [one for one in journal.committed if isinstance(one, Started)] if journal else []
             assert all(sizes[int(one.id[0])] == len(place.ranks) for one in began)
+
+
+def dies(launch: SimulatedLaunch, size: int) -> None:
+    """The worker of ``size`` ranks loses a rank."""
+    (place,) = (one for one in launch._layout.workers if len(one.ranks) == size)
+    launch.kill(place.ranks[-1])
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_launch_that_loses_the_last_worker_of_a_size_makes_room_for_the_next(
+    tmp_path: Path, restarts: bool
+) -> None:
+    """Without a supervisor the others go on as long as there is anything for them."""
+    campaign = SimpleLaunches(1, tmp_path, budget=60, mean_s=20.0)
+    campaign.restarts = restarts
+    launch = campaign.start(4, [1, 2])
+    campaign.world.sleep(50.0)
+    dies(launch, 2)
+    ended = len(campaign.run())
+    end = launch.coordinator.end
+    assert end and (end.reason, end.exit_code) == (LOST, 75) and (ended < 20 if restarts else ended == 59)
+    campaign.start(4, [1, 2])
+    assert len({one.id for one in campaign.run()}) == 60
+
+
+def test_a_launch_whose_other_workers_are_drained_ends_as_lost(tmp_path: Path) -> None:
+    campaign = SimpleLaunches(1, tmp_path, budget=60, mean_s=20.0)
+    launch = campaign.start(3, [1, 2])
+    campaign.world.sleep(50.0)
+    (small,) = (one for one in launch._layout.workers if len(one.ranks) == 1)
+    campaign.ledger.give(Drain(**ASKED, worker=f"{small.island}-{small.worker}"))  # type: ignore[arg-type]
+    campaign.world.sleep(100.0)
+    dies(launch, 2)
+    campaign.run()
+    assert launch.coordinator.end and launch.coordinator.end.reason == LOST
 
 
 def test_the_budget_of_a_joining_file_holds_for_all_and_is_said(campaign: SimpleLaunches) -> None:

@@ -48,6 +48,8 @@ class SimpleLaunches:
         self._directory = directory
         self._mean_s = mean_s
 
+    restarts = False
+    """Whether another launch is started where one ends because ranks died."""
     latency_s = 0.0005
     """Mean time that a message takes."""
 
@@ -77,6 +79,7 @@ class SimpleLaunches:
             suits=lambda island, assignment: (
                 not assignment.id or sizes[birthplace(assignment.id)[0]] == sizes[island]
             ),
+            restarts=self.restarts,
         )
         self.begun.append(
             SimulatedLaunch(

@@ -69,6 +69,7 @@ class LaunchSettings:
     migration: float
     copy: bool
     suits: Suits = lambda island, assignment: True
+    restarts: bool = False
 
 
 class SimulatedLaunch(LaunchLog):
@@ -259,6 +260,7 @@ class SimulatedLaunch(LaunchLog):
                 else (),
                 reservations=Reservations(self._directory, self.number, self._participation.read_closed),
                 suits=self._settings.suits,
+                restarts=self._settings.restarts,
             ),
             backlog=Backlog(known=earlier.keys, tally=earlier.tally),
             log=self,

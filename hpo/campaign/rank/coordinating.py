@@ -163,6 +163,7 @@ def _rules(assembly: Assembly, opening: Opening, sharing: Sharing, began: float)
         ),
         reservations=_reservations(assembly, opening.participation, sharing),
         suits=suits(assembly.task.space, settings),
+        restarts=process.launcher().started_by_hpo,
     )
 
 

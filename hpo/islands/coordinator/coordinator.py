@@ -254,8 +254,10 @@ class Coordinator(CoordinatorView):
             self._note_left(place, worker_registry.HANGS if hangs else worker_registry.RANK_DIED)
             # At once, although its journal may not be readable for now.
             self._health.left(place.leader)
-            self._granting.close(place.leader)
+            self._granting.close(place.leader, died=True)
         self._regroup()
+        if self._granting.makes_room:
+            self.stop(end_reasons.LOST)
 
     def handle_hung_ranks(self, ranks: Iterable[int]) -> None:
         """Give up silent ranks as if they were dead, and with them the other ranks of their workers, which may wait for
@@ -380,7 +382,8 @@ class Coordinator(CoordinatorView):
             self.stop(self._ending.reason_of_lateness)
         elif not self._granting.anybody_can_get_more:
             # Only islands without workers may evaluate the rest.
-            self.stop(end_reasons.STOPPED if self._granting.drained else end_reasons.LOST)
+            drained = self._granting.drained and not self._granting.lost_a_size
+            self.stop(end_reasons.STOPPED if drained else end_reasons.LOST)
 
     def _finds_more(self) -> bool:
         """Whether a command has come since the last look, by which the launch goes on."""

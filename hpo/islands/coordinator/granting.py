@@ -60,6 +60,9 @@ class Granting:
         """Leaders of the workers that ``hpo drain`` lets get nothing more."""
         self._islands = {leader: place.island for leader, place in registry.places.items()}
         self._sizes = {leader: len(place.ranks) for leader, place in registry.places.items()}
+        self._restarts = rules.restarts
+        self.lost_a_size = False
+        """Whether the last worker of a size that was to get more has died."""
         # Leaders whose workers get nothing more; number of other leaders by island.
         self._closed: set[int] = set()
         self._open = Counter(self._islands.values())
@@ -175,17 +178,18 @@ class Granting:
         """Note that ``granted`` individuals of the campaign have ended or run, by all launches that are known."""
         self._elsewhere = max(self._elsewhere, granted - self.budget.granted)
 
-    def close(self, leader: int) -> None:
+    def close(self, leader: int, *, died: bool = False) -> None:
         """Note that the worker of ``leader`` gets nothing more."""
         if leader in self._closed:
             return
         self._closed.add(leader)
         size, others = self._sizes[leader], {*self._registry.at_work} - self._closed
-        if others and size not in {self._sizes[one] for one in others}:
-            self._remarks.append(
-                f"no worker of {size} rank{'s' * (size > 1)} is left: what only such workers may evaluate waits for "
-                "another launch"
-            )
+        if size not in {self._sizes[one] for one in others}:
+            self.lost_a_size |= died
+            if others:
+                waits = "what only such workers may evaluate waits for another launch"
+                then = "the launch ends, and another starts" if self.makes_room else waits
+                self._remarks.append(f"no worker of {size} rank{'s' * (size > 1)} is left: {then}")
         island, islands = self._islands[leader], self._registry.islands
         self._open[island] -= 1
         if self._open[island] or islands < 2 or self._ending.stopping is not None:
@@ -203,6 +207,11 @@ class Granting:
         for one in self.grants.leaders if retired else ():
             if one not in self._registry.dead:
                 self._send(one, Retired(retired, heir))
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether the launch is to end, so that another has workers of all sizes, although some could go on."""
+        return self._restarts and self.lost_a_size and not self._closed.issuperset(self._registry.at_work)
 
     def release(self, item: Admitted) -> None:
         """Take back an individual that was granted and not begun."""

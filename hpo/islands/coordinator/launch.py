@@ -42,6 +42,8 @@ class LaunchRules:
     """See ``Budget``."""
     suits: Suits = lambda island, assignment: True
     """See ``Budget``."""
+    restarts: bool = False
+    """Whether another launch is started where this launch ends because ranks died."""
 
 
 @dataclass(frozen=True, kw_only=True)
