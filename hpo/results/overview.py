@@ -150,7 +150,8 @@ def folded(record: CampaignRecord) -> Overview:
     the first."""
     counts = dict.fromkeys(STATUSES, 0)
     for individual in record.individuals:
-        counts[individual.status] += 1
+        waits = individual.status in FINAL and individual.id in record.ledger.pool  # after `hpo retry`
+        counts[LOST if waits else individual.status] += 1
     running = counts.pop(RUNNING)
     launches = record.current
     failed = FINAL - {COMPLETED, PRUNED}

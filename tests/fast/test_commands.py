@@ -25,9 +25,9 @@ from hpo import cli
 from hpo.campaign.commands import COMMANDS
 from hpo.campaign.rank import rank as rank_module
 from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
-from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID
+from hpo.individual import COMPLETED, ENQUEUED, FAILED, INVALID, LOST
 from hpo.islands.coordinator.health import ReopenableFailure
-from hpo.islands.end_reasons import DEADLINE, DONE, STOPPED
+from hpo.islands.end_reasons import DEADLINE, DONE, INCOMPLETE, STOPPED
 from hpo.islands.resume.fold import fold
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import RETRIED, Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
@@ -300,6 +300,24 @@ def test_failures_are_evaluated_again_under_their_ids(
     assert len(finished(second)) == len(again) + (5 if running else 0)
     counts = steered.earlier().tally.counts
     assert counts.get(FAILED, 0) == 0 and sum(counts.values()) == (45 if running else 40)
+
+
+def test_failures_that_wait_for_workers_of_another_size_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.campaigns.Simulation", Failing)
+    steered = Steered(evaluations=40, workers=2)
+    steered.launch(seed=3)
+
+    def prepare(simulation: Simulation) -> None:
+        granting = simulation.coordinator._granting
+        granting._suits = granting.budget._suits = lambda island, assignment: not assignment.id
+
+    second = steered.launch(
+        (0.5, Retry(**ASKED, statuses=(FAILED,))), seed=4, evaluations=45, prepare=prepare
+    )
+    failed = len(steered.ledger.state.pool)
+    assert steered.ledger.state.free == failed > 10
+    assert second.coordinator.final == 45 - failed and second.coordinator.end.reason == INCOMPLETE
+    assert second.coordinator.standing[LOST] == failed
 
 
 # --- storage that fails ------------------------------------------------------------------------------------------

@@ -122,6 +122,7 @@ class Commands:
             if target.stopping is None and self.participation.state.is_stopped(self.participation.number):
                 target.stop(STOPPED)
             self._judge_points(target)
+            self._find_failures(target)
             self._keep_for_others(target)
             target.share(self.sharing.look(target, now))
             if not self._give_back(target):
@@ -260,6 +261,16 @@ class Commands:
                 self._points[number] = point
             self._judged.add(number)
 
+    def _find_failures(self, target: Coordinator) -> None:
+        """Look for the failures that ``hpo retry`` has put into the pool: they do not count any more."""
+        failed = {one for one in self.participation.state.pool if one not in self.unfinished}
+        if target.stopping is None and not failed <= self._sought:
+            found = self._failures_by_id()
+            self._failed.update({one: found[one] for one in failed & found.keys()})
+            self._sought |= failed
+            for one in failed & found.keys():
+                target.tally.reopen(found[one].status, identity=one)
+
     def _known_of_pool(self) -> dict[str, Assignment]:
         """Individuals that may be drawn and that this launch knows, by id."""
         again = {one: found.again for one, found in self._failed.items()} | self.unfinished
@@ -279,11 +290,6 @@ class Commands:
     def _draw(self, target: Coordinator) -> None:
         state = self.participation.state
         if state.may_draw() and target.stopping is None:
-            failed = {one for one in state.pool if one not in self.unfinished}
-            if not failed <= self._sought:
-                found = self._failures_by_id()
-                self._failed.update({one: found[one] for one in failed & found.keys()})
-                self._sought |= failed
             known = self._known_of_pool()
             suited = [one for one, found in known.items() if target.may_evaluate(found)]
             # The leaders do not know individuals that have rested in another launch meanwhile.

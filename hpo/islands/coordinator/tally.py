@@ -119,7 +119,9 @@ class Tally:
 
     def reopen(self, status: str = PRUNED, number: int = 1, identity: str | None = None) -> None:
         """Take ``number`` individuals that go on from the count of ``status``; -1: put one back that does not.
-        ``identity``: the id of a failure that is on record as reopened."""
+        ``identity``: the id of a failure that is evaluated again, here or elsewhere; twice is as once."""
+        if identity in self.unfinished:
+            return
         self.counts[status] = self.counts.get(status, 0) - number
         if identity is not None:
             self.failures.pop(identity, None)
