@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from cases import cases
 from simulation import GRACE_S, Simulation
 
 import hpo
+from hpo.config.layout import Layout
+from hpo.islands.coordinator.ending import Ending
+from hpo.islands.coordinator.granting import Granting
+from hpo.islands.coordinator.health import Health
+from hpo.islands.coordinator.launch import Backlog, LaunchRules
+from hpo.islands.coordinator.tally import Tally
+from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.end_reasons import DEADLINE, DONE, STOPPED
+from hpo.islands.messages import Claim, Message, Want, decode
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished
 from hpo.search.kinds.evolution import RandomBreeder
@@ -95,3 +105,24 @@ def test_a_job_that_ends_without_a_warning_stops_a_grace_before_its_end() -> Non
     assert 75 < max(begun) < 150 - GRACE_S + 1
     assert simulation.coordinator.end is not None
     assert (simulation.coordinator.end.reason, simulation.coordinator.end.exit_code) == (STOPPED, 75)
+
+
+def test_times_count_by_the_size_of_the_workers() -> None:
+    """Evaluations on workers of two ranks last 100 s and the others 10 s, and 60 s are left."""
+    layout = Layout.plan(ranks=3, sizes=[1, 2])
+    large, small = sorted(layout.workers, key=lambda place: -len(place.ranks))
+    ending = Ending(began=0.0, deadline=1060.0, must_end=None, grace_s=0.0, checkpoints=False)
+    tally = Tally(recent_s={small.island: [10.0] * 64, large.island: [100.0] * 5})
+    sent: list[tuple[int, Message]] = []
+    granting = Granting(
+        transport=SimpleNamespace(now=lambda: 1000.0, send=lambda to, data: sent.append((to, decode(data)))),  # type: ignore[arg-type]
+        registry=WorkerRegistry(layout.workers),
+        rules=LaunchRules(ranks=3, evaluations=9, duplicates=False, checkpoints=False, grace_s=0.0),
+        backlog=Backlog(units=9, tally=tally),
+        health=Health(None, patience_s=300, leaders={place.leader: 1 for place in layout.workers}),
+        ending=ending,
+        remarks=deque(),
+    )
+    for place in (large, small):
+        granting.answer(place.leader, Claim([Want(0, f"key {place.leader}")], False))
+    assert [to for to, _ in sent] == [small.leader] and granting.idle_are_too_late

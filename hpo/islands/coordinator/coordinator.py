@@ -329,7 +329,11 @@ class Coordinator(CoordinatorView):
             self._finish(self.stopping)
         elif self._ending.must_hurry(now):
             self.stop(self.stopping, urgent=True)
-        for leader, seconds, median_s in self._overdue.look(now, self._grants.first, self.tally.recent_s):
+        granting = self._granting
+        found = self._overdue.look(
+            now, self._grants.first, lambda leader: granting.recent_s(granting.sizes[leader])
+        )
+        for leader, seconds, median_s in found:
             place = self._registry.places.get(leader)
             if place is not None:
                 self.remarks.append(
@@ -378,7 +382,7 @@ class Coordinator(CoordinatorView):
                 self._finish(end_reasons.DONE)
             elif sharing.hands_over:
                 self._finish(end_reasons.HANDED_OVER)
-        elif self._grants.idle and self._granting.too_late():
+        elif self._granting.idle_are_too_late:
             self.stop(self._ending.reason_of_lateness)
         elif not self._granting.anybody_can_get_more:
             # Only islands without workers may evaluate the rest.

@@ -88,7 +88,7 @@ class Ending:
         """Time until which running evaluations may save themselves; None where they may not, or nothing stops them."""
         return None if self.stopping is None or self._urgent else self._stop_time + self.grace_s
 
-    def too_late(self, now: float, recent_s: Sequence[float], before: int) -> bool:
+    def too_late(self, now: float, recent_s: Callable[[], Sequence[float]], before: int) -> bool:
         """Whether an individual granted now would most likely not end in time, and so be lost, as the task does not
         save.
 
@@ -97,9 +97,9 @@ class Ending:
         limit = math.inf if self.deadline is None else self.deadline
         if self.must_end is not None:
             limit = min(limit, self.must_end() - self.grace_s)
-        if limit == math.inf or self.checkpoints or len(recent_s) < _KNOWN:
+        if limit == math.inf or self.checkpoints or len(known_s := recent_s()) < _KNOWN:
             return False
-        expected_s = median(recent_s)
+        expected_s = median(known_s)
         return now + (1 + before) * expected_s > limit >= self.began + expected_s
 
     @property
@@ -180,18 +180,19 @@ class Overdue:
         self._since: dict[int, tuple[int, float | None]] = {}
 
     def look(
-        self, now: float, running: Iterable[tuple[int, int]], recent_s: Sequence[float]
+        self, now: float, running: Iterable[tuple[int, int]], recent_s: Callable[[int], Sequence[float]]
     ) -> Iterator[tuple[int, float, float]]:
         """Leader, seconds and median of each evaluation that has just become overdue. ``running``: leaders and tokens
-        of present evaluations; ``recent_s``: seconds of completed evaluations."""
+        of present evaluations; ``recent_s``: seconds of evaluations that workers as large as a leader's completed."""
         if self._timed or now < self._next_look:
             return
         self._next_look = now + _LOOK_S
-        limit = max(_LEAST_S, _TIMES * median(recent_s)) if len(recent_s) >= _KNOWN else float("inf")
         for leader, token in running:
             known, since = self._since.get(leader, (None, None))
             if known != token:
                 self._since[leader] = token, now
-            elif since is not None and now - since > limit:
-                self._since[leader] = token, None
-                yield leader, now - since, median(recent_s)
+            elif since is not None and now - since > _LEAST_S:
+                known_s = recent_s(leader)
+                if len(known_s) >= _KNOWN and now - since > _TIMES * (median_s := median(known_s)):
+                    self._since[leader] = token, None
+                    yield leader, now - since, median_s

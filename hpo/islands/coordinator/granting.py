@@ -11,6 +11,7 @@ from hpo.islands.coordinator.ending import Ending
 from hpo.islands.coordinator.grants import Grants
 from hpo.islands.coordinator.health import Health
 from hpo.islands.coordinator.launch import Backlog, LaunchRules
+from hpo.islands.coordinator.tally import RECENT
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import Assignment, Claim, Grant, Message, Recall, Retired, encode
@@ -59,7 +60,9 @@ class Granting:
         self.drained: set[int] = set()
         """Leaders of the workers that ``hpo drain`` lets get nothing more."""
         self._islands = {leader: place.island for leader, place in registry.places.items()}
-        self._sizes = {leader: len(place.ranks) for leader, place in registry.places.items()}
+        # Number of ranks by leader, and by island.
+        self.sizes = {leader: len(place.ranks) for leader, place in registry.places.items()}
+        self._size_on = {place.island: len(place.ranks) for place in registry.places.values()}
         self._restarts = rules.restarts
         self.lost_a_size = False
         """Whether the last worker of a size that was to get more has died."""
@@ -99,7 +102,11 @@ class Granting:
                 accepted.append(want.token)
                 continue
             ahead = self.idle_elsewhere and self.grants.count(leader)
-            if ahead or not budget.available_to(island) or self.too_late(leader):
+            if (
+                ahead
+                or not budget.available_to(island)
+                or self._too_late(self.sizes[leader], self.grants.count(leader))
+            ):
                 self.grants.defer(leader, want)
                 continue
             phase = self._current_phase(island)
@@ -183,8 +190,8 @@ class Granting:
         if leader in self._closed:
             return
         self._closed.add(leader)
-        size, others = self._sizes[leader], {*self._registry.at_work} - self._closed
-        if size not in {self._sizes[one] for one in others}:
+        size, others = self.sizes[leader], {*self._registry.at_work} - self._closed
+        if size not in {self.sizes[one] for one in others}:
             self.lost_a_size |= died
             if others:
                 waits = "what only such workers may evaluate waits for another launch"
@@ -220,10 +227,28 @@ class Granting:
         else:
             self.budget.give_back(item)
 
-    def too_late(self, leader: int | None = None) -> bool:
-        """Whether an individual granted to ``leader``, or to an idle leader, would most likely not end in time."""
-        before = 0 if leader is None else self.grants.count(leader)
-        return self._ending.too_late(self._transport.now(), self._tally.recent_s, before)
+    def recent_s(self, size: int) -> list[float]:
+        """Seconds of recent evaluations by workers of ``size`` ranks, and on islands of other launches."""
+        recent = self._tally.recent_s.items()
+        found = [own for island, own in recent if self._size_on.get(island, size) == size]
+        each = max(1, RECENT // len(found)) if found else 0
+        return [seconds for own in found for seconds in own[-each:]]
+
+    def _too_late(self, size: int, before: int = 0) -> bool:
+        """Whether an individual granted to a worker of ``size`` that is to evaluate others ``before`` would most likely
+        not end in time."""
+        return self._ending.too_late(self._transport.now(), lambda: self.recent_s(size), before)
+
+    @property
+    def _too_late_for(self) -> set[int]:
+        """Sizes of the workers for which it is too late where they idle."""
+        return set(filter(self._too_late, {*self._size_on.values()}))
+
+    @property
+    def idle_are_too_late(self) -> bool:
+        """Whether leaders idle that could get more, and it is too late for all of them."""
+        sizes = {self.sizes[leader] for leader, _ in self.grants.idle if self._can_get_more(leader)}
+        return bool(sizes) and sizes <= self._too_late_for
 
     def _serve_held(self) -> None:
         if self.paused or self._health.holds_all:
@@ -249,14 +274,15 @@ class Granting:
             return
         grants = self.grants
         # ``answer`` defers a claim again that is too late.
-        while grants.idle and self.budget.available and not self.too_late():
-            claim = grants.next_idle(self._can_get_more)
+        while grants.idle and self.budget.available:
+            late = self._too_late_for
+            claim = grants.next_idle(lambda one: self.sizes[one] not in late and self._can_get_more(one))  # noqa: B023
             if claim is None:
                 break
             self.answer(claim[0], Claim([claim[1]], False))
         while grants.later and self.budget.available and not self.idle_elsewhere:
             leader = next(filter(self._can_get_more, grants.later), None)
-            if leader is None or self.too_late(leader):  # the other leaders have as much before them
+            if leader is None or self._too_late(self.sizes[leader], grants.count(leader)):
                 break
             self.answer(leader, Claim(grants.later.pop(leader), False))
 
@@ -267,7 +293,7 @@ class Granting:
         wanted = 0
         if self.paused or self._health.holds_all or self.budget.owed or self.idle_elsewhere:
             wanted = sys.maxsize  # individuals held ahead are not to be begun either
-        elif self.grants.idle and not self.too_late():
+        elif self.grants.idle and not self._too_late_for.issuperset(self._size_on.values()):
             some_exhausted = any(map(self.budget.exhausted_for, range(self._registry.islands)))
             wanted = self.grants.lacking(self._is_used_up if some_exhausted else None)
         for leader, number in self.grants.recall(wanted) if wanted > 0 else ():

@@ -10,7 +10,8 @@ from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, 
 from hpo.islands.messages import EvaluationEnd
 from hpo.text import digits
 
-_RECENT = 64
+RECENT = 64
+"""Number of evaluations whose seconds are kept."""
 
 MOST_RECENT = 256
 """Number of last ends of evaluations whose times are kept, for the pace."""
@@ -60,8 +61,8 @@ class Tally:
     next_losses: tuple[float, ...] | None = None
     """The least losses that are greater than the best's."""
     busy_s: float = 0.0
-    recent_s: list[float] = field(default_factory=list)
-    """Seconds of the last completed evaluations."""
+    recent_s: dict[int, list[float]] = field(default_factory=dict)
+    """Seconds of the last completed evaluations by the island on which they were bred."""
     recent_ends: list[float] = field(default_factory=list)
     """Unix seconds of the last ends."""
     islands: dict[int, IslandTally] = field(default_factory=dict)
@@ -87,11 +88,12 @@ class Tally:
         self.recent_ends.append(end.started + seconds)
         del self.recent_ends[:-MOST_RECENT]
         if status == COMPLETED:
-            self.recent_s.append(seconds)
-            del self.recent_s[:-_RECENT]
+            island = birthplace(end.id)[0]
+            recent_s = self.recent_s.setdefault(island, [])
+            recent_s.append(seconds)
+            del recent_s[:-RECENT]
             if end.losses:
                 self.enter(BestSoFar(end.losses, end.id, end.started, end.params, outcome.objectives))
-                island = birthplace(end.id)[0]
                 count, best = self.islands.get(island, (0, None))
                 better = best is None or end.losses < best
                 self.islands[island] = IslandTally(count + 1, end.losses if better else best)
