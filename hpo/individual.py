@@ -46,6 +46,9 @@ FAULTS = frozenset({FAILED, INVALID, TIMEOUT})
 
 STATUSES = (COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED, LOST, INTERRUPTED, RUNNING)
 
+GRID = "grid"
+"""The operator of an individual whose configuration is a point of a grid."""
+
 REEVALUATION = "reevaluation"
 """The operator of an individual whose configuration was evaluated before, on purpose (``[search] reevaluate``)."""
 

@@ -175,10 +175,12 @@ class Remark(ToCoordinator, frozen=True):
 
 
 class Returned(ToCoordinator, frozen=True):
-    """Leader to coordinator: these tokens were granted and will not be started here, or (``begun``) not again."""
+    """Leader to coordinator: these tokens were granted and will not be started here, or (``begun``) not again.
+    ``points``: configurations among them that keep their units, for others to evaluate."""
 
     tokens: list[int]
     begun: bool = False
+    points: list[Assignment] = []
 
 
 class Unfit(ToCoordinator, frozen=True):

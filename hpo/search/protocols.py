@@ -111,6 +111,9 @@ class Breeder:
         random configurations are tried."""
         return 0
 
+    def unused(self, genome: Genome) -> None:
+        """Note that a point of a grid which was proposed was not asked for: it is still to come."""
+
     def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
         """Pairs of loss and id in the order in which their checkpoints are worth keeping."""
         return sorted(own)
@@ -149,6 +152,9 @@ class WrappingBreeder(Breeder):
 
     def further_attempts(self, attempts: int) -> int:
         return self.breeder.further_attempts(attempts)
+
+    def unused(self, genome: Genome) -> None:
+        self.breeder.unused(genome)
 
     def best_first(self, own: Sequence[tuple[float, str]], population: Population) -> list[tuple[float, str]]:
         return self.breeder.best_first(own, population)

@@ -30,7 +30,12 @@ SPACE = hpo.SearchSpace(
 def simulated(space, breeder, **settings):
     """A campaign of two islands, to its end."""
     simulation = Simulation(
-        space, lambda params: 0.0, islands=2, duration=lambda number: 1.0, breeder=breeder, seed=1, **settings
+        space,
+        lambda params: 0.0,
+        islands=2,
+        duration=lambda number: 1.0,
+        breeder=breeder,
+        **{"seed": 1, **settings},
     )
     simulation.run()
     return simulation
@@ -123,16 +128,40 @@ def test_a_value_that_a_condition_names_is_not_looked_for_in_a_huge_range():
     assert breeder.further_attempts(0) == 5  # three values of n and the named one, which has x too
 
 
-@pytest.mark.parametrize("evaluations", [27, 60])
-def test_workers_and_islands_go_through_one_grid(evaluations):
-    """27 points of the grid first; then, the space being infinite, random ones."""
+@pytest.mark.parametrize(
+    ("evaluations", "latency_s", "seed"),
+    [
+        (27, 0.001, 1),
+        (60, 0.001, 1),
+        *((evaluations, 1.0, seed) for evaluations in (27, 33) for seed in range(4)),
+    ],
+)
+def test_workers_and_islands_go_through_one_grid(evaluations, latency_s, seed):
+    """27 points of the grid first; then, the space being infinite, random ones. Where answers take as long as
+    evaluations, leaders give back what was refused to others meanwhile."""
     space = hpo.SearchSpace({name: hpo.Float(0, 1) for name in "abc"})
-    simulation = simulated(space, lambda rank: GridBreeder(space, 3), workers=6, evaluations=evaluations)
+    simulation = simulated(
+        space,
+        lambda rank: GridBreeder(space, 3),
+        seed=seed,
+        workers=6,
+        evaluations=evaluations,
+        latency_s=latency_s,
+        jitter=latency_s > 0.1,
+    )
     records = finished(simulation)
     points = {tuple(one.params.values()) for one in records if one.operator == "grid"}
     assert points == set(product((0.0, 0.5, 1.0), repeat=3))
     assert len(records) == evaluations
     assert sum(one.operator == "grid" for one in records) == 27
+
+
+def test_points_in_whose_place_others_were_evaluated_are_still_to_come(tmp_path):
+    space = hpo.SearchSpace(x=hpo.Float(0, 1))
+    task = hpo.Task(space, lambda trial: 0.0, default={"x": 0.3}, points=[{"x": 0.4}])
+    run = {"directory": tmp_path / "run", "evaluations": 5, "kind": "grid", "grid_points": 3}
+    found = hpo.Campaign(task, **run, isolation="inline").run()
+    assert {one.params["x"] for one in found.individuals} == {0.3, 0.4, 0.0, 0.5, 1.0}
 
 
 def test_a_grid_that_is_too_large_is_refused():

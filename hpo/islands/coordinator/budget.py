@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from hpo.individual import GRID
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.messages import Assignment
 
@@ -98,7 +99,8 @@ class Budget:
                 given_up.append(one)
                 if not one.id:  # a given point, which may come back
                     self._release(one.key)
-            elif one.admitted:  # it has begun, and so its unit is used
+            # Its unit is used, as it has begun; or it is a point of a grid, which no leader here would propose again.
+            elif one.admitted or (one.configuration.operator == GRID and not self.owed):
                 kept.append(one)
             else:
                 self._release(one.key)

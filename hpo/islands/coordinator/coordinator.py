@@ -190,10 +190,11 @@ class Coordinator(CoordinatorView):
         self.tally.exact &= not message.begun
         if message.tokens:  # a leader that had nothing to spare is asked again when it has finished something
             self._grants.answered_recall(leader)
+        points = {one.key: one for one in message.points}
         for token in message.tokens:
             item = self._grants.take(leader, token)
             if item is not None:
-                self._granting.release(item)
+                self._granting.release(points.get(item, item) if isinstance(item, str) else item)
         self._left(leader)
 
     def _dismiss(self, leader: int, message: messages.Unfit) -> None:

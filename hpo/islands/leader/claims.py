@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from hpo.config.layout import WorkerPlacement
-from hpo.individual import Attempt, Configuration, make_id
+from hpo.individual import GRID, Attempt, Configuration, make_id
 from hpo.islands.leader.island import IslandSearch
-from hpo.islands.messages import Assignment, Claim, Grant, Message, Want
+from hpo.islands.messages import Assignment, Claim, Grant, Message, Returned, Want
 from hpo.search.population import Member
 from hpo.search.proposals import STUCK, key_of
 from hpo.search.protocols import Candidate
@@ -196,6 +196,8 @@ class Claims:
 
     def _replace(self, candidate: Candidate, assignment: Assignment) -> None:
         configuration = assignment.configuration
+        if candidate.configuration.operator == GRID and candidate.phase == self._phase:
+            self._breeder.unused(candidate.genome)
         if not configuration.id:
             configuration = replace(configuration, id=candidate.id)
         candidate.configuration, candidate.attempt = configuration, assignment.attempt
@@ -206,12 +208,18 @@ class Claims:
         """Note how long an evaluation took."""
         self._times.evaluated(seconds + self._breeding_s)
 
-    def spare(self, number: int) -> list[int]:
-        """Give up ``number`` candidates at most that wait and were not begun; their tokens."""
+    def spare(self, number: int) -> Returned:
+        """Give up ``number`` candidates at most that wait and were not begun. No leader proposes a point of a grid
+        again that was refused to it: another evaluates those."""
         spare = [one for one in reversed(self.queue) if not (one.started or one.resumed_at_step)][:number]
         for candidate in spare:
             self.queue.remove(candidate)
-        return [one.token for one in spare]
+        points = [
+            Assignment(configuration=replace(one.configuration, id=""), key=one.key)
+            for one in spare
+            if one.configuration.operator == GRID
+        ]
+        return Returned([one.token for one in spare], points=points)
 
     def give_up(self) -> list[int]:
         """Give up all candidates that are claimed or wait; their tokens."""

@@ -264,7 +264,7 @@ class Leader:
         self._publisher.introduce([member])
 
     def _give_back(self, recall: messages.Recall) -> None:
-        self.ask(messages.Returned(self._claims.spare(recall.number)))
+        self.ask(self._claims.spare(recall.number))
 
     def _finish(self, end: End) -> None:
         self.end = end

@@ -6,6 +6,7 @@ import random
 
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
+from hpo.individual import GRID
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Ordinal, Parameter
@@ -55,6 +56,12 @@ class GridBreeder(Breeder):
         # Configurations of this grid that others have taken come back refused, and each costs an attempt.
         return attempts + len(self._remaining())
 
+    def unused(self, genome: Genome) -> None:
+        left = self._remaining()
+        if genome not in self._places:
+            self._places[genome] = len(left)
+            left.append(genome)
+
     def learn(self, member: Member) -> None:
         self._take(member.genome)
 
@@ -66,7 +73,7 @@ class GridBreeder(Breeder):
             return Offspring(self._space.sample(rng), operator="random")
         genome = rng.choice(left)
         self._take(genome)
-        return Offspring(genome, operator="grid")
+        return Offspring(genome, operator=GRID)
 
     def _remaining(self) -> list[Genome]:
         if self._left is None:
