@@ -6,6 +6,7 @@ load the modules that it does not need."""
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 _HOME = {
@@ -19,6 +20,7 @@ _HOME = {
     "Campaign": "campaign.campaign",
     "Result": "results.result",
     "Search": "search.ask_tell",
+    "OptunaSampler": "search.optuna_sampler",
     "known_points": "prior_results.points",
     "HpoError": "errors",
     "UsageError": "errors",
@@ -29,7 +31,8 @@ _HOME = {
     "Interrupted": "errors",
 }
 
-__all__ = list(_HOME)
+# A star import must not need Optuna.
+__all__ = [name for name in _HOME if name != "OptunaSampler" or find_spec("optuna")]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from hpo.prior_results.points import known_points as known_points
     from hpo.results.result import Result as Result
     from hpo.search.ask_tell import Search as Search
+    from hpo.search.optuna_sampler import OptunaSampler as OptunaSampler
     from hpo.space.space import Categorical as Categorical
     from hpo.space.space import Float as Float
     from hpo.space.space import Int as Int

@@ -18,12 +18,13 @@ from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.population import Member, Population, keep_latest
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
-from hpo.space.parameters import Categorical, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Condition, Ordinal, Parameter
 from hpo.space.ranges import Float, Int
 from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.distributions import BaseDistribution
 
 _MOST_TOLD = {"tpe": 400, "gp": 40, "optuna-cmaes": 400}
 """Most observations in a study, the best and the latest, by kind. The Gaussian process is fitted for each proposal,
@@ -279,3 +280,29 @@ def distribution(parameter: Parameter) -> Any:
         return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
     assert isinstance(parameter, Int)
     return IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+
+
+def parameter(distribution: BaseDistribution, when: Condition | None = None) -> Parameter | None:
+    """Parameter of one of Optuna's distributions, with choices as their indices; None for ranges that are too wide or
+    too narrow for a parameter. ``from_optuna`` and ``to_optuna`` convert its values."""
+    d: Any = distribution
+    try:
+        if hasattr(d, "choices"):
+            # Optuna takes equal choices, such as 1 and True, for the first of them.
+            return Categorical(*sorted({int(d.to_internal_repr(one)) for one in d.choices}), when=when)
+        kind = Float if isinstance(d.low, float) else Int
+        return kind(d.low, d.high, log=d.log, step=d.step, when=when)
+    except UsageError:
+        return None
+
+
+def from_optuna(distribution: BaseDistribution, value: Any) -> Scalar:
+    """Value of ``parameter(distribution)`` for a value of Optuna's, which may be out of its range."""
+    d: Any = distribution
+    number = d.to_internal_repr(value)
+    return int(number) if hasattr(d, "choices") or isinstance(d.low, int) else number
+
+
+def to_optuna(distribution: BaseDistribution, value: Any) -> Any:
+    """Optuna's value for a value of ``parameter(distribution)``."""
+    return distribution.choices[value] if hasattr(distribution, "choices") else value
