@@ -38,18 +38,6 @@ class Ledger:
         self._rng = rng or random.Random(secrets.randbits(128))
         # Digest of the last line that was read.
         self._last = ""
-        # Number of the last entry that this process tried to append.
-        self._tried = 0
-
-    @property
-    def settled(self) -> bool:
-        """Whether ``state`` shows what became of every entry that this process tried to append.
-
-        After an error the storage may put the entry in place even minutes later. Until it is known whether it did,
-        begin nothing that the entry returns; and if it closes this launch, begin nothing. ``append`` the entry again
-        to find out.
-        """
-        return self.state.entries >= self._tried
 
     def read_on(self) -> list[LedgerEntry]:
         """Take all further entries into ``state``, and return them. ``append`` reads on, too.
@@ -97,8 +85,9 @@ class Ledger:
         """Append the entry that ``decide`` makes, and return it; None where it makes none.
 
         Where another writer was faster, ``decide`` is asked again, with the state after that entry: nothing is appended
-        that was decided in an older state. After an error of the storage the entry may be there all the same: see
-        ``settled``. A launch holds what ``state`` says, whatever its own calls returned.
+        that was decided in an older state. After an error the storage may put the entry in place even minutes later:
+        begin nothing that it returns, and where it closes this launch nothing at all. A launch holds what ``state``
+        says, whatever its own calls returned.
 
         Args:
             decide: must not change the state.
@@ -151,11 +140,8 @@ class Ledger:
 
     def _made(self, decide: Decide) -> tuple[LedgerEntry, bytes] | None:
         """The entry that ``decide`` makes, as readers will have it, and its line."""
-        tried = self._tried
-        self._tried = self.state.entries + 1
         made = decide(self.state)
         if made is None:
-            self._tried = tried
             return None
         signed = structs.replace(
             made,

@@ -145,7 +145,7 @@ class Participation:
         self, held: int, fresh: int, ids: Collection[str] = (), points: Collection[int] = ()
     ) -> None:
         """Return units that this launch does not use, unless an earlier call that failed has returned them. Errors as
-        of ``Ledger.append``; until ``Ledger.settled`` they may be returned or not.
+        of ``Ledger.append``, after which they may be returned or not.
 
         Args:
             held: number of units to breed that it held before.

@@ -219,6 +219,8 @@ class Launch:
         self.machine = ClientMachine(campaign.server, name)
         self.ledger = kind(FileStore(self.folder), machine=self.machine, rng=self.rng)
         self.number = 0
+        self.tried = 0
+        """Number of the last entry of which it may not know whether it is there."""
         self.journal = Journal()
         self.first_worker = 0
         self.sequences: dict[int, int] = {}
@@ -240,7 +242,7 @@ class Launch:
         try:
             step()
         except OSError:
-            pass
+            self.tried = self.ledger.state.entries + 1
         finally:
             self.busy = False
         if self.number in self.ledger.state.closed:
@@ -285,7 +287,8 @@ class Launch:
 
     def begin(self) -> None:
         mine = self.ledger.state.open.get(self.number)
-        settled = self.ledger.settled or self.campaign.mutant == "begins before it is settled"
+        settled = self.ledger.state.entries >= self.tried
+        settled |= self.campaign.mutant == "begins before it is settled"
         if mine is None or len(self.running) >= 4 or not settled:
             return
         ids, points, fresh = self._unbegun(mine)

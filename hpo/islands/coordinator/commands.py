@@ -311,8 +311,6 @@ class Commands:
 
     def _take_drawn(self, target: Coordinator) -> None:
         """Let the coordinator grant what this launch holds since the last look."""
-        if not self.participation.ledger.settled:
-            return
         own = self.participation.own
         held = _Units(own.fresh, frozenset(own.ids), frozenset(own.points))
         if held != self._held:
