@@ -22,6 +22,8 @@ class ListedLaunch(msgspec.Struct, frozen=True, kw_only=True):
     devices: str
     """Devices that its first rank may use; "" for none."""
     workers: int
+    ranks_per_worker: int
+    """Number of ranks of its largest worker."""
     done: int
     """Number of individuals that ended in it, and count."""
     silent_s: float | None
@@ -52,6 +54,7 @@ def listed_launches(directory: Path) -> list[ListedLaunch]:
                 hosts=[*joined.hosts],
                 devices=joined.devices,
                 workers=joined.workers,
+                ranks_per_worker=joined.ranks_per_worker,
                 done=done,
                 silent_s=None if sign is None or holder is None else max(0.0, now - sign.stamp),
                 state="open" if closed is None else "closed",

@@ -777,7 +777,8 @@ def test_launches_are_listed_and_closed_by_hand(run: Path, capsys: pytest.Captur
         (first.number, 2, 0, "", "open"),
         (first.number + 1, 1, 3, "7.0", "open"),
     ]
-    assert listed[0]["silent_s"] is None and 0 <= listed[1]["silent_s"] < 60
+    assert [one["ranks_per_worker"] for one in listed] == [1, 1] and listed[0]["silent_s"] is None
+    assert 0 <= listed[1]["silent_s"] < 60
     assert cli.main(["close", str(run), str(first.number)]) == 0
     assert f"launch {first.number} is closed" in capsys.readouterr().out
     state = open_ledger(run).state
