@@ -110,7 +110,6 @@ MUTANTS = (
     Mutant("hpo/ledger", "if self._cost(entry) > max(0, self.free)", "if False", LEDGER),
     Mutant("hpo/ledger", "one in in_place for one in entry.pool", "True for one in entry.pool", LEDGER),
     Mutant("hpo/ledger", "placed = self._folder.read(name) == line", "placed = True", LEDGER),
-    Mutant("hpo/ledger", "self.state.entries >= self._tried", "True", LEDGER),
     Mutant("hpo/ledger", "own = name.launch in state.open and", "own = True or", COUNTED),
     Mutant("hpo/ledger", "self._begun[identity][1] not in self._running", "True", COUNTED),
     Mutant("hpo/ledger", "among is not None and not state.open.keys() <= {*among}", "False", ALIVE),
