@@ -31,10 +31,14 @@ class EvaluationDirectories:
         and does not say which that is."""
         return self._attempts(identity)[-1]
 
+    def first(self, identity: str) -> Path:
+        """The directory of the individual's first attempt, whether it is there or not."""
+        return self._root / identity
+
     def _attempts(self, identity: str) -> list[Path]:
         """The directories of the attempts that have one, the first in any case. OSError where the storage fails: an
         earlier attempt, which may still write, is not to be taken for the latest."""
-        found = [self._root / identity]
+        found = [self.first(identity)]
         while stat.S_ISDIR(mode_of(following := self._attempt(identity, len(found) + 1)) or 0):
             found.append(following)
         return found
@@ -46,14 +50,24 @@ class EvaluationDirectories:
         """The directory of another attempt, a copy of the latest; and whether that could be made: if not, it is empty.
         OSError as in ``path``."""
         attempts = self._attempts(identity)
-        target = self._attempt(identity, len(attempts) + 1)
+        number, made = len(attempts), False
+        while not made:
+            number += 1
+            target = self._attempt(identity, number)
+            try:
+                target.mkdir(parents=True)
+                made = True
+            except FileExistsError:  # another launch copies at the same time
+                continue
+            except OSError:
+                return target, False
         try:
             check_place(attempts[-1])
-            shutil.copytree(attempts[-1], target, symlinks=True, ignore=shutil.ignore_patterns(f"{OUTPUT}*"))
+            kept = shutil.ignore_patterns(f"{OUTPUT}*")
+            shutil.copytree(attempts[-1], target, symlinks=True, ignore=kept, dirs_exist_ok=True)
         except OSError:  # half a copy is no checkpoint
-            shutil.rmtree(target, ignore_errors=True)
             with suppress(OSError):
-                target.mkdir(parents=True)
+                clear_directory(target)
             return target, False
         return target, True
 

@@ -239,3 +239,28 @@ def test_the_coordinator_names_what_it_reopens() -> None:
     simulation.run()
     reopened = {record.id for record in records_of(simulation) if isinstance(record, Reopened)}
     assert reopened and set(simulation.coordinator.reopened_ids) == reopened
+
+
+def test_a_launch_that_hung_before_an_evaluation_keeps_out_of_the_copy_of_another(tmp_path: Path) -> None:
+    """The other has closed it meanwhile, and goes on with what it had only begun."""
+    directories = EvaluationDirectories(tmp_path)
+    candidate, other = make_candidate(id="0-0-0"), make_candidate(id="0-0-0", resumed=True, contested=True)
+    assert Jobs(directories, 0)(other).directory.endswith("0-0-0.attempt-2")
+    assert Jobs(directories, 0)(candidate).directory == str(tmp_path / "evaluations" / "0-0-0")
+
+
+def test_launches_that_copy_at_the_same_time_have_a_directory_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories = EvaluationDirectories(tmp_path)
+    first = directories.first("0-0-0")
+    first.mkdir(parents=True)
+    (first / "weights").write_text("1")
+    attempts = directories._attempts("0-0-0")
+    monkeypatch.setattr(directories, "_attempts", lambda identity: attempts)
+    copies = [directories.copy("0-0-0") for _ in range(2)]
+    assert [(path.name, whole) for path, whole in copies] == [
+        ("0-0-0.attempt-2", True),
+        ("0-0-0.attempt-3", True),
+    ]
+    assert all((path / "weights").read_text() == "1" for path, _ in copies)

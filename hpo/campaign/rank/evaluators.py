@@ -14,6 +14,7 @@ from hpo.config import process
 from hpo.evaluation.conversation import RankContext
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_process import EvaluatorProcess
+from hpo.individual import FIRST_ATTEMPT
 from hpo.islands.messages import Surroundings
 from hpo.journal.curves import CurveFile, curve_path
 from hpo.search.protocols import Candidate
@@ -50,6 +51,9 @@ class Jobs:
             attempt = replace(candidate.attempt, resumed=attempt.resumed and copied)
         elif candidate is self._latest[0]:
             directory = self._latest[1]
+        elif attempt == FIRST_ATTEMPT:
+            # A copy is another launch's, which has closed this launch while it hung, before it came to this.
+            directory = self._directories.first(candidate.id)
         else:
             directory = self._directories.path(candidate.id)
         self._latest = candidate, directory
