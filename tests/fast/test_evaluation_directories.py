@@ -244,7 +244,8 @@ def test_the_coordinator_names_what_it_reopens() -> None:
 def test_a_launch_that_hung_before_an_evaluation_keeps_out_of_the_copy_of_another(tmp_path: Path) -> None:
     """The other has closed it meanwhile, and goes on with what it had only begun."""
     directories = EvaluationDirectories(tmp_path)
-    candidate, other = make_candidate(id="0-0-0"), make_candidate(id="0-0-0", resumed=True, contested=True)
+    facts = {"token": 0, "id": "0-0-0", "sequence": 0, "genome": (), "params": {}, "key": "", "operator": ""}
+    candidate, other = make_candidate(**facts), make_candidate(**facts, resumed=True, contested=True)
     assert Jobs(directories, 0)(other).directory.endswith("0-0-0.attempt-2")
     assert Jobs(directories, 0)(candidate).directory == str(tmp_path / "evaluations" / "0-0-0")
 
