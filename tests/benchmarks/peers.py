@@ -27,28 +27,30 @@ class System(Protocol):
 
 class Optuna:
     """One of its samplers: ``tpe`` with ``constant_liar``, ``gp`` as it comes, which takes pending evaluations into
-    account by itself, or ``cmaes``, which keeps whole numbers apart by its margin and leaves to TPE what it cannot
-    propose: choices and conditional parameters.
+    account by itself, ``nsga2`` with a population of 24, or ``cmaes``, which keeps whole numbers apart by its margin
+    and leaves to TPE what it cannot propose: choices and conditional parameters. With several objectives a value is a
+    tuple.
     """
 
-    def __init__(self, space: hpo.SearchSpace, seed: int, sampler: str = "tpe") -> None:
+    def __init__(self, space: hpo.SearchSpace, seed: int, sampler: str = "tpe", objectives: int = 1) -> None:
         import warnings
 
         import optuna
 
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._failed = optuna.trial.TrialState.FAIL
+        self._failed, self._pruned = optuna.trial.TrialState.FAIL, optuna.trial.TrialState.PRUNED
         self._space = space
         tpe = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         samplers: dict[str, Callable[[], Any]] = {
             "tpe": lambda: tpe,
+            "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=seed, population_size=24),
             "gp": lambda: optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False),
             "cmaes": lambda: optuna.samplers.CmaEsSampler(
                 seed=seed, with_margin=True, independent_sampler=tpe, warn_independent_sampling=False
             ),
         }
-        self._study = optuna.create_study(sampler=samplers[sampler]())
+        self._study = optuna.create_study(sampler=samplers[sampler](), directions=["minimize"] * objectives)
 
     def ask(self) -> tuple[object, Params]:
         trial = self._study.ask()
@@ -67,7 +69,11 @@ class Optuna:
         suggest = trial.suggest_float if isinstance(parameter, hpo.Float) else trial.suggest_int
         return suggest(name, parameter.low, parameter.high, log=parameter.log)
 
-    def tell(self, asked: object, value: float | None) -> None:
+    def refuse(self, asked: object) -> None:
+        """Tell that a constraint excludes what was asked: as pruned, since TPE learns nothing from failures."""
+        self._study.tell(asked, state=self._pruned)
+
+    def tell(self, asked: object, value: Any) -> None:
         if value is None:
             self._study.tell(asked, state=self._failed)
         else:
