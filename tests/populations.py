@@ -32,12 +32,12 @@ def populated(space: hpo.SearchSpace, losses: Iterable[Any], seed: int = 0) -> P
 
 def searched_alone(
     breeder: Breeder,
-    value: Callable[[Offspring, int], float | None],
+    value: Callable[[Offspring, int], float | tuple[float, ...] | None],
     individuals: int,
     seed: object = 0,
     into: Population | None = None,
 ) -> list[Offspring]:
-    """Children of one worker in turn; ``value``: the loss of a child and its number, None: it fails."""
+    """Children of one worker in turn; ``value``: the loss or losses of a child and its number, None: it fails."""
     population, children = Population() if into is None else into, []
     for number in range(individuals):
         rng, name = random.Random(f"{seed}/{number}"), f"0-0-{number}"
@@ -45,7 +45,7 @@ def searched_alone(
         child = breeder.propose_first(name, 0, population, rng) or breeder.breed(population, rng)
         loss = value(child, number)
         status = COMPLETED if loss is not None else FAILED
-        losses = None if loss is None else (loss,)
+        losses = loss if loss is None or isinstance(loss, tuple) else (loss,)
         member = Member(name, tuple(child.genome), losses, status, operator=child.operator)
         population.add(member)
         breeder.learn(member)

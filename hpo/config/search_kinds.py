@@ -31,11 +31,11 @@ _INHERITS = "whose individuals continue from checkpoints of others and so are ne
 
 KINDS: dict[str, SearchKind] = {
     "default": SearchKind(module="surrogate", without_clock="surrogate"),
-    "surrogate": SearchKind(module="surrogate", one_objective=True),
+    "surrogate": SearchKind(module="surrogate"),
     "evolution": SearchKind(module="evolution"),
     "portfolio": SearchKind(module="portfolio"),
-    "tpe": SearchKind(module="optuna_samplers", one_objective=True),
-    "gp": SearchKind(module="optuna_samplers", one_objective=True),
+    "tpe": SearchKind(module="optuna_samplers"),
+    "gp": SearchKind(module="optuna_samplers"),
     "optuna-cmaes": SearchKind(module="optuna_samplers", one_objective=True),
     "genetic": SearchKind(module="propulate_kinds", needs_propulate=True),
     "cmaes": SearchKind(module="propulate_kinds", needs_propulate=True),

@@ -56,8 +56,7 @@ class Search:
             rule that depends on the clock would not be repeatable; take "evolution" where the ten milliseconds of a
             proposal are too many.
         objectives (dict; default None): directions by name, such as {"f1": "maximize", "seconds": "minimize"}, in place
-            of ``direction``. Values are then dictionaries, too. Kinds that search by models take one objective; with
-            several "default" and "surrogate" do as "evolution" does.
+            of ``direction``. Values are then dictionaries, too.
         constraints (iterable of callables; default ()): functions of the parameters that are true where allowed.
         **settings (see ``hpo.Campaign``): further search keywords: ``crossover``, ``pool``, ``only``, ….
 
@@ -108,7 +107,7 @@ class Search:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})
         reevaluation.check(checked.reevaluate, checked.kind, self._objectives)
         allows = self._allows if self._constraints else None
-        context = SearchContext(objectives=len(self._objectives), allows=allows)
+        context = SearchContext(allows=allows)
         self._breeder = make_breeder(self._space, checked, context)
         self._duplicates = checked.duplicates
         self._proposals = Proposals(

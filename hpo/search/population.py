@@ -69,7 +69,7 @@ class Population:
         pruned: int = 64,
         reference: tuple[float, ...] | None = None,
     ) -> None:
-        self._reference = reference
+        self.reference = reference
         self.best: list[Member] = []
         # Ranks of the best, in their order: a list of plain values is searched without a call.
         self._ranks: list[float] = []
@@ -218,7 +218,7 @@ class Population:
         """Sort by domination, which is the whole part of a rank, and then by crowding, which is its fraction."""
         alike: dict[int, list[Member]] = {}
         for member in self.best:
-            limits = zip(member.losses or (), self._reference or ())
+            limits = zip(member.losses or (), self.reference or ())
             is_beyond = any(loss > limit for loss, limit in limits)
             alike.setdefault(member.dominators + _BEYOND * is_beyond, []).append(member)
         self.best = []

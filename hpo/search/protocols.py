@@ -61,7 +61,8 @@ class SearchContext:
     islands: int = 1
     evaluations: int | None = None
     """The budget."""
-    objectives: int = 1
+    reported: int = 0
+    """Number of the objective that ``trial.report`` reports."""
     inline: bool = True
     """Whether evaluations run in the process that breeds."""
     allows: Allows | None = None

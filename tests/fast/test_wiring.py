@@ -143,9 +143,9 @@ def coordinator(made: Assembly, earlier: ResumeState | None = None) -> Any:
 
 def test_a_kind_that_models_one_objective_says_so(tmp_path: Path) -> None:
     several = hpo.Task(SPACE, lambda trial: {}, objectives={"a": "minimize", "b": "maximize"})
-    for task, kind, said in ((several, "tpe", 1), (several, "evolution", 0), (TASK, "tpe", 0)):
+    for task, kind, said in ((several, "optuna-cmaes", 1), (several, "tpe", 0), (TASK, "optuna-cmaes", 0)):
         made = assembly(tmp_path, task, kind=kind, reported="a" if task is several else None)
-        assert len([one for one in coordinator(made).remarks if '"tpe"' in one]) == said
+        assert len([one for one in coordinator(made).remarks if '"optuna-cmaes"' in one]) == said
 
 
 def test_a_leader_follows_the_settings(tmp_path: Path) -> None:
@@ -221,7 +221,6 @@ def test_a_breeder_knows_its_campaign(tmp_path: Path, monkeypatch: pytest.Monkey
             workers=1,
             islands=2,
             evaluations=50,
-            objectives=1,
             inline=False,
             offers=given.worker.jobs.offers,
         ),

@@ -215,6 +215,7 @@ class Assembly:
         groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
         search = settings.search_of(place.island)
         objectives = self.task.objectives
+        reported = pruning.reported_objective(search, objectives)
         jobs = Jobs(EvaluationDirectories(settings.directory), settings.seed)
         space, breeder = searched(
             self.task.space,
@@ -228,7 +229,7 @@ class Assembly:
                 workers=len(groups[place.island]),
                 islands=len(groups),
                 evaluations=settings.evaluations,
-                objectives=len(objectives),
+                reported=list(objectives).index(reported),
                 inline=settings.evaluation.isolation == "inline",
                 allows=self.allows if self.task.constraints else None,
                 offers=jobs.offers,
@@ -265,7 +266,7 @@ class Assembly:
                 pruning=pruning.of_search(search, self.task.objectives),
                 steps=self.steps,
                 reported=next(iter(objectives)) if len(objectives) == 1 else None,
-                sign=-1.0 if objectives[pruning.reported_objective(search, objectives)] == MAXIMIZE else 1.0,
+                sign=-1.0 if objectives[reported] == MAXIMIZE else 1.0,
                 reference=reference_losses(search.reference, objectives),
             ),
         )

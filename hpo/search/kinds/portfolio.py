@@ -38,14 +38,14 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
     CMA-ES needs Propulate, and a space of numbers without conditions; TPE needs Optuna.
     """
     breeders: dict[str, Breeder] = {
-        "surrogate": SurrogateBreeder(space, settings, allows=context.allows),
+        "surrogate": SurrogateBreeder(space, settings, allows=context.allows, reported=context.reported),
         "evolution": EvolutionBreeder(space, settings),
     }
     numbers = [one for one in space.parameters.values() if not isinstance(one, Categorical) and not one.when]
     if len(numbers) == len(space) > 1 and has_propulate():
         breeders["cmaes"] = CmaesBreeder(space)
     if not missing("tpe"):
-        breeders["tpe"] = OptunaBreeder(space, "tpe")
+        breeders["tpe"] = OptunaBreeder(space, "tpe", reported=context.reported)
     return PortfolioBreeder(breeders)
 
 

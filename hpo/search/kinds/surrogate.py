@@ -11,7 +11,7 @@ from typing import Any
 from hpo.config.settings import SearchSettings
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import VectorisedGenomes
-from hpo.search.models.ensemble import AcquisitionFunction, ModelEnsemble, import_in_background
+from hpo.search.models.ensemble import FrontEnsemble, ModelEnsemble, import_in_background
 from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring, SearchContext
@@ -54,16 +54,16 @@ _DEFAULTS = SearchSettings()
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
     """Breeder of the kinds "surrogate" and "default", which uses models within a budget of time if there is a clock."""
     if settings.kind == "surrogate":
-        return SurrogateBreeder(space, settings, allows=context.allows)
+        return SurrogateBreeder(space, settings, allows=context.allows, reported=context.reported)
     if context.clock is None:
         return EvolutionBreeder(space, settings)
     return TimeBudgetedSurrogate(
         space,
         settings,
         allows=context.allows,
+        reported=context.reported,
         clock=context.clock,
-        # There are models for a single objective only.
-        first=first_of_worker(context) if context.objectives == 1 else 0,
+        first=first_of_worker(context),
         # No thread beside inline evaluations, which may import the same libraries at the same time; and none for a
         # campaign so short that all its individuals are random.
         background=not context.inline
@@ -82,27 +82,37 @@ class SurrogateBreeder(EvolutionBreeder):
     otherwise children with the leading choice would crowd out those with other choices whose own parameters are not
     tuned yet. While the best result stalls, half of the proposals take another choice than the leading one of that
     parameter. Configurations that were proposed or observed before are not proposed, nor are configurations that a
-    constraint refuses: models have no observations of these, and next to a good configuration predict good losses. With
-    several objectives, it proposes as ``EvolutionBreeder`` does.
+    constraint refuses: models have no observations of these, and next to a good configuration predict good losses.
+
+    With several objectives, the most promising child is that whose bounds add most to the hypervolume of the front
+    (``hpo.search.models.ensemble.FrontEnsemble``). ``reported``: number of the objective that pruned individuals have
+    reported.
     """
 
     operator = "surrogate"
 
     def __init__(
-        self, space: SearchSpace, settings: SearchSettings = _DEFAULTS, *, allows: Allows | None = None
+        self,
+        space: SearchSpace,
+        settings: SearchSettings = _DEFAULTS,
+        *,
+        allows: Allows | None = None,
+        reported: int = 0,
     ) -> None:
         super().__init__(space, settings)
         self._allows = allows
         self._genomes = VectorisedGenomes(space)
-        self._known = Observations(self._genomes)
-        self._ensemble = ModelEnsemble(self._genomes)
+        self._known = Observations(self._genomes, reported)
+        self._ensemble: ModelEnsemble | FrontEnsemble | None = None
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         best = population.best
-        if len(best) > 0 and len(best[0].losses or ()) > 1:
-            return super().breed(population, rng)
         if population.judged < INITIAL or len(best) < 2:
             return Offspring(self._space.sample(rng), operator="random")
+        if self._ensemble is None:
+            objectives = len(best[0].losses or ())
+            several = FrontEnsemble(self._genomes, objectives) if objectives > 1 else None
+            self._ensemble = several or ModelEnsemble(self._genomes)
         self._ensemble.learn(self._known.observe(population))
         pool, judge = self._fittest(population), self._ensemble.judge(self._known, rng)
         state = rng.getstate()
@@ -117,7 +127,7 @@ class SurrogateBreeder(EvolutionBreeder):
     def _searched(
         self,
         pool: Sequence[Member],
-        judge: AcquisitionFunction,
+        judge: Callable[[Any], Any],
         rng: random.Random,
         allows: Allows | None = None,
     ) -> Offspring:
@@ -180,7 +190,7 @@ class SurrogateBreeder(EvolutionBreeder):
                 return chosen
             bounds[refused] = math.inf
 
-    def _bounds(self, genomes: Any, judge: AcquisitionFunction) -> Any:
+    def _bounds(self, genomes: Any, judge: Callable[[Any], Any]) -> Any:
         """Bound of each genome; infinite for configurations that were proposed or observed before."""
         import numpy
 
@@ -243,8 +253,9 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
         clock: Callable[[], float],
         first: int = _FIRST,
         background: bool = False,
+        reported: int = 0,
     ) -> None:
-        super().__init__(space, settings, allows=allows)
+        super().__init__(space, settings, allows=allows, reported=reported)
         self._clock = clock
         self._first = first
         self._background = background

@@ -16,9 +16,12 @@ from typing import Any
 
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.gaussian import Gaussian
-from hpo.search.models.observations import Observations, normal_scores, value_scores
+from hpo.search.models.hypervolume import HypervolumeGain
+from hpo.search.models.observations import Observations, even_scores, normal_scores, value_scores
+from hpo.search.models.pareto import Losses
 
-_TREES = 40
+_TREES, _TREES_OF_SEVERAL = 40, 20
+"""Trees of a forest, and of a forest of one of several objectives."""
 # Few columns make the trees differ more, and their spread is the forest's uncertainty.
 _SHARE_OF_COLUMNS = 0.35
 """Share of the columns tried at each split."""
@@ -38,6 +41,8 @@ _CAUTION = {"forest": 2.0, "gaussian": 1.0}
 """Mean number of standard deviations below the mean of a bound, by model."""
 _AVERSION = 4.0
 """Weight of the probability of failure in a bound."""
+_SEVERAL = 0.3
+"""Ratio of the caution with several objectives, whose deviations add up, to that with a single objective."""
 _WINDOW = 60
 """Latest individuals by whose predictions the models are compared."""
 _FEWEST = 10
@@ -83,7 +88,7 @@ class Forest:
     """Extremely randomised trees (Geurts et al. 2006, doi:10.1007/s10994-006-6226-1), each fitted on all ``rows`` (n ×
     columns) and ``goals`` (n)."""
 
-    def __init__(self, rows: Any, goals: Any, rng: random.Random) -> None:
+    def __init__(self, rows: Any, goals: Any, rng: random.Random, trees: int = _TREES) -> None:
         import numpy
 
         sklearn, tree = _sklearn()
@@ -95,7 +100,7 @@ class Forest:
                 tree(max_features=_SHARE_OF_COLUMNS, random_state=state)
                 .fit(rows, goals, check_input=False)
                 .tree_
-                for _ in range(_TREES)
+                for _ in range(trees)
             ]
 
     def __call__(self, rows: Any) -> tuple[Any, Any]:
@@ -110,8 +115,9 @@ class Forest:
 class _Grown:
     """Model that is fitted again when there are enough new observations."""
 
-    def __init__(self) -> None:
+    def __init__(self, objective: int | None = None) -> None:
         self.model: Model | None = None
+        self._objective = objective
         self._at = 0
 
     def __call__(self, known: Observations, rng: random.Random, refit: int = _REFIT) -> Model:
@@ -126,8 +132,11 @@ class _Grown:
 
 class _LossForest(_Grown):
     def _grow(self, known: Observations, rng: random.Random) -> Model:
-        entries = known.with_losses()
-        return Forest([row for row, _ in entries], normal_scores([loss for _, loss in entries]), rng)
+        entries = known.with_losses(self._objective or 0)
+        rows, losses = [row for row, _ in entries], [loss for _, loss in entries]
+        if self._objective is None:
+            return Forest(rows, normal_scores(losses), rng)
+        return Forest(rows, even_scores(losses), rng, _TREES_OF_SEVERAL)
 
 
 class _FailureForest(_Grown):
@@ -142,8 +151,8 @@ class _FailureForest(_Grown):
 
 
 class _GaussianProcess(_Grown):
-    def __init__(self, sampler: VectorisedGenomes) -> None:
-        super().__init__()
+    def __init__(self, sampler: VectorisedGenomes, objective: int | None) -> None:
+        super().__init__(objective)
         self._columns = sampler.columns
         self._parameters: Any = None
         self._fitted = 0
@@ -151,7 +160,7 @@ class _GaussianProcess(_Grown):
     def _grow(self, known: Observations, rng: random.Random) -> Model:
         import numpy
 
-        entries = known.with_losses()
+        entries = known.with_losses(self._objective or 0)
         losses = [loss for _, loss in entries]
         most = min(_MOST_FITTED, int(math.sqrt(_MOST_SQUARES / len(self._columns))))
         latest = int(_LATEST * most)
@@ -162,7 +171,8 @@ class _GaussianProcess(_Grown):
         fit = self._parameters is None or (known.arrived - self._fitted) * _REFIT_SELDOM >= len(known)
         if fit:
             self._fitted = known.arrived
-        process = Gaussian(rows, value_scores(losses)[chosen], self._columns, self._parameters, fit=fit)
+        scores = (value_scores if self._objective is None else even_scores)(losses)[chosen]
+        process = Gaussian(rows, scores, self._columns, self._parameters, fit=fit)
         self._parameters = process.parameters
         return process
 
@@ -185,15 +195,20 @@ class ModelEnsemble:
 
     The forest uses ranks of losses only, and fits jumps and unordered choices well; the Gaussian process fits the shape
     of smooth functions. A model's probability grows with the rank correlation of its predictions for the latest 60
-    individuals, made before their results were known, with these results.
+    individuals, made before their results were known, with these results. ``objective``: number of the objective, None
+    for the only objective.
     """
 
-    def __init__(self, sampler: VectorisedGenomes) -> None:
-        self._models: dict[str, _Grown] = {"forest": _LossForest(), "gaussian": _GaussianProcess(sampler)}
+    def __init__(self, sampler: VectorisedGenomes, objective: int | None = None) -> None:
+        self._objective = objective or 0
+        self._models: dict[str, _Grown] = {
+            "forest": _LossForest(objective),
+            "gaussian": _GaussianProcess(sampler, objective),
+        }
         self._failures = _FailureForest()
         self._predicted: list[tuple[float, list[float]]] = []
 
-    def learn(self, news: Sequence[tuple[Any, float]]) -> None:
+    def learn(self, news: Sequence[tuple[Any, Losses]]) -> None:
         """Compare predictions with ``news``, rows and losses of individuals completed since the models were fitted."""
         import numpy
 
@@ -202,7 +217,7 @@ class ModelEnsemble:
             return
         rows = numpy.array([row for row, _ in news[-_WINDOW:]])
         said = numpy.array([model(rows)[0] for model in models]).T.tolist()
-        self._predicted += zip([loss for _, loss in news[-_WINDOW:]], said)
+        self._predicted += zip([losses[self._objective] for _, losses in news[-_WINDOW:]], said)
         del self._predicted[:-_WINDOW]
 
     def shares(self) -> list[float]:
@@ -225,12 +240,52 @@ class ModelEnsemble:
         return [weight / sum(weights) for weight in weights]
 
     def judge(self, known: Observations, rng: random.Random) -> AcquisitionFunction:
-        """Acquisition function with a random model and caution."""
+        """Acquisition function of the only objective, with a random model and caution."""
+        model, caution = self.draw(known, rng)
+        failing = self.failing(known, rng)
         # The random caution lets workers with nearly the same observations make different proposals.
+        return AcquisitionFunction(model, rng.expovariate(1.0 / caution), failing)
+
+    def failing(self, known: Observations, rng: random.Random) -> Model | None:
+        """Model of the probability of failure, None while none has failed."""
+        return self._failures(known, rng) if known.failed else None
+
+    def draw(self, known: Observations, rng: random.Random) -> tuple[Model, float]:
+        """Random model, and its mean caution."""
         (name,) = rng.choices(list(self._models), self.shares())
         grown = {
             one: model(known, rng, _REFIT if one == name else _REFIT_SELDOM)
             for one, model in self._models.items()
         }
-        failing = self._failures(known, rng) if known.failed else None
-        return AcquisitionFunction(grown[name], rng.expovariate(1.0 / _CAUTION[name]), failing)
+        return grown[name], _CAUTION[name]
+
+
+class FrontEnsemble:
+    """An ensemble for each of several objectives. The acquisition function is the hypervolume that the vector of lower
+    confidence bounds would gain (Ponweiser et al. 2008, doi:10.1007/978-3-540-87700-4_78)."""
+
+    def __init__(self, sampler: VectorisedGenomes, objectives: int) -> None:
+        self._ensembles = [ModelEnsemble(sampler, number) for number in range(objectives)]
+
+    def learn(self, news: Sequence[tuple[Any, Losses]]) -> None:
+        """See ``ModelEnsemble.learn``."""
+        for ensemble in self._ensembles:
+            ensemble.learn(news)
+
+    def judge(self, known: Observations, rng: random.Random) -> Callable[[Any], Any]:
+        """Acquisition function with a random model for each objective, and the same random caution for all."""
+        import numpy
+
+        drawn = [ensemble.draw(known, rng) for ensemble in self._ensembles]
+        failing = self._ensembles[0].failing(known, rng)
+        boldness = rng.expovariate(1.0 / _SEVERAL)
+        judges = [AcquisitionFunction(model, boldness * caution) for model, caution in drawn]
+        gain = HypervolumeGain(known, numpy.random.default_rng(rng.getrandbits(64)))
+
+        def judge(rows: Any) -> Any:
+            bounds = numpy.stack([bound(rows) for bound in judges], axis=1)
+            if failing is not None:
+                bounds += _AVERSION * failing(rows)[0][:, None]
+            return -gain(bounds)
+
+        return judge

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.pareto import Losses
 from hpo.search.population import Member, Population, keep_latest
 
 # At least as many of each as a population keeps: a member that it still has, forgotten here, would be new each time.
@@ -16,7 +17,7 @@ _SLACK = 50
 """Observations beyond the most that are kept, before any are forgotten."""
 _MOST_USED = 20_000
 _BEYOND = 3.0
-"""Distance below the median, in that of the best twentieth, from which on scores grow logarithmically."""
+"""Distance from the median, in that of the best twentieth, from which on scores grow logarithmically."""
 _STALLED = 5
 """Latest individuals without an improvement after which the search has stalled."""
 _HARDLY = 0.01
@@ -58,17 +59,55 @@ def value_scores(losses: Sequence[float]) -> Any:
     return numpy.where(scores <= 0.0, scores, numpy.maximum(0.0, normal_scores(losses)))
 
 
-class Observations:
-    """Rows and losses of the members of populations: the best 300, the latest 120, the last 80 pruned and 80 failed."""
+def even_scores(losses: Sequence[float]) -> Any:
+    """Scores of losses of several objectives, where good and bad losses in one are both part of the front: the distance
+    from the median, relative to that of the best twentieth, and logarithmic far from it on both sides."""
+    import numpy
 
-    def __init__(self, sampler: VectorisedGenomes) -> None:
+    values = numpy.asarray(losses, dtype=float)
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        best, middle, worst = numpy.quantile(values, [0.05, 0.5, 0.95])
+        # Losses of which most are equal to the best have a width, too.
+        width = max(middle - best, (worst - best) / 4)
+        if not 0.0 < width < math.inf:
+            return normal_scores(losses)
+        scores = numpy.clip((values - middle) / width, -1e300, 1e300)
+    size = numpy.abs(scores)
+    far = numpy.sign(scores) * (_BEYOND + numpy.log1p(numpy.maximum(0.0, size - _BEYOND)))
+    return numpy.where(size > _BEYOND, far, scores)
+
+
+def dominators(losses: Any) -> Any:
+    """Number of rows of the array ``losses`` that dominate each row."""
+    no_worse = (losses[:, None, :] <= losses[None, :, :]).all(axis=2)
+    return (no_worse & ~no_worse.T).sum(axis=0)
+
+
+def best_first(losses: Sequence[Losses]) -> list[int]:
+    """Places of ``losses``, best first: by the loss, or with several objectives by the number of losses that dominate
+    it; equals stay in their order."""
+    import numpy
+
+    table = numpy.array(losses)
+    order = dominators(table) if table.shape[1:] > (1,) else table.reshape(-1)
+    return list(map(int, numpy.argsort(order, kind="stable")))
+
+
+class Observations:
+    """Rows and losses of the members of populations: the best 300, the latest 120, the last 80 pruned and 80 failed.
+    ``reported``: number of the objective in which pruned members have reported."""
+
+    def __init__(self, sampler: VectorisedGenomes, reported: int = 0) -> None:
         self._genomes = sampler
+        self._reported = reported
         # All dictionaries are by id and in order of arrival, so that the first entries are the oldest.
-        self.completed: dict[str, tuple[Any, float]] = {}
+        self.completed: dict[str, tuple[Any, Losses]] = {}
         self._pruned: dict[str, tuple[Any, float]] = {}
         self.failed: dict[str, Any] = {}
         self.arrived = 0
         """Number of observations so far, including forgotten observations."""
+        self.reference: Losses | None = None
+        """Losses beyond which no individual of several objectives is wanted."""
         self._used: dict[bytes, None] = {}
         """Rows that were observed or proposed, as bytes; the oldest are forgotten."""
 
@@ -78,21 +117,31 @@ class Observations:
     @property
     def stalled(self) -> bool:
         """Whether the latest five individuals have improved the best loss by at most 1 % of its distance from the
-        median."""
-        losses = [loss for _, loss in self.completed.values()]
-        if len(losses) <= _STALLED:
+        median; with several objectives, whether none of them is on the front."""
+        if len(self.completed) <= _STALLED:
             return False
+        table = self.losses
+        if table.shape[1] > 1:
+            return bool((dominators(table)[-_STALLED:] > 0).all())
+        losses: list[float] = table[:, 0].tolist()
         best = min(losses)
         return min(losses[:-_STALLED]) - best <= _HARDLY * (sorted(losses)[len(losses) // 2] - best)
 
-    def with_losses(self) -> list[tuple[Any, float]]:
-        """Rows and losses of completed and pruned individuals.
+    @property
+    def losses(self) -> Any:
+        """Losses of the completed individuals, n × objectives."""
+        import numpy
+
+        return numpy.array([losses for _, losses in self.completed.values()])
+
+    def with_losses(self, objective: int = 0) -> list[tuple[Any, float]]:
+        """Rows and losses in an objective of completed individuals, and in the reported objective of pruned too.
 
         A pruned individual counts as its last report, but no better than the median of the completed: it was worse than
         others at the same step, and its final loss is unknown.
         """
-        entries = list(self.completed.values())
-        if not self._pruned:
+        entries = [(row, losses[objective]) for row, losses in self.completed.values()]
+        if not self._pruned or objective != self._reported:
             return entries
         ordered = sorted(loss for _, loss in entries)
         least = ordered[len(ordered) // 2]
@@ -101,11 +150,13 @@ class Observations:
             (row, max(loss, least) if math.isfinite(loss) else worst) for row, loss in self._pruned.values()
         ] + entries
 
-    def observe(self, population: Population) -> list[tuple[Any, float]]:
+    def observe(self, population: Population) -> list[tuple[Any, Losses]]:
         """Add the new members of a population; returns rows and losses of those that completed."""
         import numpy
 
-        fresh = [one for one in population.everyone if not self._knows(one)]
+        self.reference = population.reference
+        everyone = population.everyone
+        fresh = [one for one in everyone if not self._knows(one)]
         if not fresh:
             return []
         fresh.sort(key=lambda one: one.age)
@@ -121,16 +172,19 @@ class Observations:
             elif member.losses is None or member.status != COMPLETED:
                 self.failed[member.id] = row
             else:
-                self.completed[member.id] = entry = (row, member.losses[0])
+                self.completed[member.id] = entry = (row, member.losses)
                 news.append(entry)
         self.arrived += len(fresh)
         keep_latest(self.failed, _MOST_FAILED)
         keep_latest(self._pruned, _MOST_FAILED)
         if len(self.completed) > _MOST_BEST + _MOST_LATEST + _SLACK:
-            # The sort is stable, so that the older of equal losses stays, as in a population.
-            old = sorted(list(self.completed)[:-_MOST_LATEST], key=lambda one: self.completed[one][1])
-            for identity in old[_MOST_BEST:]:
-                del self.completed[identity]
+            old = list(self.completed)[:-_MOST_LATEST]
+            order = best_first([self.completed[one][1] for one in old])
+            # A population may keep others of a large front.
+            kept = {one.id for one in everyone}
+            for place in order[_MOST_BEST:]:
+                if old[place] not in kept:
+                    del self.completed[old[place]]
         return news
 
     def _knows(self, member: Member) -> bool:
