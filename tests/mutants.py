@@ -34,6 +34,7 @@ class Mutant(NamedTuple):
 
 STOPPING = "fast/test_pruning.py"
 POPULATION = "fast/test_population.py fast/test_fronts.py"
+FRONTS = "fast/test_several_objectives.py"
 BREEDING = "processes/test_breeding.py"
 SPACE = "fast/test_space.py fast/test_parameters.py"
 PROTOCOL = "fast/test_whole_launches.py fast/test_golden_traces.py fast/test_protocol.py"
@@ -62,6 +63,8 @@ MUTANTS = (
     Mutant("hpo/search", "distances[order[0]] = distances[order[-1]] = inf", "pass", POPULATION),
     Mutant("hpo/search", "max(5, population.judged // 5)", "len(population.best)", BREEDING),
     Mutant("hpo/search", "len(population.best) < 2", "False", BREEDING),
+    Mutant("hpo/search", "min(self._reference[number], at)", "self._reference[number]", FRONTS),
+    Mutant("hpo/search", "or objective != self._reported", "", FRONTS),
     Mutant("hpo/search", "min(count - 1, max(0, moved))", "moved", BREEDING),
     Mutant("hpo/search", "worst = latest[-part]", "worst = latest[0]", "processes/test_pbt.py"),
     Mutant("hpo/search", "len(own) / noise + 1 / between", "len(own) / noise", "fast/test_reevaluation.py"),

@@ -156,6 +156,8 @@ def test_scores_of_several_objectives_keep_the_shape_and_bound_outliers() -> Non
         np.isfinite(wild).all() and np.argsort(wild).tolist() == np.argsort([*losses, 1e300, -1e300]).tolist()
     )
     assert even_scores([2.0] * 5) == pytest.approx([0.0] * 5)
+    exploded = even_scores([one * (1e6 if number % 5 == 0 else 1.0) for number, one in enumerate(losses)])
+    assert np.corrcoef(np.delete(exploded, slice(0, 60, 5)), np.delete(losses, slice(0, 60, 5)))[0, 1] > 0.99
 
 
 def test_failures_guide_away_and_pruned_ones_count_in_what_they_reported() -> None:

@@ -67,8 +67,8 @@ def even_scores(losses: Sequence[float]) -> Any:
     values = numpy.asarray(losses, dtype=float)
     with numpy.errstate(over="ignore", invalid="ignore"):
         best, middle, worst = numpy.quantile(values, [0.05, 0.5, 0.95])
-        # Losses of which most are equal to the best have a width, too.
-        width = max(middle - best, (worst - best) / 4)
+        # The second is for losses of which half are equal to the best; outliers would make it too wide for others.
+        width = middle - best or (worst - best) / 4
         if not 0.0 < width < math.inf:
             return normal_scores(losses)
         scores = numpy.clip((values - middle) / width, -1e300, 1e300)
