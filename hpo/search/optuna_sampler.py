@@ -286,7 +286,7 @@ class _Search:
             self._population.enter(member)
         settings = SearchSettings.model_validate({"kind": kind})
         untaken = _Untaken()
-        context = SearchContext(objectives=len(directions), allows=untaken)
+        context = SearchContext(allows=untaken)
         breeder = make_breeder(self._space, settings, context)
         # Fits the models, with random numbers that do not depend on who asks.
         breeder.breed(self._population, random.Random(len(trials)))
