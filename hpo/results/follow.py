@@ -67,7 +67,8 @@ class Follower:
         left, bounds = _BYTES_A_POLL, Bounds(self._state)
         with collector_paused():
             for path, journal in self._journals.items():
-                journal.most = bounds.end(names[path])
+                if (most := bounds.end(names[path])) != journal.most:
+                    journal.most, journal.seen = most, None
                 # The size that an NFS client knows may be a minute old, unless the file is opened.
                 if left > 0 and (names[path].launch in growing or journal.changed()):
                     left -= self._read_on(journal, left)
