@@ -24,7 +24,7 @@ from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
 from hpo.journal.directory import campaign_key
 from hpo.results.curves import load as load_curves
 from hpo.results.record import CampaignRecord, load
-from hpo.search.kinds.optuna_samplers import distribution, quiet
+from hpo.search.kinds.optuna_samplers import distribution, quiet, within
 from hpo.space.parameters import Categorical
 from hpo.space.space import described_space
 
@@ -258,7 +258,9 @@ class _Trials:
             values=None if state == TrialState.FAIL else self._values(individual.objectives),
             datetime_start=self._local(started),
             datetime_complete=self._local(finished),
-            params=individual.params,
+            params={
+                name: within(self._distributions[name], value) for name, value in individual.params.items()
+            },
             distributions={name: self._distributions[name] for name in individual.params},
             user_attrs=_attributes(individual),
             system_attrs={},

@@ -101,16 +101,16 @@ class Float(Parameter):
         return (self._at(place) for place in range(self.count))
 
     def _at(self, place: int) -> float:
-        """The value so many steps above ``low``; decimal, as 0.1 + 2 * 0.1 is not 0.3."""
+        """The value so many steps above ``low``; decimal, as 0.1 + 2 * 0.1 is not 0.3. Both ends are exact."""
         if self.step is None or place == 0:
             return self.low
-        return _on_grid(self.low, self.step, place)
+        return self.high if place + 1 == self.count else _on_grid(self.low, self.step, place)
 
     def canonical(self, value: object) -> float:
-        number = plain_number(value, Real)
-        if number is not None and self.low <= number <= self.high:
+        number, beside = plain_number(value, Real), _OFF_GRID * (self.step or 0.0)
+        if number is not None and self.low - beside <= number <= self.high + beside:
             found = cast(float, self.decoder()(self.encoder()(float(number))))
-            if self.step is None or abs(found - number) <= _OFF_GRID * self.step:
+            if self.step is None or abs(found - number) <= beside:
                 return found
         steps = "" if self.step is None else f" in steps of {self.step!r}"
         raise ValueError(f"a number from {self.low!r} to {self.high!r}{steps}")
@@ -305,7 +305,9 @@ def _checked_step(
         )
     if found <= 0:
         raise UsageError(f"{shown}: step must be above 0, not {found!r}. Write step=1, say.")
-    if found < 1e-11 * max(abs(low), abs(high)) or (high - low) / found >= _MOST_STEPS:
+    # Below that, roundings of low and high are no small part of a step.
+    coarse = isinstance(low, float) and found < 1e-9 * max(abs(low), abs(high))
+    if coarse or (high - low) / found >= _MOST_STEPS:
         raise UsageError(f"{shown}: step={found!r} is too small for this range. Raise it, or leave it out.")
     # The last value is often meant to be high, and (1.0 - 0.0) / 0.1 may be a little less than 10.
     count = math.floor((high - low) / found + _OFF_GRID)

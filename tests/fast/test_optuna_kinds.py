@@ -6,6 +6,7 @@ import math
 import random
 import sys
 
+import numpy
 import optuna
 import pytest
 from populations import asked_and_told, population_of, searched_alone
@@ -13,7 +14,7 @@ from populations import asked_and_told, population_of, searched_alone
 import hpo
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, FAILED, PRUNED
-from hpo.search.kinds.optuna_samplers import OptunaBreeder
+from hpo.search.kinds.optuna_samplers import OptunaBreeder, distribution, within
 from hpo.search.population import Member, Population
 
 KINDS = ("tpe", "gp", "optuna-cmaes")
@@ -89,6 +90,19 @@ def test_optuna_stays_quiet_and_as_it_was(capfd, recwarn):
     asked_and_told(search, 15, lambda one, number: float(number))
     assert optuna.logging.get_verbosity() == before
     assert capfd.readouterr() == ("", "") and not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step"),
+    [(0, 1, 1 / 3), (0, 0.7 + 0.1, 0.1), (0, 1, float(numpy.float32(0.1))), (5, 5, 0.1)],
+)
+def test_steps_that_optuna_counts_otherwise_lose_no_value(low, high, step):
+    steps = hpo.Float(low, high, step=step)
+    there = distribution(steps)
+    told = [within(there, value) for value in steps.values()]
+    assert [steps.canonical(value) for value in told] == [*steps.values()]
+    for value in told:
+        optuna.trial.create_trial(params={"x": value}, distributions={"x": there}, value=0.0)
 
 
 def test_what_cannot_be_is_refused(monkeypatch):

@@ -86,7 +86,7 @@ class OptunaBreeder(EvolutionBreeder):
                 "Choose another kind for this space."
             )
         for name, p in space.parameters.items():
-            if kind == "gp" and isinstance(p, Int) and p.count > _WIDEST_INT:
+            if kind == "gp" and isinstance(p, (Float, Int)) and (p.count or 0) > _WIDEST_INT:
                 raise UsageError(
                     f'[search] kind = "gp": {name} has {p.count} values, all of which Optuna\'s GPSampler lists, and '
                     f"{_WIDEST_INT} are the limit. Make it a Float, narrow it, or choose another kind."
@@ -251,7 +251,9 @@ class OptunaBreeder(EvolutionBreeder):
 
     def _value(self, name: str, value: Scalar) -> Any:
         parameter = self._space.parameters[name]
-        return parameter.choices.index(value) if isinstance(parameter, Categorical) else value
+        if isinstance(parameter, Categorical):
+            return parameter.choices.index(value)
+        return within(self._distributions[name], value)
 
     def _use(self, genome: Genome) -> None:
         self._used[genome] = None
@@ -283,7 +285,14 @@ def distribution(parameter: Parameter) -> Any:
         # Indices of choices, because Optuna compares choices by other rules than this package.
         return CategoricalDistribution(tuple(range(parameter.count)))
     if isinstance(parameter, Float):
-        return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+        # Optuna counts steps in decimals, of which 1.0 has two of 1/3 and a rest: a little more holds the third.
+        with quiet():
+            return FloatDistribution(
+                parameter.low,
+                parameter.high + (parameter.step or 0.0) / 4,
+                log=parameter.log,
+                step=parameter.step,
+            )
     assert isinstance(parameter, Int)
     return IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
 
@@ -311,4 +320,13 @@ def from_optuna(distribution: BaseDistribution, value: Any) -> Scalar:
 
 def to_optuna(distribution: BaseDistribution, value: Any) -> Any:
     """Optuna's value for a value of ``parameter(distribution)``."""
-    return distribution.choices[value] if hasattr(distribution, "choices") else value
+    return distribution.choices[value] if hasattr(distribution, "choices") else within(distribution, value)
+
+
+def within(distribution: Any, value: Scalar) -> Scalar:
+    """``value`` of a Float or Int as ``distribution`` has it, whose steps may lie beside by the last digits."""
+    if not isinstance(value, float) or distribution.step is None:
+        return value
+    exact = distribution.low + round((value - distribution.low) / distribution.step) * distribution.step
+    near = abs(value - exact) < 1e-9 * distribution.step
+    return min(value if near else exact, float(distribution.high))
