@@ -126,12 +126,13 @@ class Population:
         pruned: Iterable[Member],
         failures: Iterable[Member],
     ) -> None:
-        """Take over the members that another population has kept; nothing is counted."""
+        """Take over the members that another population has kept; nothing is counted but their ages."""
         self.best, self._ids = [*best], {one.id for one in best}
         self._ranks = [one.rank for one in best]
         self._recent, self._pruned, self._failures = (
             {one.id: one for one in members} for members in (recent, pruned, failures)
         )
+        self.seen = 1 + max((one.age for one in self.everyone), default=-1)
 
     def enter(self, member: Member) -> None:
         """Take in ``member``, which was evaluated before this population received any.

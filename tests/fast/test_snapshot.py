@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import journals
 import pytest
 from living import joined
 from many_seeds import check_snapshots, comparable
+from msgspec.structs import replace
 from simulation.campaigns import SPACE as MIXED
 
 import hpo
@@ -19,6 +21,7 @@ from hpo.journal import files
 from hpo.journal.files import journal_path
 from hpo.journal.records import Finished, Header, Migrated, Record, Reopened, Reported, Started
 from hpo.ledger.inspection import repair
+from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(lr=hpo.Float(0, 1))
 
@@ -112,6 +115,19 @@ def test_a_repair_of_a_journal_removes_what_was_read_from_it(
     assert opened == [1, 2, 3] and state.tally.final == 8
 
 
+def test_a_point_is_withdrawn_that_an_older_launch_at_work_has_entered(tmp_path: Path) -> None:
+    home = journals.campaign(tmp_path)
+    point = {"params": {"lr": 0.5}, "status": "completed", "objectives": {"value": 0.0}, "origin": "x"}
+    known = [{"type": "known", "number": one, "source": "a.csv", "time": 1.0, **point} for one in (1, 2)]
+    joined(home)
+    journals.write(home, known, 1, 0)
+    later = joined(home)
+    journals.write(home, [{"type": "withdrawn", "numbers": [1], "source": "a.csv", "time": 2.0}], 2, 1)
+    later.close("stopped", 75, at_rest=True)
+    state = earlier(home)
+    assert (state.known, state.sources) == (2, {"a.csv": 1})
+
+
 def test_a_link_in_its_place_is_not_followed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "file"
     elsewhere.write_bytes(b"precious")
@@ -134,6 +150,22 @@ def test_whatever_the_journals_hold_snapshots_change_nothing(
             records.append(Header(version=1, launch=launch, island=0, worker=0, time=float(launch)))
             records += [_record(rng, launch) for _ in range(rng.randint(0, 200))]
         check_snapshots(records, rng.randint(1, 3))
+
+
+def test_equal_members_of_several_objectives_keep_their_order() -> None:
+    rng = random.Random(0)
+    members = [
+        Member(f"0-0-{number}", (), (float(rng.randrange(4)), float(rng.randrange(4))), "completed")
+        for number in range(60)
+    ]
+    one, other = Population(best=8), Population(best=8)
+    for number, member in enumerate(members):
+        one.add(replace(member))
+        if number == 30:
+            other.restore(*map(copy.deepcopy, (one.best, one.recent, one.pruned, one.failures)))
+        elif number > 30:
+            other.add(replace(member))
+    assert [member.id for member in one.best] == [member.id for member in other.best]
 
 
 def _record(rng: random.Random, launch: int) -> Record:

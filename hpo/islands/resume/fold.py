@@ -176,8 +176,8 @@ class _Fold:
         self._folded.known.setdefault(record.number, record)
 
     def withdraw(self, numbers: Collection[int]) -> None:
-        for number in self._folded.known.keys() & set(numbers):
-            self._folded.known[number] = structs.replace(self._folded.known[number], status=WITHDRAWN)
+        # The points may be in journals that are read later, of an older launch that is still open.
+        self._folded.withdrawn.update(numbers)
 
     def _on_migrated(self, record: Migrated) -> None:
         self._folded.moves.setdefault(record.id, {})[record.hop, record.source, record.target] = record
@@ -274,7 +274,9 @@ class _Fold:
             assignment = assignment_of(record, attempt, space=space)
             state.keys.add(assignment.key)
             state.pending.append(assignment)
-        enter(state, self._folded.known.values(), space=space, islands=islands, losses=self._losses)
+        known, withdrawn = self._folded.known, self._folded.withdrawn
+        known |= {one: structs.replace(known[one], status=WITHDRAWN) for one in known.keys() & withdrawn}
+        enter(state, known.values(), space=space, islands=islands, losses=self._losses)
         return state
 
 

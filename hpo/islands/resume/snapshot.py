@@ -42,6 +42,8 @@ class Folded(msgspec.Struct, kw_only=True):
     configurations: dict[str, dict[str, Scalar]] = {}
     """Parameters of kept members."""
     known: dict[int, Known] = {}
+    withdrawn: set[int] = set()
+    """Numbers of known points that do not count any more."""
     begun: dict[tuple[int, int], int] = {}
     """Number of individuals by island and worker where they were bred."""
 
