@@ -122,6 +122,13 @@ def test_values_that_conditions_name_are_on_the_grid():
     )
 
 
+def test_a_condition_may_name_a_step_by_a_rounded_sum():
+    space = hpo.SearchSpace(
+        d=hpo.Float(0.1, 0.4, step=0.1), n=hpo.Ordinal(1, 2, when={"d": (0.1 + 0.2, 0.4)})
+    )
+    assert GridBreeder(space, 10).further_attempts(0) == 2 + 2 * 2
+
+
 def test_a_value_that_a_condition_names_is_not_looked_for_in_a_huge_range():
     space = hpo.SearchSpace(n=hpo.Int(0, 2**40), x=hpo.Ordinal(1, 2, when={"n": 12345}))
     breeder = GridBreeder(space, 3)

@@ -6,7 +6,7 @@ import random
 
 from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
-from hpo.individual import GRID
+from hpo.individual import GRID, Scalar
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Ordinal, Parameter
@@ -32,13 +32,17 @@ class GridBreeder(Breeder):
 
     def __init__(self, space: SearchSpace, grid_points: int) -> None:
         self._space = space
-        named: dict[str, set[object]] = {}
-        for parameter in space.parameters.values():
+        named: dict[str, set[Scalar]] = {}
+        conditions: dict[str, dict[str, tuple[Scalar, ...]]] = {}
+        for name, parameter in space.parameters.items():
             for parent, allowed in parameter.when.items():
-                named.setdefault(parent, set()).update(allowed)
+                # As its own value has it: 0.1 + 0.2 means 0.3 where that is one of its steps.
+                found = tuple(space.parameters[parent].canonical(value) for value in allowed)
+                conditions.setdefault(name, {})[parent] = found
+                named.setdefault(parent, set()).update(found)
         grid = SearchSpace(
             {
-                name: _listed(parameter, grid_points, named.get(name, set()))
+                name: _listed(parameter, grid_points, named.get(name, set()), conditions.get(name))
                 for name, parameter in space.parameters.items()
             }
         )
@@ -93,8 +97,10 @@ class GridBreeder(Breeder):
                 self._places[last] = place
 
 
-def _listed(parameter: Parameter, points: int, named: set[object]) -> Parameter:
-    """``parameter`` restricted to the values of the grid."""
+def _listed(
+    parameter: Parameter, points: int, named: set[Scalar], when: dict[str, tuple[Scalar, ...]] | None
+) -> Parameter:
+    """``parameter`` restricted to the values of the grid, which exists ``when``."""
     if isinstance(parameter, Categorical):
         return parameter
     count = parameter.count
@@ -105,8 +111,7 @@ def _listed(parameter: Parameter, points: int, named: set[object]) -> Parameter:
         # Values that conditions name are added to the grid's; testing each value of a range is impossible, as it may
         # have 2**50 whole numbers.
         values = sorted(
-            {decode(index / (points - 1)) for index in range(points)}
-            | {parameter.canonical(value) for value in named},
+            {decode(index / (points - 1)) for index in range(points)} | named,
             key=float,  # type: ignore[arg-type]
         )
-    return Ordinal(*dict.fromkeys(values), when=parameter.when or None)
+    return Ordinal(*dict.fromkeys(values), when=when)
