@@ -72,6 +72,21 @@ def test_closed_launches_are_read_once(home: Path, monkeypatch: pytest.MonkeyPat
     assert [read_by(home, monkeypatch)[0] for _ in range(2)] == [[3], []]
 
 
+def test_launches_before_the_ledger_are_read_once_and_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "_MANY", 1)
+    home = journals.campaign(tmp_path, [journals.finished("0-0-0", 0.5)])
+    journals.write(home, [journals.finished("0-0-1", 0.5)], 2)
+    later = joined(home)
+    (home / "launches").mkdir(exist_ok=True)
+    later.draw()
+    journals.write(home, [journals.finished("0-1-0", 0.5)], 3, 1)
+    later.close("stopped", 75, at_rest=True)
+    assert [read_by(home, monkeypatch)[0] for _ in range(2)] == [[1, 2, 3], []]
+    assert earlier(home).tally.final == 3
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "of other types"])
 def test_a_snapshot_that_is_damaged_is_left_out(
     home: Path, monkeypatch: pytest.MonkeyPatch, damage: str

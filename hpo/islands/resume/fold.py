@@ -87,13 +87,14 @@ def fold_directory(
         CampaignError: a journal is damaged, was written by another version, or cannot be read.
     """
     ledger, torn = state_of(directory), list[Path]()
+    over = snapshot.lengths_of(ledger)
     before = snapshot.read(directory, ledger, islands)
     files = journal_files(directory, state=ledger, without=() if before is None else before.closed)
     folding = _Fold(space, islands, losses, before)
-    closed = [one for one in files if one.name.launch in ledger.closed]
+    closed = [one for one in files if one.name.launch in over]
     if folding.add(record for _, record in read_journals(closed, ledger, torn)) >= _MANY:
         snapshot.write(directory, folding.snapshot(ledger))
-    others = [one for one in files if one.name.launch not in ledger.closed]
+    others = [one for one in files if one.name.launch not in over]
     folding.add(record for _, record in read_journals(others, ledger, torn))
     folding.withdraw(withdrawn)
     state = folding.finish()
@@ -145,7 +146,7 @@ class _Fold:
         # Others are not among the best or the latest any more, and nobody asks where they went.
         folded.moves = {one: own for one, own in folded.moves.items() if one in kept or one not in ended}
         return Snapshot(
-            closed={launch: one.lengths for launch, one in ledger.closed.items()},
+            closed=snapshot.lengths_of(ledger),
             islands=self._islands,
             folded=folded,
             members={

@@ -49,14 +49,22 @@ class Folded(msgspec.Struct, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """Facts in the journals of the launches that were ``closed``."""
+    """Facts in the journals of the launches that were ``closed``, or came before the ledger."""
 
     closed: dict[int, dict[int, tuple[int, ...]]]
-    """Bytes that count of each part of each worker's journal, by launch."""
+    """``lengths_of`` the ledger then."""
     islands: int
     folded: Folded
     members: dict[int, tuple[list[Member], list[Member], list[Member], list[Member]]]
     """The best, the most recent, the pruned and the failed members, by birthplace."""
+
+
+def lengths_of(state: LedgerState) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Bytes that count of each part of each worker's journal, by launch that takes no more part; of launches before the
+    ledger all counts, and nothing is named."""
+    older = 0 if state.opened is None else state.opened.launches
+    closed = {launch: dict(one.lengths) for launch, one in state.closed.items()}
+    return {launch: {} for launch in range(1, older + 1)} | closed
 
 
 @lru_cache(maxsize=1)
@@ -83,8 +91,9 @@ def read(directory: Path, state: LedgerState, islands: int) -> Snapshot | None:
     except (OSError, ValueError, RecursionError) as error:
         _log.debug("%s is left out: %s", snapshot_path(directory), error)
         return None
-    counted = {launch: state.closed[launch].lengths for launch in found.closed if launch in state.closed}
-    return found if found.islands == islands and found.closed == counted else None
+    over = lengths_of(state)
+    holds = all(over.get(launch) == lengths for launch, lengths in found.closed.items())
+    return found if found.islands == islands and holds else None
 
 
 def write(directory: Path, snapshot: Snapshot) -> None:
