@@ -102,7 +102,7 @@ def _listed(
 ) -> Parameter:
     """``parameter`` restricted to the values of the grid, which exists ``when``."""
     if isinstance(parameter, Categorical):
-        return parameter
+        return type(parameter)(*parameter.choices, when=when)
     count = parameter.count
     if count is not None and count <= points:
         values = list(parameter.values())
