@@ -27,7 +27,7 @@ from hpo.journal.records import Finished
 from hpo.ledger.inspection import check
 from hpo.ledger.journals import read_directory
 from hpo.results.record import load
-from hpo.search.kinds.pbt import PbtBreeder
+from hpo.search.kinds.pbt import PbtBreeder, _moved
 from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(
@@ -121,6 +121,13 @@ def test_numbers_are_perturbed_and_nothing_else() -> None:
         breeder = PbtBreeder(space, pool=10)
         found = {space.decode(breeder.breed(population, rng).genome)["n"] for _ in range(300)}
         assert len(found) > 2 and all(low <= n <= high for n in found)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("n", [hpo.Int(-4, 4, step=2), hpo.Int(2, 6, step=2), hpo.Float(-0.2, 0.2, step=0.1)])
+def test_a_value_among_few_goes_to_both_neighbours(n: hpo.Int | hpo.Float) -> None:
+    below, middle, above = [*n.values()][n.count // 2 - 1 : n.count // 2 + 2]  # type: ignore[operator]
+    moved = {n.decoder()(_moved(n, n.encoder()(middle), random.Random(seed))) for seed in range(20)}
+    assert moved == {below, above}
 
 
 def test_named_choices_go_to_neighbours_or_are_drawn_anew() -> None:

@@ -131,11 +131,12 @@ class PbtBreeder(Breeder):
 
 def _moved(parameter: Float | Int, gene: float, rng: random.Random) -> float:
     factor = rng.choice(_FACTORS)
-    if parameter.low < 0:
-        return min(max(gene + (factor - 1.0) / 2, 0.0), 1.0)
     decode, encode = parameter.decoder(), parameter.encoder()
     value = parameter.canonical(decode(gene))
-    moved = encode(min(max(value * factor, parameter.low), parameter.high))
+    if parameter.low < 0:
+        moved = min(max(gene + (factor - 1.0) / 2, 0.0), 1.0)
+    else:
+        moved = encode(min(max(value * factor, parameter.low), parameter.high))
     if parameter.step is not None and decode(moved) == value:
         value += parameter.step if factor > 1 else -parameter.step
         moved = encode(min(max(value, parameter.low), parameter.high))
