@@ -20,6 +20,9 @@ from hpo.journal.durable import create_whole
 from hpo.terminal import quoted
 
 VERSION = 1
+STATUS = "status.json"
+DAMAGED = "damaged"
+"""Folder of the files that a repair set aside."""
 Identity = dict[str, Any]
 
 # A campaign may go on with another seed, which draws other configurations from then on.

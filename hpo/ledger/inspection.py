@@ -145,13 +145,15 @@ def repair(directory: Path) -> Inspection:
         inspection.report.repaired = []
         return inspection.report
     try:
-        snapshot_path(directory).unlink(missing_ok=True)  # it may hold what a repair leaves out
-        done = [_rewrite(directory, journal) for journal in inspection.journals if journal.to_do]
+        to_do = [journal for journal in inspection.journals if journal.to_do]
+        for cache in (snapshot_path(directory), directory / directories.STATUS) if to_do else ():
+            cache.unlink(missing_ok=True)  # it may hold what a repair leaves out
+        done = [_rewrite(directory, journal) for journal in to_do]
     except OSError as error:
         raise CampaignError(
             f"{directory} cannot be repaired ({error.strerror or error}). What was whole is where it was, and damaged "
-            f"files are in {directory / 'damaged'}: make room or give write access there, then give the same command "
-            "again."
+            f"files are in {directory / directories.DAMAGED}: make room or give write access there, then give the same "
+            "command again."
         ) from error
     lost = [replace(one, kind=LOST) for one in inspection.report.damaged if one.lines is not None]
     report = _Inspection(directory).report
@@ -300,7 +302,7 @@ class _Inspection:
             self._drop(journal, lines[0][0], lines[-1][0], lines[0][1], ids)
 
     def _was_repaired(self, journal: _Journal) -> bool:
-        return (self._directory / "damaged" / f"{journal.path.name}.damaged-1").exists()
+        return (self._directory / directories.DAMAGED / f"{journal.path.name}.damaged-1").exists()
 
     def _take(self, journal: _Journal, line: int, record: Record) -> None:
         self._bounds.take(journal.name.launch, record)
@@ -389,7 +391,7 @@ def _rewrite(directory: Path, journal: _Journal) -> str:
 
 def _keep_aside(directory: Path, path: Path) -> Path:
     """Copy ``path`` to a new file in ``damaged/``, unless a file there has its content; that file."""
-    aside = directory / "damaged"
+    aside = directory / directories.DAMAGED
     aside.mkdir(exist_ok=True)
     number = 1
     while True:

@@ -16,10 +16,13 @@ from msgspec.structs import replace
 
 from hpo.errors import CampaignError, StorageFailed
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
+from hpo.journal.directory import DAMAGED
+from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import read_file
 from hpo.journal.records import Ended, Finished, Header, Launched
 from hpo.ledger.closing import closing
-from hpo.ledger.journals import first_journals, journal_files, last_launch, read_journals
+from hpo.ledger.fold import LedgerState
+from hpo.ledger.journals import first_journals, journal_files, last_launch, read_directory, read_journals
 from hpo.ledger.opening import state_of
 
 # Launches in a row that got nothing done, after which no other is started: their cause will not go away by itself.
@@ -123,7 +126,10 @@ def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
     in_file = replace(state.in_file, evaluations=evaluations)
     return BudgetUse(
         budget=state.limits_with(in_file).evaluations,
-        final=state.final + sum(one.final for one in open_now),
+        # A repair leaves out what the ledger still counts, until a launch counts again.
+        final=_final_in_journals(directory, state)
+        if (directory / DAMAGED).exists()
+        else state.final + sum(one.final for one in open_now),
         worked=any(
             isinstance(record, Finished) and record.status in (COMPLETED, PRUNED)
             # A launch at a time: the first will do, and names of all journals take long to sort.
@@ -131,6 +137,16 @@ def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
             for _, record in read_journals(journal_files(directory, launch, state=state), state)
         ),
     )
+
+
+def _final_in_journals(directory: Path, state: LedgerState) -> int:
+    """Number of individuals that have ended for good by all journals."""
+    current = CurrentEvaluations()
+    for record in read_directory(directory, [], state=state):
+        current.take(record)
+    # Failures that ``hpo retry`` names still stand on record until a launch reopens them.
+    again = {*state.pool}.union(*({*one.ids, *one.again} for one in state.open.values()))
+    return len(current.ended_ids) - sum(one.record.id in again for one in current.failures)
 
 
 def is_complete(directory: Path, evaluations: int | None) -> bool:

@@ -35,7 +35,6 @@ from hpo.task.task import losses_of
 from hpo.terminal import one_line
 from hpo.text import digits
 
-_NAME = "status.json"
 _MOST_BYTES = 1 << 22
 _IN_STEP_S = 3 * REFRESH_S  # one thread refreshes both files one after the other
 _MOST_ERRORS = 3
@@ -277,12 +276,12 @@ def write(directory: Path, overview: Overview, *, token: str, over: bool = False
     digest = _digest(directory) if over else ""
     data = msgspec.json.encode(_StatusFile(token=token, journals=digest, overview=overview))
     if len(data) <= _MOST_BYTES:
-        write_atomically(directory / _NAME, data + b"\n", durable=False)
+        write_atomically(directory / directories.STATUS, data + b"\n", durable=False)
 
 
 def keep_alive(directory: Path) -> None:
     """Confirm that ``status.json`` is still right."""
-    os.utime(directory / _NAME, follow_symlinks=False)
+    os.utime(directory / directories.STATUS, follow_symlinks=False)
 
 
 def read(directory: Path) -> Overview | None:
@@ -298,7 +297,7 @@ def read(directory: Path) -> Overview | None:
         return None
     holder = next(iter(holders.items()), None)
     try:
-        data, stamp = read_bounded(directory / _NAME, _MOST_BYTES)
+        data, stamp = read_bounded(directory / directories.STATUS, _MOST_BYTES)
         found = _decoder.decode(data)
         if holder is None:
             holds = bool(found.journals) and found.journals == _digest(directory)

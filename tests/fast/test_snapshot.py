@@ -21,6 +21,7 @@ from hpo.journal import files
 from hpo.journal.files import journal_path
 from hpo.journal.records import Finished, Header, Migrated, Record, Reopened, Reported, Started
 from hpo.ledger.inspection import repair
+from hpo.ledger.launches import budget_use
 from hpo.search.population import Member, Population
 
 SPACE = hpo.SearchSpace(lr=hpo.Float(0, 1))
@@ -125,9 +126,16 @@ def test_a_repair_of_a_journal_removes_what_was_read_from_it(
     earlier(home)
     path = journal_path(home, launch=1, island=0, worker=0)
     path.write_bytes(path.read_bytes().replace(b"completed", b"complexed", 1))
+    status = home / "status.json"
+    status.touch()
     repair(home)
     opened, state = read_by(home, monkeypatch)
     assert opened == [1, 2, 3] and state.tally.final == 8
+    # Another is evaluated in the place of the lost one.
+    assert not status.exists() and budget_use(home, None).final == 8
+    earlier(home)
+    repair(home)
+    assert (home / "launches" / "closed").exists(), "there was nothing to repair"
 
 
 def test_a_point_is_withdrawn_that_an_older_launch_at_work_has_entered(tmp_path: Path) -> None:
