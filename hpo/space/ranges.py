@@ -205,7 +205,7 @@ class Int(Parameter):
         self, low: int, high: int, *, log: bool = False, step: int = 1, when: Condition | None = None
     ) -> None:
         shown, low, high = _checked_range("Int", low, high, log, _int)
-        if step != 1 or isinstance(step, bool):
+        if type(step) is not int or step != 1:
             step, high = _checked_step(shown, low, high, step, log, _int)
         if high - low >= _MOST_INTS:
             raise UsageError(f"{shown}: a range holds at most 2**50 whole numbers. Narrow it or use Float.")
@@ -298,7 +298,7 @@ def _checked_step(
 ) -> tuple[Bound, Bound]:
     """``step``, and the last value up to ``high``."""
     found = checked(shown, "step", step)
-    if log:
+    if log and (found != 1 or isinstance(low, float)):
         raise UsageError(
             f"{shown}: step={found!r} and log=True exclude each other. Drop one, or write the values: "
             "Ordinal(1, 10, 100)."

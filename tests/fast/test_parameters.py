@@ -168,6 +168,11 @@ def test_a_range_with_steps_ends_at_its_last_value(parameter: Float | Int, value
     assert "step" not in Int(1, 8).describe() and "step" not in Float(0, 1).describe()
 
 
+def test_a_step_is_a_plain_number() -> None:
+    steps = [Int(0, 10, step=np.int64(1)).step, Int(1, 9, step=np.int8(1), log=True).step]
+    assert all(same(step, 1) for step in steps)
+
+
 @pytest.mark.parametrize("value", [0.1 + 0.2, 0.3 - 1e-9, np.float32(0.3)])
 def test_a_value_beside_an_end_by_its_rounding_is_that_end(value: float) -> None:
     assert same(Float(0.1, 0.3, step=0.1).canonical(value), 0.3)
@@ -359,6 +364,7 @@ def test_a_float_takes_whole_numbers_and_numpys() -> None:
         (lambda: Int(1, 10, step=2, log=True), ["step=2", "log=True", "Drop one"]),
         (lambda: Int(0, 10, step=0), ["step must be above 0", "not 0"]),
         (lambda: Int(0, 10, step=1.5), ["step must be a whole number", "1.5"]),
+        (lambda: Int(0, 10, step=1.0), ["step must be a whole number", "1.0"]),  # type: ignore[arg-type]
         (lambda: Int(0, 10, step=True), ["step must be a whole number", "True"]),
         (lambda: Float(0, 1, step=-0.1), ["step must be above 0", "-0.1"]),
         (lambda: Float(0, 1, step=math.nan), ["step must be a finite number"]),
