@@ -94,7 +94,7 @@ def test_optuna_stays_quiet_and_as_it_was(capfd, recwarn):
 
 @pytest.mark.parametrize(
     ("low", "high", "step"),
-    [(0, 1, 1 / 3), (0, 0.7 + 0.1, 0.1), (0, 1, float(numpy.float32(0.1))), (5, 5, 0.1)],
+    [(0, 1, 1 / 3), (0, 0.7 + 0.1, 0.1), (0, 1, float(numpy.float32(0.1))), (5, 5, 0.1), (1e7, 1e7 + 2, 0.1)],
 )
 def test_steps_that_optuna_counts_otherwise_lose_no_value(low, high, step):
     steps = hpo.Float(low, high, step=step)

@@ -37,7 +37,9 @@ _INITIAL = 10
 _SLACK = 1.2
 """Ratio of the observations at which a study is reduced to its most observations."""
 _WIDEST_INT = 100_000
-"""Most values of an Int for ``gp``, whose sampler lists them all."""
+"""Most values of a range for ``gp``, whose sampler lists them all."""
+_FINEST = 1e-6
+"""Least step, relative to the values: Optuna checks places to eight digits, where rounding counts."""
 _MOST_PENDING = 64
 _MOST_USED = 20_000
 _TRIES = 3
@@ -89,7 +91,7 @@ class OptunaBreeder(EvolutionBreeder):
             if kind == "gp" and isinstance(p, (Float, Int)) and (p.count or 0) > _WIDEST_INT:
                 raise UsageError(
                     f'[search] kind = "gp": {name} has {p.count} values, all of which Optuna\'s GPSampler lists, and '
-                    f"{_WIDEST_INT} are the limit. Make it a Float, narrow it, or choose another kind."
+                    f"{_WIDEST_INT} are the limit. Make it a Float without a step, narrow it, or choose another kind."
                 )
         self.operator = kind
         self._reported = reported
@@ -247,7 +249,8 @@ class OptunaBreeder(EvolutionBreeder):
         value = suggest(
             name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
         )
-        return parameter.canonical(min(distribution.high, max(distribution.low, value)))
+        value = min(distribution.high, max(distribution.low, value))
+        return parameter.decoder()(parameter.encoder()(value))
 
     def _value(self, name: str, value: Scalar) -> Any:
         parameter = self._space.parameters[name]
@@ -285,14 +288,13 @@ def distribution(parameter: Parameter) -> Any:
         # Indices of choices, because Optuna compares choices by other rules than this package.
         return CategoricalDistribution(tuple(range(parameter.count)))
     if isinstance(parameter, Float):
+        step = parameter.step
+        if step is not None and step < _FINEST * max(abs(parameter.low), abs(parameter.high)):
+            step = None
         # Optuna counts steps in decimals, of which 1.0 has two of 1/3 and a rest: a little more holds the third.
         with quiet():
-            return FloatDistribution(
-                parameter.low,
-                parameter.high + (parameter.step or 0.0) / 4,
-                log=parameter.log,
-                step=parameter.step,
-            )
+            high = parameter.high + (step or 0.0) / 4
+            return FloatDistribution(parameter.low, high, log=parameter.log, step=step)
     assert isinstance(parameter, Int)
     return IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
 
