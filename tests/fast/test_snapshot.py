@@ -94,6 +94,7 @@ def test_a_snapshot_that_is_damaged_is_left_out(
 ) -> None:
     state, path = earlier(home), home / "launches" / "closed"
     data = path.read_bytes()
+    (path.parent / ".closed.0123").touch()
     place = {"changed": len(data) // 2, "of other types": 0}.get(damage)
     if place is None:
         path.write_bytes(data[:-1] if damage == "cut" else b"")
@@ -102,6 +103,7 @@ def test_a_snapshot_that_is_damaged_is_left_out(
     opened, found = read_by(home, monkeypatch)
     assert opened == [1, 2, 3] and comparable(found) == comparable(state)
     assert path.read_bytes() == data, "it is made again"
+    assert not [*path.parent.glob(".closed*")], "what a launch left that was killed as it wrote is gone"
 
 
 def test_a_snapshot_of_other_lengths_or_islands_is_left_out(

@@ -98,8 +98,11 @@ def read(directory: Path, state: LedgerState, islands: int) -> Snapshot | None:
 
 def write(directory: Path, snapshot: Snapshot) -> None:
     """Keep ``snapshot`` for later launches, if that is possible."""
+    path = snapshot_path(directory)
     try:
         data = msgspec.msgpack.encode(snapshot)
-        write_atomically(snapshot_path(directory), _head(data) + data, durable=False)
+        for partial in path.parent.glob(f".{path.name}.*"):  # of a launch that was killed as it wrote
+            partial.unlink()
+        write_atomically(path, _head(data) + data, durable=False)
     except (OSError, ValueError, OverflowError, msgspec.EncodeError) as error:
-        _log.debug("%s is not written: %s", snapshot_path(directory), error)
+        _log.debug("%s is not written: %s", path, error)
