@@ -68,6 +68,7 @@ def of_search(search: SearchSettings, objectives: Mapping[str, str]) -> PruningS
 def reported_objective(search: SearchSettings, objectives: Mapping[str, str]) -> str:
     """Objective whose values ``trial.report`` gets; UsageError where an island stops individuals by it, and the
     settings leave open which of several it is."""
+    # A report has the value of a single objective, and non-dominated ranks at a rung would need those of all.
     names = list(objectives)
     if search.reported is not None and search.reported not in objectives:
         remedy = (
