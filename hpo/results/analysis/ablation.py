@@ -91,9 +91,9 @@ def _groups(
 ) -> list[dict[str, tuple[Scalar | None, Scalar | None]]]:
     """Changes to be made together: those of a parameter, and of parameters that exist by its value."""
     groups: dict[str, dict[str, tuple[Scalar | None, Scalar | None]]] = {}
-    for name in (one for one in space.names if one in found):
-        root = name
-        while parents := [one for one in space.parameters[root].when if one in found]:
-            root = parents[0]
-        groups.setdefault(root, {})[name] = found[name]
-    return list(groups.values())
+    for name in (one for one in space.order if one in found):
+        merged = {name: found[name]}
+        for parent in space.parameters[name].when:
+            merged = {**groups.get(parent, {}), **merged}
+        groups.update(dict.fromkeys(merged, merged))
+    return list({id(one): one for one in groups.values()}.values())
