@@ -57,7 +57,8 @@ class Tails:
         """Evaluations by worker of the launches that are at work; CampaignError if the journals cannot be listed.
         ``without``: workers that run nothing any more, such as "0-3"."""
         state = self._ledger.state()
-        files, at_work = journal_files(self._directory, state=state), living(self._directory, state)
+        at_work = living(self._directory, state)
+        files = journal_files(self._directory, state=state, without=state.closed)
         seen: dict[Path, _Seen] = {}
         latest: dict[JournalName, tuple[str, Started | Finished]] = {}
         for path, name, _ in files:

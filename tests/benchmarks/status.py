@@ -26,7 +26,7 @@ from launching import single_threaded
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from individuals import make_started
-from living import joined
+from living import at_work
 
 import hpo
 from hpo.individual import Outcome
@@ -82,28 +82,30 @@ def measure_running(workers: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="status-") as scratch:
         directory = Path(scratch)
         journals = []
-        joined(directory, workers)
-        for worker in range(workers):
-            path = journal_path(directory, launch=1, island=0, worker=worker)
-            journals.append(JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=worker)))
-        for sequence in range(20):
-            for worker, journal in enumerate(journals):
-                journal.append(start(worker, sequence, rng))
-        for journal in journals:
-            journal.commit()
-        tails = Tails(directory)
-        seconds = []
-        for _ in range(2):
-            begun = time.perf_counter()
-            found = len(tails.poll())
-            seconds.append(time.perf_counter() - begun)
-            if found != workers:
-                raise SystemExit(f"{found} of {workers} were listed")
-            for worker, journal in enumerate(journals[: workers // 10]):
-                journal.append(start(worker, 20, rng))
+        with at_work(directory, workers):
+            for worker in range(workers):
+                path = journal_path(directory, launch=1, island=0, worker=worker)
+                journals.append(
+                    JournalWriter(path, Header.of_this_process(launch=1, island=0, worker=worker))
+                )
+            for sequence in range(20):
+                for worker, journal in enumerate(journals):
+                    journal.append(start(worker, sequence, rng))
+            for journal in journals:
                 journal.commit()
-        for journal in journals:
-            journal.close()
+            tails = Tails(directory)
+            seconds = []
+            for _ in range(2):
+                begun = time.perf_counter()
+                found = len(tails.poll())
+                seconds.append(time.perf_counter() - begun)
+                if found != workers:
+                    raise SystemExit(f"{found} of {workers} were listed")
+                for worker, journal in enumerate(journals[: workers // 10]):
+                    journal.append(start(worker, 20, rng))
+                    journal.commit()
+            for journal in journals:
+                journal.close()
         return {"running_s": seconds[0], "running_again_s": seconds[1]}
 
 
