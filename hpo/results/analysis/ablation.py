@@ -6,13 +6,19 @@ of the campaign (Biedenkapp et al. 2017, AAAI). Constraints are ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpo.results.analysis.ancestry import changes
-from hpo.results.analysis.importance import MOST, genomes_of, grown, mean_of_trees
-from hpo.results.analysis.pareto import with_losses
+from hpo.results.analysis.importance import (
+    genomes_of,
+    grown,
+    judged_results,
+    losses_at,
+    mean_of_trees,
+    rows_of,
+)
 from hpo.space.space import described_space
 
 if TYPE_CHECKING:
@@ -43,30 +49,20 @@ def ablation_path(
     Raises:
         CampaignError: a configuration on record is none of the space.
     """
-    import numpy
-
     from hpo.search.kinds.vectorised import VectorisedGenomes
     from hpo.search.models.observations import normal_scores
 
     space = described_space(record.identity.get("space"))
-    place = list(record.objectives).index(objective)
-    sign = 1.0 if record.objectives[objective] == "minimize" else -1.0
-    known = with_losses(record)
-    chosen = [known[index * len(known) // min(MOST, len(known))] for index in range(min(MOST, len(known)))]
-    losses = [losses[place] for losses, _ in chosen]
     sampler = VectorisedGenomes(space)
+    chosen, losses = judged_results(record, objective)
+    first, last, *others = genomes_of(record, space, [start, end, *chosen])
+    rows, scores = rows_of(sampler, others), normal_scores(losses)
+    trees = [tree for seed in range(_FORESTS) for tree in grown(rows, scores, seed)]
+    sign = 1.0 if record.objectives[objective] == "minimize" else -1.0
 
-    def rows(genomes: Any) -> Any:
-        return sampler.rows(numpy.array(genomes, dtype=float)).astype(numpy.float32)
-
-    first, last, *others = genomes_of(record, space, [start, end, *(one for _, one in chosen)])
-    learnt, scores = rows(others), normal_scores(losses)
-    trees = [tree for seed in range(_FORESTS) for tree in grown(learnt, scores, seed)]
-    by_score = numpy.sort(scores), numpy.sort(losses)
-
-    def predicted(genomes: Any) -> Any:
-        """Losses whose normal scores the forests predict."""
-        return numpy.interp(mean_of_trees(trees, rows(genomes)), *by_score)
+    def predicted(genomes: Sequence[Sequence[float]]) -> Any:
+        """Losses that the forests predict."""
+        return losses_at(mean_of_trees(trees, rows_of(sampler, genomes)), losses)
 
     groups = _groups(space, changes(start.params, end.params))
     columns = {name: column for column, name in enumerate(space.names)}

@@ -161,8 +161,7 @@ def importance(record: CampaignRecord, objective: str | None = None, best: float
             f"importance of parameters: {have} completed, and at least {needed} are needed. Ask again when there are "
             "more."
         )
-    chosen = [known[index * len(known) // min(MOST, len(known))] for index in range(min(MOST, len(known)))]
-    losses = [losses[names.index(objective)] for losses, _ in chosen]
+    chosen, losses = judged_results(record, objective)
     if min(losses) == max(losses):
         raise CampaignError(
             "importance of parameters: all evaluations have the same result, so none matters."
@@ -173,9 +172,9 @@ def importance(record: CampaignRecord, objective: str | None = None, best: float
         raise CampaignError(
             f"importance of parameters: the best {best:.0%} of the evaluations have the same result, so none matters."
         )
-    explained, shares, foretold = variance_shares(record, [one for _, one in chosen], goals)
+    explained, shares, foretold = variance_shares(record, chosen, goals)
     sign = -1.0 if record.objectives[objective] == "maximize" else 1.0
-    values = sign * numpy.interp(foretold, numpy.sort(scores), numpy.sort(losses))
+    values = sign * losses_at(foretold, losses)
     return Importance(
         objective=objective,
         best=float(best),
@@ -183,8 +182,35 @@ def importance(record: CampaignRecord, objective: str | None = None, best: float
         completed=len(known),
         explained=explained,
         shares=shares,
-        foretold={one.id: float(value) for (_, one), value in zip(chosen, values) if value == value},
+        foretold={one.id: float(value) for one, value in zip(chosen, values) if value == value},
     )
+
+
+def judged_results(record: CampaignRecord, objective: str) -> tuple[list[Individual], list[float]]:
+    """At most ``MOST`` completed individuals and known points, evenly spread over the campaign, and their losses in the
+    objective."""
+    from hpo.results.analysis.pareto import with_losses
+
+    known, place = with_losses(record), list(record.objectives).index(objective)
+    count = min(MOST, len(known))
+    chosen = [known[index * len(known) // count] for index in range(count)]
+    return [one for _, one in chosen], [losses[place] for losses, _ in chosen]
+
+
+def losses_at(scores: Any, losses: Sequence[float]) -> Any:
+    """Losses at predicted ``scores``, of which ``normal_scores`` gives those of the known ``losses``."""
+    import numpy
+
+    from hpo.search.models.observations import normal_scores
+
+    return numpy.interp(scores, numpy.sort(normal_scores(losses)), numpy.sort(losses))
+
+
+def rows_of(sampler: VectorisedGenomes, genomes: Sequence[Sequence[float]]) -> Any:
+    """Rows of numbers for trees."""
+    import numpy
+
+    return sampler.rows(numpy.array(genomes, dtype=float)).astype(numpy.float32)
 
 
 def variance_shares(
@@ -199,9 +225,7 @@ def variance_shares(
 
     space = described_space(record.identity.get("space"))
     sampler = VectorisedGenomes(space)
-    rows = sampler.rows(numpy.array(genomes_of(record, space, individuals), dtype=float)).astype(
-        numpy.float32
-    )
+    rows = rows_of(sampler, genomes_of(record, space, individuals))
     totals, alone, foretold, votes = _judged_by_forests(sampler, len(space), rows, goals)
     heard = votes > 0
     unseen = numpy.where(heard, foretold / numpy.maximum(votes, 1), numpy.nan)
