@@ -16,7 +16,7 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.kinds.evolution import EvolutionBreeder
-from hpo.search.models.observations import best_first
+from hpo.search.models.pareto import best_first
 from hpo.search.population import Member, Population, keep_latest
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Condition, Ordinal, Parameter

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpo.search.models.observations import Observations, dominators, even_scores
+from hpo.search.models.observations import Observations, even_scores
+from hpo.search.models.pareto import dominators
 
 _DIRECTIONS = 64
 """Random directions in which the front is measured."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpo.individual import COMPLETED, PRUNED
 from hpo.search.kinds.vectorised import VectorisedGenomes
-from hpo.search.models.pareto import Losses
+from hpo.search.models.pareto import Losses, best_first, dominators
 from hpo.search.population import Member, Population, keep_latest
 
 # At least as many of each as a population keeps: a member that it still has, forgotten here, would be new each time.
@@ -75,22 +75,6 @@ def even_scores(losses: Sequence[float]) -> Any:
     size = numpy.abs(scores)
     far = numpy.sign(scores) * (_BEYOND + numpy.log1p(numpy.maximum(0.0, size - _BEYOND)))
     return numpy.where(size > _BEYOND, far, scores)
-
-
-def dominators(losses: Any) -> Any:
-    """Number of rows of the array ``losses`` that dominate each row."""
-    no_worse = (losses[:, None, :] <= losses[None, :, :]).all(axis=2)
-    return (no_worse & ~no_worse.T).sum(axis=0)
-
-
-def best_first(losses: Sequence[Losses]) -> list[int]:
-    """Places of ``losses``, best first: by the loss, or with several objectives by the number of losses that dominate
-    it; equals stay in their order."""
-    import numpy
-
-    table = numpy.array(losses)
-    order = dominators(table) if table.shape[1:] > (1,) else table.reshape(-1)
-    return list(map(int, numpy.argsort(order, kind="stable")))
 
 
 class Observations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hpo.errors import UsageError
 from hpo.task.metrics import as_number
@@ -19,6 +19,22 @@ def dominates(first: tuple[float, ...] | None, second: tuple[float, ...] | None)
     if first is None or second is None:
         return second is None and first is not None
     return all(a <= b for a, b in zip(first, second)) and first != second
+
+
+def dominators(losses: Any) -> Any:
+    """Number of rows of the array ``losses`` that dominate each row."""
+    no_worse = (losses[:, None, :] <= losses[None, :, :]).all(axis=2)
+    return (no_worse & ~no_worse.T).sum(axis=0)
+
+
+def best_first(losses: Sequence[Losses]) -> list[int]:
+    """Places of ``losses``, best first: by the loss, or with several objectives by the number of losses that dominate
+    it; equals stay in their order."""
+    import numpy
+
+    table = numpy.array(losses)
+    order = dominators(table) if table.shape[1:] > (1,) else table.reshape(-1)
+    return list(map(int, numpy.argsort(order, kind="stable")))
 
 
 def crowding(losses: Sequence[Losses]) -> list[float]:
