@@ -41,6 +41,9 @@ INTERRUPTED = "interrupted"
 FINAL = frozenset({COMPLETED, PRUNED, FAILED, INVALID, TIMEOUT, CRASHED})
 """Statuses after which an individual is evaluated again only if it is reopened; others go on when the campaign does."""
 
+FAILURES = FINAL - {COMPLETED, PRUNED}
+"""Statuses of individuals that have ended without a result."""
+
 FAULTS = frozenset({FAILED, INVALID, TIMEOUT})
 """Statuses that are the configuration's doing, as far as is known: its machine did not die."""
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, RUNNING, STATUSES, Individual, Scalar
+from hpo.individual import COMPLETED, FAILURES, FINAL, LOST, RUNNING, STATUSES, Individual, Scalar
 from hpo.islands.coordinator.tally import MOST_RECENT
 from hpo.islands.coordinator.worker_registry import DRAINED, FAILING
 from hpo.islands.end_reasons import FUTILE, NOTHING_COMPLETED
@@ -153,7 +153,7 @@ def folded(record: CampaignRecord) -> Overview:
         counts[LOST if waits else individual.status] += 1
     running = counts.pop(RUNNING)
     launches = record.current
-    failed = FINAL - {COMPLETED, PRUNED}
+    failed = FAILURES
     if record.ended is not None and record.ended[0] == FUTILE:
         failed |= {LOST}  # their errors are the cause, and the next launch evaluates them again
     repeated = pareto.repeated(record)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hpo.errors import describe_os_error
-from hpo.individual import COMPLETED, CRASHED, FAILED, FINAL, INTERRUPTED, PRUNED, TIMEOUT, Attempt
+from hpo.individual import COMPLETED, CRASHED, FAILED, FAILURES, INTERRUPTED, PRUNED, TIMEOUT, Attempt
 from hpo.islands.leader.claims import Claims, assignment_of
 from hpo.islands.leader.island import IslandSearch, LeaderSettings, OwnWorker
 from hpo.islands.leader.publishing import Publisher
@@ -30,7 +30,6 @@ _MOST_DEATHS = 3
 
 # A name of remarks that no metric has.
 _LENGTHS = "[steps]"
-_FAILURES = FINAL - {COMPLETED, PRUNED}
 
 
 class Evaluations:
@@ -256,7 +255,7 @@ class Evaluations:
             losses=losses,
             reported=self._early_stopping.reported(candidate.id) and not outcome.no_value,
             fault=fault(outcome.status, resumed=resumed, error=brief.error or ""),
-            again=assignment_of(candidate, from_the_start) if outcome.status in _FAILURES else None,
+            again=assignment_of(candidate, from_the_start) if outcome.status in FAILURES else None,
             started=candidate.started,
             params=candidate.params if best else None,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpo.errors import CampaignError
-from hpo.individual import COMPLETED, CRASHED, FAILED, INVALID, PRUNED, TIMEOUT, Scalar
+from hpo.individual import COMPLETED, FAILURES, PRUNED, STATUSES, Scalar
 from hpo.results.analysis.importance import FEWEST, variance_shares
 from hpo.results.analysis.importance import MOST as MOST_JUDGED
 from hpo.space.parameters import Parameter
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpo.individual import Individual
 
 _BORDER = 15.0  # hundredths of the value axis beyond the worst value, for evaluations without a value
-_FAILURES = (FAILED, INVALID, TIMEOUT, CRASHED)
+_FAILURES = tuple(one for one in STATUSES if one in FAILURES)
 _WITHOUT = (("pruned", (PRUNED,), 6.0, "line-ns-open"), ("failed", _FAILURES, 13.0, "x-thin-open"))
 _LEAST = 3
 """Fewest failures of which a figure says anything, and fewest evaluations of a bar that is not pale."""

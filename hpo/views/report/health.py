@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from hpo.individual import COMPLETED, FINAL, LOST, PRUNED, Individual, Scalar
+from hpo.individual import COMPLETED, FAILURES, LOST, Individual, Scalar
 from hpo.results import overview
 from hpo.results.analysis import pareto
 from hpo.space.parameters import Categorical, Ordinal, Parameter
@@ -27,7 +27,6 @@ _BORDER = 0.03  # part of the (logarithmic) range that counts as its end
 _FEW_VALUES = 2  # each of so few values is at an end
 _FEWEST = 20  # evaluations below which shares say little
 _SHARE_WARN, _SHARE_BAD = 0.05, 0.25
-_FAILED = FINAL - {COMPLETED, PRUNED}
 _LONGEST = 160  # characters of an error
 
 
@@ -48,7 +47,7 @@ def findings(source: Source) -> list[Attention]:
 
 def _failures(source: Source) -> Iterator[Attention]:
     total = len(source.ended)
-    bad = [one for one in source.ended if one.status in _FAILED]
+    bad = [one for one in source.ended if one.status in FAILURES]
     for status, count in Counter(one.status for one in bad).most_common():
         share = count / total
         level: Level = "note" if share < _SHARE_WARN or total < 5 else "warn" if share < _SHARE_BAD else "bad"
@@ -70,7 +69,7 @@ def _cut(line: str) -> str:
 
 
 def _failing_choices(source: Source) -> Iterator[Attention]:
-    bad = {one.id for one in source.ended if one.status in _FAILED}
+    bad = {one.id for one in source.ended if one.status in FAILURES}
     if source.space is None or len(bad) < 5:
         return
     base = len(bad) / len(source.ended)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, Scalar, is_known
+from hpo.individual import FAILURES, PRUNED, Individual, Scalar, is_known
 from hpo.results import curves, overview
 from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import in_words
@@ -191,7 +191,7 @@ def _work(source: Source, standing: overview.Overview) -> str:
 def _facts(source: Source, standing: overview.Overview, busy: float | None) -> list[Fact]:
     counts = Counter(one.status for one in source.ended)
     ended = len(source.ended)
-    failed = sum(counts[status] for status in FINAL - {COMPLETED, PRUNED})
+    failed = sum(counts[status] for status in FAILURES)
     facts = []
     if source.best is not None and len(source.objectives) == 1:
         way = "higher is better" if source.sign() < 0 else "lower is better"
@@ -311,7 +311,7 @@ def compared(sources: Sequence[Source]) -> PageTable:
         best = source.best
         # Values of another objective or direction would not be comparable.
         alike = source.sign() == first.sign() and source.objective == first.objective
-        failed = sum(one.status in FINAL - {COMPLETED, PRUNED} for one in source.ended)
+        failed = sum(one.status in FAILURES for one in source.ended)
         rows.append(
             [
                 one_line(source.name),
