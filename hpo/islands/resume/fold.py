@@ -23,7 +23,7 @@ from hpo.islands.resume.individuals import (
     validated,
 )
 from hpo.islands.resume.known import WITHDRAWN, enter
-from hpo.islands.resume.snapshot import Folded, Snapshot
+from hpo.islands.resume.snapshot import Folded, Lengths, Snapshot
 from hpo.islands.resume.state import LaunchSpan, Resting, ResumeState
 from hpo.journal.records import (
     Finished,
@@ -37,7 +37,6 @@ from hpo.journal.records import (
     Started,
     Withdrawn,
 )
-from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import journal_files, read_journals
 from hpo.ledger.opening import state_of
 from hpo.search.population import Member, Population
@@ -88,12 +87,12 @@ def fold_directory(
     """
     ledger, torn = state_of(directory), list[Path]()
     over = snapshot.lengths_of(ledger)
-    before = snapshot.read(directory, ledger, islands)
+    before = snapshot.read(directory, over, islands)
     files = journal_files(directory, state=ledger, without=() if before is None else before.closed)
     folding = _Fold(space, islands, losses, before)
     closed = [one for one in files if one.name.launch in over]
     if folding.add(record for _, record in read_journals(closed, ledger, torn)) >= _MANY:
-        snapshot.write(directory, folding.snapshot(ledger))
+        snapshot.write(directory, folding.snapshot(over))
     others = [one for one in files if one.name.launch not in over]
     folding.add(record for _, record in read_journals(others, ledger, torn))
     folding.withdraw(withdrawn)
@@ -138,15 +137,15 @@ class _Fold:
         self._close_launch()
         return number
 
-    def snapshot(self, ledger: LedgerState) -> Snapshot:
-        """The facts so far, which are those of the closed launches of ``ledger``."""
+    def snapshot(self, closed: Lengths) -> Snapshot:
+        """The facts so far, which are those of the launches that are ``closed``, by their lengths."""
         folded = self._folded
         kept = {one.id for island in self._born for one in self._of(island)}
         ended = folded.evaluations.ended_ids
         # Others are not among the best or the latest any more, and nobody asks where they went.
         folded.moves = {one: own for one, own in folded.moves.items() if one in kept or one not in ended}
         return Snapshot(
-            closed=snapshot.lengths_of(ledger),
+            closed=closed,
             islands=self._islands,
             folded=folded,
             members={

@@ -30,6 +30,10 @@ _HEAD = 8
 """Bytes of the digests of types and content."""
 
 
+Lengths = dict[int, dict[int, tuple[int, ...]]]
+"""Bytes that count of each part of each worker's journal, by launch."""
+
+
 class Folded(msgspec.Struct, kw_only=True):
     """Facts in journals of which a ``ResumeState`` is made."""
 
@@ -51,7 +55,7 @@ class Folded(msgspec.Struct, kw_only=True):
 class Snapshot(msgspec.Struct, kw_only=True):
     """Facts in the journals of the launches that were ``closed``, or came before the ledger."""
 
-    closed: dict[int, dict[int, tuple[int, ...]]]
+    closed: Lengths
     """``lengths_of`` the ledger then."""
     islands: int
     folded: Folded
@@ -59,9 +63,9 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """The best, the most recent, the pruned and the failed members, by birthplace."""
 
 
-def lengths_of(state: LedgerState) -> dict[int, dict[int, tuple[int, ...]]]:
-    """Bytes that count of each part of each worker's journal, by launch that takes no more part; of launches before the
-    ledger all counts, and nothing is named."""
+def lengths_of(state: LedgerState) -> Lengths:
+    """Lengths of the launches that take no more part; of launches before the ledger all counts, and nothing is
+    named."""
     older = 0 if state.opened is None else state.opened.launches
     closed = {launch: dict(one.lengths) for launch, one in state.closed.items()}
     return {launch: {} for launch in range(1, older + 1)} | closed
@@ -77,9 +81,9 @@ def _head(body: bytes | memoryview) -> bytes:
     return _types() + zlib.crc32(body).to_bytes(4, "big")
 
 
-def read(directory: Path, state: LedgerState, islands: int) -> Snapshot | None:
+def read(directory: Path, lengths: Lengths, islands: int) -> Snapshot | None:
     """The snapshot in the campaign's ``directory``; None where there is none that fits this version of hpo, the number
-    of ``islands`` and the ledger's ``state``."""
+    of ``islands`` and the present ``lengths``."""
     try:
         data, _ = read_bounded(snapshot_path(directory), _MOST_BYTES)
         body = memoryview(data)[_HEAD:]
@@ -91,8 +95,7 @@ def read(directory: Path, state: LedgerState, islands: int) -> Snapshot | None:
     except (OSError, ValueError, RecursionError) as error:
         _log.debug("%s is left out: %s", snapshot_path(directory), error)
         return None
-    over = lengths_of(state)
-    holds = all(over.get(launch) == lengths for launch, lengths in found.closed.items())
+    holds = all(lengths.get(launch) == own for launch, own in found.closed.items())
     return found if found.islands == islands and holds else None
 
 
