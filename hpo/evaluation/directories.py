@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from hpo.individual import is_known
@@ -50,13 +51,11 @@ class EvaluationDirectories:
         """The directory of another attempt, a copy of the latest; and whether that could be made: if not, it is empty.
         OSError as in ``path``."""
         attempts = self._attempts(identity)
-        number, made = len(attempts), False
-        while not made:
-            number += 1
+        for number in count(len(attempts) + 1):
             target = self._attempt(identity, number)
             try:
                 target.mkdir(parents=True)
-                made = True
+                break
             except FileExistsError:  # another launch copies at the same time
                 continue
             except OSError:

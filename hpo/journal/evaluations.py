@@ -10,7 +10,6 @@ death, and again after a pause. The rules, once for all readers:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -68,11 +67,6 @@ class CurrentEvaluations(msgspec.Struct):
     @property
     def ended_ids(self) -> Collection[str]:
         return self._ended.keys()
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Numbers of individuals that have ended, by status."""
-        return Counter(self._ends[place][1] for place in self._ended.values())
 
     @property
     def open(self) -> list[Unfinished]:
