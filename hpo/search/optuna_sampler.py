@@ -200,7 +200,7 @@ def _covering(ranges: Sequence[Any]) -> BaseDistribution | None:
 
 
 def _conditions(trials: Iterable[FrozenTrial], distributions: Distributions) -> Conditions:
-    """Conditions of parameters that some trials lack, where another parameter tells these from the rest."""
+    """Conditions of parameters that some trials lack, where another parameter distinguishes these from the rest."""
     made = {name: parameter(one) for name, one in distributions.items()}
     deciding = {
         name: one

@@ -99,9 +99,9 @@ def test_optuna_stays_quiet_and_as_it_was(capfd, recwarn):
 def test_steps_that_optuna_counts_otherwise_lose_no_value(low, high, step):
     steps = hpo.Float(low, high, step=step)
     there = distribution(steps)
-    told = [within(there, value) for value in steps.values()]
-    assert [steps.canonical(value) for value in told] == [*steps.values()]
-    for value in told:
+    theirs = [within(there, value) for value in steps.values()]
+    assert [steps.canonical(value) for value in theirs] == [*steps.values()]
+    for value in theirs:
         optuna.trial.create_trial(params={"x": value}, distributions={"x": there}, value=0.0)
 
 

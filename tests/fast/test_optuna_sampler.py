@@ -219,7 +219,7 @@ def test_any_objective_is_sampled(objective):
 
 
 def test_trials_from_elsewhere_are_taken_as_they_are():
-    """Of other kinds, out of the range, without parameters, enqueued with values that are none."""
+    """Trials of other kinds, out of the range, without parameters, and enqueued with values that are none."""
     study = optuna.create_study(sampler=hpo.OptunaSampler(0))
     for value, distribution in (
         ("b", CategoricalDistribution(["a", "b"])),

@@ -105,7 +105,7 @@ def observed(losses: list[tuple[float, ...]], reference: tuple[float, ...] | Non
 
 @pytest.mark.parametrize("objectives", [2, 3])
 def test_the_gain_is_that_of_the_hypervolume(objectives: int) -> None:
-    """In directions at random: it agrees with the exact gain up to a factor, and is negative where that is 0."""
+    """The estimate in random directions agrees with the exact gain up to a factor, and is negative where that is 0."""
     generator = np.random.default_rng(0)
     losses = generator.random((25, objectives))
     gain = HypervolumeGain(observed(list(map(tuple, losses.tolist()))), np.random.default_rng(1))
@@ -213,8 +213,8 @@ def test_optunas_samplers_get_all_objectives(kind: str) -> None:
     assert [child.operator for child in bred[10:]].count(kind) == 20
     assert sum(child.genome[1] < 0.3 for child in bred[15:]) >= 9  # chance: 4 or 5
     assert len(breeder._study.directions) == 2
-    told = [losses for _, losses in breeder._told.values()]
-    worst = tuple(map(max, zip(*told)))
+    known = [losses for _, losses in breeder._told.values()]
+    worst = tuple(map(max, zip(*known)))
     breeder._tell(Member("1", (0.1, 0.1), None, FAILED))
     breeder._reported = 1
     breeder._tell(Member("2", (0.1, 0.2), None, PRUNED, progress=(1, 0.0)))

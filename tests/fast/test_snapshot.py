@@ -1,4 +1,4 @@
-"""What closed launches left is the same whether a launch reads it from the snapshot or from their journals."""
+"""A launch reads the same state from the snapshot of closed launches and from their journals."""
 
 from __future__ import annotations
 
