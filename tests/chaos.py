@@ -351,7 +351,7 @@ class Chaos:
         time.sleep(self.rng.uniform(*STORAGE_FAILS_S))
         end = time.monotonic() + 10.0
         while gone.exists():  # evaluations make their directories meanwhile
-            assert not (run / "journal").exists() and not (run / "campaign.json").exists(), "it began anew"
+            assert not (run / "campaign.json").exists(), "it began anew"
             assert time.monotonic() < end
             shutil.rmtree(run, ignore_errors=True)
             try:
@@ -455,7 +455,7 @@ class Chaos:
         assert "Traceback" not in done.stderr, done.stderr
         if code == 1:
             assert any(words in done.stderr for words in ENDS[: None if self.sick else -1]), done.stderr
-        if (self.terminal.directory / "run" / "journal").exists():
+        if self._journals():
             checked = self.terminal.hpo("check", "run")
             assert checked.returncode == 0, checked.stdout
         if code == 0 and self.given["stop"] and any(words in done.stderr for words in STOP_HOLDS):
@@ -481,7 +481,10 @@ class Chaos:
 
     def _recorded(self) -> int:
         """Bytes in the journals."""
-        return sum(path.stat().st_size for path in (self.terminal.directory / "run" / "journal").glob("*"))
+        return sum(path.stat().st_size for path in self._journals())
+
+    def _journals(self) -> list[Path]:
+        return [*self.terminal.directory.glob("run/launches/*/journal/*")]
 
     def _raise_budget(self) -> None:
         path = self.terminal.directory / "c.toml"
@@ -512,7 +515,7 @@ class Chaos:
 
     def check(self) -> dict[str, End]:
         """The ends that count now, by id, compared with what was and with what the tasks noted."""
-        if not (self.terminal.directory / "run" / "journal").exists():
+        if not self._journals():
             assert not self.ends, "the journals are lost"
             return {}
         ends: dict[tuple[str, int], End] = {}

@@ -220,7 +220,7 @@ class Terminal:
         return [table for table in tables if table["type"] == kind]
 
     def launch_begun(self, launch: int) -> bool:
-        return any((self.directory / "run" / "journal").glob(f"{launch:04d}-*.jsonl"))
+        return any((self.directory / "run" / "launches").glob(f"{launch:04d}/journal/*.jsonl"))
 
     def processes(self) -> list[psutil.Process]:
         """All that came of the commands, wherever they hang in the tree of processes by now."""

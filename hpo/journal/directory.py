@@ -20,13 +20,22 @@ from hpo.journal.durable import create_whole
 from hpo.terminal import quoted
 
 VERSION = 1
-STATUS = "status.json"
 DAMAGED = "damaged"
 """Folder of the files that a repair set aside."""
 Identity = dict[str, Any]
 
 # A campaign may go on with another seed, which draws other configurations from then on.
 _NOT_COMPARED = ("created", "seed")
+
+
+def launch_folder(directory: Path, launch: int) -> Path:
+    """Folder of the files that a launch of the campaign in ``directory`` alone writes."""
+    return directory / "launches" / f"{launch:04d}"
+
+
+def status_path(directory: Path, launch: int) -> Path:
+    """Cache of the campaign's state as ``launch`` knows it: see ``hpo.results.overview``."""
+    return launch_folder(directory, launch) / "status.json"
 
 
 def write_identity(directory: Path, identity: Mapping[str, object]) -> None:

@@ -1,8 +1,9 @@
 """The journals of a campaign: one append-only file per worker and launch, synced before a result counts.
 
-Worker 3 of island 0 writes ``DIR/journal/0001-i000-w0003.jsonl`` in the first launch. No other process writes it, and
-it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync failed, the journal
-goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. How much of each file counts: ``hpo.ledger.journals``."""
+Worker 3 of island 0 writes ``DIR/launches/0001/journal/0001-i000-w0003.jsonl`` in the first launch. No other process
+writes it, and it is never rewritten, so no file locks are needed on NFS, Lustre or GPFS. Where a write or sync failed,
+the journal goes on in ``0001-i000-w0003-r1.jsonl``, ``-r2`` and so on. Earlier versions wrote those of all launches to
+``DIR/journal/``. How much of each file counts: ``hpo.ledger.journals``."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError, JournalDamaged
+from hpo.journal.directory import launch_folder
 from hpo.journal.durable import sync_directory
 from hpo.journal.records import CRC_KEY, TAIL_BYTES, VERSION, Header, NotWhole, Record, decode, encode
 
 _NAME = re.compile(r"(\d{4,})-i(\d{3,})-w(\d{4,})(?:-r(\d{1,9}))?\.jsonl")
+_LAUNCH = re.compile(r"\d{4,9}")
 # Bytes: a file of nothing but zeros, which costs no disk, must not fill the memory.
 LONGEST_LINE = 1 << 26
 
@@ -37,7 +40,8 @@ class JournalName(NamedTuple):
 
 def journal_path(directory: Path, *, launch: int, island: int, worker: int) -> Path:
     """The file that a worker writes in a launch of the campaign in ``directory``."""
-    return directory / "journal" / f"{launch:04d}-i{island:03d}-w{worker:04d}.jsonl"
+    folder = launch_folder(directory, launch) / "journal"
+    return folder / f"{launch:04d}-i{island:03d}-w{worker:04d}.jsonl"
 
 
 def journal_name(name: str) -> JournalName | None:
@@ -56,19 +60,31 @@ def listed(
 ) -> list[tuple[JournalName, Path]]:
     """Journals in the campaign's ``directory`` in order, of all launches or of one; CampaignError where they cannot be
     listed. ``without``: launches whose journals are left out."""
-    found = sorted(
-        (numbers, name)
-        for numbers, name in names_in(directory)
-        if launch in (None, numbers.launch) and numbers.launch not in without
-    )
-    return [(numbers, directory / "journal" / name) for numbers, name in found]
+    found = [one for one in _in(directory / "journal") if launch in (None, one[0].launch)]
+    for number in launch_folders(directory):
+        if launch in (None, number) and number not in without:
+            # A file of another launch's name is a copy from elsewhere.
+            folder = launch_folder(directory, number) / "journal"
+            found += (one for one in _in(folder) if one[0].launch == number)
+    return sorted(one for one in found if one[0].launch not in without)
 
 
-def names_in(directory: Path) -> list[tuple[JournalName, str]]:
-    """Names of all journals in the campaign's ``directory``; CampaignError where they cannot be listed."""
-    folder = directory / "journal"
+def launch_folders(directory: Path) -> list[int]:
+    """Numbers of the launches that have a folder in the campaign's ``directory``; CampaignError where they cannot be
+    listed."""
+    folders = (one.name for one in _entries(directory / "launches") if one.is_dir(follow_symlinks=False))
+    return [int(name) for name in folders if _LAUNCH.fullmatch(name)]
+
+
+def _in(folder: Path) -> list[tuple[JournalName, Path]]:
+    names = ((journal_name(one.name), folder / one.name) for one in _entries(folder))
+    return [(numbers, path) for numbers, path in names if numbers is not None]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        return [(found, name) for name in os.listdir(folder) if (found := journal_name(name)) is not None]
+        with os.scandir(folder) as entries:
+            return list(entries)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -165,7 +181,9 @@ class JournalWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._write(self._header)
-        sync_directory(path.parent)
+        # The first part may have made all folders from the campaign's directory on.
+        for folder in path.parents[: 1 if self._part else 4]:
+            sync_directory(folder)
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None

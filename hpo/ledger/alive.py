@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hpo.errors import CampaignError
+from hpo.journal.directory import launch_folder
 from hpo.journal.durable import read_bounded
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.machine import THIS_MACHINE, Machine
@@ -75,7 +76,7 @@ class Sign(NamedTuple):
 
 def alive_path(directory: Path, launch: int) -> Path:
     """File that shows that ``launch`` lives."""
-    return directory / "launches" / f"{launch:04d}" / "alive"
+    return launch_folder(directory, launch) / "alive"
 
 
 def _read(path: Path) -> tuple[Holder | None, float]:

@@ -20,7 +20,8 @@ from hpo.individual import FINAL
 from hpo.journal import directory as directories
 from hpo.journal.durable import sync_directory, write_atomically
 from hpo.journal.evaluations import CurrentEvaluations
-from hpo.journal.files import LONGEST_LINE, JournalName, PlaceInFile, opened, read_on
+from hpo.journal.files import LONGEST_LINE, JournalName, PlaceInFile, launch_folders, opened, read_on
+from hpo.journal.files import listed as listed_journals
 from hpo.journal.records import VERSION, Finished, Header, Record, Started, decode, encode
 from hpo.ledger.alive import signs_of
 from hpo.ledger.fold import LedgerState
@@ -146,8 +147,10 @@ def repair(directory: Path) -> Inspection:
         return inspection.report
     try:
         to_do = [journal for journal in inspection.journals if journal.to_do]
-        for cache in (snapshot_path(directory), directory / directories.STATUS) if to_do else ():
-            cache.unlink(missing_ok=True)  # it may hold what a repair leaves out
+        if to_do:  # caches may hold what a repair leaves out
+            statuses = (directories.status_path(directory, one) for one in launch_folders(directory))
+            for cache in (snapshot_path(directory), *statuses):
+                cache.unlink(missing_ok=True)
         done = [_rewrite(directory, journal) for journal in to_do]
     except OSError as error:
         raise CampaignError(
@@ -227,7 +230,7 @@ class _Inspection:
             self._objectives = {*identity["objectives"]}
             self._space = described_space(identity["space"]) if identity.get("space") else None
         except CampaignError as error:
-            if not (self._directory / "journal").is_dir():
+            if not listed_journals(self._directory):
                 raise
             self._report(
                 DAMAGE,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpo.errors import CampaignError, JournalDamaged
-from hpo.journal.files import JournalName, listed, names_in, numbered_records, read_file
+from hpo.journal.files import JournalName, listed, numbered_records, read_file
 from hpo.journal.records import Fenced, Record
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.opening import state_of
@@ -104,7 +104,7 @@ def first_journals(directory: Path, launch: int) -> list[CountedJournal]:
 def last_launch(directory: Path) -> int:
     """Number of the last launch that left a journal; 0 before the first."""
     bounds = Bounds(state_of(directory))
-    return max((name.launch for name, _ in names_in(directory) if bounds.end(name) != 0), default=0)
+    return max((name.launch for name, _ in listed(directory) if bounds.end(name) != 0), default=0)
 
 
 def read_journals(
@@ -135,14 +135,14 @@ def damaged(directory: Path, wrong: Callable[[Record], bool], reason: str) -> Jo
         for number, record in numbered_records(journal.path, end=journal.end):
             if wrong(record):
                 return JournalDamaged(journal.path, number, reason)
-    return JournalDamaged(directory / "journal", 1, reason)
+    return JournalDamaged(directory / "launches", 1, reason)
 
 
 @contextmanager
 def at_work(directory: Path) -> Iterator[None]:
     """Context that reads journals while the campaign is at work: it raises OSError, which may pass, where they cannot
     be read for now, or ``directory`` is not there."""
-    (directory / "journal").stat()
+    (directory / "campaign.json").stat()
     try:
         yield
     except CampaignError as error:

@@ -1,11 +1,10 @@
-"""State of a campaign, as ``hpo status`` shows it: folded from the journals, or read from ``DIR/status.json``.
+"""State of a campaign, as ``hpo status`` shows it: folded from the journals, or read from a launch's ``status.json``.
 
-That file is a cache of what rank 0 knows. It is valid while the campaign is at work and its heartbeat keeps the file as
-fresh as the lock, and afterwards as long as the journals keep the sizes that they had when it was written."""
+That file is a cache of what the launch's rank 0 knows. It is valid while the launch alone is at work and its heartbeat
+keeps the file as fresh as its sign of life, and after its end until the ledger gets another entry."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -21,8 +20,7 @@ from hpo.islands.end_reasons import FUTILE, NOTHING_COMPLETED
 from hpo.journal import directory as directories
 from hpo.journal.durable import read_bounded, write_atomically
 from hpo.journal.records import storable
-from hpo.ledger.alive import REFRESH_S, alive_path, living
-from hpo.ledger.journals import journal_files
+from hpo.ledger.alive import REFRESH_S, SignOfLife, alive_path, living
 from hpo.ledger.opening import state_of
 from hpo.results import running
 from hpo.results.analysis import pareto
@@ -257,35 +255,34 @@ def errors(failures: Iterable[tuple[str, str, str]]) -> list[str]:
     return lines + ([f"{rest} more; `hpo export` writes each in full"] if rest else [])
 
 
-# --- status.json ------------------------------------------------------------------------------------------------------
+# --- launches/NNNN/status.json ----------------------------------------------------------------------------------------
 
 
 class _StatusFile(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
     token: str  # token of the sign of life of the launch that wrote the file
-    journals: str  # digest of the journals when the launch was over, empty before
+    entries: int  # number of the ledger's entries when the launch was over, 0 before
     overview: Overview
 
 
 _decoder = msgspec.json.Decoder(_StatusFile)
 
 
-def write(directory: Path, overview: Overview, *, token: str, over: bool = False) -> None:
-    """Write ``status.json`` as the launch whose sign of life has ``token``; OSError if that fails. ``over``: the launch
-    writes no more to journals."""
-    digest = _digest(directory) if over else ""
-    data = msgspec.json.encode(_StatusFile(token=token, journals=digest, overview=overview))
+def write(directory: Path, overview: Overview, sign: SignOfLife, *, over: bool = False) -> None:
+    """Write ``status.json`` of the launch of ``sign``; OSError if that fails. ``over``: the launch is closed."""
+    entries = state_of(directory).entries if over else 0
+    data = msgspec.json.encode(_StatusFile(token=sign.holder.token, entries=entries, overview=overview))
     if len(data) <= _MOST_BYTES:
-        write_atomically(directory / directories.STATUS, data + b"\n", durable=False)
+        write_atomically(directories.status_path(directory, sign.launch), data + b"\n", durable=False)
 
 
-def keep_alive(directory: Path) -> None:
-    """Confirm that ``status.json`` is still right."""
-    os.utime(directory / directories.STATUS, follow_symlinks=False)
+def keep_alive(directory: Path, launch: int) -> None:
+    """Confirm that ``status.json`` of ``launch`` is still right."""
+    os.utime(directories.status_path(directory, launch), follow_symlinks=False)
 
 
 def read(directory: Path) -> Overview | None:
-    """Content of ``status.json``; None if it is not valid any more.
+    """Content of the ``status.json`` that is valid; None where there is none.
 
     Raises:
         CampaignError: there is no campaign in ``directory``.
@@ -295,16 +292,16 @@ def read(directory: Path) -> Overview | None:
     holders = living(directory, ledger)
     if len(holders) > 1:  # each launch knows its own part alone
         return None
-    holder = next(iter(holders.items()), None)
+    launch = next(iter(holders or reversed(ledger.closed)), 0)
+    holder = holders.get(launch)
     try:
-        data, stamp = read_bounded(directory / directories.STATUS, _MOST_BYTES)
+        data, stamp = read_bounded(directories.status_path(directory, launch), _MOST_BYTES)
         found = _decoder.decode(data)
         if holder is None:
-            holds = bool(found.journals) and found.journals == _digest(directory)
+            holds = not ledger.open and found.entries == ledger.entries
         else:
-            launch, first = holder
             in_step = abs(alive_path(directory, launch).stat().st_mtime - stamp) <= _IN_STEP_S
-            holds = in_step and found.token == first.token and not found.journals
+            holds = in_step and found.token == holder.token and not found.entries
     except (OSError, ValueError, RecursionError):
         return None
     if not holds or (found.overview.ended or ("",))[0] == FUTILE:
@@ -337,12 +334,3 @@ def with_running(overview: Overview, tails: running.Tails) -> Overview:
         return overview
     gone = [worker for worker, reason in overview.left if reason not in _RUN_ON]
     return msgspec.structs.replace(overview, individuals=tails.poll(gone))
-
-
-def _digest(directory: Path) -> str:
-    state = state_of(directory)
-    digest = hashlib.blake2b(b"%d" % state.entries, digest_size=16)
-    # The entries say how much of a closed launch's journals counts.
-    for path, _, _ in journal_files(directory, state=state, without=state.closed):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-    return digest.hexdigest()

@@ -95,7 +95,7 @@ def measure(scratch: Path, smaller: int) -> dict[str, float]:
     campaign(scratch / "middling", 5_000 // smaller, 4)
     middling = load(scratch / "middling")
     importance(middling)  # imports scikit-learn
-    paths = sorted((large / "journal").iterdir())
+    paths = sorted(large.glob("launches/*/journal/*"))
     fold = partial(fold_directory, large, space=space, islands=1, losses=lambda of: (*of.values(),))
     return {
         "codec_us": codec_us(),

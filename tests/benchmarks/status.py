@@ -30,6 +30,7 @@ from living import at_work
 
 import hpo
 from hpo.individual import Outcome
+from hpo.journal.directory import status_path
 from hpo.journal.files import JournalWriter, journal_path
 from hpo.journal.records import Finished, Header, Started
 from hpo.results.running import Tails
@@ -150,8 +151,7 @@ def measure(evaluations: int) -> dict[str, float]:
         command = [sys.executable, __file__, "--serve", str(directory), "--evaluations", str(2 * evaluations)]
         with subprocess.Popen(command, env=single_threaded(), stderr=subprocess.DEVNULL) as launch:
             try:
-                before = (directory / "status.json").read_bytes()
-                while (directory / "status.json").read_bytes() == before:
+                while not status_path(directory, LAUNCHES + 1).exists():
                     if launch.poll() is not None or time.perf_counter() > begun + 600:
                         raise SystemExit("the launch did not begin")
                     time.sleep(0.01)
@@ -162,7 +162,7 @@ def measure(evaluations: int) -> dict[str, float]:
                 launch.kill()
         after_s = several(directory, "stopped")
         cached = status(directory)[1]
-        (directory / "status.json").unlink()
+        status_path(directory, LAUNCHES + 1).unlink()
         folded_s, folded = status(directory)
         if cached != folded:
             raise SystemExit(f"status.json says {cached}, and the journals {folded}")

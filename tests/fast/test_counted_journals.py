@@ -144,13 +144,13 @@ def test_lengths_of_many_parts_and_launches_give_what_was_written_when_each_was_
             for part in range(rng.randint(0, 3)):
                 names = [f"0-{worker}-{10 * part + one}" for one in range(rng.randint(0, 4))]
                 path = journal_part(journal_path(home, launch=number, island=0, worker=worker), part)
-                path.parent.mkdir(exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(journals.line(journals.header(number, worker)))
                 append(path, *(journals.finished(one, 0.5) for one in names))
                 expected.update(names)
     last = joined(home, workers=3, evaluations=500)
     last.close_others("died")
-    for path in (home / "journal").iterdir():
+    for path in home.glob("launches/*/journal/*"):
         append(path, journals.finished("0-999-9", 0.5))
     assert {one.id for one in load(home).individuals} == expected
     assert last.state.final == len(expected)

@@ -116,7 +116,7 @@ class _Writers:
         first = journal_path(self.directory, launch=launch, island=0, worker=worker)
         path = journal_part(first, self.parts.setdefault(place, 0))
         if not path.exists():
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(journals.line(journals.header(launch, worker, T)))
         return path
 

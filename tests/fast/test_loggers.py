@@ -212,7 +212,7 @@ def test_a_sink_that_is_not_there_is_refused_before_anything_starts(tmp_path, mo
         hpo.Campaign(
             task, directory=tmp_path / "x", evaluations=1, isolation="inline", log_sinks=["wandb", "trackio"]
         ).run()
-    assert not (tmp_path / "x" / "journal").exists()
+    assert not (tmp_path / "x" / "launches").exists()
 
 
 NAMES = ["recall@5", "recall_5", "val//acc", "val/acc", "/acc", "acc", "..", "%", "x" * 300, "x" * 301]

@@ -18,6 +18,7 @@ from hpo.islands.resume import fold as folding
 from hpo.islands.resume.fold import fold_directory
 from hpo.islands.resume.state import ResumeState
 from hpo.journal import files
+from hpo.journal.directory import status_path
 from hpo.journal.files import journal_path
 from hpo.journal.records import Finished, Header, Migrated, Record, Reopened, Reported, Started
 from hpo.ledger.inspection import repair
@@ -128,7 +129,8 @@ def test_a_repair_of_a_journal_removes_what_was_read_from_it(
     earlier(home)
     path = journal_path(home, launch=1, island=0, worker=0)
     path.write_bytes(path.read_bytes().replace(b"completed", b"complexed", 1))
-    status = home / "status.json"
+    status = status_path(home, 3)
+    status.parent.mkdir(exist_ok=True)
     status.touch()
     repair(home)
     opened, state = read_by(home, monkeypatch)

@@ -1,4 +1,4 @@
-"""``DIR/status.json``: it says what the journals say, and counts only where it may."""
+"""A launch's ``status.json``: it says what the journals say, and counts only where it may."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from hpo.individual import REEVALUATION, STATUSES
 from hpo.islands.coordinator.tally import BestSoFar, Tally
 from hpo.islands.leader import publishing
 from hpo.journal.commands import Set
+from hpo.journal.directory import status_path
 from hpo.ledger import alive as signs
 from hpo.ledger.opening import give, state_of
 from hpo.results import overview
@@ -63,7 +64,7 @@ def test_after_each_launch_it_says_what_the_journals_say(campaign, task):
         found = overview.read(home)
         assert found is not None and sum(found.evaluations.values()) == evaluations
         assert settled(found) == settled(overview.folded(load(home)))
-        with open(max((home / "journal").iterdir()), "ab") as file:  # as a power cut leaves it
+        with open(max(home.glob("launches/*/journal/*")), "ab") as file:  # as a power cut leaves it
             file.write(b"torn")
     assert not found.torn, "it does not count"
 
@@ -106,7 +107,7 @@ def test_with_reevaluation_the_journals_say_it(campaign):
     assert any(one.operator == REEVALUATION for one in load(home).individuals)
     assert overview.read(home) is None
     assert overview.read(campaign(205, reevaluate=0.0)) is None
-    assert not (home / "status.json").exists()
+    assert not status_path(home, 1).exists() and not status_path(home, 2).exists()
 
 
 def test_while_it_is_at_work_the_heartbeat_writes_what_rank_0_knows(tmp_path, monkeypatch):
@@ -144,13 +145,13 @@ def test_a_launch_that_was_killed_has_left_no_status_that_counts(campaign):
     with at_work(home) as held:
         # Of an earlier launch, then of this one.
         assert overview.read(home) is None
-        overview.write(home, found, token=held.holder.token)
+        overview.write(home, found, held)
         alive = overview.read(home)
         assert alive is not None and alive.alive and alive.seconds > found.seconds
         stale = time.time() - 100
-        os.utime(home / "status.json", (stale, stale))
+        os.utime(status_path(home, held.launch), (stale, stale))
         assert overview.read(home) is None
-        overview.keep_alive(home)
+        overview.keep_alive(home, held.launch)
         assert overview.read(home) is not None
     assert overview.read(home) is None
 
@@ -162,47 +163,47 @@ def test_a_failure_that_it_does_not_have_yet_is_evaluated_again(campaign, capsys
     assert found is not None and found.evaluations["failed"]
     none_failed = overview.msgspec.structs.replace(found, evaluations={"completed": 39}, ended=None)
     with at_work(home) as held:
-        overview.write(home, none_failed, token=held.holder.token)
+        overview.write(home, none_failed, held)
         assert overview.of(home).evaluations == {"completed": 39}
         assert cli.main(["retry", str(home)]) == 0
         assert "are evaluated again" in capsys.readouterr().out and len(state_of(home).pool) == 9
 
 
 def edited(change):
-    def write(home):
-        table = json.loads((home / "status.json").read_text())
+    def write(home, path):
+        table = json.loads(path.read_text())
         change(table)
-        (home / "status.json").write_text(json.dumps(table))
+        path.write_text(json.dumps(table))
 
     return write
 
 
-def linked(home):
-    (home / "status.json").rename(home / "elsewhere.json")
-    (home / "status.json").symlink_to("elsewhere.json")
+def linked(home, path):
+    path.rename(home / "elsewhere.json")
+    path.symlink_to(home / "elsewhere.json")
 
 
-def piped(home):
-    (home / "status.json").unlink()
-    os.mkfifo(home / "status.json")
+def piped(home, path):
+    path.unlink()
+    os.mkfifo(path)
 
 
-def commanded(home):
+def commanded(home, path):
     give(home, Set(time=1.0, by="me", evaluations=9))
 
 
 NONSENSE = {
-    "gone": lambda home: (home / "status.json").unlink(),
-    "empty": lambda home: (home / "status.json").write_bytes(b""),
-    "no JSON": lambda home: (home / "status.json").write_bytes(b"\xff{" * 100),
-    "deep": lambda home: (home / "status.json").write_bytes(b"[" * 100_000),
-    "large": lambda home: os.truncate(home / "status.json", 1 << 40),
+    "gone": lambda home, path: path.unlink(),
+    "empty": lambda home, path: path.write_bytes(b""),
+    "no JSON": lambda home, path: path.write_bytes(b"\xff{" * 100),
+    "deep": lambda home, path: path.write_bytes(b"[" * 100_000),
+    "large": lambda home, path: os.truncate(path, 1 << 40),
     "of another version": edited(lambda table: table.update(version=2)),
     "of other types": edited(lambda table: table["overview"].update(evaluations=["1"])),
     "without a key": edited(lambda table: table["overview"].pop("budget")),
     "a link": linked,
     "a pipe": piped,
-    "a directory": lambda home: [(home / "status.json").unlink(), (home / "status.json").mkdir()],
+    "a directory": lambda home, path: [path.unlink(), path.mkdir()],
     "older than a command": commanded,
 }
 
@@ -210,7 +211,7 @@ NONSENSE = {
 @pytest.mark.parametrize("what", NONSENSE)
 def test_where_it_does_not_hold_the_journals_are_read(campaign, what, capsys):
     home = campaign(5)
-    NONSENSE[what](home)
+    NONSENSE[what](home, status_path(home, 1))
     assert overview.read(home) is None
     assert cli.main(["status", str(home), "--json"]) == 0
     table = json.loads(capsys.readouterr().out)

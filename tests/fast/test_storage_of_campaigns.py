@@ -17,6 +17,7 @@ from disks import failing
 import hpo
 from hpo import cli
 from hpo.errors import EXIT_RESUMABLE, StorageFailed
+from hpo.journal.directory import status_path
 from hpo.journal.records import Storage, encode
 from hpo.ledger.inspection import check
 from hpo.ledger.journals import journal_files, read_directory
@@ -50,7 +51,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_journal(directory: Path) -> Callable[[int], bool]:
-    return lambda handle: os.readlink(f"/proc/self/fd/{handle}").startswith(str(directory / "journal"))
+    return lambda handle: os.readlink(f"/proc/self/fd/{handle}").startswith(
+        f"{directory}/launches/0001/journal"
+    )
 
 
 def evaluations_of(directory: Path) -> int:
@@ -121,7 +124,7 @@ def test_without_its_journal_the_launch_ends_and_the_same_one_goes_on(
         with pytest.raises(StorageFailed, match=re.escape(os.strerror(errno.EDQUOT))) as caught:
             run(home)
         assert 2 < len(hit) < 100
-    assert f"{home / 'journal' / '0001-i000-w0000'}" in str(caught.value)
+    assert f"{home / 'launches/0001/journal/0001-i000-w0000'}" in str(caught.value)
     assert check(home).exit_code == 0
     check_complete(home, run(home))
 
@@ -136,7 +139,7 @@ def test_status_says_what_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFi
                 file.write(
                     encode(Storage(error="run/evaluations/0-0-9: \x1b[2JNo space", time=time.time() - 40))
                 )
-            (tmp_path / "run" / "status.json").unlink(missing_ok=True)  # so that the journals are read
+            status_path(tmp_path / "run", 1).unlink(missing_ok=True)  # so that the journals are read
             capsys.readouterr()
             assert cli.main(["status", str(tmp_path / "run")]) == 0
             said.append(capsys.readouterr().out)

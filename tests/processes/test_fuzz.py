@@ -250,7 +250,7 @@ IDENTITY = {
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fuzz") / "run"
     directory.write_identity(path, IDENTITY)
-    (path / "journal").mkdir()
+    journal_path(path, launch=1, island=0, worker=0).parent.mkdir(parents=True)
     return path
 
 

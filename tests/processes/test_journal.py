@@ -214,14 +214,15 @@ def test_a_batch_is_on_disk_after_commit_and_not_before(
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (syncs.append(handle), sync(handle)))
     writer = JournalWriter(_path(tmp_path), _header())
-    assert len(syncs) == 2, "the header, and the name of the file in its directory"
+    begun = len(syncs)
+    assert begun > 1, "the header, and the name of the file in its directory"
     for record in _RECORDS:
         writer.append(record)
     assert (writer.pending, len(_after_header(writer.path))) == (3, 0)
     writer.commit()
-    assert (writer.pending, len(_after_header(writer.path)), len(syncs)) == (0, 3, 3)
+    assert (writer.pending, len(_after_header(writer.path)), len(syncs)) == (0, 3, begun + 1)
     writer.commit()
-    assert len(syncs) == 3, "nothing was pending"
+    assert len(syncs) == begun + 1, "nothing was pending"
     writer.append(_RECORDS[0])
     writer.close()
     writer.close()
@@ -388,8 +389,12 @@ def test_directories_are_read_by_launch_and_worker_and_other_files_left_alone(tm
     assert list(read_directory(tmp_path)) == []
     for launch, worker in ((10, 0), (2, 10_000), (2, 1), (10_000, 0)):
         _write(tmp_path, [_mark(f"{launch}/{worker}")], launch, worker)
-    (tmp_path / "journal" / "0001-i000-w0000.jsonl~").write_text("an editor's copy")
-    (tmp_path / "journal" / ".nfs0001").write_text("left by a network file system")
+    folder = tmp_path / "launches" / "0002" / "journal"
+    (folder / "0002-i000-w0000.jsonl~").write_text("an editor's copy")
+    (folder / ".nfs0001").write_text("left by a network file system")
+    (folder / "0003-i000-w0000.jsonl").write_text("a copy of another launch's file")
+    folder.parents[1].joinpath("0004").symlink_to(folder.parent)
+    folder.parents[1].joinpath("0005").write_text("no folder")
     records = list(read_directory(tmp_path))
     assert [one.reason for one in records if isinstance(one, Stopping)] == [
         "2/1",

@@ -44,8 +44,14 @@ with open("{log}", "a") as log:
 def journal(directory: Path, *statuses: str) -> str:
     """For an mpirun to do: leave a launch that finished individuals with ``statuses`` and never came to its end."""
     ends = [journals.finished(f"0-0-{number}", status=status) for number, status in enumerate(statuses)]
-    path = journals.write(directory / "prepared", ends)
-    return f"import shutil; shutil.copy({str(path)!r}, {str(directory / 'run' / 'journal')!r}); "
+    journals.write(directory / "prepared", ends)
+    return copying(directory)
+
+
+def copying(directory: Path) -> str:
+    """For an mpirun to do: put the journals there that lie in ``directory / "prepared"``."""
+    places = [str(directory / name / "launches") for name in ("prepared", "run")]
+    return f"import shutil; shutil.copytree(*{places!r}, dirs_exist_ok=True); "
 
 
 def joining(directory: Path) -> str:
@@ -64,7 +70,7 @@ def supervisor(directory: Path, then: str, evaluations: int = 1) -> tuple[Superv
     mpirun.write_text(MPIRUN.format(python=sys.executable, log=log, then=then))
     mpirun.chmod(0o755)
     settings = config.from_keywords(directory=directory / "run", evaluations=evaluations)
-    (directory / "run" / "journal").mkdir(parents=True)
+    (directory / "run").mkdir()
     return Supervisor(["rank"], settings, 2, MpirunSettings(mpirun=str(mpirun))), log
 
 
@@ -211,7 +217,7 @@ def test_journals_that_cannot_be_read_after_a_launch_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: bool
 ) -> None:
     """A file stands where their folder was, so that listing it fails, as on storage that is away."""
-    folder, away = tmp_path / "run" / "journal", tmp_path / "away"
+    folder, away = tmp_path / "run" / "launches" / "0001" / "journal", tmp_path / "away"
     places = {"journal": folder, "away": away, "once": tmp_path / "once"}
     then = UNREADABLE.format(**{name: str(path) for name, path in places.items()})
     supervised, log = supervisor(tmp_path, journal(tmp_path, "completed") + then)
@@ -237,10 +243,10 @@ def test_an_mpirun_that_stays_after_a_stop_ends_before_the_job_does(
 ) -> None:
     monkeypatch.setattr(supervising, "_LEAVE_S", 0.5)
     ended = {"type": "ended", "reason": "stopped", "exit": 75, "time": 9.0}
-    path = journals.write(tmp_path / "prepared", [ended])
+    journals.write(tmp_path / "prepared", [ended])
     then = f"""
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-import shutil; shutil.copy({str(path)!r}, {str(tmp_path / "run" / "journal")!r})
+{copying(tmp_path)}
 open({str(tmp_path / "ready")!r}, "w").close()
 time.sleep(300)
 """

@@ -64,7 +64,7 @@ def at_work(tmp_path: Path):
     ):
         writer.append(Launched(evaluations=9, deadline_s=None, islands=1, workers=3, time=time.time()))
         writer.commit()
-        overview.write(home, overview.folded(load(home)), token=sign.holder.token)
+        overview.write(home, overview.folded(load(home)), sign)
         yield tmp_path
 
 

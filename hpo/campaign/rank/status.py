@@ -1,4 +1,4 @@
-"""State that rank 0 keeps in ``DIR/status.json`` during a launch, so that ``hpo status`` reads no journals."""
+"""State that rank 0 keeps in its launch's ``status.json``, so that ``hpo status`` reads no journals."""
 
 from __future__ import annotations
 
@@ -180,10 +180,10 @@ class Status:
         try:
             newest = self._newest
             if newest is not None and newest is self._written:
-                overview.keep_alive(self._directory)
+                overview.keep_alive(self._directory, self._alive.launch)
             elif newest is not None:
                 self._written = None
-                overview.write(self._directory, newest, token=self._alive.holder.token)
+                overview.write(self._directory, newest, self._alive)
                 self._written = newest
         finally:
             self._writing.release()
@@ -207,5 +207,5 @@ class Status:
         )
         if self._writing.acquire(timeout=_FAREWELL_S):
             with suppress(OSError, CampaignError):
-                overview.write(self._directory, last, token=self._alive.holder.token, over=True)
+                overview.write(self._directory, last, self._alive, over=True)
             self._writing.release()

@@ -17,6 +17,7 @@ import msgspec
 
 from hpo.errors import CampaignError
 from hpo.islands.messages import RungReport
+from hpo.journal.directory import launch_folder
 from hpo.journal.durable import read_bounded, write_atomically
 from hpo.search.population import Member, Population, keep_latest
 from hpo.search.stopping_rules import Report
@@ -107,7 +108,7 @@ class EliteExchange:
                 self._read((others[first:] + others[:first])[:_LAUNCHES])
 
     def _path(self, launch: int) -> Path:
-        return self._directory / "launches" / f"{launch:04d}" / "elite" / str(self._island)
+        return launch_folder(self._directory, launch) / "elite" / str(self._island)
 
     def _write(self) -> None:
         population = self._leader.population

@@ -136,7 +136,7 @@ def test_a_directory_that_goes_away_while_it_runs(terminal: Terminal) -> None:
     mounted(done, 75, "the storage did not work for 120 s (", "run/", "same command again")
     wait_until(lambda: not terminal.processes(), "the end of all processes", seconds=10)
     if run.exists():  # evaluations make their directories
-        assert not (run / "journal").exists()
+        assert not (run / "launches").exists()
         run.rename(terminal.directory / "remains")
     gone.rename(run)
     before, side = recorded(terminal), set(terminal.side())
