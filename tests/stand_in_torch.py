@@ -1,6 +1,6 @@
 """A ``torch.py`` with what hpo asks of torch where there are GPUs: it is imported in milliseconds, torch in seconds.
 
-``test_torch_has_what_the_stand_in_stands_for`` of processes/test_cuda.py compares such names with torch's own."""
+``test_torch_has_what_the_stand_in_stands_for`` of processes/test_own_device.py compares such names with torch's own."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _reason(settings: Settings, code: int, number: int | None) -> str | None:
 def _importable() -> dict[str, str]:
     """Path of this package, which a notebook may have put on ``sys.path`` itself."""
     variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    path = child_environment(variables, threads=1, devices=())["PYTHONPATH"]
+    path = child_environment(variables, threads=1)["PYTHONPATH"]
     return {"PYTHONPATH": path} if path else {}
 
 

@@ -22,9 +22,10 @@ from hpo.config import process
 from hpo.errors import CampaignError
 from hpo.evaluation.conversation import pack
 from hpo.evaluation.crew import ProcessCrew
-from hpo.evaluation.devices import bind_device, inline_device, visible_devices
+from hpo.evaluation.devices import bind_device, visible_devices
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorProcess
+from hpo.evaluation.gpu import inline_device
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED, Configuration
 from hpo.islands.messages import Surroundings

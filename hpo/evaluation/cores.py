@@ -20,20 +20,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from hpo.evaluation.devices import visible_devices
+from hpo.evaluation.devices import gpu_nodes, text_of
 
 _ROOT = Path("/")
 _CPUS = Path("sys/devices/system/cpu")
 _NODES = Path("sys/devices/system/node")
-_PCI = Path("sys/bus/pci/devices")
-_DRIVER = Path("proc/driver/nvidia/gpus")
-_DEV = Path("dev")
-_NVIDIA, _DISPLAYS = "0x10de", "0x03"
-"""Numbers on the PCI bus of the vendor, and of the classes of devices that GPUs are in."""
 _HYBRID = Path("sys/devices/cpu_atom")
 """Exists where some cores are slower than others; of equal shares some would be slower, too."""
-_GLOBAL_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Numbers on the host. In CUDA_VISIBLE_DEVICES Slurm counts a job's own from 0, where it hides the others."""
 
 
 class Core(NamedTuple):
@@ -185,14 +178,14 @@ def described(
     node_of = {
         cpu: position
         for position, node in enumerate(nodes)
-        for cpu in read_list(_text(root / _NODES / f"node{node}/cpulist"))
+        for cpu in read_list(text_of(root / _NODES / f"node{node}/cpulist"))
     }
     threads = sorted({tuple(sorted(siblings[cpu] & bound)) for cpu in bound})
     return HostCores(
         cores=tuple(Core(cpus, node_of.get(cpus[0], 0)) for cpus in threads),
         distances=_distances(root, nodes),
         gpu_nodes=tuple(
-            nodes.index(node) if node in nodes else None for node in _gpu_nodes(root, environment)
+            nodes.index(node) if node in nodes else None for node in gpu_nodes(environment, root)
         ),
         total=len(widest),
         uniform=not (root / _HYBRID).exists(),
@@ -213,60 +206,15 @@ def read_list(text: str) -> frozenset[int]:
 
 def _siblings(root: Path, cpu: int) -> frozenset[int]:
     """The hardware threads of a CPU's core."""
-    return read_list(_text(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list")) | {cpu}
+    return read_list(text_of(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list")) | {cpu}
 
 
 def _distances(root: Path, nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    read = [_text(root / _NODES / f"node{node}/distance").split() for node in nodes]
+    read = [text_of(root / _NODES / f"node{node}/distance").split() for node in nodes]
     if not nodes or any(len(row) != len(nodes) or not all(map(str.isdecimal, row)) for row in read):
         size = max(1, len(nodes))
         return tuple(tuple(10 if to == node else 20 for to in range(size)) for node in range(size))
     return tuple(tuple(map(int, row)) for row in read)
-
-
-def _gpu_nodes(root: Path, environment: Mapping[str, str]) -> list[int | None]:
-    """The NUMA node's number of each visible GPU, in order; empty where that is not known."""
-    visible = visible_devices(environment, root / _DRIVER, root / _DEV)
-    bus_ids = _bus_ids(root)
-    # Where the launcher gave each rank one, the others' are not known.
-    if not bus_ids or len(visible) == 1 < len(bus_ids):
-        return []
-    for name in _GLOBAL_GPUS:
-        numbers = tuple(environment.get(name, "").split(","))
-        if len(numbers) == len(visible) and all(map(str.isdecimal, (*numbers, *visible))):
-            visible = numbers
-            break
-    return [_node_of(root, name, bus_ids) for name in visible]
-
-
-def _bus_ids(root: Path) -> list[str]:
-    """The host's GPUs by bus id. In containers without the driver's folder the GPUs of the bus, if all of them have a
-    device file there."""
-    with suppress(OSError):
-        if found := sorted(path.name for path in (root / _DRIVER).iterdir()):
-            return found
-    found = sorted(
-        path.name
-        for path in (root / _PCI).glob("*")
-        if _text(path / "vendor").strip() == _NVIDIA and _text(path / "class").startswith(_DISPLAYS)
-    )
-    return found if len(found) == len(visible_devices({}, root / _DRIVER, root / _DEV)) else []
-
-
-def _node_of(root: Path, name: str, bus_ids: Sequence[str]) -> int | None:
-    """The NUMA node of the device that CUDA_VISIBLE_DEVICES calls ``name``; None for MIG instances, and where it is not
-    known."""
-    if name.isdecimal():
-        found = bus_ids[int(name) : int(name) + 1]
-    else:
-        found = [
-            bus_id
-            for bus_id in bus_ids
-            if name.startswith("GPU-")
-            and f" {name}" in _text(root / _DRIVER / bus_id / "information").expandtabs(1)
-        ]
-    node = _text(root / _PCI / found[0].lower() / "numa_node").strip() if len(found) == 1 else ""
-    return int(node) if node.isdecimal() else None
 
 
 # --- CPU time that cgroups allow ------------------------------------------------------------------------------------
@@ -293,7 +241,7 @@ def _limits(root: Path) -> Iterator[float]:
 def cgroup_numbers(controller: str, file: str, files_v1: str, root: Path = _ROOT) -> Iterator[list[int]]:
     """Numbers in the ``file`` of each cgroup that this process is in, or in the ``files_v1`` of version 1, whose names
     are separated by spaces; nothing for a cgroup without a limit there."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
         # Version 1's folder has its controllers' names in an order of its own; the controller's is a link to it.
         versions = {"": file} if hierarchy == "0" else {}
@@ -304,12 +252,6 @@ def cgroup_numbers(controller: str, file: str, files_v1: str, root: Path = _ROOT
         for base, names in versions.items():
             for count in range(len(parts) + 1):
                 folder = (root / "sys/fs/cgroup" / base).joinpath(*parts[:count])
-                words = " ".join(_text(folder / name) for name in names.split()).split()
+                words = " ".join(text_of(folder / name) for name in names.split()).split()
                 if words and all(map(str.isdecimal, words)):
                     yield list(map(int, words))
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(errors="surrogateescape")
-    return ""

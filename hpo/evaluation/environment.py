@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -27,17 +27,14 @@ def sharing(local_size: int, gpus: int) -> dict[str, str]:
 
 
 def child_environment(
-    base: Mapping[str, str], *, threads: int, devices: Sequence[str], package_root: Path = PACKAGE_ROOT
+    base: Mapping[str, str], *, threads: int, package_root: Path = PACKAGE_ROOT
 ) -> dict[str, str]:
     """``base`` without the variables by which a library takes the process for a rank of the launcher's job.
 
-    ``devices``: what CUDA may see, untouched when empty. ``package_root``: where ``hpo`` is imported from.
-    A number of threads that the user has set stays.
+    ``package_root``: where ``hpo`` is imported from. A number of threads that the user has set stays.
     """
     environment = {name: value for name, value in base.items() if not _LAUNCHERS.match(name)}
     environment.setdefault("OMP_NUM_THREADS", str(threads))
-    if devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if not {"site-packages", "dist-packages"} & set(package_root.parts):
         former = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = str(package_root) if not former else f"{package_root}{os.pathsep}{former}"

@@ -24,7 +24,7 @@ from hpo.evaluation.conversation import (
     to_line,
 )
 from hpo.evaluation.cores import evaluator_share, read_host, running_on
-from hpo.evaluation.devices import bind_device, visible_devices
+from hpo.evaluation.devices import bind_device, restricted, visible_devices
 from hpo.evaluation.environment import child_environment, sharing
 from hpo.evaluation.output_limit import OutputLimit
 from hpo.evaluation.process_tree import FLAGS, descendants, kill_all, stat_of
@@ -82,9 +82,8 @@ class EvaluatorProcess:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env=child_environment(
-                    {**environment, **sharing(context.local_size, len(visible))},
+                    restricted(environment, devices) | sharing(context.local_size, len(visible)),
                     threads=share.threads,
-                    devices=devices,
                 ),
             )
         self.pid = self._process.pid

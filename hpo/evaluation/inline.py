@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 
 from hpo.evaluation.conversation import Evaluate, EvaluationOver, pack, unpack
-from hpo.evaluation.cuda import DeviceLink, OwnDevice
+from hpo.evaluation.gpu import DeviceLink, OwnDevice
 from hpo.evaluation.recording import Recording
 from hpo.individual import FAILED
 from hpo.journal.curves import CurveFile

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from hpo.evaluation.cuda import used
+from hpo.evaluation.gpu import in_use
 from hpo.evaluation.process_tree import resource_use
 from hpo.journal.curves import CurveFile, CurveWriter, Sample
 from hpo.task.outcome import TaskOutcome
@@ -85,17 +84,19 @@ class Recording:
 def _gpu_use(device: int) -> tuple[float | None, int | None, int | None]:
     """Busy share, bytes that torch holds and bytes that there are, as far as they can be known. Nothing here calls
     CUDA, which another thread may be using in a way that allows no other calls."""
-    if not used():
+    module = in_use()
+    if module is None:
         return None, None, None
-    torch = sys.modules["torch"]
     busy: float | None = None
     try:
-        busy = torch.cuda.utilization(device) / 100
-    except Exception:  # without NVML or its package, or on MIG: their errors have no narrower class in common
+        busy = module.utilization(device) / 100
+    except (
+        Exception
+    ):  # without the vendor's library, or on MIG: their errors have no narrower class in common
         pass
     try:
-        reserved = int(torch.cuda.memory_reserved(device))
-        total = int(torch.cuda.get_device_properties(device).total_memory)
+        reserved = int(module.memory_reserved(device))
+        total = int(module.get_device_properties(device).total_memory)
     except (RuntimeError, AssertionError):  # a poisoned context
         return busy, None, None
     return busy, reserved, total

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machines import write
 
 from hpo.config.layout import Layout
 from hpo.evaluation.cores import (
@@ -146,14 +147,6 @@ def test_more_threads_than_a_share_has_are_not_squeezed_into_it(wanted: str, cpu
 
 
 # --- reading a host --------------------------------------------------------------------------------------------------
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n", errors="surrogateescape")
-    return root
 
 
 EIGHT = frozenset(range(8))

@@ -16,7 +16,7 @@ import pytest
 from individuals import make_job
 
 import hpo
-from hpo.evaluation.cuda import OwnDevice
+from hpo.evaluation.gpu import OwnDevice
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.islands.background import BackgroundTurns
 from hpo.journal.commands import Stop, asked

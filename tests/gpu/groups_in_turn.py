@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from hpo.evaluation.conversation import FormGroup, RankContext
-from hpo.evaluation.devices import choose_backend, evaluator_device
+from hpo.evaluation.devices import choose_backend
+from hpo.evaluation.gpu import evaluator_device
 from hpo.evaluation.process.task_groups import TaskGroups
 from hpo.evaluation.process.worker_group import WorkerGroup
 from hpo.task.task import TaskSource

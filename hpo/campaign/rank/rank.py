@@ -293,7 +293,7 @@ class Rank:
             settings.directory,
             settings.logging.sinks,
             settings.logging.directory,
-            child_environment(process.environment(), threads=1, devices=()),
+            child_environment(process.environment(), threads=1),
             lambda sentence: _log.info(f"{one_line(sentence)}."),
             writes=lambda: (
                 min(participation.state.open, default=participation.number) == participation.number

@@ -18,10 +18,9 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError, UsageError, desc
 from hpo.evaluation.conversation import pack
 from hpo.evaluation.cores import cores_here
 from hpo.evaluation.crew import ProcessCrew
-from hpo.evaluation.cuda import OwnDevice
-from hpo.evaluation.devices import inline_device
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.evaluator_host import EvaluatorHost
+from hpo.evaluation.gpu import OwnDevice, inline_device
 from hpo.evaluation.inline import InlineCrew, InlineHost
 from hpo.individual import Scalar
 from hpo.islands.end_reasons import STORAGE

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from hpo import logs
 from hpo.errors import HpoError
 from hpo.evaluation import conversation as messages
-from hpo.evaluation import cuda
-from hpo.evaluation.cuda import DeviceLink, OwnDevice
-from hpo.evaluation.devices import evaluator_device
+from hpo.evaluation import gpu
+from hpo.evaluation.gpu import DeviceLink, OwnDevice, evaluator_device
 from hpo.evaluation.process.control_socket import ControlSocket
 from hpo.evaluation.process.global_state import GlobalState, Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
@@ -196,9 +195,9 @@ class Evaluator:
         failed = outcome.status == FAILED and not outcome.storage
         if self._size > 1 and failed:
             outcome = replace(outcome, error=f"{self._label}: {outcome.error}")
-        # A CUDA error may poison all later calls of the process, and need not have reached the task, or ended it. After
-        # a failure nothing is awaited: kernels may wait for ranks that never come.
-        poisoned = bool(self._left) or (cuda.used() and (failed or not cuda.healthy()))
+        # A GPU's error may poison all later calls of the process, and need not have reached the task, or ended it. Once
+        # it failed nothing is awaited: kernels may wait for ranks that never come.
+        poisoned = bool(self._left) or (gpu.in_use() is not None and (failed or not gpu.healthy()))
         if outcome.status != COMPLETED and not outcome.storage:
             # Processes that it started may hold a GPU, and would go on beside the next evaluations. These get another
             # evaluator: a pool that lost its workers is of no use.
@@ -236,12 +235,12 @@ class Evaluator:
             faulthandler.cancel_dump_traceback_later()
 
     def _clean(self) -> None:
-        """Free models in reference cycles, whose memory the next model needs, and what CUDA keeps of them.
+        """Free models in reference cycles, whose memory the next model needs, and what torch keeps of them on the GPU.
 
         Objects of modules are set aside whenever more modules have been imported, or each collection would look through
         all of torch, which takes 0.2 s."""
         gc.collect()
-        cuda.free()
+        gpu.free()
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             gc.freeze()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from hpo.evaluation.gpu import in_use
 from hpo.evaluation.process.state_kind import Kind, entries
 
 _BACKENDS = {
@@ -38,6 +39,7 @@ _PRECISIONS = [
     ("generic", "all"),
     *((backend, part) for backend in ("cuda", "mkldnn") for part in ("all", "matmul", "conv", "rnn")),
 ]
+_AUTOCAST = ("cpu", "cuda", "xpu")
 _HOOKS = {
     "torch.nn.modules.module": (
         *(f"_global_{what}_registration_hooks" for what in ("buffer", "module", "parameter")),
@@ -102,16 +104,17 @@ def _hooked() -> bool:
 
 def _autocast() -> tuple[Any, ...]:
     torch = sys.modules["torch"]
-    types = [(torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in ("cpu", "cuda")]
+    types = [(torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in _AUTOCAST]
     return (*types, torch.is_autocast_cache_enabled())
 
 
 def _put_autocast(value: tuple[Any, ...]) -> None:
     torch = sys.modules["torch"]
-    for device, (enabled, kind) in zip(("cpu", "cuda"), value[:2], strict=True):
+    *types, cache = value
+    for device, (enabled, kind) in zip(_AUTOCAST, types, strict=True):
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, kind)
-    torch.set_autocast_cache_enabled(value[2])
+    torch.set_autocast_cache_enabled(cache)
     torch.clear_autocast_cache()
 
 
@@ -121,22 +124,27 @@ def _default_device() -> Any:
     return None if context is None else context.device
 
 
-def _cuda_device() -> int:
-    cuda = _module("torch.cuda")
-    return int(cuda.current_device()) if cuda.is_initialized() else 0
+def _gpu_index() -> int:
+    module = in_use()
+    return 0 if module is None else int(module.current_device())
 
 
-def _cuda_stream() -> Any:
-    """Stream that work goes to; None for the default stream."""
-    cuda = _module("torch.cuda")
-    if not cuda.is_initialized() or (stream := cuda.current_stream()) == cuda.default_stream():
+def _put_gpu_index(value: int) -> None:
+    (in_use() or _module("torch.cuda")).set_device(value)
+
+
+def _gpu_stream() -> Any:
+    """Stream that work goes to; None for the default stream, and where torch has no such thing, as on Intel's GPUs."""
+    module = in_use()
+    default = getattr(module, "default_stream", None)
+    if module is None or default is None or (stream := module.current_stream()) == default():
         return None
     return stream
 
 
-def _put_cuda_stream(value: Any) -> None:
-    cuda = _module("torch.cuda")
-    cuda.set_stream(cuda.default_stream() if value is None else value)
+def _put_gpu_stream(value: Any) -> None:
+    module = in_use() or _module("torch.cuda")
+    module.set_stream(module.default_stream() if value is None else value)
 
 
 def accept_repetition(torch: Any) -> None:
@@ -200,7 +208,7 @@ KINDS: dict[str, Kind] = {
         for module, names in _HOOKS.items()
         for name in names
     },
-    "current GPU": Kind(_cuda_device, lambda value: _module("torch.cuda").set_device(value)),
-    "current stream of the GPU": Kind(_cuda_stream, _put_cuda_stream),
+    "current GPU": Kind(_gpu_index, _put_gpu_index),
+    "current stream of the GPU": Kind(_gpu_stream, _put_gpu_stream),
 }
 """Kinds by name, in the order in which they are put back."""

@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.conversation import FormGroup, RankContext
-from hpo.evaluation.cuda import OwnDevice
-from hpo.evaluation.devices import select_for_group
+from hpo.evaluation.gpu import OwnDevice, select_for_group
 from hpo.evaluation.network import interface_of, open_sockets, own_address, shut_connection
 from hpo.evaluation.process.announcement import Announcement, Words
 from hpo.evaluation.process.task_groups import TaskGroups

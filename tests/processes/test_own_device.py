@@ -1,4 +1,4 @@
-"""What evaluations ask of CUDA, with a torch that says what each test needs it to say."""
+"""What evaluations ask of their GPU, with a torch that says what each test needs it to say."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from refusals import refused
 from stand_in_torch import torch_that_finds
 from terminal import Terminal
 
-from hpo.evaluation import cuda
-from hpo.evaluation.cuda import NoDevice, OwnDevice
+from hpo.evaluation import gpu
+from hpo.evaluation.devices import AMD, INTEL, NVIDIA
+from hpo.evaluation.gpu import NoDevice, OwnDevice
 
 NODE7 = "the evaluator on node7"
 
@@ -23,9 +24,11 @@ NODE7 = "the evaluator on node7"
 class FakeTorch:
     """A torch built for ``built`` that finds so many devices."""
 
-    def __init__(self, count: int, built: str | None = "12.8", name: str = "NVIDIA H200") -> None:
-        self.version = SimpleNamespace(cuda=built)
-        self.cuda = self
+    def __init__(
+        self, count: int, built: str | None = "12.8", name: str = "NVIDIA H200", kind: str = "cuda"
+    ) -> None:
+        self.version = SimpleNamespace(**{kind: built})
+        self.cuda = self.xpu = self
         self.count = count
         self.properties = SimpleNamespace(name=name, uuid="8932f937")
         self.synchronize: Callable[[int], None] = lambda device: None
@@ -63,6 +66,7 @@ def install(monkeypatch: pytest.MonkeyPatch):
     def become(torch: FakeTorch | None) -> FakeTorch | None:
         for name in ("torch", "torch.cuda"):
             monkeypatch.setitem(sys.modules, name, torch)
+        monkeypatch.setitem(sys.modules, "torch.xpu", None)
         monkeypatch.delitem(sys.modules, "torch._dynamo.convert_frame", raising=False)
         return torch
 
@@ -72,7 +76,7 @@ def install(monkeypatch: pytest.MonkeyPatch):
 def test_torch_has_what_the_stand_in_stands_for() -> None:
     import torch
 
-    for own in (torch.cuda, FakeTorch(1)):
+    for own in (torch.cuda, torch.xpu, FakeTorch(1)):
         for name in (
             "is_available",
             "device_count",
@@ -104,17 +108,19 @@ def test_torch_has_what_the_stand_in_stands_for() -> None:
         (None, "cuda:1", "cuda:1"),  # the task brings something else than torch
         (None, "cpu", "cpu"),
         (FakeTorch(0, built=None), "cuda:0", "cpu"),
+        (FakeTorch(2, built="20250201", kind="xpu"), "xpu:1", "xpu:1"),
+        (FakeTorch(2), "xpu:1", "cpu"),
     ],
 )
 def test_the_device_that_is_used(install, torch: FakeTorch | None, assigned: str, name: str) -> None:
     install(torch)
-    device = OwnDevice(assigned)
+    device = OwnDevice(assigned, vendor=INTEL if "xpu" in assigned else NVIDIA)
     assert (device.name, device.index, device.take_fault()) == (name, int(assigned[-1] == "1"), None)
 
 
 def test_a_device_that_does_not_work_is_an_error_and_not_the_cpu(install) -> None:
     install(FakeTorch(0))
-    device = OwnDevice("cuda:1", label="worker rank 1 on node7", visible="0,1")
+    device = OwnDevice("cuda:1", label="worker rank 1 on node7", shown={"CUDA_VISIBLE_DEVICES": "0,1"})
     words = "worker rank 1 on node7", "cuda:1", "'0,1'", "found version 11040", "CUDA 12.8", "nvidia-smi"
     text = refused(lambda: device.name, *words, error=NoDevice)
     assert device.take_fault() == text and device.take_fault() is None
@@ -126,8 +132,7 @@ def test_a_device_that_does_not_work_is_an_error_and_not_the_cpu(install) -> Non
 
 
 def test_what_torch_could_use_or_cannot_use_is_said_once(install) -> None:
-    amd = FakeTorch(2, built=None)
-    amd.version.hip = "6.2"  # type: ignore[attr-defined]
+    amd, intel = FakeTorch(2, built="6.2", kind="hip"), FakeTorch(2, built="20250201", kind="xpu")
     for torch, device, words in (
         (
             FakeTorch(0, built=None),
@@ -136,8 +141,13 @@ def test_what_torch_could_use_or_cannot_use_is_said_once(install) -> None:
         ),
         (FakeTorch(2), OwnDevice("cpu", label=NODE7), ("sees 2", "CUDA_VISIBLE_DEVICES")),
         (amd, OwnDevice("cpu", label=NODE7), ("sees 2", "CUDA_VISIBLE_DEVICES")),
-        (amd, OwnDevice("cuda:1", visible="0,1"), ()),
-        (FakeTorch(2), OwnDevice("cpu", visible=""), ()),  # the CPU is asked for
+        (intel, OwnDevice("cpu", label=NODE7), ("sees 2", "ZE_AFFINITY_MASK")),
+        (FakeTorch(0), OwnDevice("cuda:0", label=NODE7, vendor=AMD), ("has a GPU, cuda:0", "without ROCm")),
+        (amd, OwnDevice("xpu:0", label=NODE7, vendor=INTEL), ("has a GPU, xpu:0", "without XPU")),
+        (amd, OwnDevice("cuda:1", vendor=AMD), ()),
+        (intel, OwnDevice("xpu:1", vendor=INTEL), ()),
+        (amd, OwnDevice("cuda:1", shown={"CUDA_VISIBLE_DEVICES": "0,1"}), ()),
+        (FakeTorch(2), OwnDevice("cpu", shown={"CUDA_VISIBLE_DEVICES": ""}), ()),  # the CPU is asked for
         (FakeTorch(0), OwnDevice("cpu"), ()),
         (FakeTorch(0, built=None), OwnDevice("cpu"), ()),
         (FakeTorch(0), OwnDevice("cuda:0"), ()),  # an error says it
@@ -148,8 +158,8 @@ def test_what_torch_could_use_or_cannot_use_is_said_once(install) -> None:
         assert (text is not None) == bool(words) and device.take_warning() is None
         assert text is None or all(word in text for word in (NODE7, *words)), text
     install(amd)
-    with pytest.raises(NoDevice, match=r"ROCm 6\.2"):
-        _ = OwnDevice("cuda:2", visible="0,1,2").name
+    with pytest.raises(NoDevice, match=r"HIP_VISIBLE_DEVICES is not set.*ROCm 6\.2.*rocm-smi"):
+        _ = OwnDevice("cuda:2", vendor=AMD).name
 
 
 @pytest.mark.parametrize(
@@ -172,9 +182,21 @@ def test_a_campaign_says_once_that_its_torch_cannot_use_the_gpu(
 
 def test_mig_instances_have_no_identity_for_nccl(install) -> None:
     install(FakeTorch(1))
-    assert cuda.identity(0) == "8932f937"
+    assert gpu.identity(0) == "cuda/8932f937"
     install(FakeTorch(1, name="NVIDIA A100-SXM4-40GB MIG 3g.20gb"))
-    assert cuda.identity(0) is None
+    assert gpu.identity(0) is None
+
+
+def test_each_rank_with_a_tile_of_its_own_makes_the_group_one_of_xccl(install, monkeypatch) -> None:
+    torch = install(FakeTorch(2, kind="xpu"))
+    torch.set_device = torch.calls.append
+    torch.distributed = SimpleNamespace(is_xccl_available=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch.distributed)
+    mask = {"ZE_AFFINITY_MASK": "3,4"}
+    device = OwnDevice("xpu:1", vendor=INTEL)
+    assert gpu.select_for_group(device, mask) == "xpu/4" and torch.calls == [1]
+    del torch.distributed.is_xccl_available  # torch before 2.8
+    assert gpu.select_for_group(device, mask) is None
 
 
 @pytest.mark.parametrize("torch", [None, FakeTorch(0)])
@@ -182,8 +204,8 @@ def test_where_cuda_was_not_used_nothing_is_asked_or_freed(install, torch: FakeT
     install(torch)
     if torch is not None:
         torch.synchronize = lambda device: pytest.fail("asked")
-    cuda.free()
-    assert not cuda.used() and cuda.healthy() and (torch is None or torch.calls == [])
+    gpu.free()
+    assert not gpu.in_use() and gpu.healthy() and (torch is None or torch.calls == [])
 
 
 @pytest.mark.parametrize("name", ["empty_host_cache", "_host_emptyCache", None])
@@ -195,7 +217,7 @@ def test_memory_that_torch_keeps_is_given_back_by_the_name_that_this_torch_has(
         del torch.accelerator.empty_host_cache
     if name == "_host_emptyCache":
         torch._C._host_emptyCache = lambda: torch.calls.append(name)
-    cuda.free()
+    gpu.free()
     assert torch.calls == ["empty_cache", *([name] if name else [])]
 
 
@@ -205,19 +227,19 @@ def test_an_error_that_comes_late_and_kernels_that_never_end_are_noticed_on_the_
     torch = install(FakeTorch(2))
     asked: list[int] = []
     torch.synchronize = asked.append
-    assert cuda.healthy() and asked == [1]
+    assert gpu.healthy() and asked == [1]
 
     def fail(device: int = 0) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     torch.synchronize = fail
-    assert not cuda.healthy()
+    assert not gpu.healthy()
     torch.synchronize, torch.current_device = asked.append, fail
-    assert not cuda.healthy()
+    assert not gpu.healthy()
     over = threading.Event()
     torch.synchronize, torch.current_device = lambda device: over.wait(60) and None, lambda: 0
     try:
-        assert not cuda.healthy(timeout_s=0.05)
+        assert not gpu.healthy(timeout_s=0.05)
     finally:
         over.set()
 
@@ -227,7 +249,7 @@ def test_a_function_is_compiled_anew_for_each_trial() -> None:
     script = """
 import torch
 import torch._dynamo
-from hpo.evaluation import cuda
+from hpo.evaluation import gpu
 
 torch._dynamo.config.automatic_dynamic_shapes = False
 limit, fail = "recompile_limit", "fail_on_recompile_limit_hit"
@@ -237,10 +259,10 @@ setattr(torch._dynamo.config, fail, True)
 function = torch.compile(lambda x: x * 2, backend="eager")
 for trial in range(getattr(torch._dynamo.config, limit) + 2):
     function(torch.ones(trial + 2))
-    cuda.free()
+    gpu.free()
 calls = []
 torch.compiler.reset = lambda: calls.append("reset")
-cuda.free()
+gpu.free()
 assert calls == [], "nothing has been compiled since"
 """
     called(sys.executable, "-c", script)
