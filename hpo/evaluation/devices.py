@@ -19,7 +19,7 @@ _NAME = re.compile(r"\d+(\.\d+)?$|GPU-|MIG-")
 _DISPLAYS = "0x03"
 """Number on the PCI bus of the classes of devices that GPUs are in."""
 _LEAST_SIMDS = 48
-"""Of an AMD GPU that is to train: graphics inside a desktop's processor have up to 44, an RX 6600 has 56."""
+"""Number of an AMD GPU that is to train: graphics inside a desktop's processor have up to 44, an RX 6600 has 56."""
 _GLOBAL_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 """Numbers on the host. In CUDA_VISIBLE_DEVICES Slurm counts a job's own from 0, where it hides the others."""
 
@@ -29,7 +29,7 @@ class Vendor(NamedTuple):
 
     name: str
     variables: tuple[str, ...]
-    """Environment variables that show GPUs to a process. A later one numbers those that the one before has left."""
+    """Environment variables that show GPUs to a process. A later variable numbers those that an earlier has left."""
     default: str
     """Variable to set where there is none."""
     device: str
@@ -200,7 +200,7 @@ def described(environment: Mapping[str, str], root: Path = _ROOT) -> str:
 
 
 def visible_gpus(environment: Mapping[str, str], root: Path = _ROOT) -> list[Gpu | None]:
-    """What is known of each visible device, in order, None where nothing is; empty where it cannot be known."""
+    """Each visible device, in order; None for those of which nothing is known, empty where nothing can be."""
     visible = visible_devices(environment, root)
     _, present = _present(environment, root)
     # Where the launcher gave each rank one, the others' are not known.
