@@ -15,10 +15,11 @@ from hpo.campaign.progress import used_up
 from hpo.campaign.rank.rank import Rank
 from hpo.campaign.rank_entry import as_rank
 from hpo.campaign.supervisor import MpirunSettings, Supervisor
-from hpo.cluster import hosts
+from hpo.cluster import hosts, schedulers
 from hpo.cluster.hosts import Host
 from hpo.cluster.mpi_startup import connect
 from hpo.cluster.mpirun_command import find_mpirun
+from hpo.cluster.schedulers import Allocation
 from hpo.cluster.signals import Signals
 from hpo.config import process
 from hpo.config import reader as config
@@ -64,12 +65,15 @@ def run(
     if (sentence := second_campaign(file, campaign.settings.directory)) is not None:
         _log.info(f"{sentence}.")
     listed = None if hostfile is None else hosts.read_hostfile(hostfile)
-    ranks = _fewest_ranks(file, campaign.settings, listed) if ranks is None else ranks
+    job = None if listed else schedulers.allocation(process.environment())
+    ranks = _fewest_ranks(file, campaign.settings, listed, job) if ranks is None else ranks
     if ranks == 1 and listed is None:
         with live_panel(campaign.settings.directory):
             only = Rank(campaign, connect(), signals)
             only.run()
         return only.exit_code
+    if job is not None:
+        listed = job.shared_out(ranks, campaign.settings.worker_sizes)
     mpirun = find_mpirun()
     if not may_start(campaign):
         return 0
@@ -80,35 +84,44 @@ def run(
             command,
             campaign.settings,
             ranks,
-            MpirunSettings(mpirun=mpirun, listed=listed, inherited=inherited),
+            MpirunSettings(
+                mpirun=mpirun, listed=listed, inherited=inherited, agent=None if job is None else job.agent
+            ),
         ).run()
     if code not in (0, EXIT_RESUMABLE) and logs.debugging():
         _log.info(f"what each rank did is in {quoted(logs.debug_folder(campaign.settings.directory))}.")
     return code
 
 
-def _fewest_ranks(file: Path, settings: config.Settings, listed: tuple[Host, ...] | None) -> int:
+def _fewest_ranks(
+    file: Path, settings: config.Settings, listed: tuple[Host, ...] | None, job: Allocation | None
+) -> int:
     sizes = settings.worker_sizes
     ranks = sum(sizes)
     hosts.check_room(
         ranks,
         f"{file}: islands = {len(sizes)} and ranks_per_worker = {' and '.join(map(str, sorted({*sizes})))}",
-        hosts.room(listed, process.environment()),
+        hosts.room(listed, process.environment()) if job is None else job.room,
         "Choose a smaller layout"
         + (f", or insist on this one: --ranks {ranks}" if ranks <= MOST_RANKS else ""),
     )
-    if listed is None and (idle := idle_gpus(ranks, min(sizes), process.environment())):
+    several = 1 if job is None else len(job.hosts)
+    if listed is None and (idle := idle_gpus(ranks, min(sizes), process.environment(), several)):
         _log.info(idle)
     return ranks
 
 
-def idle_gpus(ranks: int, ranks_per_worker: int, environment: Mapping[str, str]) -> str | None:
-    """Sentence where ``ranks`` leave GPUs of this host idle that whole workers could use."""
-    gpus = len(visible_devices(environment))
+def idle_gpus(
+    ranks: int, ranks_per_worker: int, environment: Mapping[str, str], several: int = 1
+) -> str | None:
+    """Sentence where ``ranks`` leave GPUs of this host, or of ``several`` that are taken to be like it, idle that whole
+    workers could use."""
+    gpus = several * len(visible_devices(environment))
     most = gpus // ranks_per_worker * ranks_per_worker
     if most <= ranks:
         return None
-    return f"{ranks} of {gpus} GPUs of this host are used, one by each rank: --ranks {most} uses {most}."
+    where = "this host" if several == 1 else f"the {several} hosts of this job"
+    return f"{ranks} of {gpus} GPUs of {where} are used, one by each rank: --ranks {most} uses {most}."
 
 
 def may_start(campaign: CampaignDefinition) -> bool:

@@ -22,7 +22,14 @@ from hpo.cluster import hosts, slurm_job
 from hpo.cluster import mpirun as processes
 from hpo.cluster.hosts import Fleet, Host
 from hpo.cluster.mpi_startup import raise_file_limit
-from hpo.cluster.mpirun_command import command, environment, keepalive, tolerates_faults, version_of
+from hpo.cluster.mpirun_command import (
+    agent_variables,
+    command,
+    environment,
+    keepalive,
+    tolerates_faults,
+    version_of,
+)
 from hpo.cluster.signals import PATIENCE, Requests, stop_signals
 from hpo.config import process
 from hpo.config import reader as config
@@ -77,6 +84,8 @@ class MpirunSettings:
     """Whether the campaign stops where this process dies."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to add."""
+    agent: str | None = None
+    """Program that starts mpirun's daemons on other hosts; None: ssh, or what mpirun knows of the job's scheduler."""
 
 
 class _OwnLaunch:
@@ -157,7 +166,10 @@ class Supervisor:
         self._say = say
         self._tolerant = tolerates_faults(started.mpirun)
         self._environment = environment(
-            keepalive(settings.evaluation.hang_timeout_s) | process.environment() | dict(started.variables)
+            keepalive(settings.evaluation.hang_timeout_s)
+            | agent_variables(started.agent)
+            | process.environment()
+            | dict(started.variables)
         )
         self._ranks = ranks
         self._fleet = Fleet(ranks, started.listed)
@@ -305,7 +317,7 @@ class Supervisor:
         names = [host.name for host in self._started.listed or ()]
 
         def ask() -> None:
-            found.append(hosts.silent(names, limit_s=_FIRST_PROBE_S))
+            found.append(hosts.silent(names, _FIRST_PROBE_S, self._started.agent))
 
         if hosts.others(names):
             threading.Thread(target=ask, name="hosts", daemon=True).start()
@@ -317,7 +329,7 @@ class Supervisor:
         end = time.monotonic() + _NETWORK_S
         others = hosts.others(names)
         while True:
-            silent = hosts.silent(names) - self._unreachable
+            silent = hosts.silent(names, agent=self._started.agent) - self._unreachable
             nobody_answers = len(silent) == len(others) > 1 or len(silent) == len(names)
             if not nobody_answers or time.monotonic() >= end or self._asked:
                 return silent

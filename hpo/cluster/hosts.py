@@ -121,21 +121,24 @@ def others(names: Iterable[str]) -> list[str]:
     return [name for name in names if not _is_here(name)]
 
 
-def silent(names: Iterable[str], limit_s: float = _PROBE_S) -> frozenset[str]:
+def silent(names: Iterable[str], limit_s: float = _PROBE_S, agent: str | None = None) -> frozenset[str]:
     """Hosts that do not answer ``ssh HOST true``, as mpirun reaches them, within ``limit_s`` seconds; this host always
-    does. None counts as silent where there is no ssh."""
-    if shutil.which("ssh") is None:
+    does. None counts as silent where there is no ssh. ``agent``: program in the place of ssh."""
+    if agent is None and shutil.which("ssh") is None:
         return frozenset()
     # Twice, as one of them may have been slow.
-    return frozenset(_unanswered(_unanswered(others(names), limit_s), limit_s))
+    return frozenset(_unanswered(_unanswered(others(names), limit_s, agent), limit_s, agent))
 
 
-def _unanswered(names: Iterable[str], limit_s: float) -> list[str]:
+def _unanswered(names: Iterable[str], limit_s: float, agent: str | None) -> list[str]:
     asked, unanswered = {}, []
     for name in names:
         try:
             asked[name] = subprocess.Popen(
-                _probe(name), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                _probe(name, agent),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         except OSError:  # too many processes, just after ranks died
             unanswered.append(name)
@@ -151,8 +154,12 @@ def _unanswered(names: Iterable[str], limit_s: float) -> list[str]:
     return unanswered
 
 
-def _probe(name: str) -> list[str]:
-    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_S:.0f}", name, "true"]
+def _probe(name: str, agent: str | None) -> list[str]:
+    return (
+        [agent, name, "true"]
+        if agent
+        else ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_S:.0f}", name, "true"]
+    )
 
 
 def _is_here(name: str) -> bool:

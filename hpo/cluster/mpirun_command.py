@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hpo.cluster import hosts
+from hpo.cluster import hosts, schedulers
 from hpo.cluster.hosts import Host
 from hpo.config import process
 from hpo.errors import CampaignError, RanksDied
@@ -82,14 +82,20 @@ def command(
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Environment of mpirun: root may run it, as in containers; ranks know who started them; and its daemons in a Slurm
-    job ignore the SIGTERM of scancel, at which they would kill the ranks, which stop by themselves."""
+    """Environment of mpirun: root may run it, as in containers; ranks know who started them; and its daemons in a job
+    ignore the SIGTERM of scancel, or qdel, at which they would kill the ranks, which stop by themselves."""
     added = {process.STARTED_BY: uuid.uuid4().hex}
     if os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if "SLURM_JOB_ID" in base and hosts.can_block_signals():
+    if schedulers.in_job(base) and hosts.can_block_signals():
         added[_AGENT] = base.get(_AGENT, "env --block-signal=TERM prted")
     return {**base, **added}
+
+
+def agent_variables(agent: str | None) -> dict[str, str]:
+    """Variables by which Open MPI 5 and 4 start their daemons with ``agent`` in the place of ssh."""
+    names = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
+    return dict.fromkeys(names, agent) if agent else {}
 
 
 def keepalive(hang_timeout_s: float) -> dict[str, str]:

@@ -127,7 +127,7 @@ def probe_by(
     monkeypatch: pytest.MonkeyPatch, probe: Callable[[str], list[str]], limit_s: float = 100.0
 ) -> None:
     """Have ``probe`` stand for ssh."""
-    monkeypatch.setattr(hosts, "_probe", probe)
+    monkeypatch.setattr(hosts, "_probe", lambda name, agent: probe(name))
     monkeypatch.setattr(hosts, "_PROBE_S", limit_s)
     monkeypatch.setattr("shutil.which", lambda name: name)
 
@@ -175,7 +175,7 @@ def test_hosts_of_which_none_answers_are_asked_again(
     answered = iter(answers)
     silences: list[frozenset[str]] = []
 
-    def silent(names: list[str], limit_s: float = 0.0) -> frozenset[str]:
+    def silent(names: list[str], limit_s: float = 0.0, agent: str | None = None) -> frozenset[str]:
         silences.append(frozenset(next(answered).split()))
         return silences[-1]
 

@@ -16,7 +16,7 @@ from hpo.campaign.rank.cleanup import Cleanup, begin_cleanup
 from hpo.campaign.rank.journal_log import JournalLog
 from hpo.campaign.rank.status import Status
 from hpo.campaign.rank.wiring import Assembly
-from hpo.cluster import slurm_job
+from hpo.cluster import schedulers
 from hpo.config import process
 from hpo.config.reader import Settings
 from hpo.errors import CampaignError
@@ -146,7 +146,7 @@ def _rules(assembly: Assembly, opening: Opening, sharing: Sharing, began: float)
     settings, islands = assembly.settings, range(assembly.layout.islands)
     evaluation = settings.evaluation
     deadline_s = opening.participation.state.limits.deadline_s
-    limits = slurm_job.limits()
+    limits = schedulers.limits()
     requests = assembly.signals.requests
     return LaunchRules(
         ranks=assembly.transport.size,
