@@ -168,6 +168,8 @@ class EvaluationOver(Answer, frozen=True, kw_only=True):
     """Whether the task has destroyed the process group."""
     unusable: bool = False
     """Whether it ended because the rank's device does not work."""
+    joules: float | None = None
+    """Energy that it took on this rank; None where that is not known."""
 
 
 class Warned(Answer, frozen=True):

@@ -21,6 +21,7 @@ from hpo.evaluation import conversation as messages
 from hpo.evaluation.devices import choose_backend
 from hpo.evaluation.evaluator_host import EvaluatorHost
 from hpo.evaluation.evaluator_process import EvaluatorGuard, EvaluatorProcess
+from hpo.evaluation.process.energy import with_joules
 from hpo.evaluation.process.waiting_ranks import WaitingRanks
 from hpo.individual import CRASHED, FAILED, TIMEOUT
 from hpo.search.protocols import GO, ReportHandler, TrialReport, Verdict
@@ -367,12 +368,14 @@ class ProcessCrew:
         for over in self._finished.values():
             if over.outcome.storage:
                 return over.outcome
-        if self._failure is None:
-            return self._finished[0].outcome  # without a failure it is over only once this rank has ended
-        if 0 not in self._finished:
+        if self._failure is not None and 0 not in self._finished:
             return self._failure
-        leader = self._finished[0].outcome
-        return replace(self._failure, metrics=leader.metrics, remarks=leader.remarks, seconds=leader.seconds)
+        leader = self._finished[0].outcome  # without a failure it is over only once this rank has ended
+        if self._failure is not None:
+            more = {"metrics": leader.metrics, "remarks": leader.remarks, "seconds": leader.seconds}
+            leader = replace(self._failure, **more)
+        ended = [self._finished.get(rank) for rank in range(self._size)]
+        return with_joules(leader, [None if over is None else over.joules for over in ended])
 
     def _conclude(self, outcome: TaskOutcome) -> None:
         """The evaluation is over, but not its evaluators: kill them and start others."""

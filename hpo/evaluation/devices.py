@@ -14,7 +14,7 @@ from typing import NamedTuple
 _ROOT = Path("/")
 _DRIVER = Path("proc/driver/nvidia/gpus")
 _KFD = Path("sys/class/kfd/kfd/topology/nodes")
-_PCI = Path("sys/bus/pci/devices")
+PCI = Path("sys/bus/pci/devices")
 _NAME = re.compile(r"\d+(\.\d+)?$|GPU-|MIG-")
 _DISPLAYS = "0x03"
 """Number on the PCI bus of the classes of devices that GPUs are in."""
@@ -111,12 +111,12 @@ def _intel(root: Path, *, whole: bool) -> list[Gpu]:
 
 
 def _on_bus(root: Path, vendor: str) -> Iterator[Path]:
-    for folder in sorted((root / _PCI).glob("*")):
+    for folder in sorted((root / PCI).glob("*")):
         if text_of(folder / "vendor").strip() == vendor and text_of(folder / "class").startswith(_DISPLAYS):
             yield folder
 
 
-def _present(environment: Mapping[str, str], root: Path) -> tuple[Vendor, list[Gpu]]:
+def gpus_of_host(environment: Mapping[str, str], root: Path = _ROOT) -> tuple[Vendor, list[Gpu]]:
     """The vendor of this host's GPUs, and these; where none is seen, the vendor that the environment speaks of."""
     for vendor, read in ((NVIDIA, _nvidia), (AMD, _amd)):
         if found := read(root):
@@ -136,13 +136,13 @@ def _whole_cards(environment: Mapping[str, str]) -> bool:
 
 def vendor_of(environment: Mapping[str, str], root: Path = _ROOT) -> Vendor:
     """The vendor of the GPUs of the host below ``root``."""
-    return _present(environment, root)[0]
+    return gpus_of_host(environment, root)[0]
 
 
 def visible_devices(environment: Mapping[str, str], root: Path = _ROOT) -> tuple[str, ...]:
     """The GPUs that this process may use, as the vendor's variables name them, without asking the vendor's software:
     what these list, else what is seen below ``root``. With an empty CUDA_VISIBLE_DEVICES none, whoever made them."""
-    vendor, present = _present(environment, root)
+    vendor, present = gpus_of_host(environment, root)
     if environment.get(_CUDA) == "":
         return ()
     names: tuple[str, ...] | None = None
@@ -192,7 +192,7 @@ def restricted(environment: Mapping[str, str], devices: Sequence[str], root: Pat
 def described(environment: Mapping[str, str], root: Path = _ROOT) -> str:
     """Number and model of the devices that this process may use, such as "4 NVIDIA H100"; "" for none."""
     number = len(visible_devices(environment, root))
-    vendor, present = _present(environment, root)
+    vendor, present = gpus_of_host(environment, root)
     models = {gpu.model for gpu in present} - {""}
     maker = f"{vendor.name} " if present and vendor is not NVIDIA else ""
     one = models.pop() if len(models) == 1 else f"{maker}GPU" + "s" * (number > 1)
@@ -202,7 +202,7 @@ def described(environment: Mapping[str, str], root: Path = _ROOT) -> str:
 def visible_gpus(environment: Mapping[str, str], root: Path = _ROOT) -> list[Gpu | None]:
     """Each visible device, in order; None for those of which nothing is known, empty where nothing can be."""
     visible = visible_devices(environment, root)
-    _, present = _present(environment, root)
+    _, present = gpus_of_host(environment, root)
     # Where the launcher gave each rank one, the others' are not known.
     if not any(gpu.bus_id for gpu in present) or len(visible) == 1 < len(present):
         return []
@@ -211,10 +211,10 @@ def visible_gpus(environment: Mapping[str, str], root: Path = _ROOT) -> list[Gpu
         if len(numbers) == len(visible) and all(map(str.isdecimal, (*numbers, *visible))):
             visible = numbers
             break
-    return [_named(name, present) for name in visible]
+    return [named_gpu(name, present) for name in visible]
 
 
-def _named(name: str, present: Sequence[Gpu]) -> Gpu | None:
+def named_gpu(name: str, present: Sequence[Gpu]) -> Gpu | None:
     """The GPU that a variable calls ``name``; None for MIG instances, and where it is not known."""
     number = name.partition(".")[0]
     if number.isdecimal():
@@ -230,7 +230,7 @@ def gpu_nodes(environment: Mapping[str, str], root: Path = _ROOT) -> list[int | 
 
 
 def _node_of(root: Path, gpu: Gpu) -> int | None:
-    node = text_of(root / _PCI / gpu.bus_id / "numa_node").strip()
+    node = text_of(root / PCI / gpu.bus_id / "numa_node").strip()
     return int(node) if node.isdecimal() else None
 
 

@@ -22,6 +22,8 @@ _TRAINERS = f"{Path(_PACKAGE).with_name('trainers')}{os.sep}"
 _LIBRARY = re.compile(r"python3\.\d+")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+JOULES = "joules"
+"""Name of a metric that hpo measures, and of an objective that the task need not return then."""
 _WIDEST = 300
 """Characters of an error's summary."""
 _TRACEBACK_LIMIT = 12_000
@@ -102,6 +104,8 @@ def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[st
             names = [str(key) for key in returned]
             near = get_close_matches(name, names, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else "Return it by that name."
+            if name == JOULES:
+                hint = "hpo fills it in where it can read counters that count this evaluation alone: return it here."
             error = f"the task returned a dictionary without objective {name!r} (it holds {_listed(names)}). {hint}"
             return TaskOutcome(status=FAILED, error=error, no_value=True)
         value = as_number(returned[name])

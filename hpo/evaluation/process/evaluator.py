@@ -24,6 +24,7 @@ from hpo.evaluation import conversation as messages
 from hpo.evaluation import gpu
 from hpo.evaluation.gpu import DeviceLink, OwnDevice, evaluator_device
 from hpo.evaluation.process.control_socket import ControlSocket
+from hpo.evaluation.process.energy import EnergyMeter, counters_of, filled
 from hpo.evaluation.process.global_state import GlobalState, Seeder
 from hpo.evaluation.process.output_capture import OutputCapture
 from hpo.evaluation.process.task_groups import TaskGroups
@@ -110,6 +111,7 @@ class Evaluator:
         when_imported({"torch": accept_repetition})
         self._device = evaluator_device(os.environ, hello.device, self._label)
         self._recording = Recording(context.curve, self._device.index)
+        self._energy = EnergyMeter(counters_of(os.environ, hello.device, context))
         # Before torch is imported, here or by the task.
         self._task_groups = TaskGroups()
         self._group = (
@@ -210,6 +212,7 @@ class Evaluator:
                 outcome=outcome,
                 replace=poisoned,
                 regroup=self._group is not None and not self._task_groups.whole,
+                joules=self._energy.end(),
             )
         )
         if not poisoned:
@@ -227,6 +230,7 @@ class Evaluator:
             curve=self._recording.curve,
         )
         self._recording.begin(job)
+        self._energy.begin()
         if timeout_s is not None:
             faulthandler.dump_traceback_later(timeout_s - min(_DUMP_LEAD_S, timeout_s / 2), file=2)
         try:
@@ -258,7 +262,8 @@ class Evaluator:
         self._seeder.seed(trial.seed)
         self._state.begin()
         try:
-            return self._task.evaluate(trial)
+            returned = self._task.evaluate(trial)
+            return filled(returned, self._objectives, self._energy.end())
         finally:
             if self._group is not None:
                 self._group.end()
