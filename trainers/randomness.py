@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainers.gpu import in_use
+
 
 def derive(seed: int, *purpose: str | int) -> int:
     """A seed of 63 bits for ``purpose``, such as ("order", epoch)."""
@@ -23,27 +25,28 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python, numpy, torch and, if CUDA is in use, its devices."""
+    """Seed the global generators of Python, numpy, torch and, if GPUs are in use, theirs."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     # torch.manual_seed would ask every accelerator that torch knows of, a hundred times as long.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
+    if (gpus := in_use()) is not None:
+        gpus.manual_seed_all(seed)
 
 
 class Generators(NamedTuple):
-    """States of the global generators; ``of_cuda`` by device, None where CUDA is not in use."""
+    """States of the global generators; ``of_gpus`` by device, None where none is in use."""
 
     of_python: Any
     of_numpy: Any
     of_torch: Tensor
-    of_cuda: list[Tensor] | None
+    of_gpus: list[Tensor] | None
 
 
 def generators() -> Generators:
     """Present states of the global generators."""
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    gpus = in_use()
+    on_gpus = None if gpus is None else gpus.get_rng_state_all()
     return Generators(random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpus)
 
 
@@ -52,8 +55,8 @@ def set_generators(states: Generators) -> None:
     random.setstate(states.of_python)
     np.random.set_state(states.of_numpy)
     torch.set_rng_state(states.of_torch)
-    if states.of_cuda is not None:
-        torch.cuda.set_rng_state_all(states.of_cuda)
+    if states.of_gpus is not None and (gpus := in_use()) is not None:
+        gpus.set_rng_state_all(states.of_gpus)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainers.gpu import in_use, is_gpu
+
 _Place = tuple[object, ...]
 """Keys and indices that lead to a tensor in a state."""
 
@@ -35,8 +37,8 @@ class HostCopy:
         self._before, self._buffers, self._seen = self._buffers, {}, {}
         copied = self._copied(value, ())
         self._before, self._seen = {}, {}
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.current_stream().synchronize()
+        if (gpus := in_use()) is not None:
+            gpus.current_stream().synchronize()
         return copied
 
     def _copied(self, value: Any, place: _Place) -> Any:
@@ -64,7 +66,7 @@ class HostCopy:
             buffer is not None
             and buffer.shape == tensor.shape
             and buffer.dtype is tensor.dtype
-            and buffer.is_pinned() == (tensor.is_cuda and self._locks)
+            and buffer.is_pinned() == (is_gpu(tensor.device) and self._locks)
         )
         if buffer is None or not fits:
             buffer = self._memory_like(tensor)
@@ -73,7 +75,7 @@ class HostCopy:
         return buffer
 
     def _memory_like(self, tensor: Tensor) -> Tensor:
-        if tensor.is_cuda and self._locks:
+        if is_gpu(tensor.device) and self._locks:
             try:
                 return torch.empty_like(tensor, device="cpu", pin_memory=True)
             except RuntimeError:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers.communication.topology import Ranks
+from trainers.gpu import module_of
 
 REAL_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
@@ -85,7 +86,7 @@ class Channel:
     under_way: int = 0
     """Operations that were started and not waited for."""
     _waited_s: float = 0.0
-    _stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    _stream_waits: list[tuple[torch.Event, torch.Event]] = field(default_factory=list)
     """Events before and after each wait of a GPU's stream that is not in ``_waited_s`` yet."""
 
     @property
@@ -232,11 +233,12 @@ class Channel:
                     self._waited_s += time.perf_counter() - begin
             else:
                 # The stream waits between these two events; with gloo the host does too, at the same time.
-                before, after = _timing_event(), _timing_event()
-                before.record(torch.cuda.current_stream(tensor.device))
+                gpus = module_of(tensor.device)
+                before, after = gpus.Event(enable_timing=True), gpus.Event(enable_timing=True)
+                before.record(gpus.current_stream(tensor.device))
                 # Without a time-out, because NCCL's wait would then block the host; its watchdog ends a hung operation.
                 work.wait()
-                after.record(torch.cuda.current_stream(tensor.device))
+                after.record(gpus.current_stream(tensor.device))
                 self._stream_waits.append((before, after))
                 if len(self._stream_waits) >= _MANY_WAITS:
                     self._sum_up_ended_waits()
@@ -247,7 +249,7 @@ class Channel:
 
     def _sum_up_ended_waits(self) -> None:
         waits = self._stream_waits
-        done = next((index for index, (_, end) in enumerate(waits) if not end.query()), len(waits))  # type: ignore[no-untyped-call]
+        done = next((index for index, (_, end) in enumerate(waits) if not end.query()), len(waits))
         self._waited_s += sum(begin.elapsed_time(end) for begin, end in waits[:done]) / 1000
         del waits[:done]
 
@@ -257,10 +259,6 @@ class Channel:
             f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "
             f"printed. ({error})"
         )
-
-
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _sendable(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch
 from trainers.data.fetching import BatchOrder, Collate, Collated, Fetched
+from trainers.gpu import is_gpu, module_of
 from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.structures import moved, tensors_in
 
@@ -34,7 +35,7 @@ class _Copy(NamedTuple):
     inputs: object
     targets: object
     samples: int
-    copied: torch.cuda.Event | None
+    copied: torch.Event | None
 
 
 def _unchanged(collated: Collated) -> Collated:
@@ -66,7 +67,7 @@ class Loader:
         self._seed = seed
         self._plan = _BatchPlan()
         self._loader: DataLoader[object] | None = None
-        self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copying = module_of(device).Stream(device) if is_gpu(device) else None
 
     def batches(
         self, batches: Sequence[Batch], *, epoch: int | None = None
@@ -116,7 +117,7 @@ class Loader:
             return
         for order in self._plan.orders:
             collated = self._fetched.__getitems__(order)
-            yield collated.pin_memory() if self._device.type == "cuda" else collated
+            yield collated.pin_memory() if is_gpu(self._device) else collated
 
     def _read_ahead(self) -> Generator[Collated]:
         if self._loader is None:
@@ -127,7 +128,7 @@ class Loader:
                 collate_fn=_unchanged,  # type: ignore[arg-type]
                 num_workers=self._processes,
                 persistent_workers=True,
-                pin_memory=self._device.type == "cuda",
+                pin_memory=is_gpu(self._device),
                 # A generator of its own, because iterating would otherwise draw from the global generator.
                 generator=torch.Generator(),
             )
@@ -160,9 +161,9 @@ class Loader:
                 if self._copying is None:
                     yield _Copy(*self._on_device(inputs, targets, collated.seed), collated.samples, None)
                     continue
-                if made_here := [tensor for tensor in tensors_in(parts) if tensor.is_cuda]:
+                if made_here := [tensor for tensor in tensors_in(parts) if is_gpu(tensor.device)]:
                     self._copy_after(made_here)
-                with torch.cuda.stream(self._copying):
+                with module_of(self._device).stream(self._copying):
                     inputs, targets = self._on_device(inputs, targets, collated.seed)
                 yield _Copy(inputs, targets, collated.samples, self._copying.record_event())
 
@@ -173,7 +174,7 @@ class Loader:
         """
         if self._copying is None:
             return
-        self._copying.wait_stream(torch.cuda.current_stream(self._device))
+        self._copying.wait_stream(module_of(self._device).current_stream(self._device))
         # Without this, the tensors' memory might be used again while the copy still reads it.
         for tensor in made:
             tensor.record_stream(self._copying)
@@ -203,10 +204,10 @@ class Loader:
 
     def _ready(self, copy: _Copy) -> _Copy:
         if copy.copied is not None:
-            computing = torch.cuda.current_stream(self._device)
+            computing = module_of(self._device).current_stream(self._device)
             computing.wait_event(copy.copied)
             # Without this, the tensors' memory might be used for the next copy while it is still read.
             for tensor in tensors_in((copy.inputs, copy.targets)):
-                if tensor.is_cuda:
+                if is_gpu(tensor.device):
                     tensor.record_stream(computing)
         return copy

@@ -20,6 +20,7 @@ from trainers.data.loader import Loader
 from trainers.data.streams import stream_of
 from trainers.evaluation.forward import Forward, Step
 from trainers.evaluation.metrics import MeanLoss, Metric, Scores, check_metrics, full
+from trainers.gpu import is_gpu, module_of
 from trainers.modes import modes_of, restore_modes
 from trainers.precision import PRECISIONS, autocast, matrix_products
 from trainers.structures import mapped
@@ -178,4 +179,4 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     """Context in which ``device`` is torch's current device if it is a GPU."""
     # Libraries that allocate memory without naming a device use the current device. By default, that is the first GPU
     # of the node, which would get a context of every rank.
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return module_of(device).device(device) if is_gpu(device) else nullcontext()

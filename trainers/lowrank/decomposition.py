@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainers.communication.buckets import broadcast_everywhere
 from trainers.communication.communicator import Communicator
+from trainers.gpu import is_gpu, module_of
 from trainers.precision import full_precision
 
 # The Gram matrix is 2.4 times faster, but in single precision loses singular values below 3e-4 of the largest.
@@ -168,8 +169,8 @@ class SharedWork:
 
     def _now(self) -> float:
         """Time in seconds after all operations on the device have ended; called only around the rare decompositions."""
-        if self._communicator.device.type == "cuda":
-            torch.cuda.synchronize(self._communicator.device)
+        if is_gpu(self._communicator.device):
+            module_of(self._communicator.device).synchronize(self._communicator.device)
         return time.perf_counter()
 
     def _shapes(self, own: dict[int, list[Tensor]], tasks: int) -> list[list[tuple[int, ...]]]:

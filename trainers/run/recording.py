@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trainers.communication.communicator import Communicator
+from trainers.gpu import is_gpu, module_of
 from trainers.methods.strategy import Strategy
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.schedules import ReduceOnPlateau
@@ -36,9 +37,9 @@ class Recorder:
         self._settings = settings
         self._communicator = communicator
         self._full_trainable, self._full_parameters = self._counts()
-        if settings.device.type == "cuda":
+        if is_gpu(settings.device):
             # The process may have trained something else before.
-            torch.cuda.reset_peak_memory_stats(settings.device)
+            module_of(settings.device).reset_peak_memory_stats(settings.device)
 
     def check_names(self, strategy: Strategy) -> None:
         """ValueError if a metric's name is taken, or a metric is asked for that will not be recorded."""
@@ -49,7 +50,7 @@ class Recorder:
         if settings.validation_set is not None:
             names += ["validation_loss", *settings.metrics]
         names += [*TOTALS, "trainable_fraction", "compression_ratio", "decomposition_s", "samples_per_s"]
-        names += ["peak_memory_bytes"] if settings.device.type == "cuda" else []
+        names += ["peak_memory_bytes"] if is_gpu(settings.device) else []
         names += ["mfu"] if settings.peak_flops is not None else []
         known = dict.fromkeys([*names, *of_strategy], 0.0)
         for asking in (settings.early_stopping, settings.schedule):
@@ -87,14 +88,14 @@ class Recorder:
         Collective: an all-gather.
         """
         settings, device = self._settings, self._settings.device
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        memory = module_of(device).max_memory_allocated(device) if is_gpu(device) else 0
         mine = torch.tensor(
             [position.recent_samples, position.recent_s, memory], dtype=torch.float64, device="cpu"
         )
         of_ranks = torch.stack(self._communicator.service.all_gather(mine))
         samples, seconds = of_ranks[:, 0].sum().item(), of_ranks[:, 1].mean().item()
         found = {"samples_per_s": samples / max(seconds, 1e-9)}
-        if device.type == "cuda":
+        if is_gpu(device):
             found["peak_memory_bytes"] = of_ranks[:, 2].max().item()
         if settings.flops_per_sample is not None and settings.peak_flops is not None:
             flops_per_s = found["samples_per_s"] * settings.flops_per_sample

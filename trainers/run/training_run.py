@@ -24,6 +24,7 @@ from trainers.data.batches import Batch
 from trainers.data.loader import Loader
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
+from trainers.gpu import is_gpu, module_of
 from trainers.methods.strategy import Method, Setup, Strategy
 from trainers.modes import modes_of, put_in_training, restore_modes, whole_mode_kept
 from trainers.names import plain_name
@@ -380,9 +381,9 @@ class TrainingRun:
     def _mean_losses(self) -> tuple[float, float]:
         """Mean losses of all ranks' samples since the epoch began, and since the last evaluation."""
         position = self.position
-        if self.settings.device.type == "cuda":
+        if is_gpu(self.settings.device):
             begin = time.perf_counter()
-            torch.cuda.synchronize(self.settings.device)
+            module_of(self.settings.device).synchronize(self.settings.device)
             waited_s = time.perf_counter() - begin
             position.train_s += waited_s
             position.recent_s += waited_s
