@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import quoted
 from hpo.text import excerpt
 
-# Random configurations until the constraints count as impossible.
-_DRAWS = 10_000
+# Random configurations until the constraints count as impossible; the second within ``_SEARCHED_S`` seconds.
+_DRAWS, _MOST_DRAWS = 10_000, 200_000
 # Random configurations to look for a constraint that raises, at most for ``_SEARCHED_S`` seconds.
 _DRAWS_THAT_RAISE = 1_000
 _SEARCHED_S = 2.0
@@ -231,20 +231,25 @@ class CampaignDefinition:
         space, task = self.task.space, self.task
         if not task.constraints:
             return
-        drawn = (space.decode(space.sample(rng)) for _ in range(_DRAWS))
+        drawn = (space.decode(space.sample(rng)) for _ in range(_MOST_DRAWS))
         # Further than to the first allowed: a constraint that raises for some is to be found before anything starts.
         until, found = time.monotonic() + _SEARCHED_S, False
         for params in islice(drawn, _DRAWS_THAT_RAISE):
             found |= task.allows(params)
             if found and time.monotonic() > until:
                 break
-        if found or any(map(task.allows, drawn)):
+        # The search goes on from a given point, too.
+        if found or task.default is not None or task.points or any(map(task.allows, islice(drawn, _DRAWS))):
+            return
+        until = time.monotonic() + _SEARCHED_S
+        if any(map(task.allows, takewhile(lambda params: time.monotonic() < until, drawn))):
             return
         # Rare configurations are found where the space can be listed.
         if not task.listable or not any(True for _ in task.configurations()):
             raise UsageError(
-                f"none of {_DRAWS} random configurations meets the constraints, and a search would find none either. "
-                "Loosen the constraints, or narrow the ranges to where they hold"
+                f"none of over {_DRAWS} random configurations meets the constraints, and a search would find none "
+                "either. Give the task a default that meets them, loosen the constraints, or narrow the ranges to "
+                "where they hold"
             )
 
     def _check_steps(self) -> None:

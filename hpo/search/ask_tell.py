@@ -27,6 +27,9 @@ from hpo.task.metrics import as_number
 from hpo.task.task import MINIMIZE, checked_constraints, checked_objectives, losses_of
 from hpo.text import excerpt
 
+_MOST_DRAWS = 200_000
+"""Draws after which constraints that refuse all count as impossible."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
@@ -127,6 +130,8 @@ class Search:
         number = self._asked
         candidate = Candidate(number, Configuration(id=make_id(0, 0, number), params={}))
         self._proposals.fill(candidate, self._population)
+        while not candidate.key and candidate.draws < _MOST_DRAWS and not listable(self._space):
+            self._proposals.fill(candidate, self._population)
         # Proposals gives up after a limited number of draws, and leaves a configuration that may be known.
         stuck = candidate.draws >= STUCK and not self._duplicates
         if not candidate.key or (stuck and candidate.key in self._proposals.known):

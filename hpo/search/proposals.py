@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from hpo.individual import REEVALUATION, Configuration, Scalar, birthplace
-from hpo.search.population import Population
-from hpo.search.protocols import Breeder, Candidate, Codec, Offspring
+from hpo.search.population import Member, Population
+from hpo.search.protocols import Breeder, Candidate, Codec, Genome, Offspring
 
 STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
 _BRED = 50
 """Attempts by breeding, before random configurations are tried."""
+BESIDE = "beside"
+"""The operator of an individual that is drawn close to others, as constraints refuse nearly all of the space."""
+_FEW = 10
+_RARE, _RARELY = 1_000, 8_000
+"""Draws after which every other draw is close to an individual, which the constraints have allowed; the second while
+fewer than ten have completed."""
 # Most draws for which the constraints allow nothing: in all, and then for each further claim of the candidate.
 _MOST, _FURTHER = 10_000, 500
 
@@ -74,6 +80,12 @@ class Proposals:
                 child, first = first, None
             elif candidate.draws <= bred:
                 child = breeder.breed(population, rng)
+            elif candidate.draws % 2 and (beyond := self._beyond(candidate, population)) >= 0:
+                members = list(population)
+                parent = rng.choice(members)
+                # From far to near, so that the first that are allowed are not all alike.
+                genome = beside(self._space, parent, members, rng, min(4.0, 1.0 + beyond / 500))
+                child = Offspring(genome, operator=BESIDE, parents=(parent.id,))
             else:
                 child = Offspring(self._space.sample(rng), operator="random")
             # Parents from other islands may have choices that this island or phase does not allow.
@@ -89,6 +101,38 @@ class Proposals:
                 key = ""
                 break
             key = key_of(self._space, configuration)
-            if candidate.draws >= bred + STUCK - _BRED or self._duplicates or key not in self.known:
+            # Close to known configurations a known one says nothing of what is left.
+            stuck = candidate.draws >= bred + STUCK - _BRED and (
+                child.operator != BESIDE or candidate.draws >= most
+            )
+            if stuck or self._duplicates or key not in self.known:
                 break
         candidate.configuration, candidate.genome, candidate.key = configuration, child.genome, key
+
+    @staticmethod
+    def _beyond(candidate: Candidate, population: Population) -> int:
+        """Number of draws since those close to individuals began, negative before. The first individuals are to be
+        independent of one another."""
+        few = population.completed < _FEW
+        return candidate.draws - (_RARELY if few else _RARE) if len(population.best) else -1
+
+
+def beside(
+    space: Codec, parent: Member, others: Sequence[Member], rng: random.Random, decades: float = 4.0
+) -> Genome:
+    """Genome close to that of ``parent``, all genes moved together, as they must where constraints tie parameters:
+    along the difference of two ``others`` (Storn and Price 1997), or by a share from 10^-``decades`` of the way to a
+    random genome."""
+    share = 10.0 ** -rng.uniform(0.0, decades)
+    start, end = parent.genome, space.sample(rng)
+    if len(others) > 1 and rng.random() < 0.5:
+        share, start, end = rng.random(), *(one.genome for one in rng.sample(others, 2))
+    moved = [
+        min(1.0, max(0.0, gene + share * (last - first)))
+        if isinstance(gene, float)
+        else last
+        if rng.random() < min(share, 0.5)
+        else gene
+        for gene, first, last in zip(parent.genome, start, end)
+    ]
+    return space.project_to_allowed(tuple(moved))

@@ -14,6 +14,7 @@ from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.ensemble import FrontEnsemble, ModelEnsemble, import_in_background
 from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
+from hpo.search.proposals import beside
 from hpo.search.protocols import Breeder, Offspring, SearchContext
 from hpo.space.space import SearchSpace
 from hpo.task.known_point import Allows
@@ -140,9 +141,15 @@ class SurrogateBreeder(EvolutionBreeder):
         parents = numpy.array([member.genome for member in pool], dtype=float)
         at_random = int(_DRAWN * min(1.0, _CHANCE * self._random_rate))
         bred, picked = children.children(parents, _DRAWN - at_random, generator, self._crossover, _COARSE)
-        genomes = numpy.concatenate([bred, children.drawn(at_random, generator)])
+        # Constraints that refuse nearly all of the space allow few random children.
+        near = at_random // 2 if allows else 0
+        sources = [rng.randrange(len(pool)) for _ in range(near)]
+        close = [beside(self._space, pool[place], pool, rng) for place in sources]
+        drawn = children.drawn(at_random - near, generator)
+        genomes = numpy.concatenate([bred, *([numpy.array(close, dtype=float)] if close else []), drawn])
         # Places of each child's parents in the pool, -1 for random children.
-        origins = numpy.concatenate([picked, numpy.full((at_random, 2), -1)])
+        others = numpy.array(sources + [-1] * len(drawn), dtype=int)
+        origins = numpy.concatenate([picked, numpy.stack([others, others], axis=1)])
         bounds = self._bounds(genomes, judge)
         looked_at = numpy.zeros(len(genomes), dtype=bool)
         niche = rng.choice(children.unordered) if children.unordered else None
