@@ -208,6 +208,13 @@ class Individual(FinalFacts, msgspec.Struct, frozen=True, kw_only=True):
     """The number of the launch in which it was last evaluated, 0 for a known point."""
     migrations: tuple[tuple[int, int], ...] = ()
     """Its moves in order, each from an island to another."""
+    breaks: tuple[str, ...] = ()
+    """Limited metrics and objectives whose limits a completed individual breaks or says nothing of."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether it completed and keeps all limits, so that it may be the best."""
+        return self.status == COMPLETED and self.objectives is not None and not self.breaks
 
     @property
     def value(self) -> float | None:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def new_points(settings: config.Settings, task: Task, problems: dict[str, None])
         return []
     home = settings.directory
     entered, standing = _on_record(home)
-    readings = _readings(settings.known)
+    readings = _readings(settings.known, task.limits.names)
     found = []
     for entry in settings.known:
         with noted(problems):
@@ -83,13 +83,14 @@ def _on_record(home: Path) -> tuple[dict[str, Entered], dict[int, Known]]:
     return entered, standing
 
 
-def _readings(entries: Iterable[KnownSettings]) -> dict[str, str]:
-    """Columns and treatment of unknown parameters of all entries of a source, by source, unless all are the
-    defaults."""
+def _readings(entries: Iterable[KnownSettings], limited: Sequence[str]) -> dict[str, str]:
+    """Columns, treatment of unknown parameters and ``limited`` metrics of all entries of a source, by source, unless
+    all are the defaults."""
     ways: dict[str, list[object]] = {}
     for one in entries:
-        if one.recorded_as is not None and (one.columns or one.unknown):
-            ways.setdefault(one.recorded_as, []).append([sorted(one.columns.items()), one.unknown])
+        if one.recorded_as is not None and (one.columns or one.unknown or limited):
+            options = [sorted(one.columns.items()), one.unknown, *limited]
+            ways.setdefault(one.recorded_as, []).append(options)
     return {name: json.dumps(found) for name, found in ways.items()}
 
 
@@ -124,7 +125,7 @@ def _replace(found: Iterable[KnownPoints], standing: Mapping[int, Known], task: 
         point = None if points is None else points.get(key(known.params))
         if points is None or (point is None and known.source == BY_HAND):
             continue
-        if point is None or (point.status, point.objectives) != (known.status, known.objectives):
+        if point is None or _result(point) != _result(known):
             next(one for one in found if one.source == known.source).replaces.add(number)
 
 
@@ -148,6 +149,7 @@ def enter_points(
                 params=dict(point.params),
                 status=point.status,
                 objectives=None if point.objectives is None else dict(point.objectives),
+                metrics=dict(point.metrics),
                 source=known.source,
                 origin=point.origin,
                 time=time.time(),
@@ -156,7 +158,7 @@ def enter_points(
         ]
         if known.replaces:
             records.append(Withdrawn(numbers=sorted(known.replaces), source=known.source, time=time.time()))
-        enter(earlier, points, space=task.space, islands=islands, losses=task.losses)
+        enter(earlier, points, space=task.space, islands=islands, losses=task.losses, limits=task.limits)
         records += points
         if known.source != BY_HAND:
             records.append(
@@ -188,3 +190,7 @@ def _unnamed(sources: Mapping[str, int], entries: Collection[KnownSettings]) -> 
             if Path(source).suffix.lower() in TABLES:
                 line += "; list it again with an empty table to take them back"
             yield line
+
+
+def _result(one: KnownPoint | Known) -> tuple[object, ...]:
+    return one.status, one.objectives, one.metrics

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from hpo.config import process
 from hpo.errors import EXIT_RESUMABLE, HpoError
-from hpo.individual import PRUNED
+from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.coordinator.health import counted
 from hpo.islands.end_reasons import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
+from hpo.task.limits import without_best
 from hpo.terminal import one_line, quoted, write
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Display:
     def __init__(self, settings: Settings, task: Task, *, workers: int, done: int = 0) -> None:
         self._done = done
         self._directory = settings.directory
-        self._objectives = task.objectives
+        self._objectives, self._limits = task.objectives, task.limits
         self._workers = workers
         self._repeats = any(settings.search_of(one).reevaluate for one in range(settings.layout.islands))
         self._began: float | None = None
@@ -97,7 +98,9 @@ class Display:
         name = "failed" if reason in (FUTILE, NOTHING_COMPLETED) else reason
         text = f"{name}: {self.line(coordinator, now, ended=True)}"
         failed = coordinator.tally.worked_and_failed[1] > 0
-        nothing_completed = reason == NOTHING_COMPLETED or (coordinator.tally.best is None and failed)
+        completed = coordinator.tally.counts.get(COMPLETED, 0)
+        bestless = coordinator.tally.best is None
+        nothing_completed = reason == NOTHING_COMPLETED or (bestless and failed and not completed)
         if nothing_completed or self._repeats:
             from hpo.results.record import load
             from hpo.views import text as texts
@@ -111,6 +114,8 @@ class Display:
                 "\nThe budget is used up, and no evaluation has completed. Mend what failed; then "
                 f"`hpo retry {quoted(self._directory)} --status all` and the same command evaluate them again."
             )
+        for remark in without_best(self._limits, completed) if bestless else ():
+            text += f"\n{one_line(remark)}."
         budget, final = coordinator.evaluations, coordinator.final
         if reason == DONE and budget is not None and final == self._done >= budget:
             text += f"\n{used_up(self._directory, final, budget)}."

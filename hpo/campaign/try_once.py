@@ -71,6 +71,8 @@ def attempt(file: Path) -> int:
             terminal.write(f"    {terminal.one_line(key)} = {shown[:_MOST_SHOWN]}{more}")
     for remark in outcome.remarks.values():
         _log.info("%s.", terminal.one_line(remark))
+    for name in campaign.task.limits.broken(outcome.objectives, outcome.metrics):
+        terminal.write(f"breaks the limit of {terminal.one_line(name)}: it would never be the best")
     if outcome.error:
         terminal.write(outcome.error, sys.stderr)
     return 0 if outcome.status in (COMPLETED, PRUNED) else 1

@@ -94,7 +94,7 @@ class EvaluationEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     outcome: Outcome
     """Its error is one line, and it has no metrics; the journal has them."""
     losses: tuple[float, ...] | None
-    """A finite number to be minimised for each objective; None unless it completed."""
+    """A finite number to be minimised for each objective; None unless it completed and keeps all limits."""
     reported: bool = False
     """Whether it had reported a finite value, and did not return what is no value."""
     fault: str | None = None

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import structs
 
 from hpo.individual import Attempt, Configuration, Facts, FinalFacts, Outcome, Scalar, make_id
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 VERSION = 1
 
@@ -94,6 +95,8 @@ class Launched(Record, kw_only=True):
     """Hash of the task's code (``hpo.task.code_version``), "" where it could not be read."""
     pruner: str = "none"
     """First pruner of the islands that is not "none"."""
+    limits: OutcomeLimits = UNLIMITED
+    """The task's limits of outcomes."""
 
 
 class Evaluation(Facts, Record, kw_only=True):
@@ -182,6 +185,8 @@ class Known(Record, kw_only=True):
     origin: str
     """Name of the result in ``source``."""
     time: float
+    metrics: dict[str, Number] = {}
+    """Numbers that the task limits."""
 
 
 class Entered(Record, kw_only=True):

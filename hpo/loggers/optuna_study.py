@@ -236,6 +236,7 @@ class _Trials:
             for name, one in space.parameters.items()
         }
         self._objectives = tuple(record.objectives)
+        self._limits = record.limits
         self._created = float(record.identity.get("created") or 0.0)
         self._curves: dict[str, dict[int, float]] = {}
         curves = load_curves(record.directory)
@@ -263,9 +264,16 @@ class _Trials:
             },
             distributions={name: self._distributions[name] for name in individual.params},
             user_attrs=_attributes(individual),
-            system_attrs={},
+            system_attrs=self._constraints(individual),
             intermediate_values=self._curves.get(individual.id, {}),
         )
+
+    def _constraints(self, individual: Individual) -> dict[str, Any]:
+        """Excess over each limit, as Optuna keeps constraints: above 0 for what breaks it."""
+        if individual.status != COMPLETED or not self._limits:
+            return {}
+        excess = self._limits.excess(individual) or (1.0,)  # 1 where it says nothing of a limited metric
+        return {f"constraints:{place}": one for place, one in enumerate(excess)}
 
     def _local(self, at: float) -> datetime:
         """Local time, which Optuna uses, of a time ``at`` in Unix seconds."""

@@ -123,6 +123,7 @@ def facts(individual: Individual) -> dict[str, str]:
         "operator": individual.operator,
         "parents": " ".join(individual.parents),
         "error": individual.error or "",
+        "breaks": ", ".join(individual.breaks),
     }
     return {name: value for name, value in found.items() if value}
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from math import isfinite, isinf
+from math import isfinite, isinf, isnan
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
@@ -98,11 +98,20 @@ def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
             unknown=entry.unknown,
             columns=entry.columns,
             study=entry.study,
+            metrics=[name for name in task.limits.names if name not in task.objectives],
         )
     values = dict(entry.objectives)
     if entry.value is not None:
         values = {next(iter(task.objectives)) if len(task.objectives) == 1 else "value": entry.value}
+    limited = {
+        name: values.pop(name) for name in task.limits.names if name in values.keys() - task.objectives
+    }
     point = single_point(entry.params, values, task.space, task.objectives, task.allows)
+    point = replace(point, metrics=limited)
+    if point.status == COMPLETED and (missing := task.limits.missing(point)):
+        raise UsageError(
+            f"known point {point.params}: the task limits {listed(missing)}. Give its number among the objectives."
+        )
     return KnownPoints(source=BY_HAND, points=[point])
 
 
@@ -116,6 +125,7 @@ def known_points(
     unknown: str | None = None,
     columns: Mapping[str, str] | None = None,
     study: str | None = None,
+    metrics: Sequence[str] = (),
 ) -> KnownPoints:
     """Results from elsewhere as points of a space.
 
@@ -137,6 +147,8 @@ def known_points(
         columns (dict; default None): the source's column by parameter or objective, where the names differ. Rows with
             an empty cell there use the column with the parameter's own name.
         study (str; default None): name of the study in an Optuna storage with several studies.
+        metrics (list of str; default ()): metrics that completed points must have, such as a task limits; points have
+            them in ``metrics`` (dict).
 
     Raises:
         UsageError: the source cannot be read, has the opposite direction of an objective, or lacks an objective.
@@ -160,7 +172,7 @@ def known_points(
     check("columns", columns, plain, "map names here to names of columns")
     check("study", study, _is(study, str), "be the name of a study")
     table = sources.read(source, study)
-    return _Fitting(table, space, objectives, default or {}, allows, columns or {}).all(unknown)
+    return _Fitting(table, space, objectives, default or {}, allows, columns or {}, metrics).all(unknown)
 
 
 def _is(given: object, kind: type) -> bool:
@@ -178,9 +190,10 @@ class _Fitting:
         default: Mapping[str, object],
         allows: Allows | None,
         columns: Mapping[str, str],
+        metrics: Sequence[str],
     ) -> None:
         self._table, self._space, self._objectives = table, space, objectives
-        self._default, self._allows = default, allows
+        self._default, self._allows, self._metrics = default, allows, metrics
         self._where = f"known points of {table.name}"
         self._found = KnownPoints(source=table.name)
         self._cells = Cells(space.parameters, typed=table.typed)
@@ -208,7 +221,7 @@ class _Fitting:
             if name not in self._of_objective:
                 self._of_objective[name] = self._objective(name, place, existing)
             self._check_direction(name)
-        used = {*self._of_parameter.values(), *self._of_objective.values()}
+        used = {*self._of_parameter.values(), *self._of_objective.values(), *metrics}
         self._own = {name: column for name, column in own.items() if column not in used}
         self._strange = [
             column
@@ -342,7 +355,15 @@ class _Fitting:
         if self._allows is not None and not self._allows(params):
             return "refused by a constraint"
         objectives = known if status == COMPLETED else None
-        return KnownPoint(params=params, objectives=objectives, status=status, origin=row.origin)
+        metrics: dict[str, float] = {}
+        for name in self._metrics if status == COMPLETED else ():
+            cell = row.cells.get((sources.METRICS if self._table.exported else "") + name)
+            if (value := number(cell)) is None or isnan(value):
+                return f"without {name}, which is limited here"
+            metrics[name] = value
+        return KnownPoint(
+            params=params, objectives=objectives, status=status, metrics=metrics, origin=row.origin
+        )
 
     def _params(self, row: sources.Row) -> Params | str:
         chosen: Params = {}

@@ -28,6 +28,7 @@ from hpo.results.analysis.repeated import Repeated, in_words
 from hpo.results.record import CampaignRecord, load
 from hpo.results.running import Running
 from hpo.search.stopping_rules import without_reports
+from hpo.task.limits import without_best
 from hpo.task.outcome import alike, summary_line
 from hpo.task.task import losses_of
 from hpo.terminal import one_line
@@ -195,7 +196,10 @@ def remarks(record: CampaignRecord) -> list[str]:
     """Sentences on settings of the last launch that have no effect."""
     launched = record.launches[-1].launched if record.launches else None
     completed = sum(one.status == COMPLETED for one in record.individuals)
-    return [] if launched is None else without_reports(launched.pruner, completed, record.reports)
+    if launched is None:
+        return []
+    found = without_reports(launched.pruner, completed, record.reports)
+    return found if pareto.best(record, 1) else [*found, *without_best(record.limits, completed)]
 
 
 def _pace(record: CampaignRecord) -> Pace | None:
@@ -207,16 +211,22 @@ def _pace(record: CampaignRecord) -> Pace | None:
     deadlines = [one.time + one.deadline_s for one in launches.values() if one.deadline_s is not None]
     name, direction = next(iter(record.objectives.items()))
     better = max if direction == "maximize" else min
-    values: dict[int, list[float]] = {}
+    values: dict[int, list[Individual]] = {}
     for one in record.individuals:
         if one.status == COMPLETED and one.objectives and name in one.objectives:
-            values.setdefault(one.island, []).append(one.objectives[name])
+            values.setdefault(one.island, []).append(one)
     return Pace(
         recent=len(ends),
         since=recent_since(ends, min(one.started for one in record.current)),
         ends_at=max(deadlines) if len(deadlines) == len(launches) else None,
         waiting=sum(one.storage is not None for one in record.current),
-        islands={island: Island(completed=len(own), best=better(own)) for island, own in values.items()},
+        islands={
+            island: Island(
+                completed=len(own),
+                best=better(((one.objectives or {})[name] for one in own if one.fit), default=None),
+            )
+            for island, own in values.items()
+        },
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -53,6 +53,7 @@ from hpo.ledger.journals import read_directory
 from hpo.ledger.opening import state_of
 from hpo.results.launch import Launch, Span, seconds_of
 from hpo.results.parts import Part, PartsFold, Place
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,11 @@ class CampaignRecord:
         """Reference point of the last launch, by objective; empty where none was given."""
         launched = self.launches[-1].launched if self.launches else None
         return dict((launched and launched.reference) or {})
+
+    @property
+    def limits(self) -> OutcomeLimits:
+        """Limits of outcomes of the last launch."""
+        return limits_of(self.launches)
 
     @property
     def code_versions(self) -> dict[int, str]:
@@ -275,16 +281,17 @@ class Fold:
         """The record of ``directory``, whose ledger has ``state``, after the last record was added. ``at_work``: see
         ``individuals``."""
         launches = [one for _, one in sorted(self.launches.items())]
+        limits = limits_of(launches)
         moves = (one for own in self._moves.values() for one in own.values())
         return CampaignRecord(
             directory=directory,
             identity=identity,
-            individuals=self.individuals(at_work),
+            individuals=[_judged(one, limits) for one in self.individuals(at_work)],
             launches=launches,
             torn=torn,
             at_work=frozenset(at_work),
             taken=time.time(),
-            known=[one for _, one in sorted(self._known.items())],
+            known=[_judged(one, limits) for _, one in sorted(self._known.items())],
             ledger=state,
             starts_and_ends=self._parts,
             reports=any(
@@ -294,6 +301,19 @@ class Fold:
             reported=sorted(self._reported, key=lambda one: (one.time, one.island, one.id, one.step)),
             moves=sorted(moves, key=lambda one: (one.time, one.id, one.hop, one.source)),
         )
+
+
+def limits_of(launches: Sequence[Launch]) -> OutcomeLimits:
+    """Limits of outcomes that hold after ``launches``: those of the last that has any on record."""
+    return next((one.launched.limits for one in reversed(launches) if one.launched is not None), UNLIMITED)
+
+
+def _judged(one: Individual, limits: OutcomeLimits) -> Individual:
+    """``one`` with the limits that it breaks, also by lacking a metric that was not limited when it was evaluated."""
+    if not limits or one.status != COMPLETED:
+        return one
+    breaks = (*limits.broken(one.objectives, one.metrics), *limits.missing(one))
+    return structs.replace(one, breaks=breaks) if breaks else one
 
 
 def _individual(record: Started | Finished, launch: int) -> Individual:
@@ -309,7 +329,7 @@ def _known(record: Known) -> Individual:
         outcome=Outcome(
             status=record.status,
             objectives=record.objectives,
-            metrics={"source": record.source, "origin": record.origin},
+            metrics={**record.metrics, "source": record.source, "origin": record.origin},
         ),
     )
 

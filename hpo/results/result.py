@@ -25,6 +25,7 @@ from hpo.results.record import CampaignRecord, load
 from hpo.results.running import Tails
 from hpo.space.look_alikes import LookAlikes
 from hpo.space.space import described_space
+from hpo.task.limits import without_best
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ def table_rows(record: CampaignRecord) -> list[Individual]:
     return rows
 
 
-def _columns(individuals: Sequence[Individual], objectives: Sequence[str]) -> dict[str, list[object]]:
+def _columns(
+    individuals: Sequence[Individual], objectives: Sequence[str], *, limited: bool = False
+) -> dict[str, list[object]]:
     columns: dict[str, list[object]] = {
         name: [getattr(one, name) for one in individuals]
         for name in ("id", "island", "worker", "sequence", "status")
@@ -113,6 +116,8 @@ def _columns(individuals: Sequence[Individual], objectives: Sequence[str]) -> di
     columns["migrations"] = [" ".join(own) for own in moves]
     columns["retries"] = [one.retries for one in individuals]
     columns["error"] = [one.error for one in individuals]
+    if limited:
+        columns["breaks"] = [", ".join(one.breaks) for one in individuals]
     for name in dict.fromkeys(name for one in individuals for name in one.params):
         columns[f"params.{name}"] = [one.params.get(name) for one in individuals]
     for name in dict.fromkeys(name for one in individuals for name in one.metrics):
@@ -128,7 +133,8 @@ def dataframe(individuals: Sequence[Individual], objectives: Sequence[str] | Non
     """
     if objectives is None:
         objectives = list(dict.fromkeys(name for one in individuals for name in one.objectives or {}))
-    return _table(_columns(individuals, objectives))
+    limited = any(one.breaks for one in individuals)
+    return _table(_columns(individuals, objectives, limited=limited))
 
 
 def _table(columns: Mapping[str, Sequence[object]]) -> pandas.DataFrame:
@@ -173,7 +179,7 @@ def export(directory: str | os.PathLike[str], path: str | os.PathLike[str]) -> i
     record = load(directory)
     objectives = list(record.objectives)
     rows = table_rows(record)
-    columns = _columns(rows, objectives)
+    columns = _columns(rows, objectives, limited=bool(record.limits))
     if suffix == ".json":
         data = _json(columns)
     else:
@@ -303,9 +309,12 @@ class Result:
         With ``reevaluate``, the best evaluation of the configuration with the best estimated mean (see ``repeated``).
 
         Raises:
-            CampaignError: no individual has completed.
+            CampaignError: no individual has completed, or none keeps the task's limits.
         """
         found = best(self.record, 1)
+        completed = sum(one.status == COMPLETED for one in self.individuals)
+        for remark in () if found else without_best(self.record.limits, completed):
+            raise CampaignError(f"{self.directory}: {remark}.")
         if not found:
             raise CampaignError(
                 f"{self.directory}: no evaluation has completed, so there is no best one ({self._counts()}). "
@@ -378,7 +387,8 @@ class Result:
 
     def dataframe(self) -> pandas.DataFrame:
         """Table of ``hpo export`` as a pandas DataFrame."""
-        return dataframe(table_rows(self.record), list(self.record.objectives))
+        limited = bool(self.record.limits)
+        return _table(_columns(table_rows(self.record), list(self.record.objectives), limited=limited))
 
     def curves(self) -> pandas.DataFrame:
         """Reports of trials, read again at each call: a pandas DataFrame with one row per individual and step, and the

@@ -12,7 +12,16 @@ from hpo.arguments import checked_arguments
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
-from hpo.individual import COMPLETED, FAILED, Configuration, Params, Scalar, known_id, make_id
+from hpo.individual import (
+    COMPLETED,
+    FAILED,
+    Configuration,
+    Outcome,
+    Params,
+    Scalar,
+    known_id,
+    make_id,
+)
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import Front, reference_losses
 from hpo.search.phases import make_breeder
@@ -23,6 +32,7 @@ from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace, listable
 from hpo.spelling import suggestion
 from hpo.task.known_point import single_point
+from hpo.task.limits import checked_limits
 from hpo.task.metrics import as_number
 from hpo.task.task import MINIMIZE, checked_constraints, checked_objectives, losses_of
 from hpo.text import excerpt
@@ -60,6 +70,8 @@ class Search:
             proposal are too many.
         objectives (dict; default None): directions by name, such as {"f1": "maximize", "seconds": "minimize"}, in place
             of ``direction``. Values are then dictionaries, too.
+        at_most, at_least (dict; default None): bounds of metrics or objectives by name, as of ``hpo.Task``: ``tell``
+            then gets a dictionary that has the limited metrics, too.
         constraints (iterable of callables; default ()): functions of the parameters that are true where allowed.
         **settings (see ``hpo.Campaign``): further search keywords: ``crossover``, ``pool``, ``only``, ….
 
@@ -76,6 +88,8 @@ class Search:
         kind: str = "default",
         *,
         objectives: Mapping[str, str] | None = None,
+        at_most: Mapping[str, float] | None = None,
+        at_least: Mapping[str, float] | None = None,
         constraints: Iterable[Callable[[dict[str, Scalar]], object]] = (),
         **settings: object,
     ) -> None:
@@ -85,6 +99,7 @@ class Search:
         given_direction = None if objectives is not None and direction == MINIMIZE else direction
         self._objectives = checked_objectives(given_direction, objectives, "Search")
         self._named = objectives is not None
+        self._limits = checked_limits(at_most, at_least, "Search")
         for name in settings:
             if name not in SearchSettings.model_fields:
                 meant = aliases.SETTINGS.get(aliases.folded(name), name)
@@ -148,8 +163,8 @@ class Search:
 
         Args:
             suggestion (Configuration): what ``ask`` returned.
-            value (float): the objective, or with ``objectives`` a dictionary that has each by name; None, or a number
-                that is not finite: the evaluation failed.
+            value (float): the objective, or with ``objectives`` or limited metrics a dictionary that has each by name
+                ("value" without ``objectives``); None, or a number that is not finite: the evaluation failed.
 
         Raises:
             UsageError: it was not asked for here, its value is known already, or ``value`` is no number, or lacks
@@ -157,16 +172,16 @@ class Search:
         """
         if not isinstance(suggestion, Configuration):
             raise UsageError(f"tell({excerpt(suggestion)}, …): must be what ask() returned")
-        numbers = self._numbers(value, "tell", "the evaluation failed")
+        numbers, excess = self._numbers(value, "tell", "the evaluation failed")
         candidate = self._pending.pop(suggestion.id, None)
         if candidate is None:
             raise UsageError(
                 f"{suggestion.id}: was not asked for, or has its value already. Tell each suggestion once"
             )
         asked = candidate.configuration
-        losses = self._keep(asked.id, asked.params, numbers)
+        losses = self._keep(asked.id, asked.params, numbers, excess)
         status = FAILED if losses is None else COMPLETED
-        member = Member(asked.id, candidate.genome, losses, status, operator=asked.operator)
+        member = Member(asked.id, candidate.genome, losses, status, operator=asked.operator, excess=excess)
         self._population.add(member)
         self._breeder.learn(member)
 
@@ -181,7 +196,7 @@ class Search:
         Raises:
             UsageError: ``params`` is no configuration of the space, or one that a constraint refuses.
         """
-        numbers = self._numbers(value, "enter", "it failed")
+        numbers, excess = self._numbers(value, "enter", "it failed")
         point = single_point(params, numbers, self._space, self._objectives, self._allows)
         key = self._space.key(point.params)
         # A table may have several results of a configuration, and the search may have asked for it.
@@ -190,9 +205,9 @@ class Search:
         self._proposals.known.add(key)
         self._entered += 1
         identity = known_id(self._entered)
-        losses = self._keep(identity, point.params, numbers)
+        losses = self._keep(identity, point.params, numbers, excess)
         genome = self._space.encode(point.params)
-        self._population.enter(Member(identity, genome, losses, point.status, (0,)))
+        self._population.enter(Member(identity, genome, losses, point.status, (0,), excess=excess))
 
     @property
     def best(self) -> Evaluated:
@@ -201,10 +216,11 @@ class Search:
         however lucky.
 
         Raises:
-            UsageError: none has a value.
+            UsageError: none has a value, or none keeps the limits.
         """
         if not (front := self.front):
-            raise UsageError("best: no configuration has a value yet. Tell one first")
+            lacks = "keeps the limits" if self._population.completed else "has a value"
+            raise UsageError(f"best: no configuration {lacks} yet. Tell more")
         return front[0]
 
     @property
@@ -214,32 +230,41 @@ class Search:
         """
         return self._front.items
 
-    def _numbers(self, value: object, method: str, failed: str) -> dict[str, float]:
-        """Numbers of ``value`` by objective; empty where the evaluation failed."""
+    def _numbers(self, value: object, method: str, failed: str) -> tuple[dict[str, float], tuple[float, ...]]:
+        """Numbers of ``value`` by objective, and its excess over each limit; empty where the evaluation failed."""
         if value is None:
-            return {}
-        given = value if self._named else {"value": value}
-        found = (
-            {name: as_number(given.get(name)) for name in self._objectives}
-            if isinstance(given, Mapping)
-            else {}
-        )
+            return {}, ()
+        names = tuple(dict.fromkeys((*self._objectives, *self._limits.names)))
+        several = self._named or len(names) > 1
+        given = value if several else {"value": value}
+        found = {name: as_number(given.get(name)) for name in names} if isinstance(given, Mapping) else {}
         numbers = {name: number for name, number in found.items() if number is not None}
-        if len(numbers) < len(self._objectives):
-            names = ", ".join(self._objectives)
-            rule = f"a dictionary with a number for each of {names}" if self._named else "one number"
+        if len(numbers) < len(names):
+            rule = f"a dictionary with a number for each of {', '.join(names)}" if several else "one number"
             raise UsageError(f"{method}(…, {excerpt(value)}): must be {rule}, or None where {failed}")
-        return numbers if all(map(isfinite, numbers.values())) else {}
+        objectives = {name: numbers[name] for name in self._objectives}
+        result = Outcome(status=COMPLETED, objectives=objectives, metrics={**numbers})
+        excess = self._limits.excess(result)
+        return (
+            (objectives, excess)
+            if excess is not None and all(map(isfinite, objectives.values()))
+            else ({}, ())
+        )
 
     def _keep(
-        self, identity: str, params: dict[str, Scalar], numbers: dict[str, float]
+        self,
+        identity: str,
+        params: dict[str, Scalar],
+        numbers: dict[str, float],
+        excess: tuple[float, ...],
     ) -> tuple[float, ...] | None:
-        """Add a result to the front; returns its losses, None where it failed."""
+        """Add a result to the front if it keeps all limits; returns its losses, None where it failed."""
         if not numbers:
             return None
         losses = losses_of(numbers, self._objectives)
         value = numbers if self._named else numbers["value"]
-        self._front.add(losses, Evaluated(id=identity, params=params, value=value))
+        if max(excess, default=0.0) <= 0.0:
+            self._front.add(losses, Evaluated(id=identity, params=params, value=value))
         return losses
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:

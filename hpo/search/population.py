@@ -16,6 +16,8 @@ from hpo.search.models.pareto import crowding, dominates
 BEST_KEPT = 64
 """Individuals that a population keeps to breed from, the best of its island."""
 _MOST_ENTERED = 256
+_VIOLATED = 1e300
+"""Rank that a violation of nearly 0 has."""
 _BEYOND = 1_000_000
 """Number added to the ranks of members beyond the reference, more than any population has members."""
 
@@ -46,6 +48,13 @@ class Member(msgspec.Struct, eq=False, array_like=True):
     """Number by which the population sorts it, lowest first."""
     dominators: int = 0
     """Number of the best that dominate it."""
+    excess: tuple[float, ...] = ()
+    """Excess over each limit of outcomes, above 0 where it is broken (``hpo.task.limits``); empty without limits."""
+
+    @property
+    def violation(self) -> float:
+        """Sum of the excesses over broken limits, 0 where all are kept."""
+        return sum(one for one in self.excess if one > 0.0)
 
     def __post_init__(self) -> None:
         if self.progress is not None:
@@ -58,7 +67,8 @@ class Population:
 
     ``best`` is sorted, best first: by the loss, or with several objectives by the number of kept members that dominate
     it (Fonseca and Fleming 1993), the least crowded first where that is equal (Deb et al. 2002). Members with any loss
-    beyond ``reference`` come after all others. Ties go to the older member."""
+    beyond ``reference`` come after all others. Members that break limits of outcomes come last, by their violation (Deb
+    2000, doi:10.1016/S0045-7825(99)00389-8). Ties go to the older member."""
 
     def __init__(
         self,
@@ -172,7 +182,7 @@ class Population:
         self._recent[member.id] = member
         keep_latest(self._recent, self._recent_limit)
         if len(losses) == 1:
-            member.rank = losses[0]
+            member.rank = losses[0] if not (violation := member.violation) else rank_of_violation(violation)
             # Searched from the right, so that the older of equal members stays in front.
             if len(self._ranks) < self._best_limit or member.rank < self._ranks[-1]:
                 self._insert(bisect_right(self._ranks, member.rank), member)
@@ -191,7 +201,7 @@ class Population:
             self._remove(index)
             if member.losses is not None and len(member.losses) > 1:
                 for other in self.best:
-                    other.dominators -= dominates(member.losses, other.losses)
+                    other.dominators -= _dominates(member, other)
                 self._sort()
 
     def _insert(self, index: int, member: Member) -> None:
@@ -206,8 +216,8 @@ class Population:
     def _add_by_domination(self, member: Member) -> None:
         member.dominators = 0
         for other in self.best:
-            member.dominators += dominates(other.losses, member.losses)
-            other.dominators += dominates(member.losses, other.losses)
+            member.dominators += _dominates(other, member)
+            other.dominators += _dominates(member, other)
         self._insert(len(self.best), member)
         self._sort()
         if len(self.best) > self._best_limit:
@@ -217,11 +227,14 @@ class Population:
 
     def _sort(self) -> None:
         """Sort by domination, which is the whole part of a rank, and then by crowding, which is its fraction."""
-        alike: dict[int, list[Member]] = {}
+        alike: dict[float, list[Member]] = {}
         for member in self.best:
             limits = zip(member.losses or (), self.reference or ())
             is_beyond = any(loss > limit for loss, limit in limits)
-            alike.setdefault(member.dominators + _BEYOND * is_beyond, []).append(member)
+            rank: float = member.dominators + _BEYOND * is_beyond
+            if violation := member.violation:
+                rank = rank_of_violation(violation)
+            alike.setdefault(rank, []).append(member)
         self.best = []
         for rank, members in sorted(alike.items()):
             # Sorted by age first: the sort by distance is stable, so that the older of equal members stays in front.
@@ -234,6 +247,16 @@ class Population:
                 member.rank = rank + place / len(members)
             self.best += members
         self._ranks = [member.rank for member in self.best]
+
+
+def rank_of_violation(violation: float) -> float:
+    """Rank, behind those of all losses that occur, of members that break limits; larger for larger violations."""
+    return _VIOLATED * (1.0 + violation / (1.0 + violation))
+
+
+def _dominates(first: Member, second: Member) -> bool:
+    """Whether ``first`` is better in the order of losses among those that keep all limits; others dominate none."""
+    return not first.violation and not second.violation and dominates(first.losses, second.losses)
 
 
 def keep_latest(entries: dict[Any, Any], most: int) -> None:

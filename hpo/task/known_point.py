@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 
 from hpo.errors import UsageError
@@ -24,6 +24,8 @@ class KnownPoint:
     """Values by objective; None where the evaluation failed."""
     status: str = COMPLETED
     """Status of the evaluation: completed, failed or invalid."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers that the task limits."""
     origin: str = ""
     """Id of the individual in the campaign or study that the point comes from."""
 

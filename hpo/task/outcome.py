@@ -14,6 +14,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from hpo.individual import COMPLETED, FAILED, INVALID, PRUNED, STATUSES, Metric, Outcome
+from hpo.task.limits import OutcomeLimits
 from hpo.task.metrics import as_number, keep
 from hpo.text import excerpt
 
@@ -95,6 +96,19 @@ def judge(returned: object, objectives: Sequence[str]) -> TaskOutcome:
     if len(objectives) > 1:
         return _no_value("the task returned the number", returned, objectives)
     return _judge_values({objectives[0]: value})
+
+
+def with_limits(outcome: TaskOutcome, limits: OutcomeLimits) -> TaskOutcome:
+    """``outcome``; invalid if it completed without a number that ``limits`` are about."""
+    if outcome.status != COMPLETED or not (missing := limits.missing(outcome)):
+        return outcome
+    metrics = outcome.metrics
+    given = [f"{name!r} is {excerpt(metrics[name])}" for name in missing if name in metrics]
+    what = " and ".join(given) or f"the result is without {_listed(missing)}"
+    error = (
+        f"{what}: the task limits {'them' if len(missing) > 1 else 'it'} ({limits}). Return or log a number."
+    )
+    return replace(outcome, status=INVALID, objectives=None, error=_encodable(error), no_value=True)
 
 
 def _judge_objectives(returned: Mapping[object, object], objectives: Sequence[str]) -> TaskOutcome:

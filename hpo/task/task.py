@@ -19,6 +19,7 @@ from hpo.individual import MOST_STEPS
 from hpo.space.space import Params, SearchSpace, listable
 from hpo.spelling import suggestion
 from hpo.task.importing import explained, import_user_module, split_reference
+from hpo.task.limits import checked_limits
 from hpo.text import excerpt
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Task:
             "seconds": "minimize"}.
         constraints (iterable of callables; default ()): functions of the parameters, as a dictionary, that are true
             where the configuration is allowed.
+        at_most, at_least (dict; default None): bounds of metrics or objectives by name: {"memory": 70}. A result that
+            breaks one counts as completed and is never the best; the search learns where they are kept.
         default (dict; default None): a configuration, evaluated first.
         points (iterable of dict; default ()): configurations that are evaluated after ``default``.
         steps (int or callable; default None): how many steps a whole run reports, or a function of the parameters,
@@ -65,6 +68,8 @@ class Task:
         *,
         objectives: Mapping[str, str] | None = None,
         constraints: Iterable[Constraint] = (),
+        at_most: Mapping[str, float] | None = None,
+        at_least: Mapping[str, float] | None = None,
         default: Mapping[str, object] | None = None,
         points: Iterable[Mapping[str, object]] = (),
         steps: int | Callable[[Params], int] | None = None,
@@ -77,6 +82,7 @@ class Task:
         self.evaluate = _checked_evaluate(evaluate)
         self.objectives: dict[str, str] = checked_objectives(direction, objectives)
         self.constraints: tuple[Constraint, ...] = checked_constraints(constraints)
+        self.limits = checked_limits(at_most, at_least)
         self.default: Params | None = None if default is None else self._point("default", default)
         rule = "a list of configurations. Write points=[{…}], or default={…} for one."
         self.points: tuple[Params, ...] = tuple(

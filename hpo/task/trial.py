@@ -30,8 +30,9 @@ from hpo.individual import (
     Scalar,
 )
 from hpo.spelling import suggestion
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 from hpo.task.metrics import as_number, keep
-from hpo.task.outcome import TaskOutcome, describe_exception, judge, pruned_outcome
+from hpo.task.outcome import TaskOutcome, describe_exception, judge, pruned_outcome, with_limits
 from hpo.task.trial_directory import clear_directory, make_directory, not_begun
 from hpo.text import excerpt
 
@@ -102,6 +103,7 @@ class Trial:
         "_directory",
         "_diverged_in",
         "_last_step",
+        "_limits",
         "_link",
         "_parent",
         "_stale",
@@ -139,6 +141,7 @@ class Trial:
         self.metrics: dict[str, Metric] = {}
         self.remarks: dict[str, str] = {}
         self.last_report: tuple[int, float] | None = None
+        self._limits = UNLIMITED
         self._link = link
         self._curve = curve
         self._last_step: int | None = None
@@ -271,12 +274,14 @@ class Trial:
                 f"{', '.join(CURVE_COLUMNS)}, as columns of the curves are. Give it another name."
             )
         self.last_report = (whole, number)
-        if self._curve is not None:
-            kept: dict[str, Metric] = {}
+        kept: dict[str, Metric] = {}
+        if self._curve is not None or self._limits:
             for name, metric in metrics.items():
                 keep(name, metric, kept, self.remarks)
+        if self._curve is not None:
             self._curve.add(whole, number, kept)
-        if self._link.report(whole, number, self._last_step):
+        # Early stopping ranks what breaks a limit behind all else, as it does NaN.
+        if self._link.report(whole, math.nan if self._limits.broken(None, kept) else number, self._last_step):
             pruned = Pruned(f"pruned at step {whole} with value {number!r}")
             pruned.on_all_ranks = True
             raise pruned
@@ -371,7 +376,12 @@ class _EpochReport:
         self._trial.report(epoch, metrics[self._value], **named)
 
 
-def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Sequence[str]) -> TaskOutcome:
+def attempt(
+    evaluate: Callable[[Trial], object],
+    trial: Trial,
+    objectives: Sequence[str],
+    limits: OutcomeLimits = UNLIMITED,
+) -> TaskOutcome:
     """Call the task once and say how that ended; only worker rank 0's return value is looked at. The working directory
     is afterwards what it was.
 
@@ -380,6 +390,7 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
     network may be what fills a disk.
     """
     begun = time.perf_counter()
+    trial._limits = limits
     try:
         with _same_working_directory():
             returned = evaluate(trial)
@@ -405,9 +416,12 @@ def attempt(evaluate: Callable[[Trial], object], trial: Trial, objectives: Seque
             f"the loss of a training was not finite in epoch {trial._diverged_in}, where it ended, and what evaluate "
             f"returned counts all the same. Where result.reason is 'diverged', return float('nan')"
         )
+    metrics = {**trial.metrics, **outcome.metrics}
+    if trial.rank == 0:
+        outcome = with_limits(replace(outcome, metrics=metrics), limits)
     return replace(
         outcome,
-        metrics={**trial.metrics, **outcome.metrics},
+        metrics=metrics,
         remarks={**trial.remarks, **outcome.remarks},
         seconds=time.perf_counter() - begun,
     )

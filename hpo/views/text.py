@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpo.individual import LOST, STATUSES, Individual, is_known
+from hpo.individual import COMPLETED, LOST, STATUSES, Individual, is_known
 from hpo.journal.code_copies import changed_files, where
 from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import in_words
 from hpo.results.overview import Best, Overview, folded
+from hpo.task.limits import without_best
 from hpo.terminal import one_line
 from hpo.text import digits
 
@@ -110,8 +111,10 @@ def report(one: Running, now: float) -> str:
 
 
 def nothing(record: CampaignRecord) -> str:
-    """Text for a campaign without completed evaluations, with its errors."""
-    lines = [f"{one_line(record.directory)}: no evaluation has completed yet", *folded(record).errors]
+    """Text for a campaign without a best individual, with its errors."""
+    completed = sum(one.status == COMPLETED for one in record.individuals)
+    remarks = without_best(record.limits, completed) or ["no evaluation has completed yet"]
+    lines = [f"{one_line(record.directory)}: {one_line(remarks[0])}", *folded(record).errors]
     return "\n    ".join(lines)
 
 

@@ -22,6 +22,7 @@ from hpo.islands.background import BackgroundTurns
 from hpo.journal.commands import Stop, asked
 from hpo.ledger.opening import give
 from hpo.search.protocols import GO, STOP, ReportHandler
+from hpo.task.limits import UNLIMITED
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
 
@@ -61,7 +62,7 @@ def run(crew: InlineCrew, order: Job) -> TaskOutcome:
 
 
 def task_of(evaluate: Callable[[hpo.Trial], object]) -> Any:
-    return SimpleNamespace(evaluate=evaluate, objectives=("value",))
+    return SimpleNamespace(evaluate=evaluate, objectives=("value",), limits=UNLIMITED)
 
 
 def crew_of(

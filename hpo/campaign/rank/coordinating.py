@@ -93,6 +93,7 @@ def begin_log(assembly: Assembly, opening: Opening) -> JournalLog:
         reference=dict(settings.search.reference) if settings.search.reference else None,
         code=code.hash,
         pruner=next((one for one in pruners if one != "none"), "none"),
+        limits=assembly.task.limits,
     )
     log.begin(opening.known, launched)
     return log

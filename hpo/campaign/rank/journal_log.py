@@ -88,7 +88,11 @@ class JournalLog(LaunchLog):
             records = self._given_up(place.worker) if may_run else self._records_of(place.worker)[1]
         with located(self._directory):
             return dead_leader_record(
-                records, space=self._task.space, islands=self._islands, losses=self._task.losses
+                records,
+                space=self._task.space,
+                islands=self._islands,
+                losses=self._task.losses,
+                limits=self._task.limits,
             )
 
     def _given_up(self, worker: int) -> list[Record]:
@@ -119,7 +123,11 @@ class JournalLog(LaunchLog):
     def journal_totals(self) -> ResumeState:
         with at_work(self._directory), located(self._directory):
             return fold_directory(
-                self._directory, space=self._task.space, islands=self._islands, losses=self._task.losses
+                self._directory,
+                space=self._task.space,
+                islands=self._islands,
+                losses=self._task.losses,
+                limits=self._task.limits,
             )
 
     def left_by(self, launch: int) -> LeftByLaunch:
@@ -130,8 +138,8 @@ class JournalLog(LaunchLog):
                 record
                 for _, record in read_journals(journal_files(self._directory, launch, state=state), state)
             )
-            losses = self._task.losses
-            left = fold(records, space=self._task.space, islands=self._islands, losses=losses)
+            losses, limits = self._task.losses, self._task.limits
+            left = fold(records, space=self._task.space, islands=self._islands, losses=losses, limits=limits)
         return LeftByLaunch({one.id: one for one in left.pending}, left.ended, left.keys)
 
     def failures(self) -> list[tuple[str, Assignment]]:

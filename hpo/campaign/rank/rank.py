@@ -243,6 +243,7 @@ class Rank:
                 space=definition.task.space,
                 islands=layout.islands,
                 losses=definition.task.losses,
+                limits=definition.task.limits,
                 withdrawn={number for one in starting.known for number in one.replaces},
             )
         retried = [one for one in participation.state.pool if one in earlier.failed]

@@ -21,6 +21,7 @@ from hpo.results import overview
 from hpo.results.launch import seconds_of, union
 from hpo.results.overview import Best, Island, Overview, Pace, recent_since
 from hpo.search.stopping_rules import without_reports
+from hpo.task.limits import without_best
 from hpo.task.task import MAXIMIZE
 
 _INTERVAL_S = 2.0
@@ -117,6 +118,8 @@ class Status:
         codes = dict(self._earlier.codes)
         if launched.code:
             codes[log.number] = launched.code
+        completed = coordinator.tally.counts.get(COMPLETED, 0)
+        unkept = [] if best is not None else without_best(launched.limits, completed)
         return Overview(
             evaluations=coordinator.standing,
             running=coordinator.busy,
@@ -142,7 +145,7 @@ class Status:
             errors=overview.errors((one, failures[one].status, failures[one].error) for one in failed),
             torn=self._earlier.torn,
             pace=self._pace(coordinator),
-            remarks=self.remarks(coordinator),
+            remarks=self.remarks(coordinator) + unkept,
         )
 
     def remarks(self, coordinator: Coordinator) -> list[str]:

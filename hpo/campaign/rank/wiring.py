@@ -116,6 +116,7 @@ class Assembly:
                 launch=launch,
                 island=island,
                 others=lambda: ledger.state().open.keys() - {launch},
+                limits=self.task.limits,
             )
         )
 
@@ -249,6 +250,7 @@ class Assembly:
             settings=LeaderSettings(
                 seed=settings.seed,
                 losses=self.task.losses,
+                limits=self.task.limits,
                 allows=self.allows,
                 migration=MigrationSettings(
                     # The value of an interval of training says nothing of its parameters where training begins.

@@ -234,7 +234,7 @@ class Evaluator:
         if timeout_s is not None:
             faulthandler.dump_traceback_later(timeout_s - min(_DUMP_LEAD_S, timeout_s / 2), file=2)
         try:
-            return self._recording.finish(attempt(self._call, trial, self._objectives))
+            return self._recording.finish(attempt(self._call, trial, self._objectives, self._task.limits))
         finally:
             faulthandler.cancel_dump_traceback_later()
 

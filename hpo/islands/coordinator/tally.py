@@ -33,7 +33,7 @@ class BestSoFar(NamedTuple):
 
 
 class IslandTally(NamedTuple):
-    """Results of the individuals bred on an island. ``best``: the least losses."""
+    """Results of the individuals bred on an island. ``best``: the least losses that keep the limits."""
 
     completed: int
     best: tuple[float, ...] | None
@@ -92,11 +92,11 @@ class Tally:
             recent_s = self.recent_s.setdefault(island, [])
             recent_s.append(seconds)
             del recent_s[:-RECENT]
+            count, best = self.islands.get(island, (0, None))
             if end.losses:
                 self.enter(BestSoFar(end.losses, end.id, end.started, end.params, outcome.objectives))
-                count, best = self.islands.get(island, (0, None))
-                better = best is None or end.losses < best
-                self.islands[island] = IslandTally(count + 1, end.losses if better else best)
+                best = end.losses if best is None else min(best, end.losses)
+            self.islands[island] = IslandTally(count + 1, best)
         elif status != PRUNED:
             # Most have an error in common: kept once.
             error = self._errors.setdefault(outcome.error or "", outcome.error or "")

@@ -21,6 +21,7 @@ from hpo.journal.directory import launch_folder
 from hpo.journal.durable import read_bounded, write_atomically
 from hpo.search.population import Member, Population, keep_latest
 from hpo.search.stopping_rules import Report
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 EVERY_S = 15.0
 _LAUNCHES = 8
@@ -36,6 +37,8 @@ class _Elite(msgspec.Struct, frozen=True, kw_only=True):
 
     members: list[Member]
     reports: list[RungReport] = []
+    limits: OutcomeLimits = UNLIMITED
+    """Limits of outcomes by which the members are judged."""
     version: Literal[1] = 1
 
 
@@ -72,6 +75,7 @@ class EliteExchange:
         directory: the campaign's.
         launch: number of the launch.
         others: returns the numbers of the other open launches; it may raise OSError and CampaignError.
+        limits: limits of outcomes; members of launches with others are left out.
     """
 
     def __init__(
@@ -82,12 +86,14 @@ class EliteExchange:
         launch: int,
         island: int,
         others: Callable[[], Collection[int]],
+        limits: OutcomeLimits = UNLIMITED,
     ) -> None:
         self._leader = leader
         self._directory = directory
         self._launch = launch
         self._island = island
         self._others = others
+        self._limits = limits
         self._next = 0.0
         self._turn = 0
         self._written = b""
@@ -117,10 +123,10 @@ class EliteExchange:
             (identity, step, loss if loss < math.inf else None)
             for identity, step, loss in self._leader.reports(_REPORTS)
         ]
-        data = msgspec.json.encode(_Elite(members=members, reports=reports))
+        data = msgspec.json.encode(_Elite(members=members, reports=reports, limits=self._limits))
         while len(data) > _MOST_BYTES:  # the best come first
             members, reports = members[: len(members) // 2], reports[::2]
-            data = msgspec.json.encode(_Elite(members=members, reports=reports))
+            data = msgspec.json.encode(_Elite(members=members, reports=reports, limits=self._limits))
         # The others send them back.
         self._known.update(dict.fromkeys([*map(_end, members), *map(_rung, reports)]))
         if data == self._written:
@@ -136,7 +142,8 @@ class EliteExchange:
         for launch in launches:
             with suppress(OSError, ValueError):  # it has none yet, or a person has put something there
                 elite = _decoder.decode(read_bounded(self._path(launch), _MOST_BYTES)[0])
-                members.update((_end(one), one) for one in elite.members)
+                if elite.limits == self._limits:
+                    members.update((_end(one), one) for one in elite.members)
                 reports.update((_rung(one), one) for one in elite.reports)
         new = [one for end, one in members.items() if end not in self._known]
         further = [one for rung, one in reports.items() if rung not in self._known]

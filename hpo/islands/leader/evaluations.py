@@ -213,9 +213,12 @@ class Evaluations:
         losses: tuple[float, ...] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = tuple(self._settings.losses(outcome.objectives))
+        limits = self._settings.limits
+        excess = limits.excess(outcome) if limits and losses is not None else ()
+        keeps = losses is not None and limits.keeps(outcome)
         pending = self._publisher.pending
         pending.candidates.append(candidate)
-        pending.results.append(self._end_of(candidate, outcome, losses))
+        pending.results.append(self._end_of(candidate, outcome, losses if keeps else None))
         if outcome.status == INTERRUPTED:
             return
         member = Member(
@@ -225,6 +228,7 @@ class Evaluations:
             outcome.status,
             progress=self._early_stopping.progress() if outcome.status in (PRUNED, COMPLETED) else None,
             operator=candidate.operator,
+            excess=excess or (),
         )
         self._island.population.add(member)
         self._island.breeder.learn(member)
@@ -236,7 +240,7 @@ class Evaluations:
         if rests:
             self._early_stopping.rest(candidate, member.progress[0] if member.progress else 0)
         else:
-            pending.forgotten += self._retention.add(candidate.id, losses)
+            pending.forgotten += self._retention.add(candidate.id, losses, keeps=keeps)
 
     def _end_of(
         self, candidate: Candidate, outcome: TaskOutcome, losses: tuple[float, ...] | None

@@ -14,6 +14,7 @@ from hpo.search.population import Population
 from hpo.search.proposals import Proposals
 from hpo.search.protocols import Breeder, Candidate, Codec, Crew, Journal
 from hpo.search.stopping_rules import PruningSettings
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 from hpo.task.trial import Job
 
 
@@ -78,3 +79,5 @@ class LeaderSettings:
     """-1 where larger reports are better."""
     reference: tuple[float, ...] | None
     """Losses beyond which nothing is wanted, where there are several objectives."""
+    limits: OutcomeLimits = UNLIMITED
+    """The task's limits of outcomes."""

@@ -167,4 +167,4 @@ class Migration:
 
 
 def _losses(member: Member) -> tuple[float, ...]:
-    return member.losses or (math.inf,)
+    return member.violation, *(member.losses or (math.inf,))

@@ -21,17 +21,20 @@ class RetentionPolicy:
         self._most_latest = latest
         self._order = order
         self._best: list[tuple[float, str]] = []
-        self._latest: deque[tuple[str, Sequence[float]]] = deque()
+        self._latest: deque[tuple[str, Sequence[float], bool]] = deque()
 
-    def add(self, identity: str, losses: Sequence[float] | None) -> list[str]:
-        """Note an individual's end, without ``losses`` if it failed; ids whose checkpoints are not kept any more."""
+    def add(self, identity: str, losses: Sequence[float] | None, *, keeps: bool = True) -> list[str]:
+        """Note an individual's end, without ``losses`` if it failed; ids whose checkpoints are not kept any more.
+        ``keeps``: whether it keeps all limits, without which it is among the latest alone."""
         if losses is None:
             return [identity]
         if self._most_latest:
-            self._latest.append((identity, losses))
+            self._latest.append((identity, losses, keeps))
             if len(self._latest) <= self._most_latest:
                 return []
-            identity, losses = self._latest.popleft()
+            identity, losses, keeps = self._latest.popleft()
+        if not keeps:
+            return [identity]
         if len(losses) > 1:
             return []
         self._best.append((losses[0], identity))

@@ -13,6 +13,7 @@ from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.records import Finished, Record, Started
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 
 def dead_leader_record(
@@ -21,6 +22,7 @@ def dead_leader_record(
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
+    limits: OutcomeLimits = UNLIMITED,
 ) -> DeadLeaderRecord:
     """``records``: the leader's journal, to which nothing is written any more."""
     found = DeadLeaderRecord()
@@ -33,12 +35,13 @@ def dead_leader_record(
             if run in ended_runs:
                 continue  # written twice, after a write that failed
             ended_runs.add(run)
-            end = end_of(record, loss_of(record.outcome, losses))
+            end = end_of(record, loss_of(record.outcome, losses), limits)
             found.finished.append((key_of(space, record.configuration), end))
     found.begun = [
         assignment_of(record, replace(attempt, retries=attempt.retries + 1), space=space)
         for _, record, attempt in current.open
         if isinstance(record, Started)
     ]
-    found.populations = fold(records, space=space, islands=islands, losses=losses).populations
+    state = fold(records, space=space, islands=islands, losses=losses, limits=limits)
+    found.populations = state.populations
     return found

@@ -42,6 +42,7 @@ from hpo.ledger.opening import state_of
 from hpo.search.population import Member, Population
 from hpo.search.proposals import key_of
 from hpo.search.protocols import Codec
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 KEPT = 256
 """Number of members kept of each birthplace: more than an island breeds from, since some have emigrated."""
@@ -61,11 +62,12 @@ def fold(
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
+    limits: OutcomeLimits = UNLIMITED,
     withdrawn: Collection[int] = (),
 ) -> ResumeState:
     """State of the campaign after ``records``, without the known points of the numbers ``withdrawn``. Individuals of
     islands that no longer exist go to the island of their number modulo ``islands``. Raises InvalidRecord."""
-    folding = _Fold(space, islands, losses)
+    folding = _Fold(space, islands, losses, limits=limits)
     folding.add(records)
     folding.withdraw(withdrawn)
     return folding.finish()
@@ -77,6 +79,7 @@ def fold_directory(
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
+    limits: OutcomeLimits = UNLIMITED,
     withdrawn: Collection[int] = (),
 ) -> ResumeState:
     """``fold`` of all journals of the campaign in ``directory``.
@@ -87,9 +90,9 @@ def fold_directory(
     """
     ledger, torn = state_of(directory), list[Path]()
     over = snapshot.lengths_of(ledger)
-    before = snapshot.read(directory, over, islands)
+    before = snapshot.read(directory, over, islands, limits)
     files = journal_files(directory, state=ledger, without=() if before is None else before.closed)
-    folding = _Fold(space, islands, losses, before)
+    folding = _Fold(space, islands, losses, before, limits)
     closed = [one for one in files if one.name.launch in over]
     if folding.add(record for _, record in read_journals(closed, ledger, torn)) >= _MANY:
         snapshot.write(directory, folding.snapshot(over))
@@ -110,10 +113,11 @@ class _Fold:
         islands: int,
         losses: Callable[[dict[str, float]], tuple[float, ...]],
         before: Snapshot | None = None,
+        limits: OutcomeLimits = UNLIMITED,
     ) -> None:
         self._space = space
         self._islands = islands
-        self._losses = losses
+        self._losses, self._limits = losses, limits
         self._folded = Folded() if before is None else before.folded
         self._state = self._folded.state
         self._launch = 0
@@ -147,6 +151,7 @@ class _Fold:
         return Snapshot(
             closed=closed,
             islands=self._islands,
+            limits=self._limits,
             folded=folded,
             members={
                 island: (one.best, one.recent, one.pruned, one.failures) for island, one in self._born.items()
@@ -226,10 +231,14 @@ class _Fold:
         if record.resting:
             state.resting[identity] = Resting(record.reopened, configuration.inherits, record.finished)
         loss = loss_of(outcome, self._losses)
-        state.tally.add(end_of(record, loss))
+        state.tally.add(end_of(record, loss, self._limits))
+        # Without a metric that was not limited before, nothing is known of it.
+        if (excess := () if loss is None else self._limits.excess(outcome)) is None:
+            return
         island = birthplace(identity)[0]
         progress = progress_of(outcome, self._losses)
-        member = Member(identity, (), loss, outcome.status, (), progress, configuration.operator)
+        origin = configuration.operator
+        member = Member(identity, (), loss, outcome.status, (), progress, origin, excess=excess)
         self._population(island).add(member)
         if loss is not None:
             newest = self._folded.latest.setdefault(island, [])
@@ -264,7 +273,9 @@ class _Fold:
         state.ended = self._folded.evaluations.ended_ids
         state.failed = {one.record.id for one in self._folded.evaluations.failures}
         completed = (one for born in self._born.values() for one in born.best)
-        state.leading = sorted((one.losses[0], one.id) for one in completed if one.losses)
+        state.leading = sorted(
+            (one.losses[0], one.id) for one in completed if one.losses and not one.violation
+        )
         for (island, _), number in self._folded.begun.items():
             state.begun[island % islands] = state.begun.get(island % islands, 0) + number
         for _, record, attempt in self._folded.evaluations.open:
@@ -276,7 +287,7 @@ class _Fold:
             state.pending.append(assignment)
         known, withdrawn = self._folded.known, self._folded.withdrawn
         known |= {one: structs.replace(known[one], status=WITHDRAWN) for one in known.keys() & withdrawn}
-        enter(state, known.values(), space=space, islands=islands, losses=self._losses)
+        enter(state, known.values(), space=space, islands=islands, losses=self._losses, limits=self._limits)
         return state
 
 

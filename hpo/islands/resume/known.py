@@ -13,6 +13,7 @@ from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Known
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Codec
+from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 WITHDRAWN = "withdrawn"
 """Status of a known point that does not count any more."""
@@ -27,8 +28,10 @@ def enter(
     space: Codec,
     islands: int,
     losses: Callable[[dict[str, float]], tuple[float, ...]],
+    limits: OutcomeLimits = UNLIMITED,
 ) -> None:
-    """Have each island know the results in ``known``. They are not counted or evaluated again, and do not migrate."""
+    """Have each island know the results in ``known``, but for those that say nothing of a limited metric. They are not
+    counted or evaluated again, and do not migrate."""
     completed: list[Member] = []
     failed: list[Member] = []
     for record in known:
@@ -39,13 +42,15 @@ def enter(
         state.sources[record.source] = state.sources.get(record.source, 0) + 1
         state.keys.add(space.key(record.params))
         loss = loss_of(record, losses)
+        if (excess := () if loss is None else limits.excess(record)) is None:
+            continue
         params = validated(space, identity, record.params)
-        member = Member(identity, space.encode(params), loss, record.status)
+        member = Member(identity, space.encode(params), loss, record.status, excess=excess)
         member.history = tuple(range(islands))
         (failed if loss is None else completed).append(member)
-        if loss is not None:
+        if loss is not None and not member.violation:
             state.tally.enter(BestSoFar(loss, identity, 0.0, params, dict(record.objectives or {})))
-    completed.sort(key=lambda member: member.losses or ())
+    completed.sort(key=lambda member: (member.violation, member.losses or ()))
     if len(completed) > _MOST_KNOWN:
         best, rest = completed[: _MOST_KNOWN // 2], completed[_MOST_KNOWN // 2 :]
         left = _MOST_KNOWN - len(best)

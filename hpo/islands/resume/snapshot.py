@@ -20,6 +20,7 @@ from hpo.journal.records import Known, Migrated
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import snapshot_path
 from hpo.search.population import Member
+from hpo.task.limits import OutcomeLimits
 
 _log = logging.getLogger("hpo.islands")
 
@@ -58,6 +59,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     closed: Lengths
     """``lengths_of`` the ledger then."""
     islands: int
+    limits: OutcomeLimits
+    """Limits of outcomes by which members are judged."""
     folded: Folded
     members: dict[int, tuple[list[Member], list[Member], list[Member], list[Member]]]
     """The best, the most recent, the pruned and the failed members, by birthplace."""
@@ -81,9 +84,9 @@ def _head(body: bytes | memoryview) -> bytes:
     return _types() + zlib.crc32(body).to_bytes(4, "big")
 
 
-def read(directory: Path, lengths: Lengths, islands: int) -> Snapshot | None:
+def read(directory: Path, lengths: Lengths, islands: int, limits: OutcomeLimits) -> Snapshot | None:
     """The snapshot in the campaign's ``directory``; None where there is none that fits this version of hpo, the number
-    of ``islands`` and the present ``lengths``."""
+    of ``islands``, the ``limits`` of outcomes and the present ``lengths``."""
     try:
         data, _ = read_bounded(snapshot_path(directory), _MOST_BYTES)
         body = memoryview(data)[_HEAD:]
@@ -96,7 +99,7 @@ def read(directory: Path, lengths: Lengths, islands: int) -> Snapshot | None:
         _log.debug("%s is left out: %s", snapshot_path(directory), error)
         return None
     holds = all(lengths.get(launch) == own for launch, own in found.closed.items())
-    return found if found.islands == islands and holds else None
+    return found if (found.islands, found.limits) == (islands, limits) and holds else None
 
 
 def write(directory: Path, snapshot: Snapshot) -> None:

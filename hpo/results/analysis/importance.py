@@ -153,7 +153,7 @@ def importance(record: CampaignRecord, objective: str | None = None, best: float
             f"importance(best={excerpt(best)}): must be a share, above 0 and at most 1, such as 0.25."
         )
     space = described_space(record.identity.get("space"))
-    known = with_losses(record)
+    known = with_losses(record, broken=True)
     needed = max(FEWEST, 2 * len(space))
     if len(known) < needed:
         have = "1 evaluation has" if len(known) == 1 else f"{len(known)} evaluations have"
@@ -191,7 +191,7 @@ def judged_results(record: CampaignRecord, objective: str) -> tuple[list[Individ
     objective."""
     from hpo.results.analysis.pareto import with_losses
 
-    known, place = with_losses(record), list(record.objectives).index(objective)
+    known, place = with_losses(record, broken=True), list(record.objectives).index(objective)
     count = min(MOST, len(known))
     chosen = [known[index * len(known) // count] for index in range(count)]
     return [one for _, one in chosen], [losses[place] for losses, _ in chosen]

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from hpo.errors import UsageError
-from hpo.individual import COMPLETED, FAULTS, FINAL, REEVALUATION
+from hpo.individual import FAULTS, FINAL, REEVALUATION
 from hpo.results.analysis import repeated as repeats
 from hpo.search.models.pareto import crowding, reference_losses
 from hpo.task.task import losses_of
@@ -26,7 +26,7 @@ Losses = tuple[float, ...]
 
 
 def best(record: CampaignRecord, top: int | None = 1, *, own: bool = False) -> list[Individual]:
-    """Best completed individuals, best first.
+    """Best completed individuals that keep the limits, best first.
 
     With several objectives, these are members of the :func:`front`, sorted by the first objective. If configurations
     were repeated on purpose, there is an individual for each configuration, sorted by the estimate of its mean
@@ -46,11 +46,14 @@ def repeated(record: CampaignRecord, *, own: bool = False) -> list[Repeated]:
     """All configurations with estimates of their means, best first, if some were repeated on purpose; otherwise []."""
     again = [one for one in record.individuals if one.operator == REEVALUATION]
     pairs = with_losses(record, own) if again and len(record.objectives) == 1 else []
-    return repeats.ranked(pairs, [one for one in again if one.status in FAULTS]) if pairs else []
+    # A repetition that breaks a limit says as little of the value as one that failed.
+    bad = [one for one in again if one.status in FAULTS or one.breaks]
+    return repeats.ranked(pairs, bad) if pairs else []
 
 
 def front(record: CampaignRecord, *, own: bool = False) -> list[Individual]:
-    """Completed individuals that no other dominates, sorted by the first objective, best first.
+    """Individuals that no other dominates of those that completed and keep the limits, sorted by the first objective,
+    best first.
 
     An individual dominates another if it is better in an objective and worse in none; equal individuals all stay.
     ``own`` leaves out known points.
@@ -106,13 +109,15 @@ def _not_dominated(candidates: Sequence[tuple[Losses, Individual]]) -> list[tupl
     return [candidates[row] for row in rows]
 
 
-def with_losses(record: CampaignRecord, own: bool = False) -> list[tuple[Losses, Individual]]:
-    """Completed individuals with their losses: the campaign's own in order of their start, then known points unless
-    ``own``."""
+def with_losses(
+    record: CampaignRecord, own: bool = False, *, broken: bool = False
+) -> list[tuple[Losses, Individual]]:
+    """Completed individuals that keep the limits (``broken``: others, too), with their losses: the campaign's own in
+    order of their start, then known points unless ``own``."""
     return [
-        (losses_of(one.objectives, record.objectives), one)
+        (losses_of(one.objectives or {}, record.objectives), one)
         for one in (record.individuals if own else [*record.individuals, *record.known])
-        if one.status == COMPLETED and one.objectives is not None
+        if one.fit or (broken and one.breaks)
     ]
 
 
@@ -208,8 +213,8 @@ def hypervolume(record: CampaignRecord, reference: Mapping[str, float] | None = 
     ended = [one for one in record.individuals if one.status in FINAL and one.finished is not None]
     ended.sort(key=lambda one: (one.finished or 0.0, one.id))
     for count, one in [*((0, one) for one in record.known), *enumerate(ended, start=1)]:
-        if one.status == COMPLETED and one.objectives is not None:
-            loss = numpy.array(losses_of(one.objectives, objectives))
+        if one.fit:
+            loss = numpy.array(losses_of(one.objectives or {}, objectives))
             # Only points that no other point dominates change the volume, and only these are kept.
             if numpy.isfinite(loss).all() and (loss < edge).all() and not (points <= loss).all(axis=1).any():
                 points = numpy.vstack([points[(points < loss).any(axis=1)], loss])

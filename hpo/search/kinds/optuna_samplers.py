@@ -151,7 +151,7 @@ class OptunaBreeder(EvolutionBreeder):
         genome = self._space.encode(params)
         self._use(genome)
         values = {name: self._value(name, value) for name, value in params.items()}
-        losses = self._losses(member)
+        losses, excess = self._losses(member)
         attributes: dict[str, Any] = {}
         asked = self._pending.pop(genome, None)
         if asked is not None:
@@ -166,27 +166,33 @@ class OptunaBreeder(EvolutionBreeder):
             distributions={name: self._distributions[name] for name in values},
             values=losses,
             system_attrs=attributes,
+            constraints={str(place): one for place, one in enumerate(excess)},
         )
         self._told[member.id] = (trial, losses)
         self._study.add_trial(trial)
 
-    def _losses(self, member: Member) -> tuple[float, ...]:
-        """Finite losses of an observation. The first observations must have completed."""
+    def _losses(self, member: Member) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Finite losses of an observation, and excesses over limits. The first observations must have completed."""
         if member.status == COMPLETED and member.losses is not None:
-            return tuple(min(_LARGEST, max(-_LARGEST, loss)) for loss in member.losses)
+            losses = tuple(min(_LARGEST, max(-_LARGEST, loss)) for loss in member.losses)
+            if self.operator == "optuna-cmaes" and (violation := member.violation):
+                losses = (_LARGEST * (1.0 + violation / (1.0 + violation)),)  # it knows no limits
+            return losses, member.excess
         known = [sorted(losses) for losses in zip(*(losses for _, losses in self._told.values()))]
+        limits = [sorted(own) for own in zip(*(one.constraints.values() for one, _ in self._told.values()))]
         if member.status != PRUNED or member.progress is None:
-            return tuple(losses[-1] for losses in known)
+            return tuple(losses[-1] for losses in known), tuple(own[-1] for own in limits)
         middle = [losses[len(losses) // 2] for losses in known]
         index = self._reported
         middle[index] = min(known[index][-1], max(member.progress[1], middle[index]))
-        return tuple(middle)
+        return tuple(middle), tuple(own[len(own) // 2] for own in limits)
 
     def _begin_anew(self) -> None:
         """Replace the study by another with the best and the latest observations."""
         entries = list(self._told.items())
         latest = int(_LATEST * self._most)
         order = best_first([losses for _, (_, losses) in entries[:-latest]])
+        order.sort(key=lambda place: max(entries[place][1][0].constraints.values(), default=0.0) > 0.0)
         kept = {entries[place][0] for place in order[: self._most - latest]}
         kept.update(identity for identity, _ in entries[-latest:])
         # CMA-ES continues from the state in the last trial that has it.

@@ -120,7 +120,7 @@ class ReevaluatingBreeder(WrappingBreeder):
     def _observe(self, population: Population) -> None:
         for member in (*population.best, *population.recent):
             known = member.id in self._ids and member.id not in self._assumed
-            if known or member.status != COMPLETED or member.losses is None:
+            if known or member.status != COMPLETED or member.losses is None or member.violation:
                 continue
             genome = tuple(member.genome)
             self._ids.add(member.id)
@@ -128,6 +128,7 @@ class ReevaluatingBreeder(WrappingBreeder):
             if self._space.project_to_allowed(genome) == genome:
                 self._known.setdefault(genome, {})[member.id] = member.losses[0]
         failed = {member.id for member in population.failures if member.status in FAULTS}
+        failed |= {member.id for member in population.recent if member.violation}
         for genome in list(self._begun):
             for identity in failed.intersection(self._begun[genome]):
                 self._ids.add(identity)

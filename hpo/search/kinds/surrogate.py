@@ -12,6 +12,7 @@ from hpo.config.settings import SearchSettings
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import VectorisedGenomes
 from hpo.search.models.ensemble import FrontEnsemble, ModelEnsemble, import_in_background
+from hpo.search.models.feasibility import LimitedEnsemble
 from hpo.search.models.observations import Observations
 from hpo.search.population import Member, Population
 from hpo.search.proposals import beside
@@ -104,16 +105,14 @@ class SurrogateBreeder(EvolutionBreeder):
         self._allows = allows
         self._genomes = VectorisedGenomes(space)
         self._known = Observations(self._genomes, reported)
-        self._ensemble: ModelEnsemble | FrontEnsemble | None = None
+        self._ensemble: ModelEnsemble | FrontEnsemble | LimitedEnsemble | None = None
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         best = population.best
         if population.judged < INITIAL or len(best) < 2:
             return Offspring(self._space.sample(rng), operator="random")
         if self._ensemble is None:
-            objectives = len(best[0].losses or ())
-            several = FrontEnsemble(self._genomes, objectives) if objectives > 1 else None
-            self._ensemble = several or ModelEnsemble(self._genomes)
+            self._ensemble = self._new_ensemble(best[0])
         self._ensemble.learn(self._known.observe(population))
         pool, judge = self._fittest(population), self._ensemble.judge(self._known, rng)
         state = rng.getstate()
@@ -124,6 +123,14 @@ class SurrogateBreeder(EvolutionBreeder):
             rng.setstate(state)
             child = self._searched(pool, judge, rng, self._allows)
         return child
+
+    def _new_ensemble(self, member: Member) -> ModelEnsemble | FrontEnsemble | LimitedEnsemble:
+        """Models for as many objectives and limits as ``member`` has."""
+        genomes, objectives, limits = self._genomes, len(member.losses or ()), len(member.excess)
+        inner = FrontEnsemble(genomes, objectives) if objectives > 1 else ModelEnsemble(genomes)
+        if not limits:
+            return inner
+        return LimitedEnsemble(inner, genomes, objectives=objectives, limits=limits)
 
     def _searched(
         self,

@@ -54,6 +54,7 @@ _EXIT_LIMIT_S = 10.0
 
 Model = Callable[[Any], tuple[Any, Any]]
 """Function from rows (n × columns) to means and standard deviations (n each)."""
+Scores = Callable[[Sequence[float]], Any]
 
 
 @lru_cache(maxsize=1)
@@ -115,9 +116,10 @@ class Forest:
 class _Grown:
     """Model that is fitted again when there are enough new observations."""
 
-    def __init__(self, objective: int | None = None) -> None:
+    def __init__(self, objective: int | None = None, scores: Scores | None = None) -> None:
         self.model: Model | None = None
         self._objective = objective
+        self._scores = scores
         self._at = 0
 
     def __call__(self, known: Observations, rng: random.Random, refit: int = _REFIT) -> Model:
@@ -136,7 +138,7 @@ class _LossForest(_Grown):
         rows, losses = [row for row, _ in entries], [loss for _, loss in entries]
         if self._objective is None:
             return Forest(rows, normal_scores(losses), rng)
-        return Forest(rows, even_scores(losses), rng, _TREES_OF_SEVERAL)
+        return Forest(rows, (self._scores or even_scores)(losses), rng, _TREES_OF_SEVERAL)
 
 
 class _FailureForest(_Grown):
@@ -151,8 +153,10 @@ class _FailureForest(_Grown):
 
 
 class _GaussianProcess(_Grown):
-    def __init__(self, sampler: VectorisedGenomes, objective: int | None) -> None:
-        super().__init__(objective)
+    def __init__(
+        self, sampler: VectorisedGenomes, objective: int | None, scores: Scores | None = None
+    ) -> None:
+        super().__init__(objective, scores)
         self._columns = sampler.columns
         self._parameters: Any = None
         self._fitted = 0
@@ -171,7 +175,8 @@ class _GaussianProcess(_Grown):
         fit = self._parameters is None or (known.arrived - self._fitted) * _REFIT_SELDOM >= len(known)
         if fit:
             self._fitted = known.arrived
-        scores = (value_scores if self._objective is None else even_scores)(losses)[chosen]
+        default = value_scores if self._objective is None else even_scores
+        scores = (self._scores or default)(losses)[chosen]
         process = Gaussian(rows, scores, self._columns, self._parameters, fit=fit)
         self._parameters = process.parameters
         return process
@@ -196,14 +201,16 @@ class ModelEnsemble:
     The forest uses ranks of losses only, and fits jumps and unordered choices well; the Gaussian process fits the shape
     of smooth functions. A model's probability grows with the rank correlation of its predictions for the latest 60
     individuals, made before their results were known, with these results. ``objective``: number of the objective, None
-    for the only objective.
+    for the only objective. ``scores``: function of losses that gives what the models predict, in place of the usual.
     """
 
-    def __init__(self, sampler: VectorisedGenomes, objective: int | None = None) -> None:
+    def __init__(
+        self, sampler: VectorisedGenomes, objective: int | None = None, scores: Scores | None = None
+    ) -> None:
         self._objective = objective or 0
         self._models: dict[str, _Grown] = {
-            "forest": _LossForest(objective),
-            "gaussian": _GaussianProcess(sampler, objective),
+            "forest": _LossForest(objective, scores),
+            "gaussian": _GaussianProcess(sampler, objective, scores),
         }
         self._failures = _FailureForest()
         self._predicted: list[tuple[float, list[float]]] = []

@@ -29,7 +29,8 @@ class HypervolumeGain:
 
         losses = known.losses
         scores = numpy.stack([even_scores(column) for column in losses.T], axis=1)
-        front = scores[dominators(losses) == 0]
+        fit = known.fit
+        front = scores[fit][dominators(losses[fit]) == 0]
         worst = front.max(axis=0)
         self._reference = worst + _MARGIN * numpy.maximum(worst - front.min(axis=0), _NARROWEST)
         for number, limit in enumerate(known.reference or ()):

@@ -77,6 +77,17 @@ def even_scores(losses: Sequence[float]) -> Any:
     return numpy.where(size > _BEYOND, far, scores)
 
 
+def limit_scores(excess: Sequence[float]) -> Any:
+    """Scores of excesses over a limit, of the same sign: relative to the median size, logarithmic where they are larger
+    (Eriksson and Poloczek 2021, arXiv:2002.08526)."""
+    import numpy
+
+    values = numpy.asarray(excess, dtype=float)
+    size = numpy.abs(values)
+    width = float(numpy.median(size)) or float(size.mean()) or 1.0
+    return numpy.sign(values) * numpy.log1p(size / width)
+
+
 class Observations:
     """Rows and losses of the members of populations: the best 300, the latest 120, the last 80 pruned and 80 failed.
     ``reported``: number of the objective in which pruned members have reported."""
@@ -86,6 +97,8 @@ class Observations:
         self._reported = reported
         # All dictionaries are by id and in order of arrival, so that the first entries are the oldest.
         self.completed: dict[str, tuple[Any, Losses]] = {}
+        """Rows, and losses with the excesses over limits behind them."""
+        self._objectives = 1
         self._pruned: dict[str, tuple[Any, float]] = {}
         self.failed: dict[str, Any] = {}
         self.arrived = 0
@@ -104,7 +117,9 @@ class Observations:
         median; with several objectives, whether none of them is on the front."""
         if len(self.completed) <= _STALLED:
             return False
-        table = self.losses
+        table = self.losses[self.fit]
+        if len(table) <= _STALLED or not self.fit[-_STALLED:].any():
+            return True
         if table.shape[1] > 1:
             return bool((dominators(table)[-_STALLED:] > 0).all())
         losses: list[float] = table[:, 0].tolist()
@@ -114,12 +129,28 @@ class Observations:
     @property
     def losses(self) -> Any:
         """Losses of the completed individuals, n × objectives."""
+        return self._numbers()[:, : self._objectives]
+
+    @property
+    def rows(self) -> Any:
+        """Rows of the completed individuals, n × columns."""
         import numpy
 
-        return numpy.array([losses for _, losses in self.completed.values()])
+        return numpy.array([row for row, _ in self.completed.values()])
+
+    @property
+    def fit(self) -> Any:
+        """Whether each completed individual keeps all limits, as an array of bools."""
+        return (self._numbers()[:, self._objectives :] <= 0.0).all(axis=1)
+
+    def _numbers(self) -> Any:
+        import numpy
+
+        return numpy.array([numbers for _, numbers in self.completed.values()])
 
     def with_losses(self, objective: int = 0) -> list[tuple[Any, float]]:
-        """Rows and losses in an objective of completed individuals, and in the reported objective of pruned too.
+        """Rows and losses in an objective of completed individuals, and in the reported objective of pruned too. Behind
+        the objectives are the limits: rows and excesses.
 
         A pruned individual counts as its last report, but no better than the median of the completed: it was worse than
         others at the same step, and its final loss is unknown.
@@ -135,7 +166,7 @@ class Observations:
         ] + entries
 
     def observe(self, population: Population) -> list[tuple[Any, Losses]]:
-        """Add the new members of a population; returns rows and losses of those that completed."""
+        """Add the new members of a population; returns rows and losses of those that completed, with excesses."""
         import numpy
 
         self.reference = population.reference
@@ -156,14 +187,17 @@ class Observations:
             elif member.losses is None or member.status != COMPLETED:
                 self.failed[member.id] = row
             else:
-                self.completed[member.id] = entry = (row, member.losses)
+                self._objectives = len(member.losses)
+                self.completed[member.id] = entry = (row, member.losses + member.excess)
                 news.append(entry)
         self.arrived += len(fresh)
         keep_latest(self.failed, _MOST_FAILED)
         keep_latest(self._pruned, _MOST_FAILED)
         if len(self.completed) > _MOST_BEST + _MOST_LATEST + _SLACK:
             old = list(self.completed)[:-_MOST_LATEST]
-            order = best_first([self.completed[one][1] for one in old])
+            order = best_first([self.completed[one][1][: self._objectives] for one in old])
+            fit = self.fit
+            order.sort(key=lambda place: not fit[place])
             # A population may keep others of a large front.
             kept = {one.id for one in everyone}
             for place in order[_MOST_BEST:]:

@@ -162,11 +162,11 @@ class _Row:
 
 
 def improvements(source: Source, objective: str) -> list[Individual]:
-    """Completed individuals that were better than all before them."""
+    """Individuals that keep the limits and were better than all before them."""
     found, best = [], _known(source, objective)
     sign = source.sign(objective)
     for one in source.completed:
-        value = source.value(one, objective)
+        value = source.value(one, objective) if one.fit else None
         if value is not None and (best is None or sign * value < sign * best):
             found.append(one)
             best = value
@@ -174,7 +174,7 @@ def improvements(source: Source, objective: str) -> list[Individual]:
 
 
 def _known(source: Source, objective: str) -> float | None:
-    points = [one.objectives or {} for one in source.record.known if one.status == COMPLETED]
+    points = [one.objectives or {} for one in source.record.known if one.fit]
     sign = source.sign(objective)
     values = [values[objective] for values in points if objective in values]
     return min(values, key=lambda value: sign * value, default=None)
@@ -189,7 +189,9 @@ def _add_individuals(row: _Row, source: Source) -> None:
         marker = {"color": theme.GREY, "size": 5, "symbol": "circle-open", "line": {"width": 1}}
         hover = "%{customdata}, pruned<br>last report %{y}<extra></extra>"
         row.marks(source, pruned, "pruned", marker=marker, hovertemplate=hover)
-    completed = [one for one in shown if one.status == COMPLETED]
+    if broken := [one for one in shown if one.breaks]:
+        row.marks(source, broken, "breaks a limit", marker=theme.CROSS, hovertemplate=theme.BROKEN)
+    completed = [one for one in shown if one.status == COMPLETED and not one.breaks]
     counts = Counter(one.operator for one in source.completed if one.operator not in GIVEN_OPERATORS)
     names = [name for name, _ in counts.most_common(_MOST_OPERATORS)]
     others = iter(_OTHER_COLOURS)

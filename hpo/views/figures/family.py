@@ -32,7 +32,9 @@ def draw(sources: Sequence[Source]) -> Plot:
     """Figure of the latest nine generations of nearest parents, with the other parents of each."""
     source = sources[0]
     if source.best is None:
-        raise NotDrawn("no evaluation has completed")
+        raise NotDrawn(
+            "no evaluation has completed" if not source.completed else "no evaluation keeps the limits"
+        )
     tree = family(source.record, source.best.id, generations=_GENERATIONS)
     if len(tree.members) < 2:
         raise NotDrawn(f"the best individual, {source.best.id}, was not bred from others")

@@ -31,6 +31,8 @@ class _FrontOfCampaign:
 
     front: list[Individual]
     points: list[Individual]
+    broken: list[Individual]
+    """Individuals that break limits."""
     knee: Individual | None
     colour: str
     title: str  # empty for a single campaign
@@ -75,9 +77,12 @@ def front(sources: Sequence[Source]) -> Plot:
 
 def _campaign(source: Source, number: int, title: str) -> _FrontOfCampaign:
     front = pareto.front(source.record)
+    if not front:
+        raise NotDrawn("no evaluation keeps the limits")
     return _FrontOfCampaign(
         front=front,
         points=[one for _, one in pareto.with_losses(source.record)],
+        broken=[] if title else [one for one in source.completed if one.breaks],
         knee=pareto.knee(front, source.objectives),
         colour=theme.SERIES[number % len(theme.SERIES)],
         title=title,
@@ -136,6 +141,9 @@ def _traces(
     points = [campaign.points[place] for place in thinned(len(campaign.points), theme.MOST_POINTS)]
     completed = {"color": theme.faint(colour, 0.35) if several else theme.GREY, "size": 5}
     found = [scatter(points, "completed", completed, showlegend=not several)]
+    if campaign.broken:
+        kept = [campaign.broken[place] for place in thinned(len(campaign.broken), theme.MOST_POINTS)]
+        found.append(scatter(kept, "breaks a limit", theme.CROSS, showlegend=True))
     on_front = {"color": colour, "size": 8, "line": {"color": theme.PAPER, "width": 1}}
     steps = {}
     if len(directions) == 2:

@@ -75,7 +75,7 @@ class Source:
 
     @cached_property
     def best(self) -> Individual | None:
-        """The best individual of ``hpo best``, which may be a known point; None if no evaluation has completed."""
+        """The best individual of ``hpo best``, which may be a known point; None without any."""
         return next(iter(pareto.best(self.record, 1)), None)
 
     @cached_property

@@ -17,6 +17,7 @@ from hpo.results.analysis.repeated import in_words
 from hpo.results.launch import most_workers
 from hpo.space.parameters import Ordinal, Parameter
 from hpo.space.ranges import Float, Int
+from hpo.task.limits import without_best
 from hpo.terminal import one_line
 from hpo.views import text
 from hpo.views.figures.drawing.theme import number
@@ -140,7 +141,9 @@ def _span(started: float | None, updated: float | None) -> str:
 def _lead(source: Source) -> str:
     best = source.best
     if best is None:
-        return "No evaluation has completed yet."
+        remarks = without_best(source.record.limits, len(source.completed))
+        remark = one_line((remarks or ["no evaluation has completed yet"])[0])
+        return f"{remark[0].upper()}{remark[1:]}."
     if len(source.objectives) > 1:
         return _lead_of_front(source, best)
     name, count, value = one_line(source.objective), len(source.ended), number(source.value(best))
@@ -208,6 +211,8 @@ def _facts(source: Source, standing: overview.Overview, busy: float | None) -> l
     if workers := most_workers(source.record.launches):
         share = "" if busy is None else f"{text.percent(busy)} busy"
         facts.append(Fact("workers", number(workers), share))
+    if broken := sum(bool(one.breaks) for one in source.completed):
+        facts.append(Fact("breaks a limit", number(broken), one_line(source.record.limits)))
     if counts[PRUNED]:
         facts.append(Fact("pruned", number(counts[PRUNED]), text.percent(counts[PRUNED] / ended)))
     facts.append(Fact("failed", number(failed), text.percent(failed / ended) if failed else ""))

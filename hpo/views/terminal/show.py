@@ -157,6 +157,8 @@ def _facts(shown: ShownIndividual, now: float) -> Iterator[tuple[str, str]]:
     yield "status", one.status
     for name, value in (one.objectives or {}).items():
         yield one_line(name), f"{value!r}{_beside(shown, name)}"
+    if one.breaks:
+        yield "breaks", f"{', '.join(map(one_line, one.breaks))} ({one_line(record.limits)})"
     if is_known(one.id):
         yield "source", one_line(one.metrics.get("source"))
     if one.started is not None:

@@ -70,6 +70,9 @@ FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica 
 
 SMALL = {"color": MUTED, "size": 12}
 STAR = {"color": ORANGE, "symbol": "star", "size": 14, "line": {"color": PAPER, "width": 1}}
+CROSS = {"color": MUTED, "symbol": "x-thin", "size": 6, "line": {"color": MUTED, "width": 1}}
+BROKEN = "%{customdata}, breaks a limit<br>%{y}<extra></extra>"
+"""Box beside the pointer of an individual that breaks a limit."""
 HEIGHT = 360  # pixels of a figure without its own height
 MOST_POINTS = 4000  # with more than 10 000 marks browsers slow down, and no more can be seen
 
