@@ -6,6 +6,7 @@ import math
 import pickle
 import random
 import secrets
+import statistics
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from hpo.search.protocols import Genome, SearchContext
 from hpo.space.parameters import Categorical
 from hpo.space.ranges import Int
 from hpo.space.space import SearchSpace
+from hpo.task.limits import MOST_EXCESS
 from hpo.text import excerpt
 
 try:
@@ -47,8 +49,6 @@ except ImportError:
 
 _LAG = 32
 """Reciprocal of the largest share of finished trials, the latest, that models have not seen yet."""
-_FEWEST_FEASIBLE = 10
-"""Feasible trials before which the violation of constraints is minimised in place of the objectives."""
 _LATEST = 200
 """Most trials that a parameter drawn alone is bred from."""
 _DRAWS = 100
@@ -79,7 +79,8 @@ class OptunaSampler(BaseSampler):
 
     It proposes from the study's trials alone, whoever ran, enqueued or loaded them: any number of threads and processes
     may share a storage. A proposal depends on the seed, the trial's number and the trials, not on earlier calls.
-    Running trials are not proposed again; failed trials and those that break a constraint show regions to avoid.
+    Running trials are not proposed again; failed trials show regions to avoid. Where constraints hold is learnt from
+    their values; trials that break one come after all others.
     Parameters that exist only with some value of another, as seen in the trials, are conditional; those not seen yet
     are drawn alone.
 
@@ -340,20 +341,20 @@ class _Search:
         self._known = {*keys.values()}
         complete = [one for one in trials if one.state == TrialState.COMPLETE]
         retried = {keys.get(one.number) for one in complete}
-        broken = {one.number: _violation(one) for one in trials}
-        # Few feasible trials do not teach the objectives: the violation is minimised in their place.
-        hunting = any(broken.values()) and sum(not broken[one.number] for one in complete) < _FEWEST_FEASIBLE
+        excesses = _excesses(trials)
         signs = [-1.0 if way == StudyDirection.MAXIMIZE else 1.0 for way in directions]
+        # Losses of a trial that ended because it breaks a constraint are not known.
+        middle = [
+            sign * statistics.median(own) for sign, own in zip(signs, zip(*(one.values for one in complete)))
+        ]
         for trial in trials:
             number = trial.number
             if number not in genomes or (trial.state == TrialState.FAIL and keys[number] in retried):
                 continue
-            member = Member(str(number), genomes[number], None, FAILED)
+            member = Member(str(number), genomes[number], None, FAILED, excess=excesses[number])
             losses = [sign * value for sign, value in zip(signs, trial.values or ())]
-            if hunting and (broken[number] or trial.state == TrialState.COMPLETE):
-                losses = [broken[number]] * len(signs)
-            elif broken[number]:
-                losses = []
+            if trial.state != TrialState.COMPLETE and member.violation:
+                losses = middle or [0.0] * len(signs)
             elif trial.state == TrialState.PRUNED and trial.last_step is not None:
                 loss = signs[0] * trial.intermediate_values[trial.last_step]
                 member.status = PRUNED
@@ -364,6 +365,17 @@ class _Search:
             yield member
 
 
-def _violation(trial: FrozenTrial) -> float:
-    """Sum of the constraints that a trial breaks."""
-    return min(_LARGEST, sum(one for one in trial.constraints.values() if one > 0))
+def _excesses(trials: Sequence[FrozenTrial]) -> dict[int, tuple[float, ...]]:
+    """Constraints of each trial by its number, relative to their median sizes; 0, which keeps it, where a trial has no
+    value, and the largest excess for NaN."""
+    held = {one.number: one.constraints for one in trials}
+    found: dict[int, list[float]] = {number: [] for number in held}
+    for name in sorted({name for own in held.values() for name in own}):
+        sizes = [abs(own[name]) for own in held.values() if 0.0 < abs(own.get(name, 0.0)) < math.inf]
+        unit = statistics.median_low(sizes) if sizes else 1.0
+        for number, own in held.items():
+            excess = own.get(name, 0.0) / unit
+            found[number].append(
+                MOST_EXCESS if math.isnan(excess) else max(-MOST_EXCESS, min(excess, MOST_EXCESS))
+            )
+    return {number: tuple(own) for number, own in found.items()}
