@@ -21,6 +21,9 @@ SETTINGS = _by_alias(
         "evaluations": "n_trials num_trials max_trials trials num_samples max_evals n_evaluations num_evaluations "
         "max_evaluations n_iter n_calls budget max_num_trials evals generations",
         "deadline": "time_budget time_budget_s time_limit max_time walltime max_duration time",
+        "rank_hours": "gpu_hours max_gpu_hours compute_hours node_hours cpu_hours",
+        "stop_value": "target target_value goal stop_at metric_threshold",
+        "stop_gain": "min_improvement tolerance tol min_delta",
         "directory": "storage storage_path local_dir log_dir output_dir out_dir work_dir study_name path dir",
         "seed": "random_state rng random_seed",
         "keep": "num_to_keep keep_checkpoints save_top_k",

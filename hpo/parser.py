@@ -262,11 +262,15 @@ def _add_steering(add: _Add) -> None:
     )
     limits = add(
         "set",
-        "Another budget or deadline. Against the campaign file, what is changed later holds.",
+        "Another budget, deadline or end. Against the campaign file, what is changed later holds.",
         "hpo set runs/digits evaluations=200 deadline=8h",
     )
     limits.add_argument(
-        "limits", metavar="KEY=VALUE", nargs="+", help="evaluations=N and deadline=DURATION, as in the file"
+        "limits",
+        metavar="KEY=VALUE",
+        nargs="+",
+        help="evaluations=N, deadline=DURATION, rank_hours=H, stop_value=V, stop_gain=G or stop_over=N, "
+        "with values as in the file",
     )
 
 

@@ -25,7 +25,8 @@ class Campaign:
 
         result = hpo.Campaign(task, directory="runs/x", evaluations=200, timeout="10min").run()
 
-    Keywords are the keys of a campaign file without its sections; ``evaluations`` or ``deadline`` is required. A
+    Keywords are the keys of a campaign file without its sections; ``evaluations``, ``deadline`` or ``rank_hours`` is
+    required. A
     duration is a number of seconds or a string such as "90s", "30min", "1h30m" or "2d", at most ten years.
 
     Args:
@@ -33,6 +34,8 @@ class Campaign:
         directory (path): where the campaign lies; one that holds a campaign of the same task continues.
         evaluations (int, from 1; default None): the number of individuals over all launches.
         deadline (duration; default None): of each launch.
+        rank_hours (float above 0; default None): hours of all evaluations over all launches, each times the ranks of
+            its worker. What runs when they are used up is stopped as by a deadline.
         seed (int, from 0; default 0): of all random numbers. The same seed does not repeat an asynchronous run.
         keep (int, from 0; default 3): checkpoints of this many best individuals are kept.
         known (list; default ()): results to start from: paths of tables, campaigns and Optuna storages, tables such
@@ -92,6 +95,12 @@ class Campaign:
             third where nothing has worked and all errors are the same. They are evaluated again later.
         checkpoints (bool; default None): whether the task saves when asked to; None: seen from what it did.
         interface (str; default None): network interface between the hosts of a worker; None: found.
+        stop_value (float or dict of float; default None): the campaign ends once an individual has this value, or with
+            several objectives these values by name.
+        stop_gain (float above 0; default None): the campaign ends once ``stop_over`` more evaluations are expected to
+            gain less in the only objective, or less than the noise that repeated evaluations show (Makarova et al.
+            2022, arXiv:2104.08166).
+        stop_over (int, 1 to 1000; default 50): see ``stop_gain``.
         log_curves (bool; default True): whether what trials report is kept, for ``Result.curves()``.
         log_every (duration or 0; default 1.0): of a trial's reports at most one in this time is kept, besides the first
             and the last; 0: each.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from hpo.campaign.progress import ended_early
 from hpo.config import reader as config
 from hpo.errors import EXIT_RESUMABLE, UsageError
 from hpo.journal import directory as directories
@@ -36,8 +37,10 @@ from hpo.ledger.launches import read_launch
 from hpo.ledger.opening import give, open_ledger, state_of
 from hpo.prior_results.configurations import read_points
 from hpo.results.listing import listed_launches
+from hpo.search import campaign_end
 from hpo.space.space import described_space
 from hpo.spelling import suggestion
+from hpo.task.task import MINIMIZE
 from hpo.text import excerpt
 from hpo.views.text import table
 
@@ -132,7 +135,18 @@ def enqueue(directory: Path, points: str) -> str:
 def set_limits(directory: Path, words: Sequence[str]) -> str:
     """``words``: such as "evaluations=40". Raises UsageError: one is not allowed."""
     limits = config.limits(words)
-    request = Set(**asked(), evaluations=limits.evaluations, deadline_s=limits.deadline_s)
+    stop = limits.stop
+    objectives = directories.read_identity(directory).get("objectives") or {"value": MINIMIZE}
+    campaign_end.check(stop.value, stop.gain, objectives)
+    request = Set(
+        **asked(),
+        evaluations=limits.evaluations,
+        deadline_s=limits.deadline_s,
+        rank_hours=limits.rank_hours,
+        stop_value=stop.value,
+        stop_gain=stop.gain,
+        stop_over=stop.over if "over" in stop.model_fields_set else None,
+    )
     return _given(directory, request, ", ".join(words))
 
 
@@ -179,6 +193,9 @@ def _given(directory: Path, request: Request, said: str, retried: Sequence[str] 
     directories.read_identity(directory)
     runs = bool(living(directory))
     give(directory, request, retried)
+    completed = state_of(directory).completed
+    if completed is not None and completed.reason:
+        return f"{directory}: {said}, once the campaign goes on. It has ended: {ended_early(directory, completed)}"
     when = "within seconds" if runs else "when the next launch begins, as no campaign is running there now"
     return f"{directory}: {said}; this takes effect {when}."
 

@@ -27,7 +27,7 @@ from hpo.ledger.opening import state_of
 from hpo.loggers import registry
 from hpo.prior_results.configurations import read_points
 from hpo.prior_results.points import KnownPoints
-from hpo.search import phases
+from hpo.search import campaign_end, phases
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import reference_losses
@@ -181,6 +181,8 @@ class CampaignDefinition:
             self._check_steps()
         with noted(problems):
             reference_losses(self.settings.search.reference, self.task.objectives)
+        with noted(problems):
+            campaign_end.check(self.settings.stop.value, self.settings.stop.gain, self.task.objectives)
         own_tables = len(self.settings.island)
         shared = self._problems_of(own_tables)
         if own_tables < self.settings.layout.islands:

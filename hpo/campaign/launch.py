@@ -11,7 +11,7 @@ from pathlib import Path
 from hpo import logs
 from hpo.campaign.definition import CampaignDefinition, blocked_by_stop, end_stop
 from hpo.campaign.live_panel import live_panel
-from hpo.campaign.progress import used_up
+from hpo.campaign.progress import ended_early, used_up
 from hpo.campaign.rank.rank import Rank
 from hpo.campaign.rank_entry import as_rank
 from hpo.campaign.supervisor import MpirunSettings, Supervisor
@@ -28,6 +28,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.evaluation.devices import visible_devices
 from hpo.journal.directory import check_writable, second_campaign, unwritable
 from hpo.ledger.alive import living
+from hpo.ledger.entries import Limits
 from hpo.ledger.joining import beside
 from hpo.ledger.journals import last_launch
 from hpo.ledger.launches import budget_use, read_launch
@@ -146,7 +147,7 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
     """Sentence with the remedy, where the campaign of ``file`` has used up its budget and another launch would evaluate
     nothing; None where there is something to do, or the launch has to find that out. Raises what ``Campaign.check``
     does."""
-    directory, budget = campaign.settings.directory, campaign.settings.evaluations
+    directory = campaign.settings.directory
     if not os.path.exists(directory / "campaign.json"):
         return None
     try:
@@ -156,10 +157,13 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
         state = state_of(directory)
         if last is None or last.end is None or state.stop_pending or state.unseen_commands or state.open:
             return None
-        use = budget_use(directory, budget)
+        use = budget_use(directory, Limits.of(campaign.settings))
     except CampaignError:  # the launch says what is damaged
         return None
     if not use.complete or any(one.changes for one in campaign.check().known):
         return None
-    reason = used_up(directory, use.final, use.budget, file)
+    if use.early is not None:
+        reason = ended_early(directory, use.early)
+    else:
+        reason = used_up(directory, use.final, use.budget, file)
     return f"{directory}: {reason}. What was found: hpo best {quoted(directory)}"

@@ -10,7 +10,7 @@ from hpo.config import process
 from hpo.errors import EXIT_RESUMABLE, HpoError
 from hpo.individual import COMPLETED, PRUNED
 from hpo.islands.coordinator.health import counted
-from hpo.islands.end_reasons import DONE, FUTILE, NOTHING_COMPLETED, STOPPED
+from hpo.islands.end_reasons import DONE, EARLY, FUTILE, HOURS, NO_GAIN, NOTHING_COMPLETED, REACHED, STOPPED
 from hpo.task.limits import without_best
 from hpo.terminal import one_line, quoted, write
 
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from hpo.config.reader import Settings
     from hpo.islands.coordinator.coordinator import Coordinator
     from hpo.islands.coordinator.tally import Tally
+    from hpo.ledger.entries import Completed
     from hpo.task.task import Task
 
 # A second line soon after the first shows that the campaign works.
 _FIRST_LINE_S = 5.0
 _LINE_S = 60.0
+_LIMITS = {REACHED: "stop_value", NO_GAIN: "stop_gain", HOURS: "rank_hours"}
+"""Limit that was met, by reason."""
 
 
 class Display:
@@ -116,6 +119,8 @@ class Display:
             )
         for remark in without_best(self._limits, completed) if bestless else ():
             text += f"\n{one_line(remark)}."
+        if coordinator.ended_early is not None and reason in EARLY:
+            text += f"\n{ended_early(self._directory, coordinator.ended_early)}"
         budget, final = coordinator.evaluations, coordinator.final
         if reason == DONE and budget is not None and final == self._done >= budget:
             text += f"\n{used_up(self._directory, final, budget)}."
@@ -144,6 +149,12 @@ def used_up(directory: Path, done: int, budget: int | None, file: Path | None = 
         f"{have}, so there is nothing to start. To go on, write evaluations = {2 * done}{place}, or give: "
         f"hpo set {quoted(directory)} evaluations={2 * done}"
     )
+
+
+def ended_early(directory: Path, ended: Completed) -> str:
+    """Why the campaign has ended before its budget was used up, and how to go on."""
+    change = f"{_LIMITS[ended.name]}=…" if ended.name in _LIMITS else "…"
+    return f"{ended.reason}. To go on, change it in the campaign file, or give: hpo set {quoted(directory)} {change}"
 
 
 def _evaluated(final: int, budget: int | None) -> str:

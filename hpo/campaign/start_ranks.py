@@ -20,7 +20,8 @@ from hpo.config.reader import Settings
 from hpo.errors import CampaignError
 from hpo.evaluation.environment import child_environment
 from hpo.islands.end_reasons import DONE, LOST, STOPPED
-from hpo.ledger.launches import is_complete, read_launch
+from hpo.ledger.entries import Limits
+from hpo.ledger.launches import budget_use, read_launch
 from hpo.results.result import Result
 from hpo.terminal import write
 
@@ -87,8 +88,10 @@ def _reason(settings: Settings, code: int, number: int | None) -> str | None:
         return reason
     if code:
         return None
-    # The last ranks died once the budget was used up; or before it was started again `hpo stop` was given.
-    return DONE if is_complete(settings.directory, settings.evaluations) else STOPPED
+    # The last ranks died once the campaign was complete; or before it was started again `hpo stop` was given.
+    use = budget_use(settings.directory, Limits.of(settings))
+    early = use.early.name if use.early is not None else DONE
+    return early if use.complete else STOPPED
 
 
 def _importable() -> dict[str, str]:

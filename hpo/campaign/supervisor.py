@@ -39,7 +39,7 @@ from hpo.islands.end_reasons import LOST
 from hpo.islands.storage import PATIENCE_S
 from hpo.journal.files import journal_path
 from hpo.ledger.alive import STALE_S, last_refresh
-from hpo.ledger.entries import Joined
+from hpo.ledger.entries import Joined, Limits
 from hpo.ledger.launches import (
     MOST_IDLE_LAUNCHES,
     is_complete,
@@ -425,7 +425,7 @@ class Supervisor:
         if reported in (1, 2) and on_record is None:
             return reported, False
         end = None if on_record is None else on_record.end
-        if (end is None or end[0] == LOST) and is_complete(self._directory, self._settings.evaluations):
+        if (end is None or end[0] == LOST) and is_complete(self._directory, Limits.of(self._settings)):
             return 0, False
         if self._early and (end is None or end[1] != 0):
             begun, further = ("this launch", "go on") if self._own.after else ("the campaign", "start it")

@@ -29,6 +29,7 @@ from hpo.evaluation.gpu import inline_device
 from hpo.evaluation.inline import InlineCrew
 from hpo.individual import COMPLETED, PRUNED, Configuration
 from hpo.islands.messages import Surroundings
+from hpo.search import campaign_end
 from hpo.search.protocols import GO, TrialReport, Verdict
 from hpo.task.outcome import TaskOutcome
 from hpo.task.task import Task
@@ -46,7 +47,8 @@ def attempt(file: Path) -> int:
     """Evaluate the default point (else the first given point, else a random point) of the campaign of ``file`` on as
     many ranks as a worker has, all on this machine, in a scratch directory. Returns 0 when it completed, else 1."""
     campaign = CampaignDefinition.from_file(file)
-    ranks = max(campaign.settings.worker_sizes)
+    stop, ranks = campaign.settings.stop, max(campaign.settings.worker_sizes)
+    campaign_end.check(stop.value, stop.gain, campaign.task.objectives)
     hosts.check_room(
         ranks,
         f"{file}: [layout] ranks_per_worker = {ranks}: its evaluators",

@@ -23,6 +23,7 @@ from hpo.errors import EXIT_RESUMABLE, CampaignError, UsageError
 from hpo.islands.end_reasons import LOST
 from hpo.islands.storage import PATIENCE_S
 from hpo.journal.directory import second_campaign
+from hpo.ledger.entries import Limits
 from hpo.ledger.launches import (
     MOST_IDLE_LAUNCHES,
     consecutive_idle_launches,
@@ -413,8 +414,8 @@ def requeue(settings: Settings, attempt: process.SlurmAttempt, returned: int) ->
     last = read_launch_patiently(directory, PATIENCE_S, job=job)
     begun = last is not None and last.job == str(attempt)
     end = last.end if last is not None and begun else None
-    if (end is None or end[0] == LOST) and is_complete(directory, settings.evaluations):
-        return 0, f"the budget is complete, so job {job} ends with 0 and not with its launcher's {returned}"
+    if (end is None or end[0] == LOST) and is_complete(directory, Limits.of(settings)):
+        return 0, f"the campaign is complete, so job {job} ends with 0 and not with its launcher's {returned}"
     if end is not None and end[1] != EXIT_RESUMABLE:
         return end[1], ""
     if not begun and returned in (1, 2):

@@ -20,6 +20,7 @@ from hpo.config.settings import (
     SearchSettings,
     Section,
     Settings,
+    StopSettings,
 )
 from hpo.errors import UsageError
 from hpo.spelling import nearest, suggestion
@@ -40,6 +41,7 @@ __all__ = [
     "LoggingSettings",
     "SearchSettings",
     "Settings",
+    "StopSettings",
     "from_keywords",
     "limits",
     "read_file",
@@ -51,9 +53,10 @@ _SECTIONS: dict[str, type[Section]] = {
     "layout": LayoutSettings,
     "search": SearchSettings,
     "evaluation": EvaluationSettings,
+    "stop": StopSettings,
     "logging": LoggingSettings,
 }
-_PREFIX = {"logging": "log_"}
+_PREFIX = {"logging": "log_", "stop": "stop_"}
 """Prefix of a section's keys as keywords: without it they would be unclear, or another section's."""
 
 
@@ -76,8 +79,9 @@ _TABLES: dict[str, type[Section]] = {"island": IslandSettings, "phase": PhaseSet
 """Tables of which there may be several."""
 _RULES |= {name: _rules(section) for name, section in _TABLES.items()}
 _HEADERS = [name for name in (*_SECTIONS, "task_options", *_TABLES) if name]
-LIMITS = ("evaluations", "deadline")
-"""Settings that ``hpo set`` may change."""
+_BUDGETS = ("evaluations", "deadline", "rank_hours")
+LIMITS = (*_BUDGETS, "stop_value", "stop_gain", "stop_over")
+"""Keywords of the settings that ``hpo set`` may change."""
 
 
 def read_file(path: Path) -> Settings:
@@ -128,38 +132,41 @@ def from_keywords(**flat: object) -> Settings:
 
 
 def limits(words: Sequence[str]) -> Settings:
-    """The budget and the deadline in ``words`` such as "evaluations=40" and "deadline=2h", as a campaign file has them;
-    what is not given is None. UsageError that says all that is wrong."""
+    """The limits in ``words`` such as "evaluations=40" and "deadline=2h", with values as a campaign file has them; what
+    is not given is not among the fields set. UsageError that says all that is wrong."""
     given: dict[str, object] = {}
     for word in words:
         key, equals, value = word.partition("=")
         key = key.strip()
         if not equals or key not in LIMITS:
             meant = suggestion(aliases.SETTINGS.get(aliases.folded(key), key), LIMITS)
-            raise UsageError(
-                f"{excerpt(word)}: must be {' or '.join(f'{one}=…' for one in LIMITS)}, such as evaluations=40. {meant}"
-            )
+            rule = f"{'=…, '.join(LIMITS[:-1])}=… or {LIMITS[-1]}=…"
+            raise UsageError(f"{excerpt(word)}: must be {rule}, such as evaluations=40. {meant}")
         if key in given:
             raise UsageError(f"{key} is given twice. Give it once.")
         given[key] = hints.written(value.strip())
-    return from_keywords(directory=".", **given)
+    reader = _Reader(None, limited=False)
+    return reader.settings(reader.sorted_keywords({"directory": ".", **given}))
 
 
 # --- what is wrong, in sentences ----------------------------------------------------------------------------
 
 
 class _Reader:
-    """Turns what is written, in the file or where ``path`` is None in keywords, into settings or problems."""
+    """Turns what is written, in the file or where ``path`` is None in keywords, into settings or problems. ``limited``:
+    something is to end the campaign."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, limited: bool = True) -> None:
         self._path = path
+        self._limited = limited
         self.problems: list[str] = []
         self._meant: set[str] = set()
         """Keys at the top that were most likely meant by those that do not exist."""
 
     def settings(self, data: Mapping[str, object]) -> Settings:
         """The settings in ``data``, by section; UsageError with all problems found here and before."""
-        if all(data.get(key) is None for key in LIMITS) and not self._meant.intersection(LIMITS):
+        ends = any(data.get(key) is not None for key in _BUDGETS) or self._meant.intersection(_BUDGETS)
+        if self._limited and not ends:
             self.problems.append(
                 "neither evaluations nor deadline is given, so nothing would end it. Add evaluations = 100."
             )

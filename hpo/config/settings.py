@@ -47,7 +47,12 @@ _LARGEST = 2**53
 _FROM_0, _FROM_1, _FROM_2 = (f"a whole number from {least} to 2**53" for least in range(3))
 _RANKS_RULE = f"a whole number from 1 to {MOST_RANKS}"
 _MOST_GRID_POINTS = 100_000
+MOST_OVER = 1000
+"""Most evaluations whose gain may be estimated."""
 _SHARE_RULE = "a number from 0 to 1"
+_STOP_VALUE_RULE = (
+    "a finite number, or a table of numbers by objective, such as { accuracy = 0.9, seconds = 60 }"
+)
 _ONLY_RULE = 'a table of choices by parameter, such as { optimizer = ["sgd"] }'
 
 
@@ -157,6 +162,7 @@ Bytes = Annotated[int, Field(ge=64_000, le=1_000 * _UNIT_BYTES["gb"])]
 Ranks = Annotated[int, BeforeValidator(_plain_int), Field(ge=1, le=MOST_RANKS)]
 Text = Annotated[str, BeforeValidator(_check_writable)]
 Share = Annotated[float, Field(ge=0, le=1)]
+StopValue = float | Annotated[dict[str, float], Field(min_length=1)]
 # A Literal made from the table of kinds, which type checkers cannot follow.
 if TYPE_CHECKING:
     Kind = str
@@ -261,6 +267,14 @@ class EvaluationSettings(Section):
         return self
 
 
+class StopSettings(Section):
+    """End of the campaign before its budget is used up. As keywords, these keys begin with ``stop_``."""
+
+    value: StopValue | None = _setting(None, _STOP_VALUE_RULE)
+    gain: float | None = _setting(None, "a finite number above 0", gt=0)
+    over: From1 = _setting(50, f"a whole number from 1 to {MOST_OVER}", le=MOST_OVER)
+
+
 class LoggingSettings(Section):
     """Records of running evaluations, and the sinks that get them. As keywords, these keys begin with ``log_``."""
 
@@ -322,6 +336,7 @@ class Settings(Section):
     directory: Annotated[Path, BeforeValidator(_as_path)] = _setting(..., "the path of a directory")
     evaluations: From1 | None = _setting(None, _FROM_1)
     deadline_s: Seconds | None = _setting(None, _DURATION_RULE, "deadline", gt=0)
+    rank_hours: float | None = _setting(None, "a finite number above 0", gt=0)
     seed: Annotated[int, BeforeValidator(_plain_int)] = _setting(
         0, "a whole number from 0 to 2**63 - 1", ge=0, lt=2**63
     )
@@ -345,6 +360,7 @@ class Settings(Section):
     island: tuple[IslandSettings, ...] = _setting((), "one [[island]] table an island", strict=False)
     phase: tuple[PhaseSettings, ...] = _setting((), "one [[phase]] table a phase", strict=False)
     evaluation: EvaluationSettings = EvaluationSettings()
+    stop: StopSettings = StopSettings()
     logging: LoggingSettings = LoggingSettings()
     task_options: Annotated[dict[str, JsonValue], BeforeValidator(_check_writable)] = _setting(
         {}, "strings, numbers, true, false, and lists and tables of these"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 DONE, EXHAUSTED, DEADLINE, STOPPED, INCOMPLETE = "done", "exhausted", "deadline", "stopped", "incomplete"
+REACHED, NO_GAIN, HOURS = "value reached", "no gain expected", "rank_hours used"
+EARLY = REACHED, NO_GAIN, HOURS
+"""The whole campaign ends, by ``[stop]`` or ``rank_hours``, before its budget of evaluations is used up."""
 HANDED_OVER = "handed over"
 """Nothing was left to begin, and other launches finish what they hold."""
 UNFIT = "unfit"

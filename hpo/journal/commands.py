@@ -62,14 +62,23 @@ class Enqueue(Request, kw_only=True, frozen=True):
 
 
 class Set(Request, kw_only=True, frozen=True):
-    """Change the budget or the deadline; None stays as it is."""
+    """Change limits of the campaign (see ``hpo.ledger.entries.Limits``); None stays as it is."""
 
     evaluations: Annotated[int, msgspec.Meta(ge=1, lt=10**18)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, lt=1e9)] | None = None
+    rank_hours: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    stop_value: float | dict[str, float] | None = None
+    stop_gain: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    stop_over: Annotated[int, msgspec.Meta(ge=1, lt=10**9)] | None = None
 
     @property
-    def values(self) -> dict[str, int | float]:
-        given = {"evaluations": self.evaluations, "deadline_s": self.deadline_s}
+    def values(self) -> dict[str, Any]:
+        """Changed limits by name."""
+        given = {
+            name: getattr(self, name)
+            for name in Set.__struct_fields__
+            if name not in Request.__struct_fields__
+        }
         return {key: value for key, value in given.items() if value is not None}
 
 

@@ -60,18 +60,23 @@ class Header(Record, kw_only=True, rename={"launch": "leg"}):
     launch: Annotated[int, msgspec.Meta(ge=1)]
     island: Index
     worker: Index
+    ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Number of the worker's ranks; 1 where an earlier version wrote it."""
     host: str = ""
     pid: int = 0
     job: str = ""
     time: float
 
     @classmethod
-    def of_this_process(cls, *, launch: int, island: int, worker: int, job: str = "") -> Header:
+    def of_this_process(
+        cls, *, launch: int, island: int, worker: int, ranks: int = 1, job: str = ""
+    ) -> Header:
         return cls(
             version=VERSION,
             launch=launch,
             island=island,
             worker=worker,
+            ranks=ranks,
             host=socket.gethostname(),
             pid=os.getpid(),
             job=job,

@@ -55,6 +55,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Number of units whose individuals began, did not end, and are not evaluated there any more."""
     idle: _Count = 0
     """Number of its workers that have nothing to evaluate."""
+    rank_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Seconds of its evaluations, each times the ranks of its worker."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
@@ -158,7 +160,7 @@ class SignOfLife:
         )
         self.refreshed_at = machine.monotonic()
         """Time of the last refresh that succeeded, by the monotonic clock."""
-        self._progress = 0, 0, 0
+        self._progress = 0, 0, 0, 0.0
         self.heartbeat = Heartbeat(REFRESH_S)
         self.heartbeat.register(self._beat)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,10 +169,10 @@ class SignOfLife:
     def _write(self, *, durable: bool = False) -> None:
         self._machine.write(self.path, msgspec.json.encode(self.holder) + b"\n", durable=durable)
 
-    def show(self, ended: int, given_up: int, idle: int) -> None:
+    def show(self, ended: int, given_up: int, idle: int, rank_s: float) -> None:
         """Show how far the launch has come, by the next refresh, or soon where a worker has become idle (see
         ``Holder``)."""
-        before, self._progress = self._progress, (ended, given_up, idle)
+        before, self._progress = self._progress, (ended, given_up, idle, rank_s)
         if idle and not before[2]:
             self.heartbeat.hasten()
 
@@ -180,9 +182,9 @@ class SignOfLife:
 
     def refresh(self) -> None:
         """Show that the launch lives. OSError as the file system says."""
-        ended, given_up, idle = self._progress
+        ended, given_up, idle, rank_s = self._progress
         self.holder = msgspec.structs.replace(
-            self.holder, turn=self.holder.turn + 1, ended=ended, given_up=given_up, idle=idle
+            self.holder, turn=self.holder.turn + 1, ended=ended, given_up=given_up, idle=idle, rank_s=rank_s
         )
         self._write()
         self.refreshed_at = self._machine.monotonic()
@@ -262,9 +264,9 @@ class OtherLaunches:
         seen = self._seen[launch]
         return seen.silent_s >= (0.0 if seen.gone else STALE_S) + _TURN_S * turn
 
-    def show(self, ended: int, given_up: int, idle: int) -> None:
+    def show(self, ended: int, given_up: int, idle: int, rank_s: float) -> None:
         """Show the others how far this launch has come (see ``Holder``)."""
-        self._own.show(ended, given_up, idle)
+        self._own.show(ended, given_up, idle, rank_s)
 
     @property
     def at_work(self) -> dict[int, Holder]:

@@ -11,7 +11,7 @@ from hpo.errors import UsageError
 from hpo.individual import GIVEN_OPERATORS
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import PlaceInFile, opened, read_on
-from hpo.journal.records import Fenced, Finished, Left, Record, Reopened, Started
+from hpo.journal.records import Fenced, Finished, Header, Left, Record, Reopened, Started
 from hpo.ledger.entries import Closed
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import Bounds, journal_files
@@ -83,10 +83,16 @@ class Leftovers:
         self._begun: dict[str, tuple[float, int]] = {}
         self._running: set[int] = set()
         self._retried: dict[str, int] = {}
+        self._ranks: dict[int, int] = {}
+        self._rank_s = 0.0
 
     def take(self, worker: int, record: Record) -> None:
         """Count a record in the journal of ``worker``."""
         change = self._evaluations.take(record)
+        if isinstance(record, Header):
+            self._ranks[worker] = record.ranks
+        elif isinstance(record, Finished):
+            self._rank_s += record.outcome.seconds * self._ranks.get(worker, 1)
         if isinstance(record, (Started, Finished)):
             self._begun[record.id] = max(self._begun.get(record.id, (0.0, worker)), (record.at, worker))
             if record.operator in GIVEN_OPERATORS:
@@ -128,6 +134,7 @@ class Leftovers:
             exit=exit,
             lengths=dict(lengths),
             final=len(ended) + len(asleep),
+            rank_s=self._rank_s,
             pool=pool,
             points=self._points_left(),
             resting=resting,

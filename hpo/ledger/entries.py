@@ -15,6 +15,8 @@ from hpo.journal.commands import Drain, Enqueue, Pause, Request, Retry, Set, Sto
 from hpo.journal.records import TAIL_BYTES, Count, Hash, Id, Index, check_line, line_of
 
 if TYPE_CHECKING:
+    from hpo.config.settings import Settings
+
     Number = int
 else:
     # Launches and entries are counted from 1.
@@ -44,6 +46,31 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """Number of individuals to evaluate; None without a limit."""
     deadline_s: float | None = None
     """Seconds that each launch may last; None without a limit."""
+    rank_hours: float | None = None
+    """Hours of all evaluations, each times the ranks of its worker; None without a limit."""
+    stop_value: float | dict[str, float] | None = None
+    """Value, or values by objective, that end the campaign once an individual has them; None: none do."""
+    stop_gain: float | None = None
+    """Gain in the objective below which the expected gain of ``stop_over`` more evaluations ends the campaign."""
+    stop_over: Count = 50
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Limits of a campaign's settings."""
+        stop = settings.stop
+        return cls(
+            evaluations=settings.evaluations,
+            deadline_s=settings.deadline_s,
+            rank_hours=settings.rank_hours,
+            stop_value=stop.value,
+            stop_gain=stop.gain,
+            stop_over=stop.over,
+        )
+
+    @property
+    def ends(self) -> tuple[object, ...]:
+        """Limits that end the campaign by an entry ``Completed`` with a reason."""
+        return self.rank_hours, self.stop_value, self.stop_gain, self.stop_over
 
 
 class LedgerEntry(
@@ -166,6 +193,8 @@ class Closed(LedgerEntry, kw_only=True, frozen=True):
     """Bytes that count of each part of each worker's journal, by the worker's number."""
     final: Count = 0
     """Number of individuals that ended within these lengths, and count."""
+    rank_s: float = 0.0
+    """Seconds of all evaluations that ended within these lengths, each times the ranks of its worker."""
     pool: tuple[Id, ...] = ()
     """Individuals that it drew or began, and did not end."""
     points: tuple[Count, ...] = ()
@@ -195,12 +224,19 @@ class Commanded(LedgerEntry, kw_only=True, frozen=True, tag="command"):
 
 
 class Completed(LedgerEntry, kw_only=True, frozen=True):
-    """The campaign has reached its end. Whoever finds that all launches are closed and nothing is left appends it."""
+    """The campaign has reached its end: nothing more is drawn. Whoever finds that all launches are closed and nothing
+    is left appends it; and, with a reason, a launch that finds that the campaign is to end, whatever others hold."""
 
     final: Count
     """Number of individuals that ended and count."""
     reason: str = ""
-    """Reason why it ends before its budget is used up, whatever is left in the pool; "" where it is used up."""
+    """Reason why it ends before its budget is used up, whatever is left in the pool; "" where it is used up. It begins
+    with one of ``hpo.islands.end_reasons.EARLY`` and a colon."""
+
+    @property
+    def name(self) -> str:
+        """The reason in short, as launches end for it."""
+        return self.reason.partition(":")[0]
 
 
 class UnknownEntry(ValueError):

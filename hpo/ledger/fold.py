@@ -91,6 +91,8 @@ class LedgerState:
     """Launches that take no more part, by number."""
     final: int = 0
     """Number of individuals that ended in closed launches, and count."""
+    rank_s: float = 0.0
+    """Seconds of all evaluations in closed launches, each times the ranks of its worker."""
     pool: dict[str, bool] = field(default_factory=dict)
     """Individuals to go on with before any that is new, in the order in which they came, and whether to do so in place:
     else in a copy of the directory, as a process of a closed launch may still write there."""
@@ -132,6 +134,12 @@ class LedgerState:
         given = structs.asdict(in_file)
         changed = {name: value for name, value in given.items() if value != getattr(self.in_file, name)}
         return structs.replace(self.limits, **changed)
+
+    def end_with(self, in_file: Limits) -> Completed | None:
+        """Entry by which the campaign ended early, if it stays ended where the campaign file has the limits
+        ``in_file``."""
+        done = self.completed
+        return done if done and done.reason and self.limits_with(in_file).ends == self.limits.ends else None
 
     @property
     def unseen_commands(self) -> int:
@@ -284,7 +292,7 @@ class LedgerState:
             yield "the campaign is completed already"
         if entry.final != self.final:
             yield f"{entry.final} individuals have ended by this entry, and {self.final} by those before it"
-        if self.held:
+        if self.held and not entry.reason:
             yield f"open launches hold {self.held} units"
         if not entry.reason and self.free > 0:
             yield f"{self.free} units of the budget are free"
@@ -306,7 +314,9 @@ class LedgerState:
         self.open[entry.launch] = OpenLaunch(entry, max(entry.submitted, self._went_on))
         self._give(entry.points)
         if entry.in_file is not None:
-            self.limits, self.in_file = self.limits_with(entry.in_file), entry.in_file
+            before, self.limits = self.limits, self.limits_with(entry.in_file)
+            self.in_file = entry.in_file
+            self._go_on(before)
 
     def _on_drew(self, entry: Drew) -> None:
         launch = self.open[entry.launch]
@@ -339,13 +349,14 @@ class LedgerState:
         self.closed[entry.launch] = entry
         self._last_closed = entry.n
         self.final += entry.final
+        self.rank_s += entry.rank_s
         in_place = set(entry.in_place)
         self.pool.update({one: one in in_place for one in entry.pool})
         self.resting.update({one: one in in_place for one in entry.resting})
         self._put_back(entry.points)
 
     def _on_command(self, entry: Commanded) -> None:
-        request = entry.request
+        request, before = entry.request, self.limits
         self.commands.append(entry)
         if isinstance(request, Stop):
             self._stopped = entry.n
@@ -368,8 +379,14 @@ class LedgerState:
         for launch in self.open.values():
             own = filter(launch.evaluates, entry.again)
             launch.again.update(dict.fromkeys(own, entry.n))
-        if self.free > 0:
-            self.completed = None
+        self._go_on(before)
+
+    def _go_on(self, before: Limits) -> None:
+        """Forget the end where there is room again, or where what it came from has changed since ``before``."""
+        if self.completed is not None:
+            early = bool(self.completed.reason)
+            if self.limits.ends != before.ends if early else self.free > 0:
+                self.completed = None
 
     def _on_completed(self, entry: Completed) -> None:
         self.completed = entry

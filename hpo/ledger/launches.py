@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec.structs import replace
-
 from hpo.errors import CampaignError, StorageFailed
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, PRUNED
 from hpo.journal.directory import DAMAGED
@@ -21,6 +19,7 @@ from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.files import read_file
 from hpo.journal.records import Ended, Finished, Header, Launched
 from hpo.ledger.closing import closing
+from hpo.ledger.entries import Completed, Limits
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import first_journals, journal_files, last_launch, read_directory, read_journals
 from hpo.ledger.opening import state_of
@@ -112,20 +111,23 @@ class BudgetUse:
     """Number of individuals that have ended for good."""
     worked: bool
     """Whether any individual has completed or was pruned."""
+    early: Completed | None = None
+    """Entry by which the campaign has ended before that."""
 
     @property
     def complete(self) -> bool:
-        """Whether the budget is used up, and not on failures alone."""
-        return self.budget is not None and self.final >= self.budget and self.worked
+        """Whether the budget is used up, or the campaign has ended early, and not on failures alone."""
+        used_up = self.budget is not None and self.final >= self.budget
+        return self.worked and (used_up or self.early is not None)
 
 
-def budget_use(directory: Path, evaluations: int | None) -> BudgetUse:
-    """Count by the ledger, and by the journals of open launches. ``evaluations``: budget of the campaign file."""
+def budget_use(directory: Path, in_file: Limits) -> BudgetUse:
+    """Count by the ledger, and by the journals of open launches. ``in_file``: limits of the campaign file."""
     state = state_of(directory)
     open_now = (closing(directory, repr, state, launch, by=0, reason="") for launch in state.open)
-    in_file = replace(state.in_file, evaluations=evaluations)
     return BudgetUse(
         budget=state.limits_with(in_file).evaluations,
+        early=state.end_with(in_file),
         # A repair leaves out what the ledger still counts, until a launch counts again.
         final=_final_in_journals(directory, state)
         if (directory / DAMAGED).exists()
@@ -149,9 +151,9 @@ def _final_in_journals(directory: Path, state: LedgerState) -> int:
     return len(current.ended_ids) - sum(one.record.id in again for one in current.failures)
 
 
-def is_complete(directory: Path, evaluations: int | None) -> bool:
-    """Whether the budget is used up, and not on failures alone. ``evaluations``: budget of the campaign file."""
-    return budget_use(directory, evaluations).complete
+def is_complete(directory: Path, in_file: Limits) -> bool:
+    """See ``BudgetUse.complete``; arguments as of ``budget_use``."""
+    return budget_use(directory, in_file).complete
 
 
 def made_progress(directory: Path, launch: int) -> bool:

@@ -13,6 +13,7 @@ from hpo.ledger.closing import Key
 from hpo.ledger.entries import (
     Closed,
     Commanded,
+    Completed,
     Drew,
     Joined,
     LedgerEntry,
@@ -162,6 +163,18 @@ class Participation:
             ):
                 return None
             return returned
+
+        self.ledger.append(decide, timeout_s=_PATIENCE_S)
+
+    def complete(self, reason: str) -> None:
+        """End the campaign for ``reason`` (see ``Completed``), unless its limits change meanwhile. Errors as of
+        ``Ledger.append``."""
+        ends = self.state.limits.ends
+
+        def decide(state: LedgerState) -> LedgerEntry | None:
+            if state.completed is not None or self.number not in state.open or state.limits.ends != ends:
+                return None
+            return Completed(final=state.final, reason=reason)
 
         self.ledger.append(decide, timeout_s=_PATIENCE_S)
 

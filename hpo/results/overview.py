@@ -82,6 +82,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     budget: int | None
     deadline_s: float | None  # seconds from the launch
+    rank_hours_limit: float | None = None
+    rank_hours: float = 0.0  # hours of all evaluations that have ended, each times the ranks of its worker
+    ended_early: str = ""  # why the campaign has ended before its budget was used up
     best: Best | None
     islands: int
     workers: int
@@ -120,9 +123,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         or ``done``."""
         if not self.alive and self.ended is not None and self.ended[0] in (FUTILE, NOTHING_COMPLETED):
             return "failed"
+        if not self.alive and self.ended_early:
+            return "done"
         if not self.alive:
             return "done" if self.ended is not None and self.ended[1] == 0 else "stopped"
-        if self.stop_pending or self.stopping:
+        if self.stop_pending or self.stopping or self.ended_early:
             return "stopping"
         return "paused" if self.paused else "running"
 
@@ -131,11 +136,16 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         best = self.best
         return {
             "evaluations": {name: self.evaluations.get(name, 0) for name in STATUSES if name != RUNNING},
-            "budget": {"evaluations": self.budget, "deadline": self.deadline_s},
+            "budget": {
+                "evaluations": self.budget,
+                "deadline": self.deadline_s,
+                "rank_hours": self.rank_hours_limit,
+            },
             "running": self.running,
             "best": None if best is None else {"value": best.value, "params": best.params, "id": best.id},
             **{name: getattr(self, name) for name in ("islands", "workers", "started", "updated", "seconds")},
             "worker_hours": self.worker_hours,
+            "rank_hours": self.rank_hours,
             "left": [{"worker": worker, "reason": reason} for worker, reason in self.left],
             "state": self.state,
             "running_individuals": [storable(msgspec.to_builtins(one)) for one in self.individuals],
@@ -162,6 +172,9 @@ def folded(record: CampaignRecord) -> Overview:
         running=running,
         budget=record.ledger.limits.evaluations,
         deadline_s=record.ledger.limits.deadline_s,
+        rank_hours_limit=record.ledger.limits.rank_hours,
+        rank_hours=round(record.rank_s / 3600, 6),
+        ended_early="" if record.ledger.completed is None else record.ledger.completed.reason,
         best=_best(record, top[0], repeated) if top else None,
         islands=max((one.islands for one in launches), default=0),
         workers=sum(one.workers for one in launches),
@@ -324,6 +337,8 @@ def read(directory: Path) -> Overview | None:
         alive=alive,
         budget=ledger.limits.evaluations,
         deadline_s=ledger.limits.deadline_s,
+        rank_hours_limit=ledger.limits.rank_hours,
+        ended_early="" if ledger.completed is None else ledger.completed.reason,
         paused=ledger.paused,
         seconds=overview.seconds + later_s,
         worker_hours=overview.worker_hours + overview.workers * later_s / 3600,

@@ -82,6 +82,8 @@ class CampaignRecord:
     """Whether an individual that completed or was pruned had reported."""
     moves: list[Migrated] = field(default_factory=list)
     """Migrations between islands, by time."""
+    rank_s: float = 0.0
+    """Seconds of all evaluations that have ended, each times the ranks of its worker."""
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -178,6 +180,8 @@ class Fold:
         # Keys are hop, time, source and target: the record of a second move may be read before that of the first.
         self._moves: dict[str, dict[tuple[int, float, int, int], Migrated]] = {}
         self._reported: list[Reported] = []
+        self._rank_s = 0.0
+        self._ranks = 1
         self._parts = PartsFold()
         self._launch = Launch(number=0, started=0.0, updated=0.0)
 
@@ -194,6 +198,8 @@ class Fold:
             case Started() | Finished():
                 self._parts.add(record)
                 self._take_evaluation(record)
+                if isinstance(record, Finished):
+                    self._rank_s += record.outcome.seconds * self._ranks
             case Reopened():
                 self._take_evaluation(record)
             case Reported():
@@ -206,6 +212,7 @@ class Fold:
             case Header():
                 number, at = record.launch, record.time
                 self._evaluations.take(record)
+                self._ranks = record.ranks
                 self._launch = self.launches.setdefault(number, Launch(number=number, started=at, updated=at))
                 self._launch.started = min(self._launch.started, at)
                 self._parts.enter(record)
@@ -299,6 +306,7 @@ class Fold:
                 for one in self._ended.values()
             ),
             reported=sorted(self._reported, key=lambda one: (one.time, one.island, one.id, one.step)),
+            rank_s=self._rank_s,
             moves=sorted(moves, key=lambda one: (one.time, one.id, one.hop, one.source)),
         )
 

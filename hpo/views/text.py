@@ -61,7 +61,11 @@ def status(directory: Path, overview: Overview) -> str:
         *_labelled("remarks", (f"{line}." for line in overview.remarks)),
         *_labelled("errors", overview.errors),
         ("started", when(overview.started)),
-        ("at work", f"{duration(overview.seconds)}, {overview.worker_hours:.2g} worker-hours"),
+        (
+            "at work",
+            f"{duration(overview.seconds)}, {overview.worker_hours:.2g} worker-hours; evaluations took "
+            f"{overview.rank_hours:.2g} rank-hours",
+        ),
         ("last record", when(overview.updated)),
     ]
     if not overview.alive:  # a journal of a campaign at work is being written
@@ -121,6 +125,8 @@ def nothing(record: CampaignRecord) -> str:
 def state(overview: Overview) -> str:
     """State of the campaign, with what to do if it has ended."""
     match overview.state:
+        case "stopping" if overview.ended_early:
+            return f"stopping ({one_line(overview.ended_early)}): what runs may save itself"
         case "stopping":
             return f"stopping ({overview.stopping or 'stopped'}): what runs may save itself"
         case "paused":
@@ -135,6 +141,8 @@ def state(overview: Overview) -> str:
 
 
 def _ended(overview: Overview) -> str:
+    if overview.ended_early:
+        return f"done: {one_line(overview.ended_early)}. With another limit there, `hpo run` goes on"
     if overview.ended is None:
         return (
             "cut off: its processes ended before the campaign did. Started again in the same way, it goes on"
@@ -178,6 +186,8 @@ def _budget(overview: Overview) -> str:
         parts.append(f"{overview.budget} evaluations")
     if overview.deadline_s is not None:
         parts.append(f"deadline {overview.deadline_s}")
+    if overview.rank_hours_limit is not None:
+        parts.append(f"{overview.rank_hours_limit:g} rank-hours")
     return ", ".join(parts) or "unknown"
 
 

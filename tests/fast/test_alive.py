@@ -367,7 +367,7 @@ def test_a_launch_is_dead_once_it_is_silent_while_its_observer_is_not(tmp_path: 
     assert not others.dead and others.at_work.keys() == {2}, "launch 2 is the next, and closes it first"
     beats(1, {2})
     assert others.dead == {1}
-    signs[0].show(7, 1, 3)
+    signs[0].show(7, 1, 3, 5.0)
     beats(1, {1, 2})
     assert not others.dead and others.at_work[1].ended == 7 and others.at_work[1].idle == 3
     others.watch([2])

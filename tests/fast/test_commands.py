@@ -582,7 +582,7 @@ def test_status_has_the_state_and_the_budget_that_hold(run: Path, monkeypatch: p
     give(run, Pause(**ASKED))
     give(run, Set(**ASKED, evaluations=40))
     status = results.status(results.load(run))
-    assert status["budget"] == {"evaluations": 40, "deadline": None}
+    assert status["budget"] == {"evaluations": 40, "deadline": None, "rank_hours": None}
     assert status["state"] == "stopped" and "paused" in text.status(run, overview.of(run))
     monkeypatch.setattr("hpo.results.record.living", lambda directory, state: {1: "somebody"})
     assert state() == "paused"
@@ -681,7 +681,11 @@ def test_commands_between_launches_hold_before_anything_is_granted(
     assert launch(20) == (DONE, 0) and launch.count == 12
     last, why = capsys.readouterr().err.splitlines()[-2:]
     assert last.startswith("done: 12 evaluated (budget 5)  best ") and "the budget is 5" in why
-    assert results.status(results.load(launch.run))["budget"] == {"evaluations": 5, "deadline": None}
+    assert results.status(results.load(launch.run))["budget"] == {
+        "evaluations": 5,
+        "deadline": None,
+        "rank_hours": None,
+    }
     assert launch(14) == (DONE, 0) and launch.count == 14  # the file says something new
 
 
@@ -745,7 +749,8 @@ def test_a_retry_holds_where_a_launch_is_refused_before_it_begins(
     with monkeypatch.context() as patched, pytest.raises(CampaignError, match="no hello"):
         patched.setattr(rank_module, "greet", lambda *given: (_ for _ in ()).throw(CampaignError("no hello")))
         launch(9)
-    assert budget_use(launch.run, 9).final == 5 and not budget_use(launch.run, 9).complete
+    use = budget_use(launch.run, Limits(evaluations=9))
+    assert use.final == 5 and not use.complete
     assert launch(9) == (DONE, 0)
     assert [one.status for one in results.load(launch.run).individuals] == [COMPLETED] * 9
 
@@ -769,7 +774,7 @@ def test_launches_are_listed_and_closed_by_hand(run: Path, capsys: pytest.Captur
     assert cli.main(["launches", str(run), "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
     first, second = living.joined(run, 2), living.at_work(run, newcomer=Newcomer(job="7.0"))
-    second.show(3, 0, 1)
+    second.show(3, 0, 1, 0.0)
     second.refresh()
     assert cli.main(["launches", str(run), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)[len(before) :]

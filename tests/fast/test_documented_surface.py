@@ -81,7 +81,7 @@ def _parameters(value: object) -> list[str]:
 def keys_of_a_campaign_file() -> Iterator[tuple[str, str, object]]:
     """Section ("" at the top), key and default; of the directory and the budget what a file has to give."""
     settings = Settings(directory=Path("directory"), evaluations=1)
-    for section in ("", "layout", "search", "evaluation", "logging"):
+    for section in ("", "layout", "search", "evaluation", "stop", "logging"):
         model = getattr(settings, section) if section else settings
         for name, field in type(model).model_fields.items():
             if not isinstance(value := getattr(model, name), Section):

@@ -65,7 +65,7 @@ def campaign_keywords() -> dict[str, object]:
     found: dict[str, object] = {"task": REQUIRED, "directory": REQUIRED}
     for section, key, value in keys_of_a_campaign_file():
         if section or key not in ("task", "directory", "task_options"):
-            prefix = "log_" if section == "logging" else ""
+            prefix = {"logging": "log_", "stop": "stop_"}.get(section, "")
             found[prefix + key] = None if key == "evaluations" else value
     return found
 

@@ -18,6 +18,7 @@ from hpo.islands.messages import Hello, encode
 from hpo.islands.transport import Transport
 from hpo.journal.commands import Set
 from hpo.journal.directory import write_identity
+from hpo.ledger.entries import Limits
 from hpo.ledger.launches import (
     LaunchOnRecord,
     consecutive_idle_launches,
@@ -44,39 +45,39 @@ def test_a_launch_is_read_and_one_that_never_began_is_none(tmp_path: Path) -> No
 
 
 def test_a_budget_is_complete_when_so_many_have_ended_for_good(tmp_path: Path) -> None:
-    assert not is_complete(tmp_path, 3)
+    assert not is_complete(tmp_path, Limits(evaluations=3))
     journals.write(tmp_path, [finished(1, "failed")])
-    assert not is_complete(tmp_path, 1), "used up by failures alone"
+    assert not is_complete(tmp_path, Limits(evaluations=1)), "used up by failures alone"
     journals.write(tmp_path, [finished(0), finished(1, "failed"), finished(2, "interrupted")])
-    assert is_complete(tmp_path, 2) and not is_complete(tmp_path, 3)
+    assert is_complete(tmp_path, Limits(evaluations=2)) and not is_complete(tmp_path, Limits(evaluations=3))
     journals.write(tmp_path, [finished(3, type="started", time=1.0)], worker=1)
-    assert not is_complete(tmp_path, 3)
+    assert not is_complete(tmp_path, Limits(evaluations=3))
     # The second end of the same individual does not count, nor that of an earlier run of one that goes on.
     journals.write(
         tmp_path, [finished(0), finished(4, "pruned"), finished(4, type="started", time=1.0, promoted=2)], 2
     )
-    assert not is_complete(tmp_path, 3)
+    assert not is_complete(tmp_path, Limits(evaluations=3))
     journals.write(tmp_path, [finished(4, promoted=2)], 3)
-    assert is_complete(tmp_path, 3)
-    assert not is_complete(tmp_path, None)
+    assert is_complete(tmp_path, Limits(evaluations=3))
+    assert not is_complete(tmp_path, Limits())
 
 
 def test_a_budget_that_was_set_counts_until_the_file_says_something_new(tmp_path: Path) -> None:
     write_identity(tmp_path, {})
     journals.write(tmp_path, [journals.launched(evaluations=3), finished(0), finished(1)])
-    assert not is_complete(tmp_path, 3)
+    assert not is_complete(tmp_path, Limits(evaluations=3))
     give(tmp_path, Set(time=1.0, by="me@here", evaluations=2))
-    assert is_complete(tmp_path, 3) and not is_complete(tmp_path, 4)
+    assert is_complete(tmp_path, Limits(evaluations=3)) and not is_complete(tmp_path, Limits(evaluations=4))
 
 
 def test_a_failure_that_was_reopened_is_still_to_be_evaluated(tmp_path: Path) -> None:
     reopened = {"type": "reopened", "id": "0-0-1", "number": 1, "reason": "sick", "time": 3.0}
     journals.write(tmp_path, [finished(0), finished(1, "failed")])
-    assert is_complete(tmp_path, 2)
+    assert is_complete(tmp_path, Limits(evaluations=2))
     journals.write(tmp_path, [reopened], 2)
-    assert not is_complete(tmp_path, 2)
+    assert not is_complete(tmp_path, Limits(evaluations=2))
     journals.write(tmp_path, [finished(1, "failed", reopened=1)], 3)
-    assert is_complete(tmp_path, 2)
+    assert is_complete(tmp_path, Limits(evaluations=2))
 
 
 def test_what_was_saved_is_progress_and_what_was_killed_is_none(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ class Alone(SimpleNamespace):
     """A coordinator of which no other launch knows."""
 
     alone = True
+    ended_early = None
 
     @property
     def final(self) -> int:

@@ -185,12 +185,13 @@ def test_status_has_the_keys_of_the_contract(home: Path) -> None:
     seconds = status.pop("seconds")
     assert status.pop("worker_hours") == pytest.approx(4 * seconds / 3600)
     assert before - T <= seconds <= time.time() - T, "the campaign is at work, so its time goes on"
+    assert status.pop("rank_hours") == pytest.approx(2 / 3600, rel=0.01)
     (running,) = status.pop("running_individuals")
     assert running["id"] == "0-0-4"
     counts = {"completed": 2, "pruned": 1, "failed": 1}
     assert status == {
         "evaluations": {**{name: 0 for name in STATUSES if name != "running"}, **counts},
-        "budget": {"evaluations": 8, "deadline": 7200.0},
+        "budget": {"evaluations": 8, "deadline": 7200.0, "rank_hours": None},
         "running": 1,
         "best": {"value": 1.0, "params": {"lr": 0.5}, "id": "0-0-1"},
         "islands": 2,
@@ -210,7 +211,10 @@ def test_time_between_launches_does_not_count_and_the_last_launch_sets_the_budge
     add_launch(home, 2, second, at=T + 1000)
     status = results.status(load(home))
     assert (status["started"], status["updated"], status["seconds"]) == (T, T + 1005, 15.0)
-    assert status["budget"] == {"evaluations": 20, "deadline": None} and status["workers"] == 6
+    assert (
+        status["budget"] == {"evaluations": 20, "deadline": None, "rank_hours": None}
+        and status["workers"] == 6
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from hpo.journal import files
 from hpo.journal.directory import status_path
 from hpo.journal.files import journal_path
 from hpo.journal.records import Finished, Header, Migrated, Record, Reopened, Reported, Started
+from hpo.ledger.entries import Limits
 from hpo.ledger.inspection import repair
 from hpo.ledger.launches import budget_use
 from hpo.search.population import Member, Population
@@ -136,7 +137,7 @@ def test_a_repair_of_a_journal_removes_what_was_read_from_it(
     opened, state = read_by(home, monkeypatch)
     assert opened == [1, 2, 3] and state.tally.final == 8
     # Another is evaluated in the place of the lost one.
-    assert not status.exists() and budget_use(home, None).final == 8
+    assert not status.exists() and budget_use(home, Limits()).final == 8
     earlier(home)
     repair(home)
     assert (home / "launches" / "closed").exists(), "there was nothing to repair"

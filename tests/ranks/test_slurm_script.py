@@ -406,7 +406,7 @@ def test_slurm_is_asked_again_while_its_controller_does_not_answer(
         (1, None, "", 137, AGAIN),
         (1, None, "", 1, AGAIN),
         (4, None, "", 137, AGAIN),
-        (5, None, "", 137, (0, "budget is complete")),
+        (5, None, "", 137, (0, "campaign is complete")),
         # A launch that came to its end is believed, as where a rank dies while MPI ends.
         (1, 0, "", 137, (0, "")),
         (1, 1, "", 137, (1, "")),

@@ -7,19 +7,21 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from hpo.config.layout import Layout
 from hpo.config.settings import EvaluationSettings
 from hpo.individual import birthplace
-from hpo.islands.end_reasons import DONE
+from hpo.islands.end_reasons import DONE, EARLY
 from hpo.islands.resume.fold import fold
+from hpo.journal.commands import Set
 from hpo.journal.records import Finished, Record
 from hpo.ledger.joining import Newcomer, beside
 from hpo.space.space import SearchSpace
 from simulation.campaigns import SPACE, losses, objective, standing
 from simulation.evaluators import Fates
 from simulation.launches import LaunchSettings, SimulatedLaunch
-from simulation.ledger import SimulatedLedger
+from simulation.ledger import ASKED, SimulatedLedger
 from simulation.whole_campaigns import Campaign, disturb, records_of, silence
 from simulation.world import SimulatedMachine, World
 
@@ -37,13 +39,21 @@ def run_joint(seed: int) -> None:
 
 class SimpleLaunches:
     """Launches without faults on hosts of their own, whose evaluations take ``mean_s`` seconds on average, lognormal
-    with half of that as standard deviation. ``budget``: number of evaluations of the campaign."""
+    with half of that as standard deviation. ``budget``: number of evaluations of the campaign; ``limits``: more of its
+    file."""
 
     def __init__(
-        self, seed: int, directory: Path, *, budget: int, mean_s: float, space: SearchSpace = SPACE
+        self,
+        seed: int,
+        directory: Path,
+        *,
+        budget: int,
+        mean_s: float,
+        space: SearchSpace = SPACE,
+        **limits: Any,
     ) -> None:
         self.world = World(seed)
-        self.ledger = SimulatedLedger(budget, space)
+        self.ledger = SimulatedLedger(budget, space, **limits)
         self.begun: list[SimulatedLaunch] = []
         self._directory = directory
         self._mean_s = mean_s
@@ -114,7 +124,13 @@ class JointCampaign(Campaign):
         super().__init__(seed, directory)
         rng = self._rng
         self._budget = rng.randint(1, 60)
-        self._ledger = type(self._ledger)(self._budget, self._ledger.space)
+        # Many campaigns end early: by a value, by the hours, or as 4 evaluations are to gain little.
+        limits = rng.choice(
+            [{}, {"stop_value": rng.uniform(0.1, 3.0)}, {"rank_hours": rng.uniform(0.0, 0.1)}]
+        )
+        if rng.random() < 0.2:
+            limits = {"stop_gain": rng.choice([0.01, 1.0]), "stop_over": 4}
+        self._ledger = SimulatedLedger(self._budget, self._ledger.space, **limits)
         self._mean_s = rng.choice([1.0, 10.0, 40.0])
         self._hosts = 0
 
@@ -124,15 +140,34 @@ class JointCampaign(Campaign):
             world.at(rng.uniform(0.0, rng.choice([1.0, 300.0, 600.0])), self._start)
         while world.time < _MOST_S:
             world.run(lambda: False, world.time + rng.uniform(1.0, 60.0))
-            if self._check() == self._budget and all(launch.settled for launch in self._launches):
+            if not all(launch.settled for launch in self._launches):
+                continue
+            if self._check() == self._budget:
                 break
+            if self._ledger.state.completed is not None:
+                self._go_on()
             if world.time > _CALM_S and all(launch.settled for launch in self._launches):
                 self._start()
         self._end()
 
-    def _start(self) -> None:
+    def _go_on(self) -> None:
+        """Let a launch that comes too late end, and the campaign go on without what has ended it."""
+        state = self._ledger.state
+        assert state.completed is not None and state.completed.name in EARLY
+        drawn, ends = state.final + state.held, state.limits
+        assert ends.rank_hours is None or 3600 * ends.rank_hours <= state.rank_s, "it ended too soon"
+        self._start(calm=True)
+        late = self._launches[-1]
+        self._world.run(lambda: late.settled, self._world.time + 1000.0)
+        end, state = late.coordinator.end, self._ledger.state
+        assert end is not None and (end.reason, end.exit_code) == (state.completed.name, 0)
+        assert state.final + state.held == drawn, "something was begun after the end"
+        self._ledger.give(Set(**ASKED, rank_hours=1e9, stop_value=-1.0, stop_over=1000))
+        assert self._ledger.state.completed is None
+
+    def _start(self, *, calm: bool = False) -> None:
         """A launch begins on a host of its own, beside all that seem to be at work."""
-        world, rng, calm = self._world, self._rng, self._world.time > _CALM_S
+        world, rng, calm = self._world, self._rng, calm or self._world.time > _CALM_S
         self._hosts += 1
         machine = SimulatedMachine(
             world,

@@ -7,7 +7,7 @@ Here a rank is what it is under MPI. Only network, clocks, evaluators and journa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from hpo.islands.coordinator.budget import Suits
 from hpo.islands.coordinator.commands import Commands, LeftByLaunch, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, LaunchLog, LaunchRules
+from hpo.islands.coordinator.launch import Backlog, DeadLeaderRecord, EndRules, LaunchLog, LaunchRules
 from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -41,7 +41,9 @@ from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Header, Launched, Left, Record, Reopened
 from hpo.ledger.alive import REFRESH_S, OtherLaunches, SignOfLife
 from hpo.ledger.reservations import Reservations
+from hpo.search.campaign_end import BestOverTime
 from hpo.search.kinds.evolution import EvolutionBreeder
+from hpo.search.population import Population
 from hpo.space.space import SearchSpace, listable
 from hpo.task.task import listed
 from simulation import MemoryJournal, leader_settings, losses
@@ -103,6 +105,7 @@ class SimulatedLaunch(LaunchLog):
             machines=dict(zip(settings.hosts, settings.hosts)),
         )
         self.number = self._participation.number
+        ledger.ranks[self.number] = len(settings.layout.workers[0].ranks)
         self._sign = SignOfLife(directory, self.number, machine=machine)
         self._others = OtherLaunches(directory, self._sign, machine)
         self.sharing = Sharing(self._participation, self._others)
@@ -122,6 +125,7 @@ class SimulatedLaunch(LaunchLog):
         """Whether another launch had closed this launch at the last beat."""
         for rank, skew in zip(self.ranks, settings.skews):
             rank.transport.skew_s = EPOCH_S + skew
+        self._earlier = earlier
         state = earlier(layout.islands)
         starts = start_messages(layout, state, self.number, settings.hosts)
         own = RankRoles(members=(), leader=None, non_leader=None, filenos=list)
@@ -274,6 +278,7 @@ class SimulatedLaunch(LaunchLog):
                 ),
                 left_by=self._left_by,
                 failures=list,
+                rules=EndRules(objectives={"value": "minimize"}, on_record=self._evaluated),
             ),
             health=Health(
                 settings.first_failures,
@@ -281,6 +286,10 @@ class SimulatedLaunch(LaunchLog):
                 leaders={place.leader: len(place.ranks) for place in self._layout.workers},
             ),
         )
+
+    def _evaluated(self) -> tuple[BestOverTime, Iterable[Population]]:
+        totals = self._earlier(self._layout.islands)
+        return totals.tally.history, totals.populations.values()
 
     def _left_by(self, launch: int) -> LeftByLaunch:
         records = [

@@ -12,7 +12,7 @@ from hpo.islands.resume.state import ResumeState
 from hpo.journal.commands import Request, Retry
 from hpo.journal.evaluations import CurrentEvaluations
 from hpo.journal.machine import Machine
-from hpo.journal.records import Finished, Record
+from hpo.journal.records import Finished, Header, Record
 from hpo.ledger.closing import Leftovers
 from hpo.ledger.entries import Closed, Go, Limits, Opened
 from hpo.ledger.fold import LedgerState
@@ -81,21 +81,26 @@ class _Hasty(Machine):
 
 class SimulatedLedger:
     """Ledger of a simulated campaign of ``evaluations`` individuals, in memory. ``earlier``: what launches before
-    the ledger left."""
+    the ledger left; ``limits``: more of the campaign file."""
 
-    def __init__(self, evaluations: int, space: SearchSpace, earlier: ResumeState | None = None) -> None:
+    def __init__(
+        self, evaluations: int, space: SearchSpace, earlier: ResumeState | None = None, **limits: Any
+    ) -> None:
         self.store = MemoryStore()
         self.space = space
         self._key = lambda params: space.key(space.validate(params))
         self._journals: dict[int, Journals] = {}
         self.evaluations = evaluations
+        self.ranks: dict[int, int] = {}
+        """Ranks of each worker, by launch."""
         earlier = earlier or ResumeState()
         pool = [one.id for one in earlier.pending]
-        limits = Limits(evaluations=evaluations)
+        self._limits = limits
+        in_file = Limits(evaluations=evaluations, **limits)
         born = [birthplace(one)[1] for one in (*earlier.ended, *pool)]
         opened = Opened(
-            limits=limits,
-            in_file=limits,
+            limits=in_file,
+            in_file=in_file,
             islands=1,
             seed=0,
             launches=max(earlier.launches, default=0),
@@ -154,7 +159,7 @@ class SimulatedLedger:
             self.closing,
             newcomer or Newcomer(),
             layout=partial(self._layout, workers),
-            in_file=Limits(evaluations=self.evaluations),
+            in_file=Limits(evaluations=self.evaluations, **self._limits),
             machines=machines,
         )
         assert participation is not None
@@ -173,6 +178,10 @@ class SimulatedLedger:
         left, lengths = Leftovers(state, number, self._key), {}
         for worker, records in self._journals[number]():
             lengths[worker] = (len(records),)
+            ranks = self.ranks.get(number, 1)
+            left.take(
+                worker, Header(version=1, launch=number, island=0, worker=worker, ranks=ranks, time=0.0)
+            )
             for record in records:
                 left.take(worker, record)
         return left.entry(lengths, **ending)

@@ -26,7 +26,7 @@ from hpo.islands.coordinator.budget import Suits
 from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.coordinator.health import Health
-from hpo.islands.coordinator.launch import Backlog, LaunchRules
+from hpo.islands.coordinator.launch import Backlog, EndRules, LaunchRules
 from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.coordinator.unseen import UnseenConfigurations
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
@@ -126,6 +126,11 @@ def make_coordinator(assembly: Assembly, log: JournalLog, opening: Opening, shar
             assigned=assigned,
             left_by=log.left_by,
             failures=log.failures,
+            rules=EndRules(
+                objectives=task.objectives,
+                noisy=any(settings.search_of(island).reevaluate for island in range(layout.islands)),
+                on_record=log.evaluated,
+            ),
         ),
         health=Health(
             settings.evaluation.first_failures,
@@ -257,7 +262,7 @@ def begin_launch(assembly: Assembly, opening: Opening) -> Housekeeping:
         opening.sign,
         earlier=earlier,
         log=log,
-        limits=lambda: (coordinator.evaluations, participation.state.limits.deadline_s),
+        limits=lambda: participation.state.limits,
         objectives=objectives,
         knows_all=lambda: sharing.alone and not repeats,
         watched=process.panel_shown(),

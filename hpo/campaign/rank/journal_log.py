@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from hpo.ledger.journals import (
     worker_journals,
 )
 from hpo.ledger.opening import state_of
+from hpo.search.campaign_end import BestOverTime
+from hpo.search.population import Population
 from hpo.task.task import Task
 
 
@@ -129,6 +131,11 @@ class JournalLog(LaunchLog):
                 losses=self._task.losses,
                 limits=self._task.limits,
             )
+
+    def evaluated(self) -> tuple[BestOverTime, Iterable[Population]]:
+        """The best over time, and the populations, of all launches."""
+        totals = self.journal_totals()
+        return totals.tally.history, totals.populations.values()
 
     def left_by(self, launch: int) -> LeftByLaunch:
         """Individuals of a closed launch."""

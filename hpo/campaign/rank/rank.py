@@ -38,7 +38,7 @@ from hpo.evaluation.devices import described
 from hpo.evaluation.directories import EvaluationDirectories
 from hpo.evaluation.environment import child_environment
 from hpo.individual import birthplace
-from hpo.islands.end_reasons import DEADLINE, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
+from hpo.islands.end_reasons import DEADLINE, EARLY, FUTILE, LOST, REFUSED, STOPPED, STORAGE, UNFIT
 from hpo.islands.event_loop import EventLoop
 from hpo.islands.messages import End, Hello, Start, decode, encode
 from hpo.islands.resume.fold import fold_directory
@@ -185,7 +185,7 @@ class Rank:
     def _join(self, starting: StartingPoints, hellos: Sequence[Hello]) -> tuple[Participation, SignOfLife]:
         """Join the campaign, show that this launch lives, and close the launches that have died."""
         settings, definition = self._settings, self._definition
-        limits = Limits(evaluations=settings.evaluations, deadline_s=settings.deadline_s)
+        limits = Limits.of(settings)
         opened = Opened(limits=limits, in_file=limits, islands=settings.layout.islands, seed=settings.seed)
         key = partial(key_or_text, definition.task.space)
         newcomer = definition.newcomer()
@@ -369,8 +369,9 @@ class Rank:
         if housekeeping is not None:
             if end == housekeeping.coordinator.end:
                 housekeeping.status.finish(housekeeping.coordinator)
-            # After a deadline the next launch goes on from paused individuals and lineages.
-            if end.exit_code == 0 and end.reason != DEADLINE and not housekeeping.participation.state.open:
+            # After a deadline, or an early end, the next launch goes on from paused individuals and lineages.
+            over = end.exit_code == 0 and end.reason not in (DEADLINE, *EARLY)
+            if over and not housekeeping.participation.state.open:
                 with suppress(OSError):  # it is only space
                     keep_only_best(self._settings.directory, self._settings.keep)
                     shutil.rmtree(

@@ -17,6 +17,7 @@ from hpo.islands.coordinator import tally
 from hpo.islands.coordinator.coordinator import Coordinator
 from hpo.islands.resume.state import ResumeState
 from hpo.ledger.alive import SignOfLife
+from hpo.ledger.entries import Limits
 from hpo.results import overview
 from hpo.results.launch import seconds_of, union
 from hpo.results.overview import Best, Island, Overview, Pace, recent_since
@@ -39,7 +40,7 @@ class Status:
     known by all of their evaluations; and beside other launches, this launch knows its own part alone.
 
     Args:
-        limits: the budget of evaluations and the deadline that hold.
+        limits: the limits that hold.
         objectives: direction by name.
         watched: a panel shows the state, so news are written within a second.
     """
@@ -51,7 +52,7 @@ class Status:
         *,
         earlier: ResumeState,
         log: JournalLog,
-        limits: Callable[[], tuple[int | None, float | None]],
+        limits: Callable[[], Limits],
         objectives: Mapping[str, str],
         knows_all: Callable[[], bool],
         watched: bool = False,
@@ -111,7 +112,7 @@ class Status:
         log, launched, best = self._log, self._log.launched, coordinator.tally.best
         if launched is None or (best is not None and (best.params is None or best.objectives is None)):
             return None
-        budget, deadline_s = self._limits()
+        limits = self._limits()
         waits = coordinator.waited_for_storage(now)
         failures = coordinator.tally.failures
         failed = sorted(failures, key=lambda one: tally.order(one, failures[one].started))
@@ -123,8 +124,11 @@ class Status:
         return Overview(
             evaluations=coordinator.standing,
             running=coordinator.busy,
-            budget=budget,
-            deadline_s=deadline_s,
+            budget=limits.evaluations,
+            deadline_s=limits.deadline_s,
+            rank_hours_limit=limits.rank_hours,
+            rank_hours=round(coordinator.rank_hours, 6),
+            ended_early="" if coordinator.ended_early is None else coordinator.ended_early.reason,
             best=None if best is None else self._best_of(best, coordinator.tally.best_digits()),
             islands=launched.islands,
             workers=launched.workers,

@@ -82,6 +82,7 @@ class Assembly:
             launch=start.launch,
             island=place.island,
             worker=place.worker,
+            ranks=len(place.ranks),
             job=str(process.slurm_attempt() or ""),
         )
         path = journal_path(

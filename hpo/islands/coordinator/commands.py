@@ -16,6 +16,7 @@ from hpo.errors import (
 )
 from hpo.individual import ENQUEUED, Configuration, Scalar
 from hpo.islands.coordinator.health import ReopenableFailure
+from hpo.islands.coordinator.launch import EndRules
 from hpo.islands.coordinator.sharing import Sharing
 from hpo.islands.end_reasons import STOPPED
 from hpo.islands.messages import Assignment
@@ -68,6 +69,8 @@ class Commands:
     """Reads what a closed launch left, by its number."""
     failures: Callable[[], list[tuple[str, Assignment]]]
     """Returns the status of each individual that ended in a failure, and how it would be evaluated again."""
+    rules: EndRules = field(default_factory=EndRules)
+    """Rules by which the whole campaign ends early."""
     error: OSError | None = None
     """Why the ledger, or a journal that a command needs, cannot be read or written for now."""
     _learnt: set[int] = field(default_factory=set)
@@ -119,6 +122,7 @@ class Commands:
             self._take_drawn(target)
             self._apply(target)
             self._take_limit(target)
+            self._end_campaign(target, now)
             if target.stopping is None and self.participation.state.is_stopped(self.participation.number):
                 target.stop(STOPPED)
             self._judge_points(target)
@@ -219,14 +223,31 @@ class Commands:
         return ""
 
     def _set(self, request: Set, target: Coordinator) -> str:
-        said = []
         if request.evaluations is not None:
             target.evaluations = request.evaluations
-            said.append(f"evaluations = {request.evaluations}")
         if request.deadline_s is not None:
             target.set_deadline(self.began + request.deadline_s)
-            said.append(f"deadline = {request.deadline_s:g} s")
-        return ", ".join(said)
+        return ", ".join(f"{name} = {value}" for name, value in request.values.items())
+
+    def ends_now(self, target: Coordinator) -> bool:
+        """Whether results have ended the campaign by a value or by the hours."""
+        limits = self.participation.state.limits
+        if target.stopping is not None or (limits.stop_value is None and limits.rank_hours is None):
+            return False
+        return bool(self.rules.reached(target.tally, limits, self.sharing.rank_s(target) / 3600))
+
+    def _end_campaign(self, target: Coordinator, now: float) -> None:
+        """End the campaign where a rule says so, and this launch where the campaign has ended early."""
+        participation, sharing = self.participation, self.sharing
+        if participation.state.completed is None and target.stopping is None:
+            hours, limits = sharing.rank_s(target) / 3600, participation.state.limits
+            reason = self.rules.reached(target.tally, limits, hours)
+            reason = reason or self.rules.no_gain(target.tally, limits, alone=sharing.alone, now=now)
+            if reason:
+                participation.complete(reason)
+        if target.stopping is None and (ended := target.ended_early) is not None:
+            target.remarks.append(f"the campaign ends: {ended.reason}")
+            target.stop(ended.name)
 
     def _take_limit(self, target: Coordinator) -> None:
         """Take the budget of another launch's campaign file."""

@@ -72,7 +72,7 @@ class Coordinator(CoordinatorView):
             grace_s=rules.grace_s,
             checkpoints=rules.checkpoints,
         )
-        self.tally = backlog.tally
+        self.tally, self.rank_s = backlog.tally, 0.0
         self._granting = Granting(
             transport=transport,
             registry=registry,
@@ -139,12 +139,18 @@ class Coordinator(CoordinatorView):
         for one in message.results:
             item = self._grants.take(leader, one.token)
             if item is not None:
-                self.tally.add(one)
+                self._count(leader, one)
                 self._judge(leader, one)
+        if self._commands is not None and self._commands.ends_now(self):
+            self.look_at_commands()
         self._left(leader)
 
-    def _count_of_dead(self, leader: int, end: EvaluationEnd) -> None:
+    def _count(self, leader: int, end: EvaluationEnd) -> None:
         self.tally.add(end)
+        self.rank_s += end.outcome.seconds * self._granting.sizes[leader]
+
+    def _count_of_dead(self, leader: int, end: EvaluationEnd) -> None:
+        self._count(leader, end)
         self._health.left(leader)
         self._judge(leader, end)
 
@@ -410,6 +416,7 @@ class Coordinator(CoordinatorView):
             reason,
             complete=self.is_complete and not self._unusable_ledger,
             limited=self.evaluations is not None,
+            early=None if self.ended_early is None else self.ended_early.name,
             alone=self.alone,
             tally=self.tally,
             works=self._health.works,

@@ -123,6 +123,7 @@ def verdict(
     *,
     complete: bool,
     limited: bool,
+    early: str | None,
     alone: bool,
     tally: Tally,
     works: bool,
@@ -136,18 +137,21 @@ def verdict(
     Args:
         complete: the budget is used up.
         limited: there is a budget of evaluations.
+        early: why the whole campaign has ended before its budget was used up; None where it has not.
         alone: ``tally`` is of the whole campaign: no other launch is or was at work beside this launch.
         works: an evaluation of this launch has worked after all.
         unfit, futile, storage, refused: sentences for launches that end for these reasons.
     """
-    if complete:
+    if early is not None and reason not in (*_HOPELESS, end_reasons.STORAGE):
+        reason = early
+    elif complete:
         reason = end_reasons.DONE
     elif reason == end_reasons.DONE or (reason == end_reasons.EXHAUSTED and tally.counts.get(INTERRUPTED)):
         # A task raised Interrupted unasked: that individual is still to be finished.
         reason = end_reasons.INCOMPLETE
     finished = (
         complete
-        or reason in (end_reasons.EXHAUSTED, end_reasons.HANDED_OVER)
+        or reason in (end_reasons.EXHAUSTED, end_reasons.HANDED_OVER, *end_reasons.EARLY)
         or (reason == end_reasons.DEADLINE and not limited)
     )
     counts = tally.counts

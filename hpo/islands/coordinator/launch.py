@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,9 +11,16 @@ from hpo.config.layout import WorkerPlacement
 from hpo.islands.coordinator.budget import Reserving, Suits
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.unseen import UnseenConfigurations
+from hpo.islands.end_reasons import HOURS, NO_GAIN, REACHED
 from hpo.islands.messages import Assignment, End, EvaluationEnd
+from hpo.ledger.entries import Limits
+from hpo.search.campaign_end import BestOverTime, losses_to_reach, noise_of
 from hpo.search.phases import Phases
 from hpo.search.population import Population
+from hpo.terminal import one_line
+
+_SHARE = 0.02
+"""Most of the time of rank 0 for reading the journals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +52,72 @@ class LaunchRules:
     """See ``Budget``."""
     restarts: bool = False
     """Whether another launch is started where this launch ends because ranks died."""
+
+
+@dataclass(kw_only=True)
+class EndRules:
+    """Rules by which the whole campaign ends before its evaluations are used up: ``[stop]`` and ``rank_hours``."""
+
+    objectives: Mapping[str, str] = field(default_factory=dict)
+    """Direction by name."""
+    noisy: bool = False
+    """Whether configurations are evaluated again on purpose, so that the noise is known."""
+    on_record: Callable[[], tuple[BestOverTime, Iterable[Population]]] | None = None
+    """Reads the evaluations of all launches from the journals."""
+    _goals: dict[str, tuple[float, ...] | None] = field(default_factory=dict)
+    _next_reading: float = 0.0
+
+    def reached(self, tally: Tally, limits: Limits, rank_hours: float) -> str:
+        """Reason why the campaign ends by its value or its hours; "" while it goes on. ``rank_hours``: used so far."""
+        if limits.rank_hours is not None and rank_hours >= limits.rank_hours:
+            return (
+                f"{HOURS}: {rank_hours:.4g} hours of ranks are used, and rank_hours = {limits.rank_hours:g}"
+            )
+        goal = self._goal(limits.stop_value)
+        identity = None if goal is None else tally.reaching(goal)
+        if identity is None:
+            return ""
+        return f"{REACHED}: {identity} is as good as [stop] value = {_written(limits.stop_value)}"
+
+    def _goal(self, value: float | dict[str, float] | None) -> tuple[float, ...] | None:
+        text = repr(value)
+        if text not in self._goals:
+            self._goals[text] = losses_to_reach(value, self.objectives)
+        return self._goals[text]
+
+    def no_gain(self, tally: Tally, limits: Limits, *, alone: bool, now: float) -> str:
+        """Reason why the campaign ends as too little gain is expected; "" while it goes on. OSError where the journals
+        cannot be read for now.
+
+        Args:
+            alone: no other launch is or was at work beside this launch, so that ``tally`` has all evaluations.
+            now: Unix seconds.
+        """
+        history, noise, least = tally.history, 0.0, limits.stop_gain
+        if least is None:
+            return ""
+        if not alone or self.noisy:
+            if now < self._next_reading or self.on_record is None:
+                return ""
+            # Results of others, and of repeated evaluations, are there alone.
+            begun = time.perf_counter()
+            history, populations = self.on_record()
+            noise = noise_of(populations) if self.noisy else 0.0
+            self._next_reading = now + max(1.0, (time.perf_counter() - begun) / _SHARE)
+        gain = history.expected_gain(limits.stop_over)
+        if gain is None or gain >= max(least, noise):
+            return ""
+        more = f"{NO_GAIN}: {limits.stop_over} more evaluations are expected to gain at most {gain:.2g}"
+        if noise > least:  # Makarova et al. 2022 (arXiv:2104.08166): a smaller gain could not be seen
+            return f"{more}, and evaluations of a configuration differ by {noise:.2g}"
+        return f"{more}, and [stop] gain = {least:g}"
+
+
+def _written(value: float | dict[str, float] | None) -> str:
+    """``value`` of ``[stop]`` as in a campaign file."""
+    if not isinstance(value, dict):
+        return f"{value:g}"
+    return f"{{ {', '.join(f'{one_line(name)} = {number:g}' for name, number in value.items())} }}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,8 @@ class Sharing:
         if self._others is not None:
             self._others.watch(others)
             unusable = target.unbegun if target.used_up else 0
-            self._others.show(ended, self._given_up(target) + unusable, target.idle_workers)
+            given_up = self._given_up(target) + unusable
+            self._others.show(ended, given_up, target.idle_workers, target.rank_s)
         waits = target.used_up and not target.running
         if not waits and (target.unended or (self._free > 0 and state.may_draw())):
             self._idle_since = None
@@ -102,6 +103,13 @@ class Sharing:
         state = self._participation.state
         own = self._own_ended(target) if self._participation.number in state.open else 0
         return state.final + own + sum(one.ended for one in self._signs.values())
+
+    def rank_s(self, target: CoordinatorView) -> float:
+        """Seconds of the campaign's evaluations, each times the ranks of its worker, as far as other launches show
+        it."""
+        state = self._participation.state
+        own = target.rank_s if self._participation.number in state.open else 0.0
+        return state.rank_s + own + sum(one.rank_s for one in self._signs.values())
 
     @property
     def _others_evaluate(self) -> bool:

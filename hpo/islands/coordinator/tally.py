@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from hpo.individual import COMPLETED, FINAL, INTERRUPTED, LOST, PRUNED, Scalar, birthplace, is_known
 from hpo.islands.messages import EvaluationEnd
+from hpo.search.campaign_end import BestOverTime
+from hpo.search.models.pareto import dominates
 from hpo.text import digits
 
 RECENT = 64
@@ -60,7 +62,9 @@ class Tally:
     best: BestSoFar | None = None
     next_losses: tuple[float, ...] | None = None
     """The least losses that are greater than the best's."""
-    busy_s: float = 0.0
+    history: BestOverTime = field(default_factory=BestOverTime)
+    front: list[tuple[tuple[float, ...], str]] = field(default_factory=list)
+    """Losses and ids of the Pareto front, where there are several objectives."""
     recent_s: dict[int, list[float]] = field(default_factory=dict)
     """Seconds of the last completed evaluations by the island on which they were bred."""
     recent_ends: list[float] = field(default_factory=list)
@@ -79,7 +83,6 @@ class Tally:
         outcome = end.outcome
         status, seconds = outcome.status, outcome.seconds
         self.counts[status] = self.counts.get(status, 0) + 1
-        self.busy_s += seconds
         if status not in FINAL:
             self.unfinished[end.id] = status
             return
@@ -87,6 +90,7 @@ class Tally:
         self.reports = self.reports or status == PRUNED or outcome.steps is not None
         self.recent_ends.append(end.started + seconds)
         del self.recent_ends[:-MOST_RECENT]
+        self.history.add(end.started + seconds, end.losses)
         if status == COMPLETED:
             island = birthplace(end.id)[0]
             recent_s = self.recent_s.setdefault(island, [])
@@ -104,12 +108,22 @@ class Tally:
 
     def enter(self, completed: BestSoFar) -> None:
         """Count an individual that may be the best."""
-        best = self.best
+        best, found = self.best, completed.losses
+        if len(found) > 1 and not any(one == found or dominates(one, found) for one, _ in self.front):
+            self.front = [one for one in self.front if not dominates(found, one[0])]
+            self.front.append((found, completed.id))
         if best is None or (completed.losses <= best.losses and completed.order < best.order):
             self.best = completed
         for losses in (completed.losses, *(() if best is None else (best.losses,))):
             if self.best is not None and losses > self.best.losses:
                 self.next_losses = min(losses, self.next_losses or losses)
+
+    def reaching(self, goal: tuple[float, ...]) -> str | None:
+        """Id of an individual without a loss above that of ``goal``."""
+        best = [] if self.best is None else [(self.best.losses, self.best.id)]
+        return next(
+            (name for losses, name in self.front or best if all(map(float.__le__, losses, goal))), None
+        )
 
     def best_digits(self, least: int = 4) -> list[int]:
         """Significant digits, for each objective, at which the best and the next losses differ."""

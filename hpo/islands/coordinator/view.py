@@ -11,6 +11,7 @@ from hpo.islands.coordinator.granting import Granting
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.coordinator.worker_registry import WorkerRegistry
 from hpo.islands.messages import Assignment, End
+from hpo.ledger.entries import Completed
 
 
 class CoordinatorView:
@@ -26,6 +27,8 @@ class CoordinatorView:
     evaluations: int | None
     """The budget; None where only a deadline ends the campaign."""
     tally: Tally
+    rank_s: float
+    """Seconds of the launch's evaluations that have ended, each times the ranks of its worker."""
     end: End | None
 
     @property
@@ -112,6 +115,18 @@ class CoordinatorView:
     def alone(self) -> bool:
         """Whether no other launch is or was at work beside this launch."""
         return self._commands is None or self._commands.sharing.alone
+
+    @property
+    def ended_early(self) -> Completed | None:
+        """Entry of the ledger by which the whole campaign has ended before its budget was used up."""
+        done = None if self._commands is None else self._commands.participation.state.completed
+        return done if done is not None and done.reason else None
+
+    @property
+    def rank_hours(self) -> float:
+        """Hours of all evaluations of the campaign, each times the ranks of its worker, as far as is known."""
+        used_s = self.rank_s if self._commands is None else self._commands.sharing.rank_s(self)
+        return used_s / 3600
 
     @property
     def final(self) -> int:

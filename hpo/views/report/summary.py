@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpo.individual import FAILURES, PRUNED, Individual, Scalar, is_known
+from hpo.individual import COMPLETED, FAILURES, PRUNED, Individual, Scalar, is_known
 from hpo.results import curves, overview
 from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import in_words
 from hpo.results.launch import most_workers
+from hpo.search import campaign_end
 from hpo.space.parameters import Ordinal, Parameter
 from hpo.space.ranges import Float, Int
 from hpo.task.limits import without_best
@@ -208,6 +209,9 @@ def _facts(source: Source, standing: overview.Overview, busy: float | None) -> l
     launches = text.plural(len(source.record.launches), "launch")
     hours = f"{launches}, {number(round(standing.worker_hours, 1))} worker-hours"
     facts.append(Fact("at work", text.duration(standing.seconds), hours))
+    most = "" if standing.rank_hours_limit is None else f"of {number(standing.rank_hours_limit)}"
+    facts.append(Fact("rank-hours of evaluations", f"{standing.rank_hours:.3g}", most))
+    facts += _expected_gain(source)
     if workers := most_workers(source.record.launches):
         share = "" if busy is None else f"{text.percent(busy)} busy"
         facts.append(Fact("workers", number(workers), share))
@@ -217,6 +221,23 @@ def _facts(source: Source, standing: overview.Overview, busy: float | None) -> l
         facts.append(Fact("pruned", number(counts[PRUNED]), text.percent(counts[PRUNED] / ended)))
     facts.append(Fact("failed", number(failed), text.percent(failed / ended) if failed else ""))
     return facts
+
+
+def _expected_gain(source: Source) -> list[Fact]:
+    """Expected gain of further evaluations, where there is one objective and enough is known."""
+    history, over = campaign_end.BestOverTime(), source.record.ledger.limits.stop_over
+    for one in source.ended:
+        if one.finished is not None:
+            value = source.value(one) if one.status == COMPLETED else None
+            history.add(one.finished, None if value is None else (source.sign() * value,))
+    gain = history.expected_gain(over) if len(source.objectives) == 1 else None
+    if gain is None:
+        return []
+    return [
+        Fact(
+            f"{over} more evaluations", f"gain at most {gain:.2g}", f"expected by what the last {over} gained"
+        )
+    ]
 
 
 def _comparison(source: Source) -> Comparison | None:

@@ -94,6 +94,9 @@ def _facts(width: int, overview: Overview, now: float, *, own: bool) -> list[Ren
         spent = min(overview.deadline_s, max(0.0, now - pace.ends_at + overview.deadline_s))
         text = f"{duration(spent)} of {duration(overview.deadline_s)}"
         _add_bar(bars, "deadline", spent, overview.deadline_s, text)
+    if (most := overview.rank_hours_limit) is not None:
+        text = f"{overview.rank_hours:.3g} of {most:g}"
+        _add_bar(bars, "rank-hours", min(overview.rank_hours, most), most, text)
     if best is None:
         facts.append(("best", "none yet"))
     else:
