@@ -55,8 +55,8 @@ class StartingPoints:
 
 
 def first_points(task: Task, points: Iterable[Mapping[str, Scalar]]) -> list[tuple[dict[str, Scalar], str]]:
-    """The default of ``task``, its points and the ``points`` of a campaign file, each with its operator."""
-    first = [] if task.default is None else [(dict(task.default), DEFAULT)]
+    """The first point of ``task``, its points and the ``points`` of a campaign file, each with its operator."""
+    first = [] if task.first is None else [(dict(task.first), DEFAULT)]
     return [*first, *((dict(point), GIVEN) for point in (*task.points, *points))]
 
 
@@ -260,7 +260,7 @@ class CampaignDefinition:
         drawn = (
             space.decode(space.sample(rng)) for _ in range(_DRAWS_FOR_STEPS if callable(task.steps) else 0)
         )
-        given = [*task.points] if task.default is None else [task.default, *task.points]
+        given = (params for params, _ in first_points(task, ()))
         for params in (*given, *filter(task.allows, drawn)):
             task.steps_of(params)
 

@@ -44,8 +44,9 @@ _MOST_SHOWN = 1_000
 
 
 def attempt(file: Path) -> int:
-    """Evaluate the default point (else the first given point, else a random point) of the campaign of ``file`` on as
-    many ranks as a worker has, all on this machine, in a scratch directory. Returns 0 when it completed, else 1."""
+    """Evaluate the default point of the campaign of ``file`` (else that of the priors, else the first given point, else
+    a random point) on as many ranks as a worker has, all on this machine, in a scratch directory. Returns 0 when it
+    completed, else 1."""
     campaign = CampaignDefinition.from_file(file)
     stop, ranks = campaign.settings.stop, max(campaign.settings.worker_sizes)
     campaign_end.check(stop.value, stop.gain, campaign.task.objectives)
@@ -81,8 +82,8 @@ def attempt(file: Path) -> int:
 
 
 def _point(task: Task) -> tuple[str, Mapping[str, Any]]:
-    if task.default is not None:
-        return "the default point", task.default
+    if task.first is not None:
+        return "the default point" if task.default else "the point of the priors", task.first
     if task.points:
         return "the first given point", task.points[0]
     rng = random.Random(0)

@@ -14,6 +14,7 @@ from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import (
     COMPLETED,
+    DEFAULT,
     FAILED,
     Configuration,
     Outcome,
@@ -144,7 +145,8 @@ class Search:
         """
         number = self._asked
         candidate = Candidate(number, Configuration(id=make_id(0, 0, number), params={}))
-        self._proposals.fill(candidate, self._population)
+        if number or not self._take_centre(candidate):
+            self._proposals.fill(candidate, self._population)
         while not candidate.key and candidate.draws < _MOST_DRAWS and not listable(self._space):
             self._proposals.fill(candidate, self._population)
         # Proposals gives up after a limited number of draws, and leaves a configuration that may be known.
@@ -269,6 +271,19 @@ class Search:
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
         return all(constraint(dict(params)) for constraint in self._constraints)
+
+    def _take_centre(self, candidate: Candidate) -> bool:
+        """Whether ``candidate`` has been given the point of all beliefs' centres: it is allowed, and not known."""
+        if (centre := self._space.centre) is None:
+            return False
+        genome = self._space.project_to_allowed(centre)
+        params = self._space.decode(genome)
+        key = self._space.key(params)
+        if key in self._proposals.known or not self._allows(params):
+            return False
+        candidate.configuration = Configuration(id=candidate.id, params=params, operator=DEFAULT)
+        candidate.genome, candidate.key = genome, key
+        return True
 
     def _last_resort(self, candidate: Candidate) -> tuple[dict[str, Scalar], str]:
         """Parameters and operator of a proposal where breeding and chance find only known configurations, or none that

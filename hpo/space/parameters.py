@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
+from hpo.space.beliefs import DEVIATIONS, Belief, ChoiceBelief, Confidence, NormalBelief
 from hpo.spelling import suggestion
 from hpo.text import excerpt
 
@@ -26,6 +27,9 @@ Condition = Mapping[str, Scalar | Iterable[Scalar]]
 # All whole numbers up to 2**53 are exact as floats, which genes and JSON readers use.
 LARGEST_INT = 2**53
 
+_CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
+_UNDESCRIBED = ("when", "prior", "prior_confidence")
+
 
 @dataclass(frozen=True, init=False)
 class Parameter(ABC):
@@ -35,6 +39,10 @@ class Parameter(ABC):
     """Name of the class in ``campaign.json``."""
     when: When = field(hash=False, repr=False)
     """Values under which this parameter is active, by name of a parent."""
+    prior: Scalar = field(repr=False)
+    """Value around which good values are believed to lie; counts only with a ``prior_confidence``."""
+    prior_confidence: Confidence | None = field(repr=False)
+    """Confidence of the belief; None without a belief."""
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -55,6 +63,16 @@ class Parameter(ABC):
     def values(self) -> Iterator[Scalar]:
         """All values, in order; TypeError where ``count`` is None."""
 
+    @property
+    def belief(self) -> Belief | None:
+        """Distribution of good genes, as the user believes; None without a belief."""
+        if self.prior_confidence is None:
+            return None
+        return self._belief(self.encoder()(self.prior), self.prior_confidence)
+
+    def _belief(self, gene: float, confidence: Confidence) -> Belief:
+        return NormalBelief(gene, DEVIATIONS[confidence])
+
     @abstractmethod
     def canonical(self, value: object) -> Scalar:
         """``value`` as ``decode`` would return it; ValueError, whose text is the rule, where it is not allowed."""
@@ -68,8 +86,9 @@ class Parameter(ABC):
         """Function from any gene, clipped to the limits, to a canonical value; ValueError for NaN."""
 
     def describe(self) -> dict[str, object]:
-        """Definition as JSON-able data, without the conditions."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "when"}
+        """Definition as JSON-able data, without the conditions, and without the belief, which may change when a
+        campaign goes on."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _UNDESCRIBED}
         if own.get("step") in (None, 1):  # as campaigns have it that began before there were steps
             own.pop("step", None)
         return {"type": self.kind, **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
@@ -79,6 +98,27 @@ class Parameter(ABC):
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
+    def _believe(self, shown: str, prior: object, confidence: object, *, given: bool) -> None:
+        """Check and set the belief, after all else; ``given``: whether ``prior`` is a value."""
+        if confidence is not None and confidence not in _CONFIDENCES:
+            raise UsageError(
+                f'{shown}: prior_confidence must be "low", "medium" or "high", not {excerpt(confidence)}. '
+                'Leave it out for "medium".'
+            )
+        if not given:
+            if confidence is not None:
+                raise UsageError(
+                    f"{shown}: prior_confidence={confidence!r} says how sure a prior is, and there is none. Add "
+                    "prior=…, or leave it out."
+                )
+            self._set(prior=None, prior_confidence=None)
+            return
+        try:
+            value = self.canonical(prior)
+        except ValueError as rule:
+            raise UsageError(f"{shown}: prior={excerpt(prior)} must be {rule}. Correct it.") from None
+        self._set(prior=value, prior_confidence=confidence or "medium")
+
 
 @dataclass(frozen=True, init=False)
 class Categorical(Parameter):
@@ -86,6 +126,10 @@ class Categorical(Parameter):
 
     Args:
         *choices (str, int, float, bool or None): at least one, all different under ==.
+        prior (str, int, float, bool or None; default None): the choice that is believed to be good. None: no belief,
+            or, with a ``prior_confidence``, the choice None.
+        prior_confidence (str; default None): probability of ``prior``: "low" 1/2, "medium" 3/4, "high" 7/8; the
+            other choices share the rest. None: "medium" where there is a prior.
         when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
             parameter; None: always.
 
@@ -97,7 +141,13 @@ class Categorical(Parameter):
     choices: tuple[Scalar, ...]
 
     @checked_arguments()
-    def __init__(self, *choices: Scalar, when: Condition | None = None) -> None:
+    def __init__(
+        self,
+        *choices: Scalar,
+        prior: Scalar = None,
+        prior_confidence: Confidence | None = None,
+        when: Condition | None = None,
+    ) -> None:
         name = type(self).__name__
         if not choices:
             raise UsageError(f'{name}(): at least one choice is needed. Write {name}("a", "b").')
@@ -114,6 +164,8 @@ class Categorical(Parameter):
                 )
             plain[choice] = choice
         self._set(choices=tuple(plain), when=conditions(f"{name}(...)", when))
+        given = prior is not None or (prior_confidence is not None and None in plain)
+        self._believe(f"{name}(...)", prior, prior_confidence, given=given)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -126,6 +178,9 @@ class Categorical(Parameter):
     @property
     def neutral(self) -> float:
         return 0
+
+    def _belief(self, gene: float, confidence: Confidence) -> Belief:
+        return ChoiceBelief.unordered(int(gene), self.count, confidence)
 
     def values(self) -> Iterator[Scalar]:
         return iter(self.choices)
@@ -158,6 +213,10 @@ class Ordinal(Categorical):
 
     Args:
         *choices (str, int, float, bool or None): at least one, all different under ==; numbers ascend or descend.
+        prior (str, int, float, bool or None; default None): the choice that is believed to be good. None: no belief,
+            or, with a ``prior_confidence``, the choice None.
+        prior_confidence (str; default None): standard deviation of a truncated normal distribution over the ranks:
+            "low" a half of all ranks, "medium" a quarter, "high" an eighth. None: "medium" where there is a prior.
         when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
             parameter; None: always.
 
@@ -168,8 +227,14 @@ class Ordinal(Categorical):
     kind = "ordinal"
 
     @checked_arguments()
-    def __init__(self, *choices: Scalar, when: Condition | None = None) -> None:
-        super().__init__(*choices, when=when)
+    def __init__(
+        self,
+        *choices: Scalar,
+        prior: Scalar = None,
+        prior_confidence: Confidence | None = None,
+        when: Condition | None = None,
+    ) -> None:
+        super().__init__(*choices, prior=prior, prior_confidence=prior_confidence, when=when)
         numbers = [number for choice in self.choices if (number := plain_number(choice, Real)) is not None]
         ascending = sorted(numbers)
         if len(numbers) == len(self.choices) and numbers not in (ascending, ascending[::-1]):
@@ -178,6 +243,9 @@ class Ordinal(Categorical):
                 f"Ordinal({', '.join(map(repr, numbers))}): numbers must ascend or descend, as neighbours count as "
                 f"alike. Write Ordinal({shown}), or Categorical if they have no order."
             )
+
+    def _belief(self, gene: float, confidence: Confidence) -> Belief:
+        return ChoiceBelief.ordered(int(gene), self.count, confidence)
 
 
 def is_unicode(text: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
+from hpo.space.beliefs import Confidence
 from hpo.space.parameters import LARGEST_INT, Condition, Decoder, Encoder, Parameter, conditions, plain_number
 from hpo.text import excerpt
 
@@ -45,6 +46,10 @@ class Float(Parameter):
         log (bool; default False): spread evenly over orders of magnitude; needs ``low`` > 0.
         step (float; default None): difference of neighbouring values, not with ``log``: ``high`` becomes the last of
             ``low``, ``low + step``, ….
+        prior (float; default None): value around which good values are believed to lie: first draws come from there,
+            and models prefer it, the less the more results there are. None: no belief.
+        prior_confidence (str; default None): standard deviation of a truncated normal distribution: "low" a half of the
+            range, on its scale, "medium" a quarter, "high" an eighth. None: "medium" where there is a prior.
         when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
             parameter; None: always.
 
@@ -66,6 +71,8 @@ class Float(Parameter):
         *,
         log: bool = False,
         step: float | None = None,
+        prior: float | None = None,
+        prior_confidence: Confidence | None = None,
         when: Condition | None = None,
     ) -> None:
         shown, low, high = _checked_range("Float", low, high, log, _float)
@@ -88,6 +95,7 @@ class Float(Parameter):
                 "Search for the difference from low, and add low in the task."
             )
         self._set(low=low, high=high, log=log, step=step, when=conditions(shown, when))
+        self._believe(shown, prior, prior_confidence, given=prior is not None)
 
     @property
     def count(self) -> int | None:
@@ -187,6 +195,10 @@ class Int(Parameter):
         log (bool; default False): spread evenly over orders of magnitude; needs ``low`` >= 1, ``high`` <= 2**40.
         step (int; default 1): difference of neighbouring values, not with ``log``: ``high`` becomes the last of
             ``low``, ``low + step``, ….
+        prior (int; default None): value around which good values are believed to lie: first draws come from there,
+            and models prefer it, the less the more results there are. None: no belief.
+        prior_confidence (str; default None): standard deviation of a truncated normal distribution: "low" a half of the
+            range, on its scale, "medium" a quarter, "high" an eighth. None: "medium" where there is a prior.
         when (dict; default None): value, or tuple of values, under which this parameter exists, by name of another
             parameter; None: always.
 
@@ -202,7 +214,15 @@ class Int(Parameter):
 
     @checked_arguments()
     def __init__(
-        self, low: int, high: int, *, log: bool = False, step: int = 1, when: Condition | None = None
+        self,
+        low: int,
+        high: int,
+        *,
+        log: bool = False,
+        step: int = 1,
+        prior: int | None = None,
+        prior_confidence: Confidence | None = None,
+        when: Condition | None = None,
     ) -> None:
         shown, low, high = _checked_range("Int", low, high, log, _int)
         if type(step) is not int or step != 1:
@@ -215,6 +235,7 @@ class Int(Parameter):
             if high > _LARGEST_LOG_INT:
                 raise UsageError(f"{shown}: a logarithmic range ends at 2**40. Lower high or use Float.")
         self._set(low=low, high=high, log=log, step=step, when=conditions(shown, when))
+        self._believe(shown, prior, prior_confidence, given=prior is not None)
 
     @property
     def count(self) -> int:

@@ -49,7 +49,8 @@ class RestrictedSpace(SearchSpace):
     def sample(self, rng: random.Random) -> Genome:
         genome = list(super().sample(rng))
         for place, indices in self._allowed.items():
-            genome[place] = rng.choice(indices)
+            if self._beliefs[place] is None or genome[place] not in indices:
+                genome[place] = rng.choice(indices)
         return tuple(genome)
 
     @property

@@ -14,6 +14,7 @@ import msgspec
 from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import Scalar
+from hpo.space.beliefs import DOUBT
 from hpo.space.parameters import Categorical, Encoder, Ordinal, Parameter, When
 from hpo.space.ranges import Float, Int
 from hpo.spelling import suggestion
@@ -67,6 +68,7 @@ class SearchSpace:
         self._narrowed: dict[str, set[Scalar]] = {}
         """Allowed choices of restricted parameters, by name."""
         self._counts = [p.count if isinstance(p, Categorical) else None for p in self.parameters.values()]
+        self._beliefs = [p.belief for p in self.parameters.values()]
         self._decoders = [(name, p.decoder()) for name, p in self.parameters.items()]
         self._encoders: list[tuple[str, Encoder, float]] = [
             (name, p.encoder(), p.neutral) for name, p in self.parameters.items()
@@ -142,8 +144,39 @@ class SearchSpace:
         return {name: canonical[name] for name in self.names if name in canonical}
 
     def sample(self, rng: random.Random) -> Genome:
-        """Genome drawn uniformly, with every gene independent of the others."""
+        """Random genome: uniform, or where there are beliefs, from these with probability 3/4; with every gene
+        independent of the others."""
+        if self.has_beliefs and rng.random() >= DOUBT:
+            return self.at_quantiles([rng.random() for _ in self._counts])
         return tuple([rng.random() if count is None else rng.randrange(count) for count in self._counts])
+
+    @property
+    def has_beliefs(self) -> bool:
+        """Whether any parameter has a prior."""
+        return any(self._beliefs)
+
+    def at_quantiles(self, shares: Iterable[float]) -> Genome:
+        """Genome of the quantiles of all parameters, in [0, 1), of the beliefs where there are any, else uniform."""
+        return tuple(
+            [
+                belief.quantile(share)
+                if belief is not None
+                else share
+                if count is None
+                else min(count - 1, int(share * count))
+                for share, count, belief in zip(shares, self._counts, self._beliefs, strict=True)
+            ]
+        )
+
+    @cached_property
+    def centre(self) -> Genome | None:
+        """Genome at the centres of all beliefs, in the middle of other ranges, with the first of other unordered
+        choices; None without beliefs."""
+        if not self.has_beliefs:
+            return None
+        ordered = [not isinstance(p, Categorical) or isinstance(p, Ordinal) for p in self.parameters.values()]
+        middle = self.at_quantiles([0.5 if one else 0.0 for one in ordered])
+        return tuple(gene if one is None else one.centre for one, gene in zip(self._beliefs, middle))
 
     def project_to_allowed(self, genome: Genome) -> Genome:
         """``genome`` with allowed choices only; ``hpo.space.restricted`` replaces those that are not."""

@@ -47,7 +47,8 @@ class Task:
             where the configuration is allowed.
         at_most, at_least (dict; default None): bounds of metrics or objectives by name: {"memory": 70}. A result that
             breaks one counts as completed and is never the best; the search learns where they are kept.
-        default (dict; default None): a configuration, evaluated first.
+        default (dict; default None): a configuration, evaluated first. None: the point of the centres of all priors, if
+            there are any.
         points (iterable of dict; default ()): configurations that are evaluated after ``default``.
         steps (int or callable; default None): how many steps a whole run reports, or a function of the parameters,
             as a dictionary, that returns it. Early stopping then works from the first individuals on.
@@ -136,6 +137,19 @@ class Task:
                 "return how many steps a whole run reports."
             ) from error
         return _checked_steps(f", returned for {params}", steps)
+
+    @functools.cached_property
+    def first(self) -> Params | None:
+        """Configuration to evaluate first: the default, or without one the point of the centres of all beliefs (see
+        ``SearchSpace.centre``), where the constraints allow it.
+
+        Raises:
+            CampaignError: a constraint raised.
+        """
+        if self.default is not None or self.space.centre is None:
+            return self.default
+        params = self.space.decode(self.space.centre)
+        return params if self.allows(params) else None
 
     @property
     def listable(self) -> bool:

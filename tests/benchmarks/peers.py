@@ -121,6 +121,42 @@ class DeepHyper:
         self._search.tell([(asked, "F" if value is None else -value)])
 
 
+class NePS:
+    """πBO with the priors of the space and their point first, or Bayesian optimisation where there are none; for spaces
+    without conditions."""
+
+    def __init__(self, space: hpo.SearchSpace, seed: int) -> None:
+        import neps
+        import torch
+
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+        ranges = neps.SearchSpace({name: self._range(one) for name, one in space.parameters.items()})
+        if space.has_beliefs:
+            optimizer = neps.algorithms.pibo(ranges, sample_prior_first=True)
+        else:
+            optimizer = neps.algorithms.bayesian_optimization(ranges)
+        self._search = neps.AskAndTell(optimizer)
+        self._space = space
+
+    @staticmethod
+    def _range(parameter: Any) -> Any:
+        import neps
+
+        belief = {"prior": parameter.prior, "prior_confidence": parameter.prior_confidence or "low"}
+        if isinstance(parameter, hpo.Categorical):
+            return neps.HPOCategorical(list(parameter.choices), **belief)
+        kind = neps.HPOFloat if isinstance(parameter, hpo.Float) else neps.HPOInteger
+        return kind(parameter.low, parameter.high, log=parameter.log, **belief)
+
+    def ask(self) -> tuple[object, Params]:
+        trial = self._search.ask()
+        return trial, self._space.validate(trial.config)
+
+    def tell(self, asked: Any, value: float | None) -> None:
+        self._search.tell(asked, ValueError("failed") if value is None else value)
+
+
 class SMAC:
     """Its facade for hyperparameters: random forests, a Sobol design first; a configuration is evaluated once. Sizes of
     the design follow its default budget of 100 evaluations.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hpo.individual import birthplace
 from hpo.search.population import Population
 from hpo.search.protocols import Breeder, Offspring, WrappingBreeder
-from hpo.space.parameters import Categorical
 from hpo.space.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -23,9 +22,10 @@ _FEWEST = 16
 class InitialDesign(WrappingBreeder):
     """Takes the first individuals of an island from a space-filling design, and later individuals from ``breeder``.
 
-    The design is a scrambled Sobol sequence or a Latin hypercube, with ten more points than workers and at least 16;
-    each worker takes every ``workers``-th point. A point depends on the seed, the island, the worker and the number of
-    its proposal alone, so that a resumed campaign continues with the next point.
+    The design is a scrambled Sobol sequence or a Latin hypercube, with ten more points than workers and at least 16, of
+    quantiles of the beliefs where there are any; each worker takes every ``workers``-th point. A point depends on the
+    seed, the island, the worker and the number of its proposal alone, so that a resumed campaign continues with the
+    next point.
     """
 
     def __init__(self, breeder: Breeder, space: SearchSpace, kind: Initial, *, workers: int) -> None:
@@ -33,7 +33,7 @@ class InitialDesign(WrappingBreeder):
         self._kind = kind
         self._workers = workers
         self._size = max(_FEWEST, workers + _FIRST)
-        self._counts = [p.count if isinstance(p, Categorical) else None for p in space.parameters.values()]
+        self._space = space
         self._points: dict[str, list[list[float]]] = {}
         self._sequence = 0
 
@@ -55,11 +55,7 @@ class InitialDesign(WrappingBreeder):
         if place >= self._size:
             return None
         point = self._drawn(seed)[place]
-        genome = tuple(
-            gene if count is None else min(count - 1, int(gene * count))
-            for gene, count in zip(point, self._counts)
-        )
-        return Offspring(genome, operator=self._kind)
+        return Offspring(self._space.at_quantiles(point), operator=self._kind)
 
     def _drawn(self, seed: str) -> list[list[float]]:
         if seed not in self._points:
@@ -70,9 +66,9 @@ class InitialDesign(WrappingBreeder):
             if self._kind == "sobol":
                 # A Sobol sequence is balanced for powers of two only: the next power is drawn, and its first points
                 # are used.
-                sampler = qmc.Sobol(len(self._counts), seed=generator)
+                sampler = qmc.Sobol(len(self._space), seed=generator)
                 points = sampler.random_base2((self._size - 1).bit_length())
             else:
-                points = qmc.LatinHypercube(len(self._counts), seed=generator).random(self._size)
+                points = qmc.LatinHypercube(len(self._space), seed=generator).random(self._size)
             self._points = {seed: points.tolist()}
         return self._points[seed]

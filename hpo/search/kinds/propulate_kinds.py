@@ -120,12 +120,14 @@ class GeneticBreeder(RandomBreeder):
         ]
         if any(isinstance(low, float) for low, _ in limits.values()):
             steps.append(p.IntervalMutationNormal(limits, sigma_factor=0.05, probability=1.0, rng=rng))
-        steps.append(p.InitUniform(limits, parents=1, probability=settings.random, rng=rng))
+        if not self._space.has_beliefs:  # else ``breed`` draws the random individuals
+            steps.append(p.InitUniform(limits, parents=1, probability=settings.random, rng=rng))
         composed: Callable[[list[Any]], Any] = p.Compose(steps)
         return composed
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
-        if len(population.best) < max(2, self._pool):
+        immigrates = self._space.has_beliefs and rng.random() < self._settings.random
+        if immigrates or len(population.best) < max(2, self._pool):
             return Offspring(self._space.sample(rng), operator="random")
         if self._propagator is None:
             self._propagator = self._build()
@@ -232,6 +234,8 @@ class CmaesBreeder(_CubeBreeder):
                 pool_size=_CMA_GENERATIONS,
                 rng=random.Random(rng.getrandbits(64)),
             )
+            if (centre := self._space.centre) is not None:
+                self._propagator.par.mean = self._point(centre)[:, None]
         self._propagator.numpy_rng = numpy.random.default_rng(rng.getrandbits(64))
         self._propagator.select_from_pool.rng = random.Random(rng.getrandbits(64))
         size = self._propagator.par.lambd

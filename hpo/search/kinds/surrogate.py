@@ -11,6 +11,7 @@ from typing import Any
 from hpo.config.settings import SearchSettings
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.kinds.vectorised import VectorisedGenomes
+from hpo.search.models.beliefs import BeliefWeighting
 from hpo.search.models.ensemble import FrontEnsemble, ModelEnsemble, import_in_background
 from hpo.search.models.feasibility import LimitedEnsemble
 from hpo.search.models.observations import Observations
@@ -105,6 +106,7 @@ class SurrogateBreeder(EvolutionBreeder):
         self._allows = allows
         self._genomes = VectorisedGenomes(space)
         self._known = Observations(self._genomes, reported)
+        self._beliefs = BeliefWeighting(space, self._genomes)
         self._ensemble: ModelEnsemble | FrontEnsemble | LimitedEnsemble | None = None
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
@@ -114,6 +116,10 @@ class SurrogateBreeder(EvolutionBreeder):
         if self._ensemble is None:
             self._ensemble = self._new_ensemble(best[0])
         self._ensemble.learn(self._known.observe(population))
+        self._beliefs.learn([*population], self._known.arrived)
+        if self._beliefs.refuted and population.judged < 2 * INITIAL:
+            # Models that know only the surroundings of bad configurations stay long in the first basin that they find.
+            return Offspring(self._genomes.uniform(rng), operator="random")
         pool, judge = self._fittest(population), self._ensemble.judge(self._known, rng)
         state = rng.getstate()
         child = self._searched(pool, judge, rng)
@@ -152,7 +158,7 @@ class SurrogateBreeder(EvolutionBreeder):
         near = at_random // 2 if allows else 0
         sources = [rng.randrange(len(pool)) for _ in range(near)]
         close = [beside(self._space, pool[place], pool, rng) for place in sources]
-        drawn = children.drawn(at_random - near, generator)
+        drawn = children.drawn(at_random - near, generator, self._beliefs.weight)
         genomes = numpy.concatenate([bred, *([numpy.array(close, dtype=float)] if close else []), drawn])
         # Places of each child's parents in the pool, -1 for random children.
         others = numpy.array(sources + [-1] * len(drawn), dtype=int)
@@ -212,7 +218,9 @@ class SurrogateBreeder(EvolutionBreeder):
         fresh = self._known.new(rows)
         bounds = numpy.full(len(genomes), numpy.inf)
         if fresh.any():
-            bounds[fresh] = judge(rows[fresh])
+            gains = not isinstance(self._ensemble, ModelEnsemble)
+            found = judge(rows[fresh])
+            bounds[fresh] = self._beliefs(found, genomes[fresh], gains=gains)
         return bounds
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,12 +76,23 @@ class VectorisedGenomes:
                 found.append((names.index(name), parents))
         return found
 
-    def drawn(self, count: int, generator: Any) -> Any:
-        """``count`` random genomes, uniform and with allowed choices."""
+    def drawn(self, count: int, generator: Any, belief: float = 0.0) -> Any:
+        """``count`` random genomes with allowed choices, the share ``belief`` of them, at most 1, as
+        ``SearchSpace.sample`` draws them, and the others uniform."""
         import numpy
 
+        if believed := int(count * min(1.0, belief)):
+            rng = random.Random(int(generator.integers(2**63)))
+            first = numpy.array([self._space.sample(rng) for _ in range(believed)], dtype=float)
+            return numpy.concatenate([first, self.drawn(count - believed, generator)])
         genomes = generator.random((count, len(self._counts)))
         return self._confined(numpy.where(self._numbers, genomes, numpy.floor(genomes * self._choices)))
+
+    def uniform(self, rng: random.Random) -> tuple[float, ...]:
+        """A genome as of ``drawn``, in the form of breeders."""
+        import numpy
+
+        return self.genome(self.drawn(1, numpy.random.default_rng(rng.getrandbits(64)))[0].tolist())
 
     def _confined(self, genomes: Any) -> Any:
         for column, instead in self._instead.items():
