@@ -496,17 +496,6 @@ def test_whatever_happens_launches_that_share_a_campaign_meet_its_budget_exactly
     assert {seed: str(error) for seed, error in wrong.items() if error} == {}
 
 
-# Those that some seed soon shows.
-@pytest.mark.parametrize(
-    "mutant", cases(many_launches.MUTANTS[1:6], nightly=many_launches.MUTANTS[:1] + many_launches.MUTANTS[6:])
-)
-def test_every_fault_in_the_protocol_is_noticed(mutant: str) -> None:
-    loses = mutant == many_launches.SKIPS
-    found = (many_launches.run(seed, mutant, loses_entries=loses) for seed in range(1000))
-    # A storage that loses entries makes readers refuse them; it is the reader who does not that must be noticed.
-    assert any(isinstance(error, many_launches.Broken) if loses else error for error in found)
-
-
 def test_a_storage_that_loses_confirmed_entries_is_noticed_before_anything_counts_twice() -> None:
     found = [many_launches.run(seed, loses_entries=True) for seed in range(100)]
     assert not any(isinstance(error, many_launches.Broken) for error in found)

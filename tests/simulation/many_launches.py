@@ -30,24 +30,12 @@ from hpo.ledger.entries import (
     Opened,
     UnitsReturned,
     UnknownEntry,
-    decode,
 )
 from hpo.ledger.fold import LedgerState, OpenLaunch
 from hpo.ledger.ledger import Ledger
 from hpo.ledger.store import FileStore, Folder
 
-SKIPS = "skips the digest"
-MUTANTS = (
-    "counts a closed journal whole",
-    "closes without comparing",
-    "goes on in place",
-    "uses worker numbers again",
-    SKIPS,
-    "trusts the stamps of files",
-    "begins before it is settled",
-    "counts what is not on disk",
-)
-_MOST_LAUNCHES, _SILENT_S = 8, 150.0
+_MOST_LAUNCHES = 8
 _LIKELY_FAULTS = {"link": 0.1, "read": 0.03, "write": 0.03, "remove": 0.1}
 
 
@@ -73,8 +61,6 @@ class Journal:
 
     lines: list[Line] = field(default_factory=list)
     synced: int = 0
-    stamp_s: float = 0.0
-    """Time of the last write by the server's clock."""
 
 
 class Server:
@@ -190,23 +176,6 @@ class ClientMachine(Machine):
         self._server.advance(seconds)
 
 
-class Careless(Ledger):
-    """A ledger that appends an entry behind others than those that it was decided on."""
-
-    def append(
-        self, decide: Callable[[LedgerState], LedgerEntry | None], *, timeout_s: float = 120.0
-    ) -> LedgerEntry | None:
-        made = decide(self.state)
-        return super().append(lambda state: made, timeout_s=timeout_s)
-
-
-class Credulous(Ledger):
-    """A ledger that does not compare digests."""
-
-    def _decoded(self, line: bytes) -> LedgerEntry:
-        return decode(line)
-
-
 class Launch:
     """A launch: it draws, begins and ends individuals, and closes others on a whim."""
 
@@ -214,10 +183,9 @@ class Launch:
         self.campaign = campaign
         self.rng = campaign.rng
         self.folder = ClientFolder(campaign.server, lambda: campaign.turn(self))
-        kind = {"closes without comparing": Careless, SKIPS: Credulous}.get(campaign.mutant, Ledger)
         self.name = name
         self.machine = ClientMachine(campaign.server, name)
-        self.ledger = kind(FileStore(self.folder), machine=self.machine, rng=self.rng)
+        self.ledger = Ledger(FileStore(self.folder), machine=self.machine, rng=self.rng)
         self.number = 0
         self.tried = 0
         """Number of the last entry of which it may not know whether it is there."""
@@ -256,8 +224,9 @@ class Launch:
             mine = [n for n, one in state.open.items() if one.joined.job == self.name]
             if mine:
                 return None
-            first = 0 if self.campaign.mutant == "uses worker numbers again" else state.workers
-            return Joined(launch=state.launches + 1, workers=workers, first_worker=first, job=self.name)
+            return Joined(
+                launch=state.launches + 1, workers=workers, first_worker=state.workers, job=self.name
+            )
 
         self.ledger.append(decide)
         for number, one in self.ledger.state.open.items():
@@ -288,7 +257,6 @@ class Launch:
     def begin(self) -> None:
         mine = self.ledger.state.open.get(self.number)
         settled = self.ledger.state.entries >= self.tried
-        settled |= self.campaign.mutant == "begins before it is settled"
         if mine is None or len(self.running) >= 4 or not settled:
             return
         ids, points, fresh = self._unbegun(mine)
@@ -303,8 +271,6 @@ class Launch:
         else:
             return
         in_place = mine.ids.get(identity, True)
-        if self.campaign.mutant == "goes on in place" or identity in self.campaign.trusted:
-            in_place = True
         directory = self.campaign.directory(identity) if in_place else (identity, self.number)
         self.begun.add(identity)
         self.points.update(() if point is None else (point,))
@@ -322,7 +288,6 @@ class Launch:
 
     def _write(self, line: Line) -> None:
         self.journal.lines.append(line)
-        self.journal.stamp_s = self.campaign.server.time
         if line.ends or self.rng.random() < 0.5:
             self.journal.synced = len(self.journal.lines)
 
@@ -352,11 +317,7 @@ class Launch:
                 return None
             return self.campaign.closing(state, number, by=self.number, own=own)
 
-        entry = self.ledger.append(decide)
-        journal = self.campaign.server.journals.get(number, Journal())
-        silent = self.machine.time() - journal.stamp_s > _SILENT_S
-        if self.campaign.mutant == "trusts the stamps of files" and silent and isinstance(entry, Closed):
-            self.campaign.trusted.update(entry.pool)
+        self.ledger.append(decide)
 
     def die(self) -> None:
         """All of its processes die, and what was not synced is lost."""
@@ -396,15 +357,11 @@ class Launch:
 class Campaign:
     """Launches of one campaign, and all that really happened in them."""
 
-    def __init__(self, seed: int, mutant: str = "", *, loses_entries: bool = False) -> None:
+    def __init__(self, seed: int, *, loses_entries: bool = False) -> None:
         self.rng = random.Random(f"launches/{seed}")
-        self.mutant = mutant
         self.server = Server(self.rng)
         self.launches: list[Launch] = []
-        kind = Credulous if mutant == SKIPS else Ledger
-        self._reader = kind(FileStore(_Plain(self.server)), rng=self.rng)
-        self.trusted: set[str] = set()
-        """Individuals of launches that count as dead because their files are old, in the mutant that does so."""
+        self._reader = Ledger(FileStore(_Plain(self.server)), rng=self.rng)
         self._lines: list[bytes] = []
         self._counted: dict[str, Line] = {}
         # Ends of individuals that rested and were drawn.
@@ -426,8 +383,7 @@ class Campaign:
         journal = self.server.journals.get(number, Journal())
         # The closer syncs what it counts.
         length = len(journal.lines) if own else self.rng.randint(journal.synced, len(journal.lines))
-        if self.mutant != "counts what is not on disk":
-            journal.synced = max(journal.synced, length)
+        journal.synced = max(journal.synced, length)
         counting = journal.lines[:length]
         begun = {line.id for line in counting} | mine.ids.keys()
         ended = {line.id for line in counting if line.ends}
@@ -494,8 +450,6 @@ class Campaign:
         elif isinstance(entry, Closed):
             journal = self.server.journals.get(entry.launch, Journal())
             length = next(iter(entry.lengths.values()), (0,))[0]
-            if self.mutant == "counts a closed journal whole":
-                length = len(journal.lines)
             for line in journal.lines[:length]:
                 if line.ends:
                     if line.id in self._counted:
@@ -586,7 +540,7 @@ class Campaign:
     def read_again(self) -> None:
         """Read the ledger from its begin, as a new launch would."""
         lines = [self.server.files.get(f"{number:08d}") for number in range(1, len(self._lines) + 1)]
-        reader = type(self._reader)(FileStore(_Plain(self.server)), rng=self.rng)
+        reader = Ledger(FileStore(_Plain(self.server)), rng=self.rng)
         reader.read_on()
         if None not in lines and lines != self._lines:
             raise Broken("an entry that others have read was replaced, and nobody notices")
@@ -665,11 +619,11 @@ def _length(closed: Closed) -> int:
     return next(iter(closed.lengths.values()), (0,))[0]
 
 
-def run(seed: int, mutant: str = "", *, loses_entries: bool = False) -> Exception | None:
+def run(seed: int, *, loses_entries: bool = False) -> Exception | None:
     """Error of the campaign of ``seed``, None if all holds. ``loses_entries``: the server loses entries that
     it had confirmed, as one that exports with ``async``."""
     try:
-        Campaign(seed, mutant, loses_entries=loses_entries).run()
+        Campaign(seed, loses_entries=loses_entries).run()
     except (Broken, CampaignError, UnknownEntry) as error:
         return error
     return None
