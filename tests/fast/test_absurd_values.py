@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning"),
 ]
 sweep = settings(
-    max_examples=12 * settings.default.max_examples,
+    max_examples=5 * settings.default.max_examples,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 """Many pairs of a place and a value: each place is met by a few values, and nightly by many."""
