@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from many_seeds import replayable
 
-SEEDS, CHUNKS = 200, 4
+SEEDS, CHUNKS = 300, 6
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -445,7 +445,7 @@ def test_a_host_without_page_locked_memory_gives_other(monkeypatch: pytest.Monke
         return torch.empty(tensor.shape, device=device)
 
     class OnGPU(Tensor):
-        is_cuda = True
+        device = torch.device("cuda")
 
     monkeypatch.setattr("trainers.checkpoints.host_copy.torch.empty_like", empty_like)
     memory = HostCopy()
