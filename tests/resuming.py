@@ -30,7 +30,8 @@ def without_times(result: trainers.Result) -> list[dict[str, float]]:
 
 
 def state_of(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+    """Whole tensors of ``net``; of a sharded one on all of its ranks at once."""
+    return {name: getattr(v, "full_tensor", v.detach)().clone() for name, v in net.state_dict().items()}
 
 
 def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ Importing this package imports torch.
 from __future__ import annotations
 
 from trainers.checkpoints.export import load_model, load_state, load_trained, save_model
+from trainers.checkpoints.whole import whole
 from trainers.communication.channel import CommunicationError
 from trainers.communication.topology import Topology
 from trainers.data.assignment import Coarse, FineGrained, FullOverlap, MediumCoarse, effective_epochs
@@ -19,9 +20,10 @@ from trainers.lowrank.layers import merged
 from trainers.methods.ab import AB
 from trainers.methods.daso import DASO
 from trainers.methods.ddp import DDP
+from trainers.methods.fsdp import FSDP
 from trainers.methods.local_sgd import LocalSGD, effective_batch_size
 from trainers.methods.oialr import OIALR
-from trainers.methods.strategy import Method, Setup, Strategy
+from trainers.methods.strategy import DataRanks, Method, Setup, Strategy
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.ftrl import Ftrl
 from trainers.optim.large_batch import lamb, lars, linear_scaling
@@ -42,11 +44,13 @@ __all__ = [
     "AB",
     "DASO",
     "DDP",
+    "FSDP",
     "OIALR",
     "Coarse",
     "CommunicationError",
     "Constant",
     "Cosine",
+    "DataRanks",
     "Disjoint",
     "Drops",
     "EarlyStopping",
@@ -81,5 +85,6 @@ __all__ = [
     "merged",
     "save_model",
     "train",
+    "whole",
     "wrap",
 ]

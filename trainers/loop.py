@@ -24,13 +24,14 @@ from trainers.evaluation.evaluate import current, device_of
 from trainers.evaluation.forward import Loss, Step
 from trainers.evaluation.metrics import Metric
 from trainers.methods.ddp import DDP
+from trainers.methods.sharded_models import prepared
 from trainers.methods.strategy import Method
 from trainers.modes import warn_of_evaluation_mode
 from trainers.optim.composite import Composite
 from trainers.optim.early_stopping import EarlyStopping
 from trainers.optim.parameter_groups import GroupSettings, grouped, refuse_unknown_settings
 from trainers.optim.schedules import Constant, Schedule
-from trainers.precision import matrix_products, without_autocast
+from trainers.precision import autocast, matrix_products, without_autocast
 from trainers.randomness import generators_kept
 from trainers.run.model_checks import (
     agree_on_start,
@@ -224,6 +225,8 @@ def train(
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
         # Deleted once the run has it: weights that a decomposition replaces would otherwise stay in memory.
+        with autocast(device, precision):
+            data = prepared(method, model, communicator)
         made = _made(optimizer, model, parameter_groups)
         refuse_foreign_tensors(
             model.parameters(),
@@ -233,7 +236,7 @@ def train(
         refuse_other_optimizers(communicator.service, made)
         if communicator.rank == 0:
             warn_of_evaluation_mode(model)
-        run = TrainingRun(settings, communicator, made, method)
+        run = TrainingRun(settings, communicator, made, method, data)
         del made
         with closing(run):
             return run.to_the_end()

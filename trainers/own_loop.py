@@ -84,6 +84,11 @@ def wrap(
     """
     method = DDP() if method is None else method
     check_kinds_of(model=model, method=method, topology=topology, timeout=timeout)
+    if hasattr(method, "prepare"):
+        raise ValueError(
+            f"method = {type(method).__name__}: replaces parameters before the optimizer is made, and here there is "
+            "one. With it, use trainers.train; or take another method, such as DDP."
+        )
     for name, value, allowed, rule in (
         ("optimizer", optimizer, isinstance(optimizer, Optimizer), "one torch.optim.Optimizer, of the model"),
         ("epochs", epochs, is_whole(epochs, 1), "a whole number of at least 1"),

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,18 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 def moved(value: object, device: torch.device) -> object:
     """``value`` with its tensors on ``device``, maybe only when the current stream has come so far."""
     return mapped(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether ``tensor`` is a DTensor, of which each rank has a part."""
+    # The class by its name, as an import of torch.distributed.tensor takes a second.
+    return type(tensor).__name__ == "DTensor" or type(getattr(tensor, "data", None)).__name__ == "DTensor"
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; any other ``tensor`` itself."""
+    sharded: Any = tensor
+    return sharded.to_local() if is_sharded(tensor) else tensor
 
 
 def in_kind(value: object, item: object) -> object:

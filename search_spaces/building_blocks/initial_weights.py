@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 import hpo
 from search_spaces.networks.deep_resnet import start_new_blocks_as_identity
 from trainers.checkpoints.export import multiplied_out
-from trainers.checkpoints.files import read_alone
+from trainers.checkpoints.shards import attached, read_alone, targets_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Parent:
             {name: value for name, value in group.items() if name not in ("params", "last_lr")}
             for group in made.param_groups
         ]
-        made.load_state_dict(dict(self.optimizer))
+        made.load_state_dict(attached(dict(self.optimizer), targets_of(made)))
         for group, own in zip(made.param_groups, settings, strict=True):
             group.pop("initial_lr", None)  # the parent's; the schedule counts from this run's rate
             group.update(own)
@@ -124,7 +124,7 @@ def grow(model: nn.Module, checkpoint: Path) -> Parent | None:
     """
     if not (checkpoint / "latest").exists():
         return None
-    saved = cast("Mapping[str, Any]", read_alone(checkpoint))
+    saved = read_alone(checkpoint)
     kind = saved["identity"]["optimizer"]
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
     same = own == {name: tensor.shape for name, tensor in saved["model"].items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpo.space.space import Parameter
     from hpo.task.task import Constraint
 
-MethodName = Literal["ddp", "daso", "local-sgd", "oialr", "ab", "ab-no-groups"]
+MethodName = Literal["ddp", "fsdp", "daso", "local-sgd", "oialr", "ab", "ab-no-groups"]
 
 
 def one_at_a_time(params: Mapping[str, Any]) -> bool:
@@ -51,6 +51,7 @@ _AB_DEFAULT = {"warmup": 0.2, "ab": 0.0333, "rebound": 0.25, "lr_rebound": 0.5, 
 
 METHODS: dict[MethodName, OfferedMethod] = {
     "ddp": OfferedMethod(kind="DDP"),
+    "fsdp": OfferedMethod(kind="FSDP"),
     "daso": OfferedMethod(
         kind="DASO",
         parameters={

@@ -64,7 +64,7 @@ class TrainingOptions(Options, ABC):
     loader_processes: FromZero = 0
     """Processes of each rank that read and augment ahead; 0: the rank itself."""
     method: MethodName = "ddp"
-    """Training method of the ranks: ddp, daso, local-sgd, oialr, ab or ab-no-groups."""
+    """Training method of the ranks: ddp, fsdp, daso, local-sgd, oialr, ab or ab-no-groups."""
     ranks_per_node: Count | None = None
     """Ranks that pose as a node for methods and counts of bytes; left out: those of a host."""
     init: str = ""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import trainers
-from trainers.checkpoints.files import read_alone
+from trainers.checkpoints.shards import read_alone
 from trainers.lowrank.layers import Factored
 from trainers.optim.moving_average import MovingAverage
 

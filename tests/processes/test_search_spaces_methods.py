@@ -44,7 +44,7 @@ MODULES = (
 )  # fmt: skip
 SMALL: dict[str, Any] = {"epochs": 2, "batch_size": 4, "train_samples": 24}
 KINDS = {
-    "ddp": trainers.DDP, "daso": trainers.DASO, "local-sgd": trainers.LocalSGD,
+    "ddp": trainers.DDP, "fsdp": trainers.FSDP, "daso": trainers.DASO, "local-sgd": trainers.LocalSGD,
     "oialr": trainers.OIALR, "ab": trainers.AB, "ab-no-groups": trainers.AB,
 }  # fmt: skip
 

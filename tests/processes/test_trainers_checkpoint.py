@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.checkpoints.files import read_alone
 from trainers.checkpoints.host_copy import HostCopy
+from trainers.checkpoints.shards import read_alone
 
 
 def model(width: int = 16) -> nn.Module:

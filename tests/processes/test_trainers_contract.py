@@ -60,6 +60,7 @@ METHODS: dict[str, trainers.Method] = {
     "OIALR over local SGD": trainers.OIALR(
         **RANKS, synchronisation=trainers.LocalSGD(world_every=2, start=0)
     ),
+    "FSDP": trainers.FSDP(),
     "AB": trainers.AB(**PHASES),
     "AB products": trainers.AB(**PHASES, merge="products"),
     "AB by loss": trainers.AB(**PHASES, merge="loss-weighted", compression="bf16"),
@@ -167,7 +168,7 @@ def watched(rank: int, name: str, per_node: int) -> tuple[dict[str, Tensor], lis
     watch = Watch(net)
     result = train(net, name, per_node, optimizer=watch.make, interrupt=watch)
     assert result.reason == "finished", result.reason
-    assert torch.equal(net.frozen.weight, frozen)
+    assert torch.equal(state_of(net)["frozen.weight"], frozen)
     assert not net.frozen.weight.requires_grad
     watch()  # also after the last step and what follows it
     left = (groups_in_use() if dist.is_initialized() else 0) - before

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import trainers
-from trainers.checkpoints.files import read_alone
+from trainers.checkpoints.shards import read_alone
 from trainers.communication.channel import Channel
 from trainers.methods import daso_exchange
 from trainers.methods.daso_exchange import NodeExchange

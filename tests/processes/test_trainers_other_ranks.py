@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import trainers
-from trainers.checkpoints.files import read_alone
+from trainers.checkpoints.shards import read_alone
 
 SAMPLES, JOINT, EPOCHS, STOP = 120, 12, 3, 14
 """Ten steps an epoch, of twelve samples on all ranks together; the run is stopped within the second epoch."""

@@ -102,7 +102,9 @@ def test_examples_train_alone_and_under_torchrun(folder, start, other):
     assert float(error) < 0.1
 
 
-@pytest.mark.parametrize("script", cases(["muon_with_adamw.py"], nightly=["own_random_numbers.py"]))
+@pytest.mark.parametrize(
+    "script", cases(["muon_with_adamw.py", "sharded.py"], nightly=["own_random_numbers.py"])
+)
 def test_an_example_of_training_runs_without_a_warning(folder, script):
     _, loss = run(folder, sys.executable, "-W", "error", script).stdout.split()
     assert float(loss) < 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,15 +114,21 @@ def refuse_other_data(saved: Saved, now: Mapping[str, Samples], *, where: str) -
             )
 
 
-def fill_model(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Load ``state``, by plain names, from ``where``; ValueError if it is of another model."""
+def fill_model(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    where: str,
+    load: Callable[[nn.Module, dict[str, Any]], object] = nn.Module.load_state_dict,
+) -> None:
+    """Load ``state``, by plain names, from ``where`` by ``load``; ValueError if it is of another model."""
     # The model's own dictionary, as it also has the versions of its modules' states.
     filled = model.state_dict()
     own, names = _shapes(plain(filled)), {plain_name(name): name for name in filled}
     filled.clear()
     filled.update({names.get(name, name): value for name, value in state.items()})
     try:
-        model.load_state_dict(filled)
+        load(model, filled)
     except RuntimeError:
         _refuse_other_model(_shapes(state), own, where)
         raise

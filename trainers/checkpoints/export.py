@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainers.checkpoints.files import read_alone
+from trainers.checkpoints.shards import read_alone
+from trainers.checkpoints.whole import whole
 from trainers.lowrank.layers import MatrixWeight, factorise, matrix_weights, product
+from trainers.methods.sharded_models import sharding_of
 from trainers.names import plain, plain_name
 
 _PRODUCTS = (("u", "sigma", "vt"), ("a", "b"))
@@ -126,6 +128,8 @@ def _forms(state: Mapping[str, object]) -> dict[str, object]:
 def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a model's tensors to a safetensors file, atomically.
 
+    Every rank that has trained a sharded model calls it, and rank 0 writes.
+
     Args:
         model (Module): model on any device.
         path (path): path of the file; its directory is made.
@@ -133,10 +137,14 @@ def save_model(model: nn.Module, path: str | Path, metadata: Mapping[str, str] |
 
     Raises:
         ValueError: the model's state has more than tensors.
+        CommunicationError: the model is sharded, and a rank does not call it within the run's ``timeout``.
     """
     from safetensors.torch import save_file
 
-    named = plain(model.state_dict())
+    ordinary = model if sharding_of(model) is None else whole(model)
+    if ordinary is None:
+        return
+    named = plain(ordinary.state_dict())
     if others := [name for name, value in named.items() if not isinstance(value, Tensor)]:
         raise ValueError(
             f"{others[0]}, which a module adds to the model's state, is no tensor, and the file holds nothing else. "

@@ -24,19 +24,6 @@ NOT_KNOWN = -1
 """Number in place of the checksum of a file that a rank does not write."""
 
 
-def read_alone(directory: str | Path) -> Content:
-    """Shared content and rank 0's content of the last checkpoint, read by a process that belongs to no run.
-
-    FileNotFoundError if there is none in ``directory``, ValueError if it is damaged.
-    """
-    directory = Path(directory)
-    latest = latest_text(directory)
-    if not latest:
-        raise FileNotFoundError(f"{directory} holds no checkpoint. Name the directory that the run saved in.")
-    files = CheckpointFiles(directory, latest)
-    return {**files.shared, **files.of_rank(0)}
-
-
 def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:09d}"
 

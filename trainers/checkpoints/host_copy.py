@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trainers.checkpoints.shards import TensorPart
 from trainers.gpu import in_use, is_gpu
 
 _Place = tuple[object, ...]
@@ -47,6 +49,8 @@ class HostCopy:
         # NumPy's numbers, such as settings of an optimizer, could not be read from a checkpoint without running code.
         if isinstance(value, np.generic):
             return value.item()
+        if isinstance(value, TensorPart):
+            return replace(value, local=self._copied(value.local, place))
         # Subclasses are not handled here, as they may have another constructor or further attributes.
         if type(value) is dict:
             return {name: self._copied(part, (*place, name)) for name, part in value.items()}

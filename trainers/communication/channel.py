@@ -194,6 +194,14 @@ class Channel:
         # For a GPU, the wait only orders streams; reading the value waits for the other ranks.
         arrived.item()
 
+    def count(self, sent: float) -> None:
+        """Count an operation in which this rank sends ``sent`` bytes."""
+        self.operations += 1
+        if self.next_is_near:
+            self.bytes_inside += sent
+        else:
+            self.bytes_between += sent
+
     def _group_for(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self.group if self.host_group is None or tensor.device.type != "cpu" else self.host_group
 
@@ -209,17 +217,13 @@ class Channel:
         """Start the operation ``what``, in which this rank sends ``sent`` bytes."""
         if self.size == 1:
             return Pending(self, None, tensor, what)
-        self.operations += 1
-        if self.next_is_near:
-            self.bytes_inside += sent
-        else:
-            self.bytes_between += sent
+        self.count(sent)
         try:
             work = start()
         except _OWN_ERRORS:
             raise
         except RuntimeError as error:
-            raise self._lost(what, 0.0, error) from error
+            raise self.lost(what, error) from error
         self.under_way += work is not None
         return Pending(self, work, tensor, what)
 
@@ -245,7 +249,7 @@ class Channel:
         except _OWN_ERRORS:
             raise
         except RuntimeError as error:
-            raise self._lost(what, time.perf_counter() - begin, error) from error
+            raise self.lost(what, error, time.perf_counter() - begin) from error
 
     def _sum_up_ended_waits(self) -> None:
         waits = self._stream_waits
@@ -253,7 +257,8 @@ class Channel:
         self._waited_s += sum(begin.elapsed_time(end) for begin, end in waits[:done]) / 1000
         del waits[:done]
 
-    def _lost(self, what: str, waited_s: float, error: RuntimeError) -> CommunicationError:
+    def lost(self, what: str, error: RuntimeError, waited_s: float = 0.0) -> CommunicationError:
+        """Error of the operation ``what``, which torch has ended with ``error``."""
         return CommunicationError(
             f"Rank {self.rank} of {self.size} on {socket.gethostname()}: {what} in {self.name!r} failed "
             f"after {waited_s:.1f} s. Most likely another rank ended with an error: see what the others "

@@ -59,7 +59,8 @@ class Communicator:
         self.device = device
         self.backend = ""
         """Name of torch.distributed's backend for ``device``, "gloo" or "nccl"; "" for a single rank."""
-        self._timeout = timeout
+        self.timeout = timeout
+        """Longest time of a collective operation."""
         self._own_groups: list[dist.ProcessGroup | None] = []
         self._channels: dict[str, Channel] = {}
         everyone = tuple(range(self.size))
@@ -108,9 +109,14 @@ class Communicator:
         mine = next(ranks for ranks in parts if self.rank in ranks)
         if self._groups is None:
             return self._register(name, mine, None)
-        with self._lost_as_error(len(mine)):
+        with self.lost_as_error(len(mine)):
             made = self._groups.of(name, parts)
         return self._register(name, mine, made)
+
+    def adopt(self, name: str, group: dist.ProcessGroup) -> Channel:
+        """Channel for counting what ``group``, of some of the run's ranks, sends; the group stays after the run."""
+        of_world = dist.get_process_group_ranks(group)
+        return self._register(name, tuple(self.members.index(rank) for rank in of_world), group)
 
     @property
     def node(self) -> Channel:
@@ -208,21 +214,21 @@ class Communicator:
         # A group of its own, because a group keeps the time-out that it was made with, by default half an hour for the
         # caller's: gloo's threads would stay that long in an operation whose peer hangs.
         backend = backends.get("cpu", "gloo")
-        with self._lost_as_error(self.size):
+        with self.lost_as_error(self.size):
             if apart:
                 device = torch.device("cpu") if "cpu" in backends else self.device
                 channel = self._channel("caller", tuple(range(self.size)), caller, near=True)
                 number = next_number(lambda own: max(channel.number_of_each(own, device)))
-                made = group_apart(members, number, timeout=self._timeout, backend=backend)
+                made = group_apart(members, number, timeout=self.timeout, backend=backend)
             else:
                 # All ranks of the world make this group, in the same order among the groups that they make.
                 new_group: Any = dist.new_group
-                made = new_group(members, timeout=self._timeout, backend=backend)
+                made = new_group(members, timeout=self.timeout, backend=backend)
         self._own_groups.append(made)
         return made
 
     @contextmanager
-    def _lost_as_error(self, ranks: int) -> Iterator[None]:
+    def lost_as_error(self, ranks: int) -> Iterator[None]:
         """Context for making a group of ``ranks`` ranks, which raises CommunicationError where that fails."""
         try:
             yield
@@ -231,7 +237,7 @@ class Communicator:
         except RuntimeError as error:
             raise CommunicationError(
                 f"Rank {self.rank} of {self.size} on {socket.gethostname()}: no group of {ranks} ranks could be "
-                f"made within {self._timeout.total_seconds():g} s. Most likely another rank ended with an error, or "
+                f"made within {self.timeout.total_seconds():g} s. Most likely another rank ended with an error, or "
                 "does something else: see what the others printed. Where hosts do not reach one another at the "
                 f"addresses of their names, set GLOO_SOCKET_IFNAME to the interface. ({error})"
             ) from error
@@ -257,6 +263,6 @@ class Communicator:
             ranks=ranks,
             rank=ranks.index(self.rank),
             group=group,
-            timeout=self._timeout,
+            timeout=self.timeout,
             next_is_near=near,
         )

@@ -32,19 +32,12 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
     """
     if channel.size == 1:
         return [value]
-    tensors: list[Tensor] = []
-    described = json.dumps(_described(value, tensors)).encode()
-    mine = torch.cat(
-        [
-            torch.frombuffer(bytearray(described), dtype=torch.uint8),
-            *(tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()),
-        ]
-    )
+    described, mine = _as_bytes(value)
     # All ranks send as many pieces as the largest value has, as each gather needs all ranks.
     sizes = [
         (int(text), int(whole))
         for text, whole in torch.stack(
-            channel.all_gather(torch.tensor([len(described), len(mine)], device="cpu"))
+            channel.all_gather(torch.tensor([described, len(mine)], device="cpu"))
         ).tolist()
     ]
     largest = max(whole for _, whole in sizes)
@@ -68,6 +61,26 @@ def gathered(value: object, channel: Channel, device: torch.device) -> list[obje
         for part, (text, _) in zip(received[1:], sizes[1:], strict=True)
     ]
     return [value, *others]
+
+
+def sent_to_all(value: object, channel: Channel, *, source: int) -> object:
+    """``value`` of the rank ``source``, a structure as in ``gathered``, in tuples, lists and dictionaries. Collective:
+    two broadcasts.
+    """
+    described, mine = _as_bytes(value if channel.rank == source else None)
+    sizes = torch.tensor([described, len(mine)], device="cpu")
+    text, whole = channel.broadcast(sizes, source=source).wait().tolist()
+    sent = mine if channel.rank == source else torch.empty(whole, dtype=torch.uint8, device="cpu")
+    sent = channel.broadcast(sent, source=source).wait()
+    return _restored(json.loads(bytes(sent[:text].numpy())), _taker(sent[text:]), like_this=None)
+
+
+def _as_bytes(value: object) -> tuple[int, Tensor]:
+    """Length of the description of ``value``, and its bytes: the description, then its tensors."""
+    tensors: list[Tensor] = []
+    described = bytearray(json.dumps(_described(value, tensors)).encode())
+    parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+    return len(described), torch.cat([torch.frombuffer(described, dtype=torch.uint8), *parts])
 
 
 def _described(value: object, tensors: list[Tensor]) -> _Described:

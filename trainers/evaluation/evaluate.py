@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainers.arguments import check_argument, is_whole
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
+from trainers.communication.gathering import sent_to_all
 from trainers.data.batches import in_order, length_of, share
 from trainers.data.fetching import Collate, check_reading
 from trainers.data.loader import Loader
@@ -21,9 +23,14 @@ from trainers.data.streams import stream_of
 from trainers.evaluation.forward import Forward, Step
 from trainers.evaluation.metrics import MeanLoss, Metric, Scores, check_metrics, full
 from trainers.gpu import is_gpu, module_of
+from trainers.methods.sharded_models import errors_named, sharding_of
+from trainers.methods.strategy import DataRanks
 from trainers.modes import modes_of, restore_modes
 from trainers.precision import PRECISIONS, autocast, matrix_products
-from trainers.structures import mapped
+from trainers.structures import mapped, moved
+
+_Counted = tuple[object, object, int]
+"""Inputs and targets of a batch, and how many of its samples count."""
 
 
 def evaluate(
@@ -65,7 +72,7 @@ def evaluate(
     check_argument("precision", precision, precision in PRECISIONS, '"fp32", "tf32" or "bf16"')
     check_metrics(metrics)
     check_reading("samples", samples, loader_processes=loader_processes, collate=collate)
-    device = device_of(model)
+    device, sharded = device_of(model), sharding_of(model)
     with (
         current(device),
         matrix_products(device, precision),
@@ -75,9 +82,10 @@ def evaluate(
             device=device,
             processes=loader_processes,
             collate=collate,
-            rank=communicator.rank,
-            ranks=communicator.size,
+            rank=(data := sharded.data if sharded else DataRanks(communicator.rank, communicator.size)).rank,
+            ranks=data.ranks,
         ) as loader,
+        errors_named(communicator.service) if sharded else nullcontext(),
     ):
         return scores(
             model,
@@ -88,6 +96,8 @@ def evaluate(
             batch_size=batch_size,
             precision=precision,
             channel=communicator.service,
+            data=data,
+            equal_passes=sharded is not None,
         )
 
 
@@ -103,15 +113,19 @@ def scores(
     batch_size: int,
     precision: str,
     channel: Channel,
+    data: DataRanks,
+    equal_passes: bool = False,
 ) -> dict[str, float]:
     """Same as ``evaluate``, with the ranks of ``channel`` and an open loader. Collective: see ``Scores.values``.
 
-    A metric of the class ``MeanLoss`` gets the losses of batches, by the loss or the step of ``forward``.
+    A metric of the class ``MeanLoss`` gets the losses of batches, by the loss or the step of ``forward``. Of ranks that
+    ``data`` gives the same samples, the first counts. With ``equal_passes``, all ranks have as many forward passes.
     """
     device = device_of(model)
     stream = stream_of(samples)
     # Each rank evaluates all samples if there are fewer samples than ranks: a rank without any has no metrics.
-    shared = stream is not None or length_of(samples) >= channel.size
+    shared = stream is not None or length_of(samples) >= data.ranks
+    counts = channel.rank % (channel.size // data.ranks) == 0 if shared else channel.rank == 0
     computed = Scores(metrics, channel=channel, device=device)
     losses = [metric for metric in metrics.values() if isinstance(metric, MeanLoss)]
     needed = len(losses) < len(metrics)
@@ -119,7 +133,10 @@ def scores(
     modes = modes_of(model)
     model.eval()
     try:
-        with closing(_batches(samples, loader, batch_size=batch_size, channel=channel)) as batches:
+        batches = _batches(samples, loader, batch_size=batch_size, data=data, equal_passes=equal_passes)
+        if equal_passes and stream is not None:
+            batches = _until_all_end(batches, channel, device)
+        with closing(batches):
             computing: tuple[object, object, int] | None = None
             for inputs, targets, count in batches:
                 # Metrics get the previous batch only now that this batch is on its way to the GPU, because the host
@@ -132,7 +149,7 @@ def scores(
                 outputs = mapped(outputs, full)
                 if model.training:  # where the user's step has left it so
                     model.eval()
-                if not shared and channel.rank:
+                if not (counts and count):
                     continue
                 for mean in losses:
                     # Per batch: outputs of a whole set may not fit in memory, such as classes of pixels.
@@ -150,23 +167,49 @@ def scores(
 
 
 def _batches(
-    samples: Dataset[object], loader: Loader, *, batch_size: int, channel: Channel
-) -> Generator[tuple[object, object, int]]:
-    """Inputs, targets and numbers of samples of this rank's batches."""
+    samples: Dataset[object], loader: Loader, *, batch_size: int, data: DataRanks, equal_passes: bool
+) -> Generator[_Counted]:
+    """Inputs, targets and numbers of samples of this rank's batches; 0 for a batch that comes again, in vain."""
     if stream_of(samples) is not None:
         yield from loader.to_the_end(batch_size)
         return
     count = length_of(samples)
-    mine = share(count, rank=channel.rank, ranks=channel.size) if count >= channel.size else range(count)
-    planned = in_order(mine, batch_size=batch_size)
-    with closing(loader.batches(planned)) as batches:
-        for batch, (inputs, targets) in zip(planned, batches, strict=True):
-            yield inputs, targets, len(batch.indices)
+    of_ranks = [range(count)]
+    if count >= data.ranks:
+        of_ranks = [share(count, rank=rank, ranks=data.ranks) for rank in range(data.ranks)]
+    planned = in_order(of_ranks[data.rank % len(of_ranks)], batch_size=batch_size)
+    most = -(-max(map(len, of_ranks)) // batch_size) if equal_passes else len(planned)
+    counts = [len(batch.indices) for batch in planned]
+    in_vain = most - len(planned)
+    with closing(loader.batches([*planned, *planned[:1] * in_vain])) as batches:
+        for number, (inputs, targets) in zip([*counts, *[0] * in_vain], batches, strict=True):
+            yield inputs, targets, number
+
+
+def _until_all_end(
+    batches: Generator[_Counted], channel: Channel, device: torch.device
+) -> Generator[_Counted]:
+    """``batches`` of a stream, and one again, which counts as no sample, while another rank has more. Collective."""
+    last: _Counted | None = None
+    with closing(batches):
+        while True:
+            found = next(batches, None)
+            having = [rank for rank, has in enumerate(channel.number_of_each(int(found is not None))) if has]
+            if not having:
+                return
+            if last is None and len(having) < channel.size:  # the first pass, on all ranks
+                mine = None if found is None else mapped(found[:2], Tensor.cpu)
+                sent = moved(sent_to_all(mine, channel, source=having[0]), device)
+                last = (*cast("tuple[object, object]", sent), 0)
+            last = last and (*last[:2], 0) if found is None else found
+            assert last is not None
+            yield last
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Device of the model's parameters; ValueError for several devices, or without parameters."""
-    devices = {parameter.device for parameter in model.parameters()}
+    sharded = sharding_of(model)
+    devices = {sharded.device} if sharded else {parameter.device for parameter in model.parameters()}
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices))) or "none, as it has no parameters"
         raise ValueError(

@@ -97,8 +97,9 @@ class OIALR(Method):
         check_steps("OIALR", "update_every", self.update_every, least=1)
         check_bounds(self, sigma_cutoff="above 0 and below 1", layer_step="above 0 and at most 1")
         under = self.synchronisation
-        # OIALR and AB would decompose a weight twice.
-        allowed = under is None or (is_method(under) and not isinstance(under, (OIALR, AB)))
+        # OIALR and AB would decompose a weight twice, and what is decomposed is whole on each rank.
+        decomposes = isinstance(under, (OIALR, AB)) or hasattr(under, "prepare")
+        allowed = under is None or (is_method(under) and not decomposes)
         rule = "None, or settings such as DDP(), DASO() or LocalSGD()"
         check_rules(self, ("synchronisation", allowed, rule))
 

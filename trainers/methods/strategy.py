@@ -34,6 +34,14 @@ State = Mapping[str, Any]
 """Structure of tensors, numbers and strings in lists and dictionaries."""
 
 
+@dataclass(frozen=True)
+class DataRanks:
+    """Place of a rank among those that get different samples: ranks that share a model's layers get the same."""
+
+    rank: int
+    ranks: int
+
+
 class TrainedParameters:
     """Trained parameters of ``model``, and those whose gradients or values a strategy exchanges.
 
@@ -124,6 +132,18 @@ class Strategy:
         return False
 
     @property
+    def sharded(self) -> bool:
+        """Whether parameters and optimizer state are parts of one state: DTensors, of which each rank has its shard.
+        Tensors of other classes are then equal on all ranks. It is saved once, and continued on any number of ranks.
+        """
+        return False
+
+    @property
+    def equal_passes(self) -> bool:
+        """Whether each forward pass communicates, so that all ranks evaluate with the same number of passes."""
+        return self.sharded
+
+    @property
     def replica(self) -> Ranks | None:
         """Ranks, this rank included, whose parameters, optimizer state and ``state`` without ``own_state`` are equal,
         so that they are saved once, where not all ranks are; None: this rank alone.
@@ -165,6 +185,12 @@ class Strategy:
 
     def reduce_gradients(self, step: int) -> None:
         """Replace this rank's gradients of ``step`` by those that the optimizer has to use."""
+
+    def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
+        """Scale the gradients of ``parameters`` in place so that their norm is at most ``largest``; returns the norm
+        that they had.
+        """
+        return nn.utils.clip_grad_norm_(parameters, largest).detach()
 
     def learning_rate(self, step: int, scheduled: float) -> float:
         """Learning rate at ``step``, for which the schedule gives ``scheduled``."""
@@ -211,6 +237,14 @@ class Strategy:
     def metrics(self) -> dict[str, float]:
         """Further numbers to record with each epoch, equal on all ranks."""
         return {}
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """State of ``model``, a dictionary by name, that checkpoints keep."""
+        return model.state_dict()
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """Load ``state``, of the names and shapes of ``model_state``; RuntimeError if it is of another model."""
+        model.load_state_dict(state)
 
     def state(self) -> State:
         """State of this rank, from which ``load`` continues bit for bit."""
@@ -271,7 +305,12 @@ class AveragingStrategy(Strategy):
 
 
 class Method(Protocol):
-    """Settings of a training method."""
+    """Settings of a training method.
+
+    A method may also have ``prepare(model, communicator)``, which returns ``DataRanks``. It is called on all ranks
+    before the optimizer is made, and may replace the model's parameters, as sharding does. It keeps nothing in the
+    method, whose settings are used again. Ranks have equal models then, and the autocast of the run's precision is on.
+    """
 
     def strategy(self, setup: Setup) -> Strategy:
         """Strategy of a run; ValueError, with what to do, if the method cannot work with this setup."""

@@ -25,17 +25,7 @@ class ActivationCheckpointing:
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
         self._changed: list[tuple[nn.Module, Callable[..., Any] | None]] = []
-        modules = {plain_name(name): module for name, module in model.named_modules() if name}
-        chosen: dict[nn.Module, str] = {}
-        for pattern in patterns:
-            found = {module: name for name, module in modules.items() if _matches(name, pattern)}
-            if not found:
-                names = ", ".join(list(modules)[:8])
-                raise ValueError(
-                    f"activation_checkpointing: no module is called {pattern!r}. The model has {names}"
-                    f"{', …' if len(modules) > 8 else ''}; a * stands for one part of a name."
-                )
-            chosen.update(found)
+        chosen = modules_called(model, patterns, setting="activation_checkpointing")
         for module, name in chosen.items():
             for inner, part in module.named_modules():
                 if getattr(part, "track_running_stats", False):
@@ -55,6 +45,24 @@ class ActivationCheckpointing:
             if forward is not None:
                 module.forward = forward
         self._changed.clear()
+
+
+def modules_called(model: nn.Module, patterns: Sequence[str], *, setting: str) -> dict[nn.Module, str]:
+    """Modules of ``model`` whose names match ``patterns``, with their names; ValueError with the name of the setting
+    if a pattern matches none.
+    """
+    modules = {plain_name(name): module for name, module in model.named_modules() if name}
+    chosen: dict[nn.Module, str] = {}
+    for pattern in patterns:
+        found = {module: name for name, module in modules.items() if _matches(name, pattern)}
+        if not found:
+            names = ", ".join(list(modules)[:8])
+            raise ValueError(
+                f"{setting}: no module is called {pattern!r}. The model has {names}"
+                f"{', …' if len(modules) > 8 else ''}; a * stands for one part of a name."
+            )
+        chosen.update(found)
+    return chosen
 
 
 def _checkpointed(module: nn.Module, own: Callable[..., Any] | None) -> Callable[..., Any]:

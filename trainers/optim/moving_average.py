@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trainers.names import plain_name, running_statistics
+from trainers.structures import local_part
 
 _MOST_CAST_BYTES = 1 << 26
 """Most bytes of weights that are converted to the average's precision at the same time."""
@@ -62,9 +63,10 @@ class MovingAverage:
         cast = 0
         for name, value in weights.items():
             average = self._average[name]
-            averages.append(average)
-            values.append(value.to(average.dtype))
-            cast += average.nbytes * (value.dtype is not average.dtype)
+            # Parts, as torch averages no list of both sharded and other tensors.
+            averages.append(local_part(average))
+            values.append(local_part(value).to(average.dtype))
+            cast += averages[-1].nbytes * (value.dtype is not average.dtype)
             if cast > _MOST_CAST_BYTES:
                 self._update(averages, values, 0)
                 averages, values, cast = [], [], 0

@@ -20,6 +20,7 @@ from trainers.communication.topology import Topology
 from trainers.evaluation.evaluate import device_of
 from trainers.methods.strategy import Method, is_method
 from trainers.optim.composite import Composite, parameters_in
+from trainers.structures import is_sharded
 
 EXCHANGE = "the method's exchange of parameters"
 """For ``refuse_held``, where a method replaces parameters."""
@@ -73,11 +74,10 @@ def refuse_wrapped(model: nn.Module) -> None:
                 "module inside (.module)."
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        # The class by its name, as an import of torch.distributed.tensor takes a second.
-        if "DTensor" in (type(tensor).__name__, type(tensor.data).__name__):
+        if is_sharded(tensor):
             raise ValueError(
-                f"model: {name} is a DTensor, as fully_shard and tensor parallelism make it, and methods exchange "
-                "whole tensors. Pass the model before it is sharded."
+                f"model: {name} is a DTensor, as fully_shard and tensor parallelism make it, and training begins with "
+                "whole tensors. Pass the model before it is sharded, and method=trainers.FSDP(…)."
             )
 
 

@@ -18,7 +18,7 @@ from trainers.checkpoints.contents import Saved
 from trainers.checkpoints.files import CheckpointFiles
 from trainers.communication.communicator import Communicator
 from trainers.data.batches import Disjoint, length_of
-from trainers.methods.strategy import Strategy
+from trainers.methods.strategy import DataRanks, Strategy
 from trainers.names import running_statistics
 from trainers.run.position import Length
 from trainers.run.settings import TrainSettings
@@ -37,6 +37,7 @@ class OtherRanks:
     settings: TrainSettings
     communicator: Communicator
     length: Length
+    data: DataRanks
 
     @property
     def same(self) -> bool:
@@ -45,7 +46,8 @@ class OtherRanks:
 
     def refuse_unless_alike(self, strategy: Strategy) -> None:
         """OtherRanksError unless all ranks that saved had the same model and optimizer, and these have, too."""
-        if "model" not in self.found.shared or not strategy.replicated:
+        alike = strategy.replicated or strategy.sharded
+        if "model" not in self.found.shared or not alike:
             self._refuse("with its method each rank, or node, has a model or an optimizer state of its own")
 
     def go_on(self, saved: Saved, strategy: Strategy, owns: Sequence[Mapping[str, Any]]) -> Saved:
@@ -95,9 +97,14 @@ class OtherRanks:
         identity = self.found.shared.get("identity")
         return identity if isinstance(identity, dict) else {}
 
+    @property
+    def _saved_ranks(self) -> int:
+        """Ranks that saved it and had different samples: tensor groups are of as many ranks, or the method differs."""
+        return self.found.ranks * self.data.ranks // self.communicator.size
+
     def _equal_steps(self) -> str:
         saved = self._saved_settings
-        samples = self.found.ranks * int(saved["batch_size"]) * int(saved["accumulate"])
+        samples = self._saved_ranks * int(saved["batch_size"]) * int(saved["accumulate"])
         return (
             f"choose batch_size and accumulate such that a step has {samples} samples on all ranks together"
         )
@@ -105,7 +112,7 @@ class OtherRanks:
     def _steps_per_epoch(self) -> int:
         """Steps of an epoch of the run that was saved."""
         sizes = {name: int(self._saved_settings[name]) for name in ("batch_size", "accumulate")}
-        return len(self.settings.planned(epoch=0, rank=0, ranks=self.found.ranks, **sizes))
+        return len(self.settings.planned(epoch=0, rank=0, ranks=self._saved_ranks, **sizes))
 
     def _merged(self, owns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """This rank's part of what each saving rank kept for itself."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainers.communication.communicator import Communicator
 from trainers.gpu import is_gpu, module_of
-from trainers.methods.strategy import Strategy
+from trainers.methods.strategy import DataRanks, Strategy
 from trainers.optim.early_stopping import EarlyStopping, recorded
 from trainers.optim.schedules import ReduceOnPlateau
 from trainers.run.position import Metrics, Position
@@ -33,9 +33,10 @@ class Recorder:
     Its methods raise ValueError where a metric of the user has the name of a metric of the method.
     """
 
-    def __init__(self, settings: TrainSettings, communicator: Communicator) -> None:
+    def __init__(self, settings: TrainSettings, communicator: Communicator, data: DataRanks) -> None:
         self._settings = settings
         self._communicator = communicator
+        self._data = data
         self._full_trainable, self._full_parameters = self._counts()
         if is_gpu(settings.device):
             # The process may have trained something else before.
@@ -93,7 +94,7 @@ class Recorder:
             [position.recent_samples, position.recent_s, memory], dtype=torch.float64, device="cpu"
         )
         of_ranks = torch.stack(self._communicator.service.all_gather(mine))
-        samples, seconds = of_ranks[:, 0].sum().item(), of_ranks[:, 1].mean().item()
+        samples, seconds = of_ranks[:, 0].mean().item() * self._data.ranks, of_ranks[:, 1].mean().item()
         found = {"samples_per_s": samples / max(seconds, 1e-9)}
         if is_gpu(device):
             found["peak_memory_bytes"] = of_ranks[:, 2].max().item()

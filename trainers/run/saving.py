@@ -27,9 +27,10 @@ from trainers.checkpoints.contents import (
 )
 from trainers.checkpoints.files import CheckpointFiles
 from trainers.checkpoints.host_copy import HostCopy
+from trainers.checkpoints.shards import attached, joined, parted, pieces_of, split, targets_of
 from trainers.communication.communicator import Communicator
 from trainers.data.probing import Samples, probed
-from trainers.methods.strategy import Method, Setup, State, Strategy
+from trainers.methods.strategy import DataRanks, Method, Setup, State, Strategy
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.moving_average import MovingAverage
 from trainers.run.other_ranks import OtherRanks, OtherRanksError
@@ -62,6 +63,7 @@ class SavedState:
 
     settings: TrainSettings
     setup: Setup
+    data: DataRanks
     strategy: Strategy
     position: Position
     length: Length
@@ -91,17 +93,22 @@ class SavedState:
         """Keep the model as it is now, and what the strategy needs to give it these shapes."""
         # Copied to the host's memory: a GPU has no room to spare for what only the end may need.
         self.best = self._best_memory.of(
-            {
-                "model": plain(self._model.state_dict()),
-                "strategy": _by_plain_names(self.strategy.shapes()),
-            }
+            parted(
+                {
+                    "model": plain(self.strategy.model_state(self._model)),
+                    "strategy": _by_plain_names(self.strategy.shapes()),
+                },
+                self._communicator.members[0],
+            )
         )
 
     def restore_best(self) -> None:
         """Give the model the best weights, if any were kept."""
         if self.best is not None:
             self.strategy.load_shapes(self.thawing.own_names(self.best["strategy"]))
-            fill_model(self._model, self.best["model"], where=str(self.checkpoint))
+            best = attached(self.best["model"], targets_of(self.setup.optimizer, self._model))
+            load = self.strategy.load_model_state
+            fill_model(self._model, best, where=str(self.checkpoint), load=load)
 
     def save(self, *, wait: bool = False) -> None:
         """Write the checkpoint, if there is a directory for it; with ``wait``, return when it is on the disk."""
@@ -110,7 +117,7 @@ class SavedState:
         position, strategy, average = self.position, self.strategy, self.average
         epoch, step = divmod(position.steps, self.length.steps_per_epoch)
         model_and_optimizer = {
-            "model": plain(self._model.state_dict()),
+            "model": plain(strategy.model_state(self._model)),
             "optimizer": self.setup.optimizer.state_dict(),
             **({} if average is None else {"ema": average.parameters}),
         }
@@ -136,7 +143,12 @@ class SavedState:
             "counters": self._communicator.counters(),
         }
         replica = None
-        if not strategy.replicated and strategy.replica is not None and len(strategy.replica) > 1:
+        if strategy.sharded:
+            whole = {**model_and_optimizer, "best": self.best}
+            described, own["pieces"] = split(parted(whole, self._communicator.members[0]))
+            shared.update(described)
+            own["strategy"] = _by_plain_names(strategy.state())
+        elif not strategy.replicated and strategy.replica is not None and len(strategy.replica) > 1:
             # Ranks with the same model and optimizer write them once.
             own |= {"replica": min(strategy.replica), "strategy": _by_plain_names(strategy.own_state())}
             if own["replica"] == self._communicator.rank:
@@ -174,6 +186,7 @@ class SavedState:
             settings=self.settings,
             communicator=self._communicator,
             length=length,
+            data=self.data,
         )
         with checkpoint.by_all("go on from its part of"):
             if not others.same:
@@ -203,7 +216,7 @@ class SavedState:
             refuse_other_data(saved, self._samples, where=where)
             if not others.same:
                 saved = others.go_on(saved, self.strategy, owns)
-            self.thawing.fill(saved, where=where)
+            saved = self.thawing.fill(saved, where=where, complete=lambda saved: self._joined(saved, found))
             if self.average is not None:
                 self.average.load({**saved.get("ema", {}), **saved.get("ema_buffers", {})})
         self.best = saved["best"]
@@ -214,6 +227,18 @@ class SavedState:
         position.history = saved["history"]
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
+
+    def _joined(self, saved: Saved, found: CheckpointFiles) -> Saved:
+        """``saved`` with this rank's parts of sharded tensors, from the files of all ranks if need be."""
+        if not (self.strategy.sharded or "pieces" in saved):
+            return saved
+        own = self._communicator.rank
+        ranks = sorted(range(found.ranks), key=lambda rank: (rank != own, rank))
+        targets = targets_of(self.setup.optimizer, self._model)
+        whole = {name: saved[name] for name in ("model", "optimizer", "ema", "best") if name in saved}
+        whole = joined(whole, pieces_of(found, ranks), targets)
+        best = {"best": whole.pop("best")}
+        return {**saved, **best, **attached(whole, targets)}
 
     def _is_over(self, saved: Saved, longer: Sequence[str]) -> bool:
         """Whether the saved run has ended, and is not to go on for more epochs or with more patience."""

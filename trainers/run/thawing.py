@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -126,16 +126,27 @@ class Thawing:
         found = {"trained": trained, "groups": groups, "parts": parts, "modes": modes}
         return {name: value for name, value in found.items() if value}
 
-    def fill(self, saved: Mapping[str, Any], *, where: str) -> None:
-        """Restore model, optimizer and strategy from ``saved`` in ``where``; ValueError where it does not fit them."""
+    def fill(
+        self,
+        saved: Mapping[str, Any],
+        *,
+        where: str,
+        complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda saved: saved,
+    ) -> Mapping[str, Any]:
+        """Restore model, optimizer and strategy from ``saved`` in ``where``; ValueError where it does not fit them.
+
+        Returns what ``complete`` makes of ``saved`` once the optimizer has the saved parameters.
+        """
         model, optimizer = self._setup.model, self._setup.optimizer
         self._repeat_changes(saved.get("changed", {}))
+        saved = complete(saved)
         # The strategy first, as it may have to give model and optimizer other shapes.
         self._strategy.load(self.own_names(saved["strategy"]))
-        fill_model(model, saved["model"], where=where)
+        fill_model(model, saved["model"], where=where, load=self._strategy.load_model_state)
         fill_optimizer(optimizer, saved["optimizer"], model=model, saved_model=saved["model"], where=where)
         fill_buffers(model, saved["buffers"], where=where)
         self._setup.communicator.set_counters(saved["counters"])
+        return saved
 
     def own_names(self, state: State) -> State:
         """``state`` of the strategy by the model's names, in place of plain names."""

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -25,7 +25,8 @@ from trainers.data.loader import Loader
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
 from trainers.gpu import is_gpu, module_of
-from trainers.methods.strategy import Method, Setup, Strategy
+from trainers.methods.sharded_models import errors_named, units_of
+from trainers.methods.strategy import DataRanks, Method, Setup, Strategy
 from trainers.modes import modes_of, put_in_training, restore_modes, whole_mode_kept
 from trainers.names import plain_name
 from trainers.optim.activation_checkpointing import ActivationCheckpointing
@@ -50,17 +51,23 @@ class TrainingRun:
     """A run of the loop on one rank, from its checkpoint, if there is one, to its last step."""
 
     def __init__(
-        self, settings: TrainSettings, communicator: Communicator, optimizer: Optimizer, method: Method
+        self,
+        settings: TrainSettings,
+        communicator: Communicator,
+        optimizer: Optimizer,
+        method: Method,
+        data: DataRanks,
     ) -> None:
         self.settings = settings
         self.communicator = communicator
+        self.data = data
         self.model = settings.model
         self.optimizer = optimizer
         modes = modes_of(self.model)
-        planned = settings.planned(epoch=0, rank=communicator.rank, ranks=communicator.size)
+        planned = settings.planned(epoch=0, rank=data.rank, ranks=data.ranks)
         self.length = settings.length(len(planned))
         refuse_other_settings(communicator.service, {"steps an epoch": self.length.steps_per_epoch})
-        self.recorder = Recorder(settings, communicator)
+        self.recorder = Recorder(settings, communicator, data)
         self.position = Position(loss_sums=torch.zeros(2, dtype=torch.float64, device=settings.device))
         self.train_loader = self._loader(settings.train_set)
         validation = settings.validation_set
@@ -82,12 +89,14 @@ class TrainingRun:
         )
         self.strategy: Strategy = method.strategy(self.setup)
         communicator.release()
+        self.units = units_of(self.model) if self.strategy.sharded else []
         decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
         self.thawing = Thawing(self.setup, self.strategy, average=self.average, modes=modes)
         self.saved = SavedState(
             settings=settings,
             setup=self.setup,
+            data=data,
             strategy=self.strategy,
             position=self.position,
             length=self.length,
@@ -144,8 +153,8 @@ class TrainingRun:
             device=self.settings.device,
             processes=self.settings.loader_processes,
             collate=self.settings.collate,
-            rank=self.communicator.rank,
-            ranks=self.communicator.size,
+            rank=self.data.rank,
+            ranks=self.data.ranks,
             seed=self.settings.seed,
         )
 
@@ -163,8 +172,9 @@ class TrainingRun:
             if profile is not None and self.communicator.rank == 0:
                 self.profiler = Profiler(profile)
                 self.held.callback(self.profiler.close)
-        while not self.position.reason:
-            self._train_epoch()
+        with errors_named(self.communicator.world) if self.strategy.sharded else nullcontext():
+            while not self.position.reason:
+                self._train_epoch()
         return self._result()
 
     # One epoch
@@ -172,8 +182,7 @@ class TrainingRun:
     def _train_epoch(self) -> None:
         position, length = self.position, self.length
         epoch, done = divmod(position.steps, length.steps_per_epoch)
-        rank, ranks = self.communicator.rank, self.communicator.size
-        planned = self.settings.planned(epoch=epoch, rank=rank, ranks=ranks)
+        planned = self.settings.planned(epoch=epoch, rank=self.data.rank, ranks=self.data.ranks)
         if len(planned) != length.steps_per_epoch:
             raise ValueError(
                 f"assignment: deals {len(planned)} steps in epoch {epoch + 1}, and dealt "
@@ -184,7 +193,7 @@ class TrainingRun:
         # Seeded by step, so that dropout is the same whether the run was interrupted or not. Deriving all at once takes
         # a tenth of the time that deriving each between two steps does.
         seeds = [
-            derive(self.settings.seed, "step", step, rank)
+            derive(self.settings.seed, "step", step, self.data.rank)
             for step in range(position.steps, position.steps + len(planned))
         ]
         put_in_training(self.model)
@@ -203,6 +212,7 @@ class TrainingRun:
         begin = time.perf_counter()
         # The user's ``report``, which may have thawed layers, was called after these.
         agree = self.length.ends_epoch(step) or self.length.evaluates(step)
+        self._reshard()
         self.thawing.begin_step(step, agree=agree)
         rate = self._set_learning_rate(step)
         seed_generators(seed)
@@ -298,17 +308,29 @@ class TrainingRun:
     def _made_alike(self, *, ends_epoch: bool) -> Iterator[None]:
         """Context in which all ranks have the model to evaluate; each parameter is averaged a single time."""
         with ExitStack() as stack:
+            self._reshard()
+            stack.callback(self._reshard)
             # Each rank's moving average is its own, whatever its weights are.
-            stack.enter_context(self.strategy.evaluating() if self.average is None else self.average.in_use())
+            if self.average is None or self.strategy.sharded:
+                stack.enter_context(self.strategy.evaluating())
+            if self.average is not None:
+                stack.enter_context(self.average.in_use())
             # At an epoch's end the weights are the same already.
             if self.average is not None or not (ends_epoch or self.strategy.evaluates_alike):
                 service, differing = self.communicator.service, self._differing()
                 stack.enter_context(averaged_over_ranks(service, self.model, parameters=differing))
             yield
 
+    def _reshard(self) -> None:
+        """Free what passes have left gathered: the outermost unit after a forward pass without a backward pass, which
+        would hide weights that are changed then, as by a moving average, and be trained on in the next step.
+        """
+        for unit in self.units:
+            unit.reshard()
+
     def _differing(self) -> list[nn.Parameter]:
         """Parameters of which ranks may have values of their own."""
-        return [] if self.strategy.replicated else self.setup.trained.ever()
+        return [] if self.strategy.replicated or self.strategy.sharded else self.setup.trained.ever()
 
     def _is_undefined(self) -> bool:
         """Whether early stopping's metric, or each metric, was NaN at each of at least two evaluations in the run's
@@ -411,6 +433,8 @@ class TrainingRun:
             batch_size=settings.evaluation_batch_size,
             precision=settings.precision,
             channel=self.communicator.service,
+            data=self.data,
+            equal_passes=self.strategy.equal_passes,
         )
 
     def _stop_if_asked(self) -> None:

@@ -72,7 +72,7 @@ class TrainingStep:
         for parameter in trained:
             refuse_sparse(parameter.grad)
         if settings.clip_norm is not None:
-            return {"gradient_norm": nn.utils.clip_grad_norm_(trained, settings.clip_norm).detach()}
+            return {"gradient_norm": self.strategy.clip(trained, settings.clip_norm)}
         assert settings.clip_value is not None
         nn.utils.clip_grad_value_(trained, settings.clip_value)
         return {}
