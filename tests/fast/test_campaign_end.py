@@ -205,8 +205,11 @@ def test_too_small_a_gain_ends_the_campaign_and_the_report_says_it(tmp_path: Pat
 
 
 def test_a_gain_within_the_noise_of_repeated_evaluations_ends_the_campaign(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Evaluations of microseconds end before the journals would be read.
+    monkeypatch.setattr("hpo.islands.coordinator.launch._LEAST_PAUSE_S", 0.0)
+    monkeypatch.setattr("hpo.islands.coordinator.launch._SHARE", float("inf"))
     rng = random.Random(0)
     home, task = tmp_path / "run", hpo.Task(SPACE, lambda trial: trial.params["x"] + rng.gauss(0, 0.3))
     settings: dict[str, Any] = {"evaluations": 400, "isolation": "inline", "kind": "evolution"}

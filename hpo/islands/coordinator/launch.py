@@ -21,6 +21,8 @@ from hpo.terminal import one_line
 
 _SHARE = 0.02
 """Most of the time of rank 0 for reading the journals."""
+_LEAST_PAUSE_S = 1.0
+"""Least time between two readings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ class EndRules:
             begun = time.perf_counter()
             history, populations = self.on_record()
             noise = noise_of(populations) if self.noisy else 0.0
-            self._next_reading = now + max(1.0, (time.perf_counter() - begun) / _SHARE)
+            self._next_reading = now + max(_LEAST_PAUSE_S, (time.perf_counter() - begun) / _SHARE)
         gain = history.expected_gain(limits.stop_over)
         if gain is None or gain >= max(least, noise):
             return ""
