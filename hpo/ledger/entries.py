@@ -116,6 +116,8 @@ class Opened(LedgerEntry, kw_only=True, frozen=True):
     """Number of its launches."""
     workers: Count = 0
     """Least number that no worker of these launches has."""
+    rank_s: float = 0.0
+    """Seconds of all their evaluations; their journals do not say how many ranks a worker had."""
     final: Count = 0
     """Number of individuals that ended and count."""
     pool: tuple[Id, ...] = ()

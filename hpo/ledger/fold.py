@@ -303,6 +303,7 @@ class LedgerState:
         self.opened = entry
         self.limits, self.in_file, self.paused = entry.limits, entry.in_file, entry.paused
         self.launches, self.workers, self.final = entry.launches, entry.workers, entry.final
+        self.rank_s = entry.rank_s
         self.pool = dict.fromkeys(entry.pool, False)
         self.resting = dict.fromkeys(entry.resting, False)
         self._give(entry.points)

@@ -36,6 +36,7 @@ def first_entry(directory: Path, seed: int) -> tuple[Opened, list[Commanded]]:
     """
     evaluations, resting = CurrentEvaluations(), dict[str, None]()
     launches = workers = islands = 0
+    rank_s = 0.0
     limits, in_file, paused, code = Limits(), Limits(), False, ""
     applied: set[str] = set()
     points: list[dict[str, Any]] = []
@@ -45,6 +46,7 @@ def first_entry(directory: Path, seed: int) -> tuple[Opened, list[Commanded]]:
         islands = max(islands, name.island + 1)
         for record in read_file(path):
             change = evaluations.take(record)
+            rank_s += record.outcome.seconds if isinstance(record, Finished) else 0.0
             if isinstance(record, (Started, Finished, Reopened)) and change is not None and change.counts:
                 if change.ends and isinstance(record, Finished) and record.resting:
                     resting[record.id] = None
@@ -82,6 +84,7 @@ def first_entry(directory: Path, seed: int) -> tuple[Opened, list[Commanded]]:
         code=code,
         launches=launches,
         workers=workers,
+        rank_s=rank_s,
         final=len(ended),
         pool=tuple(one.record.id for one in evaluations.open),
         resting=tuple(one for one in resting if one in ended),

@@ -189,7 +189,7 @@ def test_an_older_campaign_goes_on_with_what_it_had(tmp_path: Path) -> None:
         Stop(time=0.0, by="an earlier version"),
     ]
     assert not state.paused and state.stop_pending and state.points == points[1:]
-    assert (state.launches, state.workers, state.final) == (1, 4, 3)
+    assert (state.launches, state.workers, state.final, state.rank_s) == (1, 4, 3, 1.5)
     assert (list(state.pool), list(state.resting)) == (["0-0-1"], ["0-0-2"])
     for name in ("limits", "final", "pool", "resting", "paused", "workers", "commands"):
         if name != "commands":
