@@ -36,7 +36,8 @@ def trained(rank: int, name: str, per_node: int, optimizer: str) -> dict[str, An
     result = train(net, name, per_node, optimizer={"sgd": sgd, "adamw": adamw}[optimizer], seed=2)
     weights = {
         parameter: (float(value.mean()), float(value.square().mean().sqrt()))
-        for parameter, value in trainers.merged(net).state_dict().items()
+        for parameter, part in trainers.merged(net).state_dict().items()
+        for value in [getattr(part, "full_tensor", lambda part=part: part)()]
         if value.is_floating_point()
     }
     losses = [(entry["train_loss"], entry["validation_loss"]) for entry in result.history]
