@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import cases
-from gloo import run_ranks
+from gloo import outcomes_of_ranks, run_ranks
 from resuming import After, state_of
 from sharded import (
     FSDP,
@@ -161,6 +163,37 @@ def saved_bytes(rank: int, directory: str) -> int:
 def test_each_part_is_written_once(tmp_path: Path) -> None:
     alone = saved_bytes(0, f"{tmp_path}/1")
     assert run_ranks(4, saved_bytes, f"{tmp_path}/4") == [pytest.approx(alone, rel=0.05)] * 4
+
+
+def killed_while_writing(rank: int, directory: str) -> None:
+    from trainers.checkpoints import checkpoint
+
+    write = checkpoint.write_tensors
+
+    def dying(path: Path, content: object) -> int:
+        if (path.parent.name, path.name) == ("step-000000003", "rank-1.pt"):
+            path.with_name(path.name + ".partial").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(path, content)
+
+    checkpoint.write_tensors = dying
+    timeout = timedelta(seconds=10)
+    trained(rank, FSDP, {**MANY, "checkpoint": directory, "checkpoint_every": 1, "timeout": timeout})
+
+
+def resumed(rank: int, directory: str) -> Any:
+    return trained(rank, FSDP, {**MANY, "checkpoint": directory})
+
+
+def test_after_a_kill_amid_writing_the_checkpoint_before_counts(tmp_path: Path) -> None:
+    outcomes = outcomes_of_ranks(2, killed_while_writing, str(tmp_path / "killed"))
+    assert [kind for kind, _ in outcomes] == ["raised", "ended"]
+    assert "CommunicationError" in outcomes[0][1]
+    assert (tmp_path / "killed" / "latest").read_text().startswith("2\n")
+    (weights, losses), _ = run_ranks(2, resumed, str(tmp_path / "whole"))
+    for found, found_losses in run_ranks(2, resumed, str(tmp_path / "killed")):
+        assert found_losses == losses
+        assert all(torch.equal(value, found[key]) for key, value in weights.items())
 
 
 # After the run
