@@ -24,7 +24,7 @@ from trainers.evaluation.evaluate import current, device_of
 from trainers.evaluation.forward import Loss, Step
 from trainers.evaluation.metrics import Metric
 from trainers.methods.ddp import DDP
-from trainers.methods.sharded_models import prepared
+from trainers.methods.sharded_models import errors_named, prepared
 from trainers.methods.strategy import Method
 from trainers.modes import warn_of_evaluation_mode
 from trainers.optim.composite import Composite
@@ -225,7 +225,7 @@ def train(
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("No parameter of the model requires a gradient: there is nothing to train.")
         # Deleted once the run has it: weights that a decomposition replaces would otherwise stay in memory.
-        with autocast(device, precision):
+        with autocast(device, precision), errors_named(communicator.world):
             data = prepared(method, model, communicator)
         made = _made(optimizer, model, parameter_groups)
         refuse_foreign_tensors(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from cases import cases
 from gloo import outcomes_of_ranks, run_ranks
 from resuming import After, state_of
@@ -249,6 +250,32 @@ def asked_alone(rank: int) -> str:
 
 def test_a_rank_that_asks_alone_for_the_whole_model_is_told() -> None:
     assert run_ranks(2, asked_alone)[0]
+
+
+def split_by_some(model: nn.Module, mesh: Any) -> None:
+    if dist.get_rank():
+        raise ZeroDivisionError("of the user")
+    split_blocks(model, mesh)
+
+
+def alone(rank: int) -> None:
+    split_alone = trainers.FSDP(tensor=2, parallelize=split_by_some)
+    with pytest.raises(ZeroDivisionError if rank else trainers.CommunicationError):
+        train(Net(), split_alone, timeout=timedelta(seconds=10))
+
+
+def evaluated_alone(rank: int) -> None:
+    net = Net()
+    train(net, FSDP, epochs=1)
+    group = [dist.new_group([only]) for only in range(2)][rank]  # type: ignore[no-untyped-call]
+    with pytest.raises(ValueError, match=r"sharded over 2 ranks, and 1 would"):
+        trainers.evaluate(net, samples(8), metrics={"accuracy": accuracy}, batch_size=4, group=group)
+
+
+def test_what_a_rank_does_alone_is_named() -> None:
+    outcomes = outcomes_of_ranks(2, alone)
+    assert outcomes[0] == ("returned", None), outcomes
+    run_ranks(2, evaluated_alone)
 
 
 # Bytes

@@ -23,7 +23,7 @@ from trainers.data.streams import stream_of
 from trainers.evaluation.forward import Forward, Step
 from trainers.evaluation.metrics import MeanLoss, Metric, Scores, check_metrics, full
 from trainers.gpu import is_gpu, module_of
-from trainers.methods.sharded_models import errors_named, sharding_of
+from trainers.methods.sharded_models import Sharded, errors_named, sharding_of
 from trainers.methods.strategy import DataRanks
 from trainers.modes import modes_of, restore_modes
 from trainers.precision import PRECISIONS, autocast, matrix_products
@@ -82,7 +82,7 @@ def evaluate(
             device=device,
             processes=loader_processes,
             collate=collate,
-            rank=(data := sharded.data if sharded else DataRanks(communicator.rank, communicator.size)).rank,
+            rank=(data := _data_ranks(sharded, communicator)).rank,
             ranks=data.ranks,
         ) as loader,
         errors_named(communicator.service) if sharded else nullcontext(),
@@ -103,6 +103,19 @@ def evaluate(
 
 # Not inference_mode: tensors that a model keeps from a forward pass, such as masks, could not be used in training.
 @torch.no_grad()
+def _data_ranks(sharded: Sharded | None, communicator: Communicator) -> DataRanks:
+    """Place of this rank in an evaluation; ValueError for a sharded model without all of its ranks."""
+    if sharded is None:
+        return DataRanks(communicator.rank, communicator.size)
+    if communicator.size != sharded.channel.size:
+        raise ValueError(
+            f"The model is sharded over {sharded.channel.size} ranks, and {communicator.size} would evaluate it. Call "
+            "trainers.evaluate on each of these ranks, with their group, while their process group is there; or "
+            "evaluate trainers.whole(model)."
+        )
+    return sharded.data
+
+
 def scores(
     model: nn.Module,
     samples: Dataset[object],
