@@ -7,6 +7,7 @@ import shutil
 import signal
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,9 @@ def refused(rank: int) -> None:
         with pytest.raises(ValueError, match=sentence):
             train(net, trainers.FSDP(**options))
     optimizer = torch.optim.SGD((net := Net()).parameters(), lr=0.1)
+    for unable in (trainers.lars, trainers.lamb):
+        with pytest.raises(RuntimeError, match="lacks an operation for sharded tensors"):
+            train(Net(), FSDP, optimizer=partial(unable, lr=0.1))
     with pytest.raises(ValueError, match=r"use trainers\.train"):
         trainers.wrap(net, optimizer, method=FSDP, epochs=1, steps_per_epoch=1)
 

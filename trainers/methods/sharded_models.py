@@ -96,7 +96,7 @@ def errors_named(channel: Channel) -> Iterator[None]:
                 "a block of FSDP(blocks=…), is called as a module: call these, not their forward or their parts, and "
                 f"name blocks that are called. ({text})"
             ) from error
-        if "placement" in text:
+        if "placement" in text or "sharding strategy" in text:
             raise RuntimeError(
                 "torch lacks an operation for sharded tensors, most likely of the optimizer. Use one that treats each "
                 f"number by itself, such as torch.optim.AdamW. ({text})"
