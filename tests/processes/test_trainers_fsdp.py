@@ -44,7 +44,6 @@ MANY: dict[str, Any] = {"clip_norm": 0.3, "ema_decay": 0.8, "evaluate_every": 4}
     cases(
         [
             (2, FSDP, {**MANY, "activation_checkpointing": ("blocks.*",)}),
-            (4, HSDP, {"clip_norm": 0.3, "accumulate": 2}),
             (4, TENSOR, MANY),
             (2, FSDP, {"precision": "bf16"}),
         ],
@@ -288,7 +287,7 @@ def bytes_sent(rank: int, method: Any) -> float:
     return metrics["bytes_inside_nodes"] + metrics["bytes_between_nodes"]
 
 
-@pytest.mark.parametrize("method", [FSDP, HSDP], ids=["FSDP", "HSDP"])
+@pytest.mark.parametrize("method", cases([HSDP], nightly=[FSDP]))
 def test_bytes_are_those_of_the_shapes(method: trainers.FSDP) -> None:
     shard = method.shard or 4
     net = Net()
