@@ -157,6 +157,8 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
         state = state_of(directory)
         if last is None or last.end is None or state.stop_pending or state.unseen_commands or state.open:
             return None
+        if last.limits != campaign.task.limits:
+            return None  # another individual may be the best, or none
         use = budget_use(directory, Limits.of(campaign.settings))
     except CampaignError:  # the launch says what is damaged
         return None

@@ -13,6 +13,7 @@ import msgspec
 from hpo.individual import Scalar
 from hpo.journal.commands import Drain, Enqueue, Pause, Request, Retry, Set, Stop, Unpause
 from hpo.journal.records import TAIL_BYTES, Count, Hash, Id, Index, check_line, line_of
+from hpo.task.limits import OutcomeLimits
 
 if TYPE_CHECKING:
     from hpo.config.settings import Settings
@@ -53,12 +54,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     stop_gain: float | None = None
     """Gain in the objective below which the expected gain of ``stop_over`` more evaluations ends the campaign."""
     stop_over: Count = 50
+    outcomes: OutcomeLimits | None = None
+    """The task's limits of outcomes, by which individuals are judged; None: as on record."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Limits:
-        """Limits of a campaign's settings."""
+    def of(cls, settings: Settings, outcomes: OutcomeLimits | None = None) -> Limits:
+        """Limits of a campaign's settings and of its task's outcomes."""
         stop = settings.stop
         return cls(
+            outcomes=outcomes,
             evaluations=settings.evaluations,
             deadline_s=settings.deadline_s,
             rank_hours=settings.rank_hours,
@@ -69,8 +73,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def ends(self) -> tuple[object, ...]:
-        """Limits that end the campaign by an entry ``Completed`` with a reason."""
-        return self.rank_hours, self.stop_value, self.stop_gain, self.stop_over
+        """Limits that an end by an entry ``Completed`` with a reason comes from."""
+        return self.rank_hours, self.stop_value, self.stop_gain, self.stop_over, self.outcomes
 
 
 class LedgerEntry(

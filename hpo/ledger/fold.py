@@ -132,6 +132,8 @@ class LedgerState:
         """Limits that hold where the campaign file has the limits ``in_file``: what was set holds until the file
         changes."""
         given = structs.asdict(in_file)
+        if in_file.outcomes is None:
+            del given["outcomes"]
         changed = {name: value for name, value in given.items() if value != getattr(self.in_file, name)}
         return structs.replace(self.limits, **changed)
 

@@ -281,7 +281,8 @@ class Trial:
         if self._curve is not None:
             self._curve.add(whole, number, kept)
         # Early stopping ranks what breaks a limit behind all else, as it does NaN.
-        if self._link.report(whole, math.nan if self._limits.broken(None, kept) else number, self._last_step):
+        broken = self._limits.broken(None, {**self.metrics, **kept})
+        if self._link.report(whole, math.nan if broken else number, self._last_step):
             pruned = Pruned(f"pruned at step {whole} with value {number!r}")
             pruned.on_all_ranks = True
             raise pruned

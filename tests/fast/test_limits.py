@@ -14,6 +14,7 @@ from populations import population_of
 from refusals import refused
 
 import hpo
+from hpo.islands.end_reasons import DONE, REACHED
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.results.result import export
 from hpo.search.early_stopping import Pruner
@@ -110,6 +111,16 @@ def test_without_a_result_that_keeps_them_there_is_no_best_until_they_change(
     assert "new" in run(tmp_path, other, 15).best.metrics
 
 
+def test_an_end_by_a_value_is_open_again_where_other_limits_hold(tmp_path: Path) -> None:
+    first = run(tmp_path, limited(101.0), 60, stop_value=0.2)
+    assert first.reason == REACHED and len(first.individuals) < 60
+    # Memory of 40 leaves no value below 0.36.
+    again = run(tmp_path, limited(40.0), 60, stop_value=0.2)
+    assert again.reason == DONE and len(again.individuals) == 60
+    assert again.best is not None and again.best.metrics["memory"] <= 40
+    assert run(tmp_path, limited(101.0), 60, stop_value=0.2).reason == REACHED
+
+
 def test_a_result_without_a_limited_metric_is_invalid(tmp_path: Path) -> None:
     task = hpo.Task(SPACE, lambda trial: {"value": 1.0, "b": None}, at_most={"a": 1, "b": 1, "value": 2})
     job = make_job(id="0-0-0", params={}, seed=0, directory=str(tmp_path))
@@ -129,17 +140,20 @@ def test_what_breaks_a_reported_limit_is_stopped_however_good_it_is(tmp_path: Pa
 
     link: Any = Link()
     limits = checked_limits({"memory": 70}, None)
-    for number, memory in enumerate((60, 80, None)):
+    for number, (memory, logged) in enumerate(((60, 1), (80, 1), (None, 1), (None, 80))):
         link.id = f"0-0-{number}"
         job = make_job(id=link.id, params={}, seed=0, directory=str(tmp_path))
         pruner.start(job)  # type: ignore[arg-type]
 
-        def report(trial: hpo.Trial, memory: float | None = memory, better: int = number) -> float:
-            trial.report(1, 1.0 - better, memory=memory)
+        def report(
+            trial: hpo.Trial, memory: float | None = memory, logged: float = logged, better: int = number
+        ) -> float:
+            trial.log(memory=logged)
+            trial.report(1, 1.0 - better, **({} if memory is None else {"memory": memory}))
             return 0.0
 
         attempt(report, Trial(link, job), ("value",), limits)
-    assert [one == STOP for one in verdicts] == [False, True, False]
+    assert [one == STOP for one in verdicts] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("objectives", [1, 2])

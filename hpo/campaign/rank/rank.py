@@ -185,7 +185,7 @@ class Rank:
     def _join(self, starting: StartingPoints, hellos: Sequence[Hello]) -> tuple[Participation, SignOfLife]:
         """Join the campaign, show that this launch lives, and close the launches that have died."""
         settings, definition = self._settings, self._definition
-        limits = Limits.of(settings)
+        limits = Limits.of(settings, definition.task.limits)
         opened = Opened(limits=limits, in_file=limits, islands=settings.layout.islands, seed=settings.seed)
         key = partial(key_or_text, definition.task.space)
         newcomer = definition.newcomer()
