@@ -356,7 +356,7 @@ def test_from_the_first_run_to_the_export(terminal: Terminal, typed: Typed) -> N
 
     status = terminal.status()
     assert status["evaluations"]["completed"] == sum(status["evaluations"].values()) == 16
-    assert status["budget"] == {"evaluations": 16, "deadline": None}
+    assert status["budget"] == {"evaluations": 16, "deadline": None, "rank_hours": None}
     assert (status["running"], status["islands"], status["workers"]) == (0, 2, 3)
     text = typed("status", "run").stdout
     assert "state             done" in text and "16 completed" in text and status["best"]["id"] in text

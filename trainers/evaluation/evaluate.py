@@ -101,8 +101,6 @@ def evaluate(
         )
 
 
-# Not inference_mode: tensors that a model keeps from a forward pass, such as masks, could not be used in training.
-@torch.no_grad()
 def _data_ranks(sharded: Sharded | None, communicator: Communicator) -> DataRanks:
     """Place of this rank in an evaluation; ValueError for a sharded model without all of its ranks."""
     if sharded is None:
@@ -116,6 +114,8 @@ def _data_ranks(sharded: Sharded | None, communicator: Communicator) -> DataRank
     return sharded.data
 
 
+# Not inference_mode: tensors that a model keeps from a forward pass, such as masks, could not be used in training.
+@torch.no_grad()
 def scores(
     model: nn.Module,
     samples: Dataset[object],

@@ -36,7 +36,12 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DataRanks:
-    """Place of a rank among those that get different samples: ranks that share a model's layers get the same."""
+    """Place of a rank among those that get different samples: ranks that share a model's layers get the same.
+
+    Args:
+        rank (int): this rank's number among them, from 0.
+        ranks (int): how many there are.
+    """
 
     rank: int
     ranks: int
@@ -243,7 +248,8 @@ class Strategy:
         return model.state_dict()
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
-        """Load ``state``, of the names and shapes of ``model_state``; RuntimeError if it is of another model."""
+        """Load ``state``, of the names and shapes of ``model_state``, into ``model``; RuntimeError if it is of another
+        model."""
         model.load_state_dict(state)
 
     def state(self) -> State:
