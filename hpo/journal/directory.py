@@ -142,12 +142,14 @@ def check_identity(
             return None
         except OSError as error:
             raise unwritable(directory, error) from error
-        if others:
+        if not others:
+            return None
+        # Another launch may have begun the campaign meanwhile.
+        if not (directory / "campaign.json").exists():
             raise CampaignError(
                 f"{directory} is not empty (it holds {others[0]!r}) and is no campaign's directory. Name a "
                 "new or empty directory."
             )
-        return None
     recorded = read_identity(directory)
     mine: Identity = msgspec.json.decode(msgspec.json.encode({"version": VERSION, **identity}))
     found = compare(_comparable(recorded), _comparable(mine))

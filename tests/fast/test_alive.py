@@ -26,7 +26,7 @@ from hpo.config.reader import from_keywords
 from hpo.errors import EXIT_RESUMABLE, CampaignError, HpoError
 from hpo.islands.transport import Transport
 from hpo.journal import machine
-from hpo.journal.directory import write_identity
+from hpo.journal.directory import check_identity, write_identity
 from hpo.journal.heartbeat import Heartbeat
 from hpo.journal.records import encode
 from hpo.ledger import alive
@@ -484,3 +484,17 @@ def test_launches_that_join_at_the_same_moment_do_not_close_each_other(
     rank = rank_module.Rank(definition, Transport())
     participation, _ = rank._join(starting, [own_hello(settings, definition.identity)])
     assert participation.number == 2 and {*participation.state.open} == {1, 2}
+
+
+def test_a_campaign_that_another_launch_begins_meanwhile_is_no_strange_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity, listed = {"task": "t"}, os.listdir
+
+    def begun(path: Path) -> list[str]:
+        write_identity(tmp_path, identity)
+        return listed(path)
+
+    monkeypatch.setattr("hpo.journal.directory.os.listdir", begun)
+    found = check_identity(tmp_path, identity)
+    assert found is not None and found["task"] == "t"
