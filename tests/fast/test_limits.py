@@ -16,7 +16,9 @@ from refusals import refused
 import hpo
 from hpo.islands.end_reasons import DONE, REACHED
 from hpo.islands.leader.retention import RetentionPolicy
+from hpo.results.curves import Curves
 from hpo.results.result import export
+from hpo.search.campaign_end import BestOverTime
 from hpo.search.early_stopping import Pruner
 from hpo.search.kinds.optuna_samplers import OptunaBreeder
 from hpo.search.population import Member, Population
@@ -25,6 +27,8 @@ from hpo.search.stopping_rules import PruningSettings
 from hpo.task.limits import checked_limits
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Trial, attempt
+from hpo.views.figures.source import Source
+from hpo.views.report.summary import summary
 
 NEW: dict[str, float] = {}
 SPACE = hpo.SearchSpace(x=hpo.Float(0.0, 1.0), y=hpo.Float(0.0, 1.0))
@@ -93,6 +97,18 @@ def test_limits_are_kept_and_known_wherever_a_campaign_is_shown(tmp_path: Path) 
     export(tmp_path / "run", tmp_path / "out.journal.csv")
     assert "memory, recall" in (tmp_path / "out.journal.csv").read_text()
     assert {"breaks a limit", "best so far"} <= {one.name for one in result.plot.history().data}
+
+
+def test_the_gain_that_the_report_expects_is_that_of_results_that_keep_the_limits(tmp_path: Path) -> None:
+    # All that is better than 0.36 breaks a limit.
+    result = run(tmp_path, limited(), 80, kind="random")
+    source = Source(name="run", record=result.record, curves=Curves().frame())
+    history = BestOverTime()
+    for one in result.individuals:
+        assert one.finished is not None
+        history.add(one.finished, None if one.breaks else (float(one.value),))  # type: ignore[arg-type]
+    said = {one.label: one.value for one in summary(source).facts}
+    assert said["50 more evaluations"] == f"gain at most {history.expected_gain(50):.2g}"
 
 
 def test_without_a_result_that_keeps_them_there_is_no_best_until_they_change(

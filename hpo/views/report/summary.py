@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hpo.individual import COMPLETED, FAILURES, PRUNED, Individual, Scalar, is_known
+from hpo.individual import FAILURES, PRUNED, Individual, Scalar, is_known
 from hpo.results import curves, overview
 from hpo.results.analysis import pareto
 from hpo.results.analysis.repeated import in_words
@@ -228,7 +228,7 @@ def _expected_gain(source: Source) -> list[Fact]:
     history, over = campaign_end.BestOverTime(), source.record.ledger.limits.stop_over
     for one in source.ended:
         if one.finished is not None:
-            value = source.value(one) if one.status == COMPLETED else None
+            value = source.value(one) if one.fit else None
             history.add(one.finished, None if value is None else (source.sign() * value,))
     gain = history.expected_gain(over) if len(source.objectives) == 1 else None
     if gain is None:
