@@ -193,9 +193,10 @@ def _given(directory: Path, request: Request, said: str, retried: Sequence[str] 
     directories.read_identity(directory)
     runs = bool(living(directory))
     give(directory, request, retried)
-    completed = state_of(directory).completed
-    if completed is not None and completed.reason:
-        return f"{directory}: {said}, once the campaign goes on. It has ended: {ended_early(directory, completed)}"
+    if (ended := state_of(directory).ended_early) is not None:
+        return (
+            f"{directory}: {said}, once the campaign goes on. It has ended: {ended_early(directory, ended)}"
+        )
     when = "within seconds" if runs else "when the next launch begins, as no campaign is running there now"
     return f"{directory}: {said}; this takes effect {when}."
 

@@ -33,6 +33,7 @@ from hpo.ledger.joining import beside
 from hpo.ledger.journals import last_launch
 from hpo.ledger.launches import budget_use, read_launch
 from hpo.ledger.opening import open_ledger, state_of
+from hpo.task.limits import UNLIMITED
 from hpo.terminal import quoted
 
 _log = logging.getLogger("hpo.campaign")
@@ -157,7 +158,7 @@ def finished(campaign: CampaignDefinition, file: Path) -> str | None:
         state = state_of(directory)
         if last is None or last.end is None or state.stop_pending or state.unseen_commands or state.open:
             return None
-        if last.limits != campaign.task.limits:
+        if (state.limits.outcomes or UNLIMITED) != campaign.task.limits:
             return None  # another individual may be the best, or none
         use = budget_use(directory, Limits.of(campaign.settings))
     except CampaignError:  # the launch says what is damaged

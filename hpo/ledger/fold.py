@@ -137,11 +137,19 @@ class LedgerState:
         changed = {name: value for name, value in given.items() if value != getattr(self.in_file, name)}
         return structs.replace(self.limits, **changed)
 
+    @property
+    def ended_early(self) -> Completed | None:
+        """Entry by which the campaign has ended before its budget was used up."""
+        return self.completed if self.completed is not None and self.completed.reason else None
+
+    @property
+    def end_reason(self) -> str:
+        """Reason of ``ended_early``; "" while the campaign goes on, or where its budget is used up."""
+        return "" if self.ended_early is None else self.ended_early.reason
+
     def end_with(self, in_file: Limits) -> Completed | None:
-        """Entry by which the campaign ended early, if it stays ended where the campaign file has the limits
-        ``in_file``."""
-        done = self.completed
-        return done if done and done.reason and self.limits_with(in_file).ends == self.limits.ends else None
+        """``ended_early``, if the campaign stays ended where its file has the limits ``in_file``."""
+        return self.ended_early if self.limits_with(in_file).ends == self.limits.ends else None
 
     @property
     def unseen_commands(self) -> int:
@@ -386,10 +394,8 @@ class LedgerState:
 
     def _go_on(self, before: Limits) -> None:
         """Forget the end where there is room again, or where what it came from has changed since ``before``."""
-        if self.completed is not None:
-            early = bool(self.completed.reason)
-            if self.limits.ends != before.ends if early else self.free > 0:
-                self.completed = None
+        if self.limits.ends != before.ends if self.ended_early else self.free > 0:
+            self.completed = None
 
     def _on_completed(self, entry: Completed) -> None:
         self.completed = entry

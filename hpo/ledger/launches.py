@@ -23,7 +23,6 @@ from hpo.ledger.entries import Completed, Limits
 from hpo.ledger.fold import LedgerState
 from hpo.ledger.journals import first_journals, journal_files, last_launch, read_directory, read_journals
 from hpo.ledger.opening import state_of
-from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 # Launches in a row that got nothing done, after which no other is started: their cause will not go away by itself.
 MOST_IDLE_LAUNCHES = 3
@@ -41,8 +40,6 @@ class LaunchOnRecord:
     """Attempt at a Slurm job, "" outside Slurm."""
     began: float | None = None
     """Unix seconds of its start; None where it died before that was written."""
-    limits: OutcomeLimits = UNLIMITED
-    """The task's limits of outcomes."""
     end: tuple[str, int] | None = None
     """Reason and exit code of its end; None where it runs or was killed."""
 
@@ -57,7 +54,7 @@ def read_launch(directory: Path, number: int) -> LaunchOnRecord | None:
         if isinstance(record, Header):
             launch.job = record.job
         elif isinstance(record, Launched):
-            launch.began, launch.limits = record.time, record.limits
+            launch.began = record.time
         elif isinstance(record, Ended):
             launch.end = record.reason, record.exit
     return launch

@@ -14,6 +14,8 @@ from simulation.joint_campaigns import SimpleLaunches
 
 import hpo
 from hpo import cli
+from hpo.campaign.definition import CampaignDefinition
+from hpo.campaign.launch import finished
 from hpo.config import reader
 from hpo.errors import UsageError
 from hpo.individual import COMPLETED
@@ -26,6 +28,7 @@ from hpo.results.record import load
 from hpo.results.result import Result
 from hpo.search.campaign_end import BestOverTime, losses_to_reach, noise_of
 from hpo.search.population import Member, Population
+from hpo.task.limits import checked_limits
 from hpo.views.figures.source import Source
 from hpo.views.report.summary import summary
 
@@ -141,7 +144,8 @@ def test_an_early_end_holds_until_what_it_came_from_changes() -> None:
         assert after(*begun, Commanded(request=keeps)).completed is not None
     for ends in ({"stop_value": 0.95}, {"stop_gain": 0.1}, {"rank_hours": 5.0}):
         assert after(*begun, Commanded(request=Set(**ASKED, **ends))).may_draw()
-    for in_file, goes_on in ((limits, False), (Limits(evaluations=10), True)):
+    tight = Limits(evaluations=10, stop_value=0.9, outcomes=checked_limits({"memory": 1}, None))
+    for in_file, goes_on in ((limits, False), (Limits(evaluations=10), True), (tight, True)):
         state = after(*begun)
         assert (state.end_with(in_file) is None) == goes_on
         state = after(*begun, Joined(launch=2, workers=1, first_worker=1, in_file=in_file))
@@ -179,6 +183,19 @@ def test_a_value_that_is_reached_ends_the_campaign_until_it_changes(
     assert whole.reason == DONE and len(whole.dataframe()) == 300
     assert 0.9 in list(whole.dataframe()["params.x"])
     assert cli.main(["set", str(home), "stop_value={accuracy=1}"]) == 2
+
+
+def test_an_end_is_judged_again_where_limits_of_outcomes_change(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"directory": tmp_path / "run", "evaluations": 4, "stop_value": 0.9}
+    for most, reason, ended, has_best in ((60, REACHED, 1, 1), (40, DONE, 4, 0), (70, REACHED, 4, 4)):
+        task = hpo.Task(
+            SPACE, lambda trial: {"value": 1.0, "memory": 50}, "maximize", at_most={"memory": most}
+        )
+        definition = CampaignDefinition(reader.from_keywords(**given), task)
+        assert finished(definition, tmp_path / "c.toml") is None
+        found = hpo.Campaign(task, isolation="inline", **given).run()
+        assert (found.reason, len(found.dataframe()), len(found.front)) == (reason, ended, has_best)
+        assert finished(definition, tmp_path / "c.toml") is not None
 
 
 def test_of_several_objectives_one_individual_has_all_values(tmp_path: Path) -> None:

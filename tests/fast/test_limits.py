@@ -14,7 +14,6 @@ from populations import population_of
 from refusals import refused
 
 import hpo
-from hpo.islands.end_reasons import DONE, REACHED
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.results.curves import Curves
 from hpo.results.result import export
@@ -125,16 +124,6 @@ def test_without_a_result_that_keeps_them_there_is_no_best_until_they_change(
     monkeypatch.setattr(sys.modules[__name__], "NEW", {"new": 1.0})
     other = hpo.Task(SPACE, evaluate, at_most={"new": 1})
     assert "new" in run(tmp_path, other, 15).best.metrics
-
-
-def test_an_end_by_a_value_is_open_again_where_other_limits_hold(tmp_path: Path) -> None:
-    first = run(tmp_path, limited(101.0), 60, stop_value=0.2)
-    assert first.reason == REACHED and len(first.individuals) < 60
-    # Memory of 40 leaves no value below 0.36.
-    again = run(tmp_path, limited(40.0), 60, stop_value=0.2)
-    assert again.reason == DONE and len(again.individuals) == 60
-    assert again.best is not None and again.best.metrics["memory"] <= 40
-    assert run(tmp_path, limited(101.0), 60, stop_value=0.2).reason == REACHED
 
 
 def test_a_result_without_a_limited_metric_is_invalid(tmp_path: Path) -> None:

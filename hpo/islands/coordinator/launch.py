@@ -66,7 +66,6 @@ class EndRules:
     """Whether configurations are evaluated again on purpose, so that the noise is known."""
     on_record: Callable[[], tuple[BestOverTime, Iterable[Population]]] | None = None
     """Reads the evaluations of all launches from the journals."""
-    _goals: dict[str, tuple[float, ...] | None] = field(default_factory=dict)
     _next_reading: float = 0.0
 
     def reached(self, tally: Tally, limits: Limits, rank_hours: float) -> str:
@@ -75,17 +74,11 @@ class EndRules:
             return (
                 f"{HOURS}: {rank_hours:.4g} hours of ranks are used, and rank_hours = {limits.rank_hours:g}"
             )
-        goal = self._goal(limits.stop_value)
+        goal = losses_to_reach(limits.stop_value, self.objectives)
         identity = None if goal is None else tally.reaching(goal)
         if identity is None:
             return ""
         return f"{REACHED}: {identity} is as good as [stop] value = {_written(limits.stop_value)}"
-
-    def _goal(self, value: float | dict[str, float] | None) -> tuple[float, ...] | None:
-        text = repr(value)
-        if text not in self._goals:
-            self._goals[text] = losses_to_reach(value, self.objectives)
-        return self._goals[text]
 
     def no_gain(self, tally: Tally, limits: Limits, *, alone: bool, now: float) -> str:
         """Reason why the campaign ends as too little gain is expected; "" while it goes on. OSError where the journals

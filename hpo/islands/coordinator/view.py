@@ -119,8 +119,7 @@ class CoordinatorView:
     @property
     def ended_early(self) -> Completed | None:
         """Entry of the ledger by which the whole campaign has ended before its budget was used up."""
-        done = None if self._commands is None else self._commands.participation.state.completed
-        return done if done is not None and done.reason else None
+        return None if self._commands is None else self._commands.participation.state.ended_early
 
     @property
     def rank_hours(self) -> float:
