@@ -31,13 +31,14 @@ from hpo.search import campaign_end, phases
 from hpo.search import stopping_rules as pruning
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import reference_losses
+from hpo.search.proposals import MOST_DRAWS
 from hpo.task.code_version import CodeVersion, code_of
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import quoted
 from hpo.text import excerpt
 
-# Random configurations until the constraints count as impossible; the second within ``_SEARCHED_S`` seconds.
-_DRAWS, _MOST_DRAWS = 10_000, 200_000
+# Random configurations until the constraints count as impossible; beyond these only within ``_SEARCHED_S`` seconds.
+_DRAWS = 10_000
 # Random configurations to look for a constraint that raises, at most for ``_SEARCHED_S`` seconds.
 _DRAWS_THAT_RAISE = 1_000
 _SEARCHED_S = 2.0
@@ -233,7 +234,7 @@ class CampaignDefinition:
         space, task = self.task.space, self.task
         if not task.constraints:
             return
-        drawn = (space.decode(space.sample(rng)) for _ in range(_MOST_DRAWS))
+        drawn = (space.decode(space.sample(rng)) for _ in range(MOST_DRAWS))
         # Further than to the first allowed: a constraint that raises for some is to be found before anything starts.
         until, found = time.monotonic() + _SEARCHED_S, False
         for params in islice(drawn, _DRAWS_THAT_RAISE):

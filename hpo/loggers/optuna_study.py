@@ -272,7 +272,8 @@ class _Trials:
         """Excess over each limit, as Optuna keeps constraints: above 0 for what breaks it."""
         if individual.status != COMPLETED or not self._limits:
             return {}
-        excess = self._limits.excess(individual) or (1.0,)  # 1 where it says nothing of a limited metric
+        # 1 where it says nothing of a limited metric.
+        excess = self._limits.excess(individual.objectives, individual.metrics) or (1.0,)
         return {f"constraints:{place}": one for place, one in enumerate(excess)}
 
     def _local(self, at: float) -> datetime:

@@ -108,7 +108,7 @@ def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
     }
     point = single_point(entry.params, values, task.space, task.objectives, task.allows)
     point = replace(point, metrics=limited)
-    if point.status == COMPLETED and (missing := task.limits.missing(point)):
+    if point.status == COMPLETED and (missing := task.limits.missing(point.objectives, point.metrics)):
         raise UsageError(
             f"known point {point.params}: the task limits {listed(missing)}. Give its number among the objectives."
         )

@@ -320,7 +320,7 @@ def _judged(one: Individual, limits: OutcomeLimits) -> Individual:
     """``one`` with the limits that it breaks, also by lacking a metric that was not limited when it was evaluated."""
     if not limits or one.status != COMPLETED:
         return one
-    breaks = (*limits.broken(one.objectives, one.metrics), *limits.missing(one))
+    breaks = (*limits.broken(one.objectives, one.metrics), *limits.missing(one.objectives, one.metrics))
     return structs.replace(one, breaks=breaks) if breaks else one
 
 

@@ -12,22 +12,12 @@ from hpo.arguments import checked_arguments
 from hpo.config import reader as config
 from hpo.config.settings import SearchSettings
 from hpo.errors import SpaceExhausted, UsageError
-from hpo.individual import (
-    COMPLETED,
-    DEFAULT,
-    FAILED,
-    Configuration,
-    Outcome,
-    Params,
-    Scalar,
-    known_id,
-    make_id,
-)
+from hpo.individual import COMPLETED, DEFAULT, FAILED, Configuration, Params, Scalar, known_id, make_id
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import Front, reference_losses
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
-from hpo.search.proposals import STUCK, Proposals
+from hpo.search.proposals import MOST_DRAWS, STUCK, Proposals
 from hpo.search.protocols import Candidate, SearchContext
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace, listable
@@ -37,9 +27,6 @@ from hpo.task.limits import checked_limits
 from hpo.task.metrics import as_number
 from hpo.task.task import MINIMIZE, checked_constraints, checked_objectives, losses_of
 from hpo.text import excerpt
-
-_MOST_DRAWS = 200_000
-"""Draws after which constraints that refuse all count as impossible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +134,7 @@ class Search:
         candidate = Candidate(number, Configuration(id=make_id(0, 0, number), params={}))
         if number or not self._take_centre(candidate):
             self._proposals.fill(candidate, self._population)
-        while not candidate.key and candidate.draws < _MOST_DRAWS and not listable(self._space):
+        while not candidate.key and candidate.draws < MOST_DRAWS and not listable(self._space):
             self._proposals.fill(candidate, self._population)
         # Proposals gives up after a limited number of draws, and leaves a configuration that may be known.
         stuck = candidate.draws >= STUCK and not self._duplicates
@@ -245,13 +232,10 @@ class Search:
             rule = f"a dictionary with a number for each of {', '.join(names)}" if several else "one number"
             raise UsageError(f"{method}(…, {excerpt(value)}): must be {rule}, or None where {failed}")
         objectives = {name: numbers[name] for name in self._objectives}
-        result = Outcome(status=COMPLETED, objectives=objectives, metrics={**numbers})
-        excess = self._limits.excess(result)
-        return (
-            (objectives, excess)
-            if excess is not None and all(map(isfinite, objectives.values()))
-            else ({}, ())
-        )
+        excess = self._limits.excess(objectives, numbers)
+        if excess is None or not all(map(isfinite, objectives.values())):
+            return {}, ()
+        return objectives, excess
 
     def _keep(
         self,

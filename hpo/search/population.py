@@ -182,7 +182,9 @@ class Population:
         self._recent[member.id] = member
         keep_latest(self._recent, self._recent_limit)
         if len(losses) == 1:
-            member.rank = losses[0] if not (violation := member.violation) else rank_of_violation(violation)
+            member.rank = losses[0]
+            if violation := member.violation:
+                member.rank = _VIOLATED * violation_factor(violation)
             # Searched from the right, so that the older of equal members stays in front.
             if len(self._ranks) < self._best_limit or member.rank < self._ranks[-1]:
                 self._insert(bisect_right(self._ranks, member.rank), member)
@@ -233,7 +235,7 @@ class Population:
             is_beyond = any(loss > limit for loss, limit in limits)
             rank: float = member.dominators + _BEYOND * is_beyond
             if violation := member.violation:
-                rank = rank_of_violation(violation)
+                rank = _VIOLATED * violation_factor(violation)
             alike.setdefault(rank, []).append(member)
         self.best = []
         for rank, members in sorted(alike.items()):
@@ -249,9 +251,10 @@ class Population:
         self._ranks = [member.rank for member in self.best]
 
 
-def rank_of_violation(violation: float) -> float:
-    """Rank, behind those of all losses that occur, of members that break limits; larger for larger violations."""
-    return _VIOLATED * (1.0 + violation / (1.0 + violation))
+def violation_factor(violation: float) -> float:
+    """Number from 1 to 2 that grows with the violation: times a number that no loss reaches, it orders what breaks
+    limits behind all else."""
+    return 1.0 + violation / (1.0 + violation)
 
 
 def _dominates(first: Member, second: Member) -> bool:

@@ -13,6 +13,8 @@ from hpo.search.protocols import Breeder, Candidate, Codec, Genome, Offspring
 
 STUCK = 200
 """Attempts after which only known configurations can be expected from breeding and from chance alike."""
+MOST_DRAWS = 200_000
+"""Random configurations after which constraints that refuse all count as impossible."""
 _BRED = 50
 """Attempts by breeding, before random configurations are tried."""
 BESIDE = "beside"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -17,17 +16,13 @@ MOST_EXCESS = 1e9
 """Largest excess, which models can still compute with."""
 
 
-class Result(Protocol):
-    """Objectives and metrics of an evaluation."""
-
-    @property
-    def objectives(self) -> dict[str, float] | None: ...
-    @property
-    def metrics(self) -> Mapping[str, Metric]: ...
+Objectives = Mapping[str, float] | None
+Metrics = Mapping[str, Metric]
 
 
 class OutcomeLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bounds by name of a metric or objective. A value equal to its bound keeps the limit."""
+    """Bounds by name of a metric or objective. A value equal to its bound keeps the limit. Methods get the objectives
+    and the metrics of a result."""
 
     at_most: dict[str, float] = {}
     at_least: dict[str, float] = {}
@@ -40,21 +35,21 @@ class OutcomeLimits(msgspec.Struct, frozen=True, omit_defaults=True):
         """Limited metrics and objectives, each once."""
         return tuple(dict.fromkeys((*self.at_most, *self.at_least)))
 
-    def missing(self, result: Result) -> list[str]:
-        """Limited names that have no number in ``result``."""
-        numbers = self._numbers(result.objectives, result.metrics)
+    def missing(self, objectives: Objectives, metrics: Metrics) -> list[str]:
+        """Limited names that have no number."""
+        numbers = self._numbers(objectives, metrics)
         return [name for name in self.names if name not in numbers]
 
-    def broken(self, objectives: Mapping[str, float] | None, metrics: Mapping[str, Metric]) -> list[str]:
+    def broken(self, objectives: Objectives, metrics: Metrics) -> list[str]:
         """Limited names whose numbers break a limit."""
         numbers = self._numbers(objectives, metrics).items()
         low, high = self.at_least, self.at_most
         return [one for one, x in numbers if not low.get(one, -math.inf) <= x <= high.get(one, math.inf)]
 
-    def excess(self, result: Result) -> tuple[float, ...] | None:
-        """Excess over each limit: above 0 where ``result`` breaks it, in units of the bound's absolute value, or of 1
-        for the bound 0. None where a limited name has no number."""
-        numbers, found = self._numbers(result.objectives, result.metrics), []
+    def excess(self, objectives: Objectives, metrics: Metrics) -> tuple[float, ...] | None:
+        """Excess over each limit: above 0 where it is broken, in units of the bound's absolute value, or of 1 for the
+        bound 0. None where a limited name has no number."""
+        numbers, found = self._numbers(objectives, metrics), []
         if len(numbers) < len(self.names):
             return None
         for sign, bounds in (1.0, self.at_most), (-1.0, self.at_least):
@@ -63,13 +58,12 @@ class OutcomeLimits(msgspec.Struct, frozen=True, omit_defaults=True):
                 found.append(max(-MOST_EXCESS, min(excess, MOST_EXCESS)))
         return tuple(found)
 
-    def keeps(self, result: Result) -> bool:
-        """Whether ``result`` has all limited numbers, and they keep the limits."""
-        return not self or not (self.missing(result) or self.broken(result.objectives, result.metrics))
+    def keeps(self, objectives: Objectives, metrics: Metrics) -> bool:
+        """Whether all limited numbers are there, and keep the limits."""
+        excess = self.excess(objectives, metrics)
+        return excess is not None and max(excess, default=0.0) <= 0.0
 
-    def _numbers(
-        self, objectives: Mapping[str, float] | None, metrics: Mapping[str, Metric]
-    ) -> dict[str, float]:
+    def _numbers(self, objectives: Objectives, metrics: Metrics) -> dict[str, float]:
         """Numbers of limited names. An objective comes before a metric of its name."""
         found: dict[str, float] = {}
         for name in self.names:

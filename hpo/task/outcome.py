@@ -100,7 +100,7 @@ def judge(returned: object, objectives: Sequence[str]) -> TaskOutcome:
 
 def with_limits(outcome: TaskOutcome, limits: OutcomeLimits) -> TaskOutcome:
     """``outcome``; invalid if it completed without a number that ``limits`` are about."""
-    if outcome.status != COMPLETED or not (missing := limits.missing(outcome)):
+    if outcome.status != COMPLETED or not (missing := limits.missing(outcome.objectives, outcome.metrics)):
         return outcome
     metrics = outcome.metrics
     given = [f"{name!r} is {excerpt(metrics[name])}" for name in missing if name in metrics]

@@ -65,8 +65,8 @@ def run(home: Path, task: hpo.Task, evaluations: int, **settings: Any) -> hpo.Re
 def test_excess_is_relative_to_the_bound(metrics: dict[str, Any], excess: Any, broken: list[str]) -> None:
     limits = checked_limits({"a": 10}, {"b": 0})
     outcome = TaskOutcome(status="completed", metrics=metrics)
-    assert limits.excess(outcome) == excess and limits.broken(None, metrics) == broken
-    assert limits.keeps(outcome) == (excess is not None and not broken)
+    assert limits.excess(outcome.objectives, metrics) == excess and limits.broken(None, metrics) == broken
+    assert limits.keeps(outcome.objectives, metrics) == (excess is not None and not broken)
 
 
 @pytest.mark.parametrize(

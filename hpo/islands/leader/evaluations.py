@@ -211,11 +211,11 @@ class Evaluations:
         )
         self._claims.evaluated(outcome.seconds)
         losses: tuple[float, ...] | None = None
+        excess: tuple[float, ...] | None = None
         if outcome.status == COMPLETED and outcome.objectives is not None:
             losses = tuple(self._settings.losses(outcome.objectives))
-        limits = self._settings.limits
-        excess = limits.excess(outcome) if limits and losses is not None else ()
-        keeps = losses is not None and limits.keeps(outcome)
+            excess = self._settings.limits.excess(outcome.objectives, outcome.metrics)
+        keeps = excess is not None and max(excess, default=0.0) <= 0.0
         pending = self._publisher.pending
         pending.candidates.append(candidate)
         pending.results.append(self._end_of(candidate, outcome, losses if keeps else None))

@@ -233,7 +233,8 @@ class _Fold:
         loss = loss_of(outcome, self._losses)
         state.tally.add(end_of(record, loss, self._limits))
         # Without a metric that was not limited before, nothing is known of it.
-        if (excess := () if loss is None else self._limits.excess(outcome)) is None:
+        excess = () if loss is None else self._limits.excess(outcome.objectives, outcome.metrics)
+        if excess is None:
             return
         island = birthplace(identity)[0]
         progress = progress_of(outcome, self._losses)

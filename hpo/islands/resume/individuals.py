@@ -69,7 +69,7 @@ def end_of(
     record: Finished, losses: tuple[float, ...] | None, limits: OutcomeLimits = UNLIMITED
 ) -> EvaluationEnd:
     """The end on record as a leader reports it to the coordinator."""
-    if losses is not None and not limits.keeps(record):
+    if losses is not None and not limits.keeps(record.objectives, record.metrics):
         losses = None
     best = losses is not None
     return EvaluationEnd(

@@ -42,7 +42,8 @@ def enter(
         state.sources[record.source] = state.sources.get(record.source, 0) + 1
         state.keys.add(space.key(record.params))
         loss = loss_of(record, losses)
-        if (excess := () if loss is None else limits.excess(record)) is None:
+        excess = () if loss is None else limits.excess(record.objectives, record.metrics)
+        if excess is None:
             continue
         params = validated(space, identity, record.params)
         member = Member(identity, space.encode(params), loss, record.status, excess=excess)

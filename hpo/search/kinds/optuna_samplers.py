@@ -17,7 +17,7 @@ from hpo.errors import UsageError
 from hpo.individual import COMPLETED, PRUNED, Scalar
 from hpo.search.kinds.evolution import EvolutionBreeder
 from hpo.search.models.pareto import best_first
-from hpo.search.population import Member, Population, keep_latest
+from hpo.search.population import Member, Population, keep_latest, violation_factor
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
 from hpo.space.parameters import Categorical, Condition, Ordinal, Parameter
 from hpo.space.ranges import Float, Int
@@ -176,7 +176,7 @@ class OptunaBreeder(EvolutionBreeder):
         if member.status == COMPLETED and member.losses is not None:
             losses = tuple(min(_LARGEST, max(-_LARGEST, loss)) for loss in member.losses)
             if self.operator == "optuna-cmaes" and (violation := member.violation):
-                losses = (_LARGEST * (1.0 + violation / (1.0 + violation)),)  # it knows no limits
+                losses = (_LARGEST * violation_factor(violation),)  # it knows no limits
             return losses, member.excess
         known = [sorted(losses) for losses in zip(*(losses for _, losses in self._told.values()))]
         limits = [sorted(own) for own in zip(*(one.constraints.values() for one, _ in self._told.values()))]

@@ -117,8 +117,9 @@ class Observations:
         median; with several objectives, whether none of them is on the front."""
         if len(self.completed) <= _STALLED:
             return False
-        table = self.losses[self.fit]
-        if len(table) <= _STALLED or not self.fit[-_STALLED:].any():
+        fit = self.fit
+        table = self.losses[fit]
+        if len(table) <= _STALLED or not fit[-_STALLED:].any():
             return True
         if table.shape[1] > 1:
             return bool((dominators(table)[-_STALLED:] > 0).all())
