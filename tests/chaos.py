@@ -351,7 +351,7 @@ class Chaos:
         time.sleep(self.rng.uniform(*STORAGE_FAILS_S))
         end = time.monotonic() + 10.0
         while gone.exists():  # evaluations make their directories meanwhile
-            assert not (run / "campaign.json").exists(), "it began anew"
+            assert not (run / "campaign.json").exists(), "a second campaign began"
             assert time.monotonic() < end
             shutil.rmtree(run, ignore_errors=True)
             try:

@@ -71,6 +71,24 @@ def moved(value: object, device: torch.device) -> object:
     return mapped(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
+Place = tuple[object, ...]
+"""Keys and indices that lead to a part of a state."""
+
+
+def mapped_at(value: Any, function: Callable[[Any, Place], Any], place: Place = ()) -> Any:
+    """``value``, a state of dictionaries, lists and tuples, with ``function(part, place)`` in place of each part that
+    is none of these, or that the function changes."""
+    changed = function(value, place)
+    if changed is not value:
+        return changed
+    # Subclasses are no containers here, as they may have another constructor or further attributes.
+    if type(value) is dict:
+        return {name: mapped_at(part, function, (*place, name)) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(mapped_at(part, function, (*place, index)) for index, part in enumerate(value))
+    return value
+
+
 def is_sharded(tensor: object) -> bool:
     """Whether ``tensor`` is a DTensor, of which each rank has a part."""
     # The class by its name, as an import of torch.distributed.tensor takes a second.

@@ -26,8 +26,7 @@ class Campaign:
         result = hpo.Campaign(task, directory="runs/x", evaluations=200, timeout="10min").run()
 
     Keywords are the keys of a campaign file without its sections; ``evaluations``, ``deadline`` or ``rank_hours`` is
-    required. A
-    duration is a number of seconds or a string such as "90s", "30min", "1h30m" or "2d", at most ten years.
+    required. A duration is a number of seconds or a string such as "90s", "30min", "1h30m" or "2d", at most ten years.
 
     Args:
         task (Task): what is searched and how a configuration is evaluated.

@@ -156,9 +156,8 @@ def _lsf_hosts(environ: Mapping[str, str]) -> Counter[str]:
 
 def _lsf_left_s(environ: Mapping[str, str]) -> float:
     """Hours and minutes, or with LSB_HMS_TIME_FORMAT seconds, too; then a letter for how it is known."""
-    job = (
-        environ.get("LSB_BATCH_JID") or environ["LSB_JOBID"]
-    )  # of an array's element the first has the index, too
+    # For an element of an array, the first has the index, too.
+    job = environ.get("LSB_BATCH_JID") or environ["LSB_JOBID"]
     text = [*_asked("bjobs", "-noheader", "-o", "time_left", job).split(), ""][0]
     return _seconds(text, 1 if text.count(":") > 1 else 60)
 

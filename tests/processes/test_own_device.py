@@ -1,4 +1,4 @@
-"""What evaluations ask of their GPU, with a torch that says what each test needs it to say."""
+"""Questions of evaluations to their GPU, with a torch that answers as each test needs."""
 
 from __future__ import annotations
 

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from trainers.checkpoints.shards import TensorPart
 from trainers.gpu import in_use, is_gpu
-
-_Place = tuple[object, ...]
-"""Keys and indices that lead to a tensor in a state."""
+from trainers.structures import Place, mapped_at
 
 
 class HostCopy:
@@ -23,8 +21,8 @@ class HostCopy:
     # The memory is kept because a process gets new memory page by page, which takes longer than the copy, and memory
     # that a GPU copies to is page-locked, which takes longer still.
     def __init__(self) -> None:
-        self._before: dict[_Place, Tensor] = {}
-        self._buffers: dict[_Place, Tensor] = {}
+        self._before: dict[Place, Tensor] = {}
+        self._buffers: dict[Place, Tensor] = {}
         self._seen: dict[object, Tensor] = {}
         """Copies by the memory of the tensors, which layers may share."""
         self._locks = True
@@ -37,13 +35,14 @@ class HostCopy:
         Tensors are copied to the CPU's memory, over those of the copy before, and NumPy's numbers become Python's.
         """
         self._before, self._buffers, self._seen = self._buffers, {}, {}
-        copied = self._copied(value, ())
+        copied = mapped_at(value, self._copied)
         self._before, self._seen = {}, {}
         if (gpus := in_use()) is not None:
             gpus.current_stream().synchronize()
         return copied
 
-    def _copied(self, value: Any, place: _Place) -> Any:
+    def _copied(self, value: Any, place: Place) -> Any:
+        """Copy of ``value``, of a container the container itself."""
         if isinstance(value, Tensor):
             return self._copy_of(value.detach(), place)
         # NumPy's numbers, such as settings of an optimizer, could not be read from a checkpoint without running code.
@@ -51,14 +50,9 @@ class HostCopy:
             return value.item()
         if isinstance(value, TensorPart):
             return replace(value, local=self._copied(value.local, place))
-        # Subclasses are not handled here, as they may have another constructor or further attributes.
-        if type(value) is dict:
-            return {name: self._copied(part, (*place, name)) for name, part in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._copied(part, (*place, index)) for index, part in enumerate(value))
-        return deepcopy(value)
+        return value if type(value) in (dict, list, tuple) else deepcopy(value)
 
-    def _copy_of(self, tensor: Tensor, place: _Place) -> Tensor:
+    def _copy_of(self, tensor: Tensor, place: Place) -> Tensor:
         if tensor.layout is not torch.strided or type(tensor) is not Tensor:
             return tensor.cpu().clone()
         # Weights that layers share are copied a single time.

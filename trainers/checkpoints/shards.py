@@ -17,12 +17,10 @@ from torch.optim import Optimizer
 
 from trainers.checkpoints.files import CheckpointFiles, latest_text
 from trainers.names import plain_name
-from trainers.structures import is_sharded
+from trainers.structures import Place, is_sharded, mapped_at
 
 _KEY = "sharded tensor"
-_Path = tuple[object, ...]
-"""Keys and indices that lead to a tensor in a state."""
-Targets = Callable[[_Path], "Tensor | None"]
+Targets = Callable[[Place], "Tensor | None"]
 """Function that returns the tensor to be filled at a path of a state, None for a whole tensor of no model."""
 Pieces = Mapping[str, Any]
 """Parts by the path of the tensor, with their places: ``{"offset": list, "part": Tensor}``."""
@@ -43,14 +41,14 @@ def parted(value: Any, first_rank: int) -> Any:
     """``value``, a structure, with this rank's parts in place of sharded tensors; ``first_rank`` of torch's numbers is
     the run's first.
     """
-    return _mapped(value, lambda tensor, _: _part_of(tensor, first_rank) if is_sharded(tensor) else tensor)
+    return mapped_at(value, lambda tensor, _: _part_of(tensor, first_rank) if is_sharded(tensor) else tensor)
 
 
 def split(value: Any) -> tuple[Any, dict[str, Any]]:
     """``value``, of ``parted``, with descriptions in place of parts, the same on all ranks; and the parts to write."""
     pieces: dict[str, Any] = {}
 
-    def described(part: Any, path: _Path) -> Any:
+    def described(part: Any, path: Place) -> Any:
         if not isinstance(part, TensorPart):
             return part
         key = "/".join(map(str, path))
@@ -59,7 +57,7 @@ def split(value: Any) -> tuple[Any, dict[str, Any]]:
         # An empty tensor has the type.
         return {_KEY: key, "shape": list(part.shape), "type": part.local.new_empty(0)}
 
-    return _mapped(value, described), pieces
+    return mapped_at(value, described), pieces
 
 
 def joined(value: Any, sources: Iterable[Pieces], target: Targets = lambda path: None) -> Any:
@@ -69,7 +67,7 @@ def joined(value: Any, sources: Iterable[Pieces], target: Targets = lambda path:
     wanted: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
     lacking: dict[str, int] = {}
 
-    def made(found: Any, path: _Path) -> Any:
+    def made(found: Any, path: Place) -> Any:
         if not (isinstance(found, dict) and _KEY in found):
             return found
         shape, like = tuple(found["shape"]), target(path)
@@ -81,7 +79,7 @@ def joined(value: Any, sources: Iterable[Pieces], target: Targets = lambda path:
         lacking[found[_KEY]] = local.numel()
         return local if size == shape else TensorPart(local, offset, shape, written)
 
-    result = _mapped(value, made)
+    result = mapped_at(value, made)
     for pieces in sources:
         for key in wanted.keys() & pieces.keys():
             local, offset = wanted[key]
@@ -98,7 +96,7 @@ def joined(value: Any, sources: Iterable[Pieces], target: Targets = lambda path:
 def attached(value: Any, target: Targets) -> Any:
     """``value``, of ``joined`` or with whole tensors, with DTensors like those that ``target`` returns."""
 
-    def made(found: Any, path: _Path) -> Any:
+    def made(found: Any, path: Place) -> Any:
         like: Any = target(path) if isinstance(found, (TensorPart, Tensor)) else None
         if like is None or not is_sharded(like) or like.shape != torch.Size(found.shape):
             return found
@@ -116,7 +114,7 @@ def attached(value: Any, target: Targets) -> Any:
             stride=like.stride(),
         )
 
-    return _mapped(value, made)
+    return mapped_at(value, made)
 
 
 def targets_of(optimizer: Optimizer, model: nn.Module | None = None) -> Targets:
@@ -124,7 +122,7 @@ def targets_of(optimizer: Optimizer, model: nn.Module | None = None) -> Targets:
     named = {} if model is None else {plain_name(name): p for name, p in model.named_parameters()}
     numbered: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-    def target(path: _Path) -> Tensor | None:
+    def target(path: Place) -> Tensor | None:
         number = path[path.index("state") + 1] if "state" in path[:-1] else None
         if isinstance(number, int) and number < len(numbered):
             return numbered[number]
@@ -144,16 +142,21 @@ def read_alone(directory: str | Path) -> Mapping[str, Any]:
     if not latest:
         raise FileNotFoundError(f"{directory} holds no checkpoint. Name the directory that the run saved in.")
     files = CheckpointFiles(directory, latest)
-    content = {**files.shared, **files.of_rank(0)}
+    own = files.of_rank(0)
+    content = {**files.shared, **own}
     content.pop("pieces", None)
-    found: Mapping[str, Any] = joined(content, pieces_of(files, range(files.ranks)))
+    found: Mapping[str, Any] = joined(content, pieces_of(files, range(files.ranks), {0: own}))
     return found
 
 
-def pieces_of(files: CheckpointFiles, ranks: Iterable[int]) -> Iterator[Pieces]:
-    """Parts that ``ranks`` have written, each read when it is asked for."""
+def pieces_of(
+    files: CheckpointFiles, ranks: Iterable[int], read: Mapping[int, Mapping[str, Any]]
+) -> Iterator[Pieces]:
+    """Parts that ``ranks`` have written, each read when it is asked for; ``read``: contents of ranks that have been
+    read."""
     for rank in ranks:
-        yield cast("Pieces", files.of_rank(rank).get("pieces", {}))
+        content = read[rank] if rank in read else files.of_rank(rank)
+        yield cast("Pieces", content.get("pieces", {}))
 
 
 def _part_of(tensor: Any, first_rank: int) -> TensorPart:
@@ -189,16 +192,3 @@ def _copied(into: Tensor, offset: tuple[int, ...], part: Tensor, part_offset: li
     there = cut(into, offset)
     there.copy_(cut(part, part_offset))
     return there.numel()
-
-
-def _mapped(value: Any, function: Callable[[Any, _Path], Any], path: _Path = ()) -> Any:
-    """``value`` with ``function(part, path)`` in place of parts that are no containers, or that it changes."""
-    changed = function(value, path)
-    if changed is not value:
-        return changed
-    # Subclasses are no containers here, as they may have another constructor or further attributes.
-    if type(value) is dict:
-        return {name: _mapped(part, function, (*path, name)) for name, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(part, function, (*path, index)) for index, part in enumerate(value))
-    return value

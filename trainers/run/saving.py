@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from trainers.checkpoints.contents import (
 )
 from trainers.checkpoints.files import CheckpointFiles
 from trainers.checkpoints.host_copy import HostCopy
-from trainers.checkpoints.shards import attached, joined, parted, pieces_of, split, targets_of
+from trainers.checkpoints.shards import Pieces, attached, joined, parted, pieces_of, split, targets_of
 from trainers.communication.communicator import Communicator
 from trainers.data.probing import Samples, probed
 from trainers.methods.strategy import DataRanks, Method, Setup, State, Strategy
@@ -216,7 +216,8 @@ class SavedState:
             refuse_other_data(saved, self._samples, where=where)
             if not others.same:
                 saved = others.go_on(saved, self.strategy, owns)
-            saved = self.thawing.fill(saved, where=where, complete=lambda saved: self._joined(saved, found))
+            pieces = pieces_of(found, self._own_first(found.ranks), dict(zip(ranks, owns, strict=True)))
+            saved = self.thawing.fill(saved, where=where, complete=lambda saved: self._joined(saved, pieces))
             if self.average is not None:
                 self.average.load({**saved.get("ema", {}), **saved.get("ema_buffers", {})})
         self.best = saved["best"]
@@ -228,15 +229,17 @@ class SavedState:
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
 
-    def _joined(self, saved: Saved, found: CheckpointFiles) -> Saved:
-        """``saved`` with this rank's parts of sharded tensors, from the files of all ranks if need be."""
+    def _own_first(self, ranks: int) -> list[int]:
+        """Ranks that saved, this rank's number first: with as many ranks as then, its file has all that it needs."""
+        return sorted(range(ranks), key=lambda rank: (rank != self._communicator.rank, rank))
+
+    def _joined(self, saved: Saved, sources: Iterable[Pieces]) -> Saved:
+        """``saved`` with this rank's parts of sharded tensors, from those of all ranks if need be."""
         if not (self.strategy.sharded or "pieces" in saved):
             return saved
-        own = self._communicator.rank
-        ranks = sorted(range(found.ranks), key=lambda rank: (rank != own, rank))
         targets = targets_of(self.setup.optimizer, self._model)
         whole = {name: saved[name] for name in ("model", "optimizer", "ema", "best") if name in saved}
-        whole = joined(whole, pieces_of(found, ranks), targets)
+        whole = joined(whole, sources, targets)
         best = {"best": whole.pop("best")}
         return {**saved, **best, **attached(whole, targets)}
 

@@ -39,7 +39,7 @@ class BeliefWeighting:
         """Whether results are the worse the more they were believed to be good."""
 
     def learn(self, members: Sequence[Member], results: int) -> None:
-        """Set the weight after so many results, of which ``members`` have completed."""
+        """Set the weight after ``results`` results, of which ``members`` have completed."""
         import numpy
 
         if not self._beliefs:
