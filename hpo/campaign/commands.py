@@ -40,7 +40,6 @@ from hpo.results.listing import listed_launches
 from hpo.search import campaign_end
 from hpo.space.space import described_space
 from hpo.spelling import suggestion
-from hpo.task.task import MINIMIZE
 from hpo.text import excerpt
 from hpo.views.text import table
 
@@ -136,8 +135,7 @@ def set_limits(directory: Path, words: Sequence[str]) -> str:
     """``words``: such as "evaluations=40". Raises UsageError: one is not allowed."""
     limits = config.limits(words)
     stop = limits.stop
-    objectives = directories.read_identity(directory).get("objectives") or {"value": MINIMIZE}
-    campaign_end.check(stop.value, stop.gain, objectives)
+    campaign_end.check(stop.value, stop.gain, directories.objectives_of(directories.read_identity(directory)))
     request = Set(
         **asked(),
         evaluations=limits.evaluations,

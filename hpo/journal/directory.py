@@ -94,6 +94,11 @@ def read_identity(directory: Path) -> Identity:
     return identity
 
 
+def objectives_of(identity: Identity) -> dict[str, str]:
+    """Direction ("minimize", "maximize") of each objective by name, in the task's order."""
+    return dict(identity.get("objectives") or {"value": "minimize"})
+
+
 def campaign_key(identity: Identity) -> str:
     """Sixteen hexadecimal digits that name the campaign with this identity."""
     return hashlib.blake2b(msgspec.json.encode(identity, order="sorted"), digest_size=8).hexdigest()

@@ -123,8 +123,8 @@ class CampaignRecord:
 
     @property
     def objectives(self) -> dict[str, str]:
-        """Direction ("minimize", "maximize") by name, in the task's order."""
-        return dict(self.identity.get("objectives") or {"value": "minimize"})
+        """See ``hpo.journal.directory.objectives_of``."""
+        return directories.objectives_of(self.identity)
 
     @property
     def reference(self) -> dict[str, float]:

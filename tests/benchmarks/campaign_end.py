@@ -12,7 +12,6 @@ the share of all searches that ended within 120 evaluations."""
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import random
@@ -44,18 +43,10 @@ def values(family: str, name: str, seed: int) -> Iterator[float]:
     one = search.problem(family, name)
     rng = random.Random(f"{family}/{name}/{seed}")
     system = search.SYSTEMS["surrogate"](one.space, seed)
-    pending: list[tuple[float, int, object, search.Params]] = []
-    now = 0.0
-    assert one.seconds is not None
-    for number in range(EVALUATIONS):
-        if number >= search.WORKERS:
-            now, _, token, params = heapq.heappop(pending)
-            value = one.value(params, rng)
-            system.tell(token, value)
-            yield value
-        token, params = system.ask()
-        heapq.heappush(pending, (now + one.seconds(params), number, token, params))
-    yield from (one.value(heapq.heappop(pending)[-1], rng) for _ in range(search.WORKERS))
+    for token, params in search.in_simulated_time(system.ask, one.seconds, rng, EVALUATIONS):
+        value = one.value(params, rng)
+        system.tell(token, value)
+        yield value
 
 
 def end(found: list[float], gain: float) -> int:

@@ -20,12 +20,10 @@ of JSON."""
 from __future__ import annotations
 
 import functools
-import heapq
 import json
 import math
 import random
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ import peers
 import search
 from arguments import parser_of
 from objectives import _means, _shown
-from search import FLOOR, WORKERS, Params, _floats
+from search import FLOOR, Params, Stopwatch, _floats, in_simulated_time
 
 import hpo
 
@@ -208,27 +206,16 @@ def run(job: search.Job) -> tuple[search.Job, list[float], float]:
     one = problem(name)
     rng = random.Random(f"{name}/{seed}")
     asked_of = SYSTEMS[system](one, seed)
-    running: list[tuple[float, int, object, Params]] = []
     curve: list[float] = []
-    best, spent, now = math.inf, 0.0, 0.0
-    for asked in range(evaluations + WORKERS):
-        if asked >= WORKERS:
-            now, _, token, params = heapq.heappop(running)
-            value, excess = one.evaluate(params)
-            begun = time.perf_counter()
-            asked_of.tell(token, (value, excess))
-            spent += time.perf_counter() - begun
-            if max(excess) <= 0.0:
-                best = min(best, value)
-            regret = (best - one.optimum) / (one.median - one.optimum)
-            curve.append(math.log10(min(1.0, max(FLOOR, regret))))
-        if asked < evaluations:
-            begun = time.perf_counter()
-            token, params = asked_of.ask()
-            spent += time.perf_counter() - begun
-            seconds = one.seconds(params) if one.seconds else rng.lognormvariate(0.0, 0.5)
-            heapq.heappush(running, (now + seconds, asked, token, params))
-    return job, curve, spent / evaluations
+    best, watch = math.inf, Stopwatch()
+    for token, params in in_simulated_time(lambda: watch(asked_of.ask), one.seconds, rng, evaluations):
+        value, excess = one.evaluate(params)
+        watch(asked_of.tell, token, (value, excess))
+        if max(excess) <= 0.0:
+            best = min(best, value)
+        regret = (best - one.optimum) / (one.median - one.optimum)
+        curve.append(math.log10(min(1.0, max(FLOOR, regret))))
+    return job, curve, watch.seconds / evaluations
 
 
 def main() -> None:

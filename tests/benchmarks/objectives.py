@@ -22,14 +22,12 @@ or the median of random configurations where that is worse. Ends in one line of 
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import json
 import math
 import random
 import statistics
 import tempfile
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +40,7 @@ import peers
 import search
 from arguments import parser_of
 from moocore import filter_dominated, hypervolume
-from search import BUDGETS, FLOOR, WORKERS, Params, _floats
+from search import BUDGETS, FLOOR, Params, Stopwatch, _floats, in_simulated_time
 
 import hpo
 
@@ -250,31 +248,25 @@ def run(job: search.Job) -> tuple[search.Job, list[float], float]:
     one = problem(family, name)
     rng = random.Random(f"{family}/{name}/{seed}")
     system_: Any = SYSTEMS[system](one, seed)
-    running: list[tuple[float, int, object, Params]] = []
     found: list[Losses] = []
     curve: list[float] = []
-    spent, now = 0.0, 0.0
-    for asked in range(evaluations + WORKERS):
-        if asked >= WORKERS:
-            now, _, token, params = heapq.heappop(running)
-            losses = one.losses(params)
-            begun = time.perf_counter()
-            system_.tell(token, losses)
-            spent += time.perf_counter() - begun
-            if losses is not None and all(a < b for a, b in zip(losses, one.reference)):
-                found = filter_dominated(numpy.array([*found, losses])).tolist()
-            lack = 1 - hypervolume(numpy.array(found), ref=one.reference) / one.most if len(found) else 1.0
-            curve.append(math.log10(max(FLOOR, lack)))
-        if asked < evaluations:
-            begun = time.perf_counter()
+    watch = Stopwatch()
+
+    def ask() -> tuple[object, Params]:
+        token, params = system_.ask()
+        while one.allows and not one.allows(params):
+            system_.refuse(token)
             token, params = system_.ask()
-            while one.allows and not one.allows(params):
-                system_.refuse(token)
-                token, params = system_.ask()
-            spent += time.perf_counter() - begun
-            seconds = one.seconds(params) if one.seconds else rng.lognormvariate(0.0, 0.5)
-            heapq.heappush(running, (now + seconds, asked, token, params))
-    return job, curve, spent / evaluations
+        return token, params
+
+    for token, params in in_simulated_time(lambda: watch(ask), one.seconds, rng, evaluations):
+        losses = one.losses(params)
+        watch(system_.tell, token, losses)
+        if losses is not None and all(a < b for a, b in zip(losses, one.reference)):
+            found = filter_dominated(numpy.array([*found, losses])).tolist()
+        lack = 1 - hypervolume(numpy.array(found), ref=one.reference) / one.most if len(found) else 1.0
+        curve.append(math.log10(max(FLOOR, lack)))
+    return job, curve, watch.seconds / evaluations
 
 
 def main() -> None:

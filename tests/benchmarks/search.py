@@ -52,6 +52,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from arguments import parser_of
 
@@ -392,31 +393,45 @@ def run(family: str, name: str, system: str, seed: int, evaluations: int) -> tup
     record = Record(one, repeats=system == REEVALUATING)
 
     search = SYSTEMS[system](one.space, seed)
-    pending: list[tuple[float, int, object, Params]] = []
-    spent = 0.0
-    now, asked = 0.0, 0
-
-    def start() -> None:
-        nonlocal asked, spent
-        begun = time.perf_counter()
-        token, params = search.ask()
-        spent += time.perf_counter() - begun
-        seconds = one.seconds(params) if one.seconds else rng.lognormvariate(0.0, 0.5)
-        heapq.heappush(pending, (now + seconds, asked, token, params))
-        asked += 1
-
-    for _ in range(min(WORKERS, evaluations)):
-        start()
-    while pending:
-        now, _, token, params = heapq.heappop(pending)
+    watch = Stopwatch()
+    for token, params in in_simulated_time(lambda: watch(search.ask), one.seconds, rng, evaluations):
         value = one.value(params, rng)
         record.add(params, value)
+        watch(search.tell, token, value if math.isfinite(value) else None)
+    return record.curve, watch.seconds / evaluations
+
+
+class Stopwatch:
+    """Calls functions and adds up the ``seconds`` that they take."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, function: Callable[..., Any], *arguments: object) -> Any:
         begun = time.perf_counter()
-        search.tell(token, value if math.isfinite(value) else None)
-        spent += time.perf_counter() - begun
-        if asked < evaluations:
-            start()
-    return record.curve, spent / evaluations
+        result = function(*arguments)
+        self.seconds += time.perf_counter() - begun
+        return result
+
+
+def in_simulated_time(
+    ask: Callable[[], tuple[object, Params]],
+    seconds: Callable[[Params], float] | None,
+    rng: random.Random,
+    evaluations: int,
+) -> Iterator[tuple[object, Params]]:
+    """Tokens and parameters of evaluations as they end on ``WORKERS`` workers, each of which asks for another once the
+    caller has told the result. ``seconds``: of an evaluation; None for lognormal times."""
+    pending: list[tuple[float, int, object, Params]] = []
+    now = 0.0
+    for number in range(evaluations + WORKERS):
+        if number >= WORKERS:
+            now, _, token, params = heapq.heappop(pending)
+            yield token, params
+        if number < evaluations:
+            token, params = ask()
+            lasts_s = seconds(params) if seconds else rng.lognormvariate(0.0, 0.5)
+            heapq.heappush(pending, (now + lasts_s, number, token, params))
 
 
 Job = tuple[str, str, str, int, int]
