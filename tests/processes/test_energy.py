@@ -102,25 +102,45 @@ def test_joules_are_a_metric_of_all_ranks_or_an_objective_that_the_task_leaves_o
     measured = TaskOutcome(status=COMPLETED, objectives={"loss": 1.0, "joules": 1.5})
     assert with_joules(measured, [1.5, 2.0]).objectives == {"loss": 1.0, "joules": 3.5}
     assert with_joules(measured, [0.7, 2.0]) == measured, "the task returned its own"
-    partly = with_joules(measured, [1.5, None])
-    assert (partly.status, partly.objectives) == (FAILED, None) and "1 ranks of 2" in str(partly.error)
+    limited = TaskOutcome(status=COMPLETED, objectives={"loss": 1.0}, metrics={"joules": 1.5})
+    assert with_joules(limited, [1.5, 2.0]).metrics == {"joules": 3.5}
+    for one in (measured, limited):
+        partly = with_joules(one, [1.5, None])
+        assert (partly.status, partly.objectives) == (FAILED, None) and "1 ranks of 2" in str(partly.error)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the library")
-@pytest.mark.parametrize(("device", "joules"), [("0", 1.5), ("GPU-8932", 1.5), ("1", None), ("MIG-a", None)])
-def test_a_campaign_minimizes_the_joules_of_its_gpu(
-    terminal: Terminal, device: str, joules: float | None
-) -> None:
+compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the library")
+
+
+def run_on_gpu(terminal: Terminal, device: str, evaluate: str, options: str, *, returns: int) -> None:
+    """A campaign of three evaluations on a GPU that has a counter where it is ``device`` 0 or GPU-8932."""
     torch_that_finds((device,), terminal.directory, built="12.8")
     source = terminal.write("nvml.c", NVML)
     library = terminal.directory / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-    space = 'hpo.SearchSpace(x=hpo.Float(0, 1)), lambda trial: {"loss": trial.params["x"]}'
-    objectives = 'objectives={"loss": "minimize", "joules": "minimize"}'
-    terminal.write("task.py", f"import hpo\ntask = hpo.Task({space}, {objectives})\n")
+    space = "hpo.SearchSpace(x=hpo.Float(0, 1))"
+    terminal.write("task.py", f"import hpo\ntask = hpo.Task({space}, lambda trial: {evaluate}, {options})\n")
     terminal.environment |= {"CUDA_VISIBLE_DEVICES": device, "LD_LIBRARY_PATH": str(library.parent)}
     terminal.campaign(evaluations=3)
-    terminal.hpo("run", "c.toml", returns=1 if joules is None else 0)
+    terminal.hpo("run", "c.toml", returns=returns)
+
+
+@compiled
+def test_joules_may_be_limited_without_being_returned(terminal: Terminal) -> None:
+    run_on_gpu(terminal, "0", 'trial.params["x"]', 'at_most={"joules": 1.0}', returns=0)
+    ends = terminal.records("finished")
+    assert [(one["status"], one["metrics"]["joules"]) for one in ends] == [("completed", 1.5)] * 3
+    assert terminal.status()["best"] is None, "all break the limit"
+
+
+@compiled
+@pytest.mark.parametrize(("device", "joules"), [("0", 1.5), ("GPU-8932", 1.5), ("1", None), ("MIG-a", None)])
+def test_a_campaign_minimizes_the_joules_of_its_gpu(
+    terminal: Terminal, device: str, joules: float | None
+) -> None:
+    objectives = 'objectives={"loss": "minimize", "joules": "minimize"}'
+    returns = 1 if joules is None else 0
+    run_on_gpu(terminal, device, '{"loss": trial.params["x"]}', objectives, returns=returns)
     for record in terminal.records("finished"):
         if joules is None:
             assert (

@@ -175,14 +175,18 @@ def filled(returned: object, objectives: Sequence[str], joules: float | None) ->
 
 
 def with_joules(outcome: TaskOutcome, of_ranks: Sequence[float | None]) -> TaskOutcome:
-    """``outcome`` of worker rank 0 with the joules of all ranks, as a metric or in place of its own as an objective."""
-    objectives, own = outcome.objectives or {}, of_ranks[0]
+    """``outcome`` of worker rank 0 with the joules of all ranks, as a metric or in place of its own, which it has as an
+    objective or a limited metric."""
+    objectives, metrics, own = outcome.objectives or {}, outcome.metrics, of_ranks[0]
     known = [joules for joules in of_ranks if joules is not None]
-    if own is not None and objectives.get(JOULES) == own:
-        if len(known) == len(of_ranks):
-            return replace(outcome, objectives={**objectives, JOULES: sum(known)})
-        error = f"objective {JOULES!r} is known of {len(known)} ranks of {len(of_ranks)}: return it."
+    is_objective, is_limited = (own is not None and held.get(JOULES) == own for held in (objectives, metrics))
+    if len(known) < len(of_ranks):
+        if not (is_objective or is_limited):
+            return outcome
+        error = f"{JOULES!r} is known of {len(known)} ranks of {len(of_ranks)}: return it."
         return replace(outcome, status=FAILED, objectives=None, error=error)
-    if JOULES in objectives or JOULES in outcome.metrics or len(known) < len(of_ranks):
+    if is_objective:
+        return replace(outcome, objectives={**objectives, JOULES: sum(known)})
+    if not is_limited and (JOULES in objectives or JOULES in metrics):
         return outcome
-    return replace(outcome, metrics={**outcome.metrics, JOULES: sum(known)})
+    return replace(outcome, metrics={**metrics, JOULES: sum(known)})

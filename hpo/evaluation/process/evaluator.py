@@ -36,7 +36,7 @@ from hpo.evaluation.process_tree import kill_started_since
 from hpo.evaluation.recording import Recording
 from hpo.individual import COMPLETED, FAILED
 from hpo.search.protocols import GO, PAUSE, STOP, Verdict
-from hpo.task.outcome import TaskOutcome, describe_exception
+from hpo.task.outcome import JOULES, TaskOutcome, describe_exception
 from hpo.task.trial import Job, Trial, attempt
 from hpo.task.trial_directory import OUTPUT, check_place, clear_directory, not_begun
 from hpo.text import excerpt
@@ -263,7 +263,10 @@ class Evaluator:
         self._state.begin()
         try:
             returned = self._task.evaluate(trial)
-            return filled(returned, self._objectives, self._energy.end())
+            joules = self._energy.end()
+            if joules is not None and JOULES in {*self._task.limits.names} - {*self._objectives}:
+                trial.metrics.setdefault(JOULES, joules)
+            return filled(returned, self._objectives, joules)
         finally:
             if self._group is not None:
                 self._group.end()
