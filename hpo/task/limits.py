@@ -49,6 +49,8 @@ class OutcomeLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     def excess(self, objectives: Objectives, metrics: Metrics) -> tuple[float, ...] | None:
         """Excess over each limit: above 0 where it is broken, in units of the bound's absolute value, or of 1 for the
         bound 0. None where a limited name has no number."""
+        if not self:  # most tasks have none, and a campaign that goes on asks for each of its results
+            return ()
         numbers, found = self._numbers(objectives, metrics), []
         if len(numbers) < len(self.names):
             return None
