@@ -61,6 +61,8 @@ from hpo.results.result import Result
 from hpo.terminal import one_line
 
 _log = logging.getLogger("hpo.campaign")
+_SLOW_TO_READ = 100_000
+"""Evaluations whose journals may take ten seconds to read: a line says so."""
 
 
 class Rank:
@@ -237,6 +239,8 @@ class Rank:
         home = self._settings.directory
         entries = participation.state.entries
         participation.begin_reading()
+        if participation.state.final >= _SLOW_TO_READ:
+            _log.info(f"{one_line(home)}: reads the results of {participation.state.final} evaluations.")
         with located(home):
             earlier = fold_directory(
                 home,
