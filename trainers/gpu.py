@@ -19,4 +19,8 @@ def module_of(device: torch.device) -> Any:
 
 def in_use() -> Any | None:
     """The module by which this process has used GPUs; None where it has used none."""
-    return next((module for module in (torch.cuda, torch.xpu) if module.is_initialized()), None)
+    cuda, xpu = torch.cuda, torch.xpu
+    # Without a generator, as each step asks.
+    if cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return cuda
+    return xpu if xpu.is_initialized() else None  # type: ignore[no-untyped-call]

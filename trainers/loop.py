@@ -211,10 +211,10 @@ def train(
     refuse_wrapped(model)
     refuse_alone_among_many()
     device, saved = settings.device, checkpoint is not None
-    # The device first: a communicator may have a library allocate something there.
+    # The device first: a communicator may have a library allocate something there, and its generator is kept.
     with (
-        generators_kept(),
         current(device),
+        generators_kept(),
         # Forward passes open their own, as ``precision`` says.
         without_autocast(device),
         matrix_products(device, precision),

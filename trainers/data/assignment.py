@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from trainers.arguments import check_kinds
-from trainers.data.batches import Batch, refuse_too_few, share
+from trainers.data.batches import Batch, Plan, refuse_too_few, share
 from trainers.randomness import derive
 
 _CANDIDATES = 16
@@ -51,7 +51,7 @@ class Overlapping(ABC):
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
-    ) -> list[list[Batch]]:
+    ) -> Plan:
         """Same as ``Disjoint.epoch``."""
         copies = self.copies_of(ranks)
         held = _held(self, samples, ranks, seed)
@@ -61,25 +61,30 @@ class Overlapping(ABC):
         largest = max(-(-len(own) // copies) for own in held)
         fewest = min(len(own) // copies for own in held)
         steps = min(-(-largest // (accumulate * batch_size)), max(1, fewest // accumulate))
-        order = torch.randperm(
-            len(held[rank]),
-            generator=torch.Generator().manual_seed(derive(seed, "order", epoch // copies, rank)),
-        )
-        mine = held[rank][order][parts[rank].start : parts[rank].stop]
         pieces = steps * accumulate
-        borders = torch.arange(pieces + 1) * torch.tensor([len(part) for part in parts])[:, None] // pieces
-        of_step = borders.diff().sum(0).view(steps, accumulate).sum(1).tolist()
-        own = borders[rank].tolist()
 
-        def batch(step: int, turn: int) -> Batch:
-            first, last = own[step * accumulate + turn], own[step * accumulate + turn + 1]
-            return Batch(
-                indices=mine[first:last],
-                weight=(last - first) * ranks * accumulate / of_step[step],
-                seed=derive(seed, "augmentation", epoch, step, turn * ranks + rank),
-            )
+        @cache
+        def mine() -> Tensor:
+            generator = torch.Generator("cpu").manual_seed(derive(seed, "order", epoch // copies, rank))
+            order = torch.randperm(len(held[rank]), generator=generator, device="cpu")
+            return held[rank][order][parts[rank].start : parts[rank].stop]
 
-        return [[batch(step, turn) for turn in range(accumulate)] for step in range(steps)]
+        def of_step(step: int) -> list[Batch]:
+            first, last = step * accumulate, (step + 1) * accumulate
+            all_ranks = sum(last * len(part) // pieces - first * len(part) // pieces for part in parts)
+            batches = []
+            for turn in range(accumulate):
+                own = share(len(parts[rank]), rank=first + turn, ranks=pieces)
+                batches.append(
+                    Batch(
+                        indices=mine()[own.start : own.stop],
+                        weight=len(own) * ranks * accumulate / all_ranks,
+                        seed=derive(seed, "augmentation", epoch, step, turn * ranks + rank),
+                    )
+                )
+            return batches
+
+        return Plan(steps, of_step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -25,6 +26,27 @@ class Batch:
     """Seed of random augmentation."""
 
 
+class Plan(Sequence[Sequence[Batch]]):
+    """Batches of a rank in each step of an epoch, made by ``of_step(step)`` when they are read: all of a long epoch
+    would hold up its first step.
+    """
+
+    def __init__(self, steps: int, of_step: Callable[[int], Sequence[Batch]]) -> None:
+        self._steps, self._of_step = range(steps), of_step
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, step: int) -> Sequence[Batch]: ...
+    @overload
+    def __getitem__(self, step: slice) -> Sequence[Sequence[Batch]]: ...
+    def __getitem__(self, step: int | slice) -> Sequence[Batch] | Sequence[Sequence[Batch]]:
+        if isinstance(step, slice):
+            return [self._of_step(number) for number in self._steps[step]]
+        return self._of_step(self._steps[step])
+
+
 class SampleAssignment(Protocol):
     """Assignment of samples to ranks.
 
@@ -34,7 +56,7 @@ class SampleAssignment(Protocol):
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
-    ) -> list[list[Batch]]:
+    ) -> Sequence[Sequence[Batch]]:
         """Batches of this rank: a list of ``accumulate`` batches for each step; all ranks have equally many steps."""
         ...
 
@@ -49,27 +71,34 @@ class Disjoint:
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
-    ) -> list[list[Batch]]:
+    ) -> Plan:
         """Batches of ``rank`` in an epoch of ``samples`` samples: a list of ``accumulate`` batches for each optimizer
         step; ValueError if there are too few samples for the ranks.
         """
-        # A generator of its own gives the same permutation on all ranks, whatever they have drawn before.
-        generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
-        order = torch.randperm(samples, generator=generator)
         parts = ranks * accumulate
+        steps = _even_steps(samples, ranks, batch_size, accumulate)
 
-        def batch(step: int, of_step: range, position: int) -> Batch:
-            mine = share(len(of_step), rank=position, ranks=parts)
-            return Batch(
-                indices=order[of_step.start + mine.start : of_step.start + mine.stop],
-                weight=len(mine) * parts / len(of_step),
-                seed=derive(seed, "augmentation", epoch, step, position),
-            )
+        @cache
+        def order() -> Tensor:
+            # A generator of its own gives the same permutation on all ranks, whatever they have drawn before.
+            generator = torch.Generator("cpu").manual_seed(derive(seed, "order", epoch))
+            return torch.randperm(samples, generator=generator, device="cpu")
 
-        return [
-            [batch(step, of_step, part * ranks + rank) for part in range(accumulate)]
-            for step, of_step in enumerate(_even_steps(samples, ranks, batch_size, accumulate))
-        ]
+        def of_step(step: int) -> list[Batch]:
+            all_ranks = share(samples, rank=step, ranks=steps)
+            batches = []
+            for position in range(rank, parts, ranks):
+                mine = share(len(all_ranks), rank=position, ranks=parts)
+                batches.append(
+                    Batch(
+                        indices=order()[all_ranks.start + mine.start : all_ranks.start + mine.stop],
+                        weight=len(mine) * parts / len(all_ranks),
+                        seed=derive(seed, "augmentation", epoch, step, position),
+                    )
+                )
+            return batches
+
+        return Plan(steps, of_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,36 +111,42 @@ class InTurn:
 
     def epoch(
         self, *, samples: int, epoch: int, seed: int, rank: int, ranks: int, batch_size: int, accumulate: int
-    ) -> list[list[Batch]]:
+    ) -> Plan:
         """Same as ``Disjoint.epoch``."""
-        planned, taken = [], 0
-        for step, of_step in enumerate(_even_steps(samples, ranks, batch_size, accumulate)):
+        steps = _even_steps(samples, ranks, batch_size, accumulate)
+
+        def before(number: int) -> int:
+            """How many of the first ``number`` samples the rank gets in turn."""
+            return len(range(rank, number, ranks))
+
+        def of_step(step: int) -> list[Batch]:
+            all_ranks = share(samples, rank=step, ranks=steps)
             # Exactly the samples of this step that the rank gets in turn, so that at the end of an epoch no sample is
             # left over or needed twice.
-            own = len(range(of_step.start + (rank - of_step.start) % ranks, of_step.stop, ranks))
+            taken = before(all_ranks.start)
+            own = before(all_ranks.stop) - taken
             passes = []
             for part in range(accumulate):
                 mine = share(own, rank=part, ranks=accumulate)
                 passes.append(
                     Batch(
-                        indices=torch.arange(taken + mine.start, taken + mine.stop),
-                        weight=len(mine) * ranks * accumulate / len(of_step),
+                        indices=torch.arange(taken + mine.start, taken + mine.stop, device="cpu"),
+                        weight=len(mine) * ranks * accumulate / len(all_ranks),
                         seed=derive(seed, "augmentation", epoch, step, part * ranks + rank),
                     )
                 )
-            taken += own
-            planned.append(passes)
-        return planned
+            return passes
+
+        return Plan(steps, of_step)
 
 
-def _even_steps(samples: int, ranks: int, batch_size: int, accumulate: int) -> list[range]:
-    """Samples of each step of an epoch; steps differ by at most one sample."""
+def _even_steps(samples: int, ranks: int, batch_size: int, accumulate: int) -> int:
+    """Number of steps of an epoch, which share the samples evenly; ValueError if there are too few for the ranks."""
     parts = ranks * accumulate
     refuse_too_few(samples, samples, parts=parts, ranks=ranks, accumulate=accumulate)
     # The second number is smaller only for batches of a single sample that are not even: some batches then have two
     # samples, as none may be empty.
-    steps = min(-(-samples // (parts * batch_size)), samples // parts)
-    return [share(samples, rank=step, ranks=steps) for step in range(steps)]
+    return min(-(-samples // (parts * batch_size)), samples // parts)
 
 
 def refuse_too_few(fewest: int, samples: int, *, parts: int, ranks: int, accumulate: int) -> None:
@@ -130,9 +165,10 @@ def share(samples: int, *, rank: int, ranks: int) -> range:
 
 def in_order(indices: Sequence[int], *, batch_size: int) -> list[Batch]:
     """``indices`` in batches of ``batch_size``, for evaluation."""
+    whole = torch.tensor(indices, dtype=torch.int64, device="cpu")
     return [
-        Batch(indices=torch.tensor(indices[i : i + batch_size], device="cpu"), weight=1.0, seed=indices[i])
-        for i in range(0, len(indices), batch_size)
+        Batch(indices=whole[first : first + batch_size], weight=1.0, seed=indices[first])
+        for first in range(0, len(indices), batch_size)
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +13,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from trainers.data.batches import Batch
 from trainers.data.streams import StreamReader, stream_of
-from trainers.randomness import generators_kept, seed_generators
+from trainers.drawing import may_draw_beside_torch
+from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.structures import in_kind, mapped
 
 Collate = Callable[[Sequence[object]], object]
@@ -53,25 +55,40 @@ class BatchOrder:
 
 
 class Fetched(Dataset[object]):
-    """Data set whose items are whole batches of ``samples``, each fetched with the batch's own seed."""
+    """Data set whose items are whole batches of ``samples``, each fetched with the batch's own seed.
+
+    With ``keeps``, the global generators are afterwards as they were before.
+    """
 
     def __init__(
-        self, samples: Dataset[object], *, collate: Collate | None, rank: int, ranks: int, seed: int
+        self,
+        samples: Dataset[object],
+        *,
+        collate: Collate | None,
+        rank: int,
+        ranks: int,
+        seed: int,
+        keeps: bool = True,
     ) -> None:
         stream = stream_of(samples)
         given = samples if stream is None else stream.samples
         whole = _undivided(given)
-        self.on_device = whole.on_device if isinstance(whole, FinishesOnDevice) else None
-        """The data set's work on the device; None without any."""
+        self._finish = whole.on_device if isinstance(whole, FinishesOnDevice) else None
         self.name = type(given).__name__
-        self._samples: object = given
+        self._samples: Any = given
         self._epoch_setters = [*epoch_setters(given)]
         self._chosen: Tensor | None = None
         # Subclasses of TensorDataset may have other items than the tensors'.
         self._tensors = whole.tensors if type(whole) is TensorDataset and collate is None else None
+        self.draws = self._tensors is None
+        """Whether fetching may draw from the global generators."""
+        self._keeps = keeps
+        self._beside_torch = self.draws and may_draw_beside_torch(samples, collate)
         if collate is None and (self._tensors is not None or isinstance(whole, ReadsBatches)):
             # Keys of other data sets need not be numbers.
             self._samples, self._chosen = whole, _chosen(given)
+        # Asked once, as to look for methods takes longer than some of a small model's own work.
+        self._reads_batches = isinstance(self._samples, ReadsBatches)
         self._stream = None if stream is None else StreamReader(stream, rank=rank, ranks=ranks, seed=seed)
         self._collate = _stacked if collate is None else collate
         self._epoch: int | None = None
@@ -88,34 +105,67 @@ class Fetched(Dataset[object]):
         batch = order.batch
         if order.epoch is not None:
             self.set_epoch(order.epoch)
-        indices = batch.indices if self._chosen is None else self._chosen[batch.indices]
         if self._tensors is not None:
-            # Indices are moved to the tensors' GPU, because the host would wait for the GPU otherwise.
-            chosen = [tensor[indices.to(tensor.device, non_blocking=True)] for tensor in self._tensors]
-            return Collated(tuple(chosen), len(indices), batch.seed)
-        items = None
-        if self._stream is not None:
-            first, count = int(batch.indices[0]), len(batch.indices)
-            items = self._stream.read(first, count, epoch=order.epoch, again=not order.once)
-            if not items:
-                return Collated(None, 0, batch.seed)
-        # Random augmentation depends on the batch's seed alone, whichever process reads the batch.
-        with generators_kept():
-            seed_generators(batch.seed)
+            return Collated(self.gathered(batch.indices), len(batch.indices), batch.seed)
+        indices = self._in_whole(batch.indices)
+        with self._generators_kept():
+            items = None
+            if self._stream is not None:
+                first, count = int(batch.indices[0]), len(batch.indices)
+                items = self._stream.read(first, count, epoch=order.epoch, again=not order.once)
+                if not items:
+                    return Collated(None, 0, batch.seed)
+            # Random augmentation depends on the batch's seed alone, whichever process reads the batch.
+            seed_generators(batch.seed, beside_torch=self._beside_torch)
             if items is None:
-                if isinstance(self._samples, ReadsBatches):
+                if self._reads_batches:
                     return Collated(self._samples.read_batch(indices), len(indices), batch.seed)
                 items = self._items(indices.tolist())
             # On the CPU even if the user's default device is a GPU, which processes that read ahead do not have.
             with torch.device("cpu"):
                 return Collated(self._collate(items), len(items), batch.seed)
 
+    def holds_pairs_on(self, device: torch.device) -> bool:
+        """Whether the items are those of two tensors on ``device``, from which ``gathered`` makes whole batches."""
+        return self._tensors is not None and [t.device for t in self._tensors] == [device, device]
+
+    def gathered(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """Items of the data set's tensors at ``indices``, on the tensors' devices."""
+        assert self._tensors is not None
+        indices, found = self._in_whole(indices), []
+        for tensor in self._tensors:
+            if tensor.is_cuda or tensor.is_xpu:
+                # Moved to the tensors' GPU, because the host would wait for the GPU otherwise.
+                indices = indices.to(tensor.device, non_blocking=True)
+            found.append(tensor[indices])
+        return tuple(found)
+
+    def _in_whole(self, indices: Tensor) -> Tensor:
+        return indices if self._chosen is None else self._chosen[indices]
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the data set does work on the device."""
+        return self._finish is not None
+
+    def finished(self, inputs: object, targets: object, seed: int) -> tuple[object, object]:
+        """Inputs and targets for the model and the loss, of a batch on the device that was fetched with ``seed``."""
+        if self._finish is None:
+            return inputs, targets
+        # The batch's own seed, because it depends on the reading processes how far ahead of the step this happens.
+        with self._generators_kept():
+            seed_generators(derive(seed, "device"), beside_torch=self._beside_torch)
+            return self._finish(inputs, targets)
+
+    def _generators_kept(self) -> AbstractContextManager[None]:
+        return generators_kept(beside_torch=self._beside_torch) if self._keeps else nullcontext()
+
     def _items(self, indices: list[int]) -> list[object]:
         samples = self._samples
         together: Callable[[list[int]], list[object]] | None = getattr(samples, "__getitems__", None)
         if together is not None:
             return together(indices)
-        return [samples[index] for index in indices]  # type: ignore[index]
+        return [samples[index] for index in indices]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainers.data.batches import Batch
 from trainers.data.fetching import BatchOrder, Collate, Collated, Fetched
 from trainers.gpu import is_gpu, module_of
-from trainers.randomness import derive, generators_kept, seed_generators
+from trainers.randomness import derive
 from trainers.structures import moved, tensors_in
 
 
@@ -47,7 +47,7 @@ class Loader:
 
     The processes start at the first batch, with copies of the data set as it is then, and stay. Without processes, this
     process reads. Batches are copied to a GPU in a stream of their own while it computes. ``rank``, ``ranks`` and
-    ``seed`` are for reading a stream.
+    ``seed`` are for reading a stream; ``keeps`` is that of ``Fetched``.
     """
 
     def __init__(
@@ -60,8 +60,11 @@ class Loader:
         rank: int = 0,
         ranks: int = 1,
         seed: int = 0,
+        keeps: bool = True,
     ) -> None:
-        self._fetched = Fetched(samples, collate=collate, rank=rank, ranks=ranks, seed=seed)
+        self._fetched = Fetched(samples, collate=collate, rank=rank, ranks=ranks, seed=seed, keeps=keeps)
+        self.draws = self._fetched.finishes or (self._fetched.draws and not processes)
+        """Whether to ask for a batch may draw from this process's global generators."""
         self._device = device
         self._processes = processes
         self._seed = seed
@@ -70,7 +73,7 @@ class Loader:
         self._copying = module_of(device).Stream(device) if is_gpu(device) else None
 
     def batches(
-        self, batches: Sequence[Batch], *, epoch: int | None = None
+        self, batches: Iterable[Batch], *, epoch: int | None = None
     ) -> Generator[tuple[object, object]]:
         """Inputs and targets of each batch, on the device; TypeError if the data set's items are not pairs.
 
@@ -78,9 +81,16 @@ class Loader:
         """
         if epoch is not None:
             self._fetched.set_epoch(epoch)
-        self._plan.orders = [BatchOrder(epoch, batch) for batch in batches]
         # No generator itself: ``set_epoch`` may draw random numbers, and runs before the first step's seeds are set.
+        if not self._processes and self._fetched.holds_pairs_on(self._device):
+            return self._gathered(batches)
+        self._plan.orders = (BatchOrder(epoch, batch) for batch in batches)
         return self._pairs(self._arrived(self._read()))
+
+    def _gathered(self, batches: Iterable[Batch]) -> Generator[tuple[object, object]]:
+        for batch in batches:
+            inputs, targets = self._fetched.gathered(batch.indices)
+            yield inputs, targets
 
     def _pairs(self, arrived: Generator[_Copy]) -> Generator[tuple[object, object]]:
         with closing(arrived) as copies:
@@ -102,8 +112,8 @@ class Loader:
                 yield copy.inputs, copy.targets, copy.samples
 
     def close(self) -> None:
-        """End the processes, even if frames of an error still refer to this object."""
-        self._loader = None
+        """End the processes, and let go the plan, even if frames of an error still refer to this object."""
+        self._loader, self._plan.orders = None, ()
 
     def __enter__(self) -> Loader:
         return self
@@ -181,14 +191,7 @@ class Loader:
 
     def _on_device(self, inputs: object, targets: object, seed: int) -> tuple[object, object]:
         """Inputs and targets on the device, for the model and the loss, once the current stream has reached this."""
-        inputs, targets = moved(inputs, self._device), moved(targets, self._device)
-        finish = self._fetched.on_device
-        if finish is None:
-            return inputs, targets
-        # The batch's own seed, because it depends on the reading processes how far ahead of the step this happens.
-        with generators_kept():
-            seed_generators(derive(seed, "device"))
-            return finish(inputs, targets)
+        return self._fetched.finished(moved(inputs, self._device), moved(targets, self._device), seed)
 
     def _arrived(self, batches: Generator[Collated]) -> Generator[_Copy]:
         # Batches of other processes are read already, so the copy of a batch begins while the batch before is computed.

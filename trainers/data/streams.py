@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainers.arguments import is_whole, make_plain
-from trainers.randomness import derive, generators, generators_kept, seed_generators, set_generators
+from trainers.randomness import derive, generators, seed_generators, set_generators
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,8 @@ def stream_of(samples: object) -> Stream | None:
 class StreamReader:
     """Reads this rank's samples of a stream, epoch by epoch, in a single process.
 
-    The global random generators are seeded for it from the run's ``seed``, equally on all ranks unless it is sharded.
+    The global random generators are seeded for it from the run's ``seed``, equally on all ranks unless it is sharded,
+    and left as the reading leaves them.
     """
 
     def __init__(self, stream: Stream, *, rank: int, ranks: int, seed: int) -> None:
@@ -114,15 +115,14 @@ class StreamReader:
 
         Samples before the first are read and dropped, unless they were read by the call before.
         """
-        with generators_kept():
-            # A run that goes on within an epoch has to draw what the samples before drew.
-            if first == 0 or epoch != self._epoch or (first != self._next and not self._ended):
-                self._begin(epoch)
-                self._read(first, again)
-            else:
-                set_generators(self._generators)
-            found = self._read(count, again)
-            self._generators = generators()
+        # A run that goes on within an epoch has to draw what the samples before drew.
+        if first == 0 or epoch != self._epoch or (first != self._next and not self._ended):
+            self._begin(epoch)
+            self._read(first, again)
+        else:
+            set_generators(self._generators)
+        found = self._read(count, again)
+        self._generators = generators()
         return found
 
     def _begin(self, epoch: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
@@ -143,7 +144,7 @@ class TrainSettings:
         """The ``assignment``, or the order of a stream."""
         return self.assignment if stream_of(self.train_set) is None else InTurn()
 
-    def planned(self, *, epoch: int, rank: int, ranks: int, **sizes: int) -> list[list[Batch]]:
+    def planned(self, *, epoch: int, rank: int, ranks: int, **sizes: int) -> Sequence[Sequence[Batch]]:
         """Batches of ``rank`` in each step of ``epoch``; ``sizes`` stand for batch_size and accumulate if given."""
         # On the CPU whatever the user's default device is, whose generators give other numbers.
         with torch.device("cpu"):
@@ -161,7 +162,7 @@ class TrainSettings:
         """Whether each rank has the same training set: a user's own assignment may deal each rank another set."""
         return type(self.assignment).__module__.startswith("trainers.")
 
-    @property
+    @cached_property
     def forward(self) -> Forward:
         return Forward(loss=self.loss, step=self.step, label_smoothing=self.label_smoothing)
 

@@ -7,12 +7,13 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import timedelta
+from itertools import tee
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -22,6 +23,7 @@ from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import refuse_other_settings
 from trainers.data.batches import Batch
 from trainers.data.loader import Loader
+from trainers.drawing import may_draw_beside_torch
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
 from trainers.gpu import is_gpu, module_of
@@ -32,7 +34,7 @@ from trainers.names import plain_name
 from trainers.optim.activation_checkpointing import ActivationCheckpointing
 from trainers.optim.moving_average import MovingAverage
 from trainers.optim.schedules import Constant
-from trainers.randomness import derive, seed_generators
+from trainers.randomness import derive, seed_beside_torch
 from trainers.run.model_checks import EXCHANGE, refuse_held
 from trainers.run.position import Interrupted, Metrics, Position, Result
 from trainers.run.profiling import Profiler
@@ -45,6 +47,8 @@ from trainers.run.training_step import TrainingStep, set_rate
 from trainers.run.traps import warn_of_shared_series, warn_of_traps
 
 _log = logging.getLogger("trainers.run")
+_CHUNK = 64
+"""Steps that are planned together."""
 
 
 class TrainingRun:
@@ -65,13 +69,16 @@ class TrainingRun:
         self.optimizer = optimizer
         modes = modes_of(self.model)
         planned = settings.planned(epoch=0, rank=data.rank, ranks=data.ranks)
+        self.plans = {0: planned}
+        """Plans of epochs, by their numbers, that are made and not used yet."""
         self.length = settings.length(len(planned))
         refuse_other_settings(communicator.service, {"steps an epoch": self.length.steps_per_epoch})
         self.recorder = Recorder(settings, communicator, data)
         self.position = Position(loss_sums=torch.zeros(2, dtype=torch.float64, device=settings.device))
-        self.train_loader = self._loader(settings.train_set)
+        # A step seeds the generators once it has its batches. What evaluations draw goes on from the step before.
+        self.train_loader = self._loader(settings.train_set, keeps=False)
         validation = settings.validation_set
-        self.validation_loader = None if validation is None else self._loader(validation)
+        self.validation_loader = None if validation is None else self._loader(validation, keeps=True)
         identity = identity_of(settings, communicator, optimizer, method)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
@@ -104,8 +111,20 @@ class TrainingRun:
             identity=identity,
             thawing=self.thawing,
         )
-        self.training_step = TrainingStep(settings, optimizer, self.strategy, self.average, self.thawing)
+        called = (self.model, settings.loss, settings.step, settings.on_step, settings.schedule)
+        self.training_step = TrainingStep(
+            settings,
+            optimizer,
+            self.strategy,
+            self.average,
+            self.thawing,
+            self.position.loss_sums,
+            beside_torch=may_draw_beside_torch(*called, optimizer, type(self.strategy)),
+            fetching_draws=self.train_loader.draws,
+        )
         self.profiler: Profiler | None = None
+        self.rates_set: dict[int, tuple[Tensor, int, float]] = {}
+        """Learning rates that are tensors as they were set last, by number of the group, with version and value."""
         self.warned_of_nan = False
         self.save_timer: SaveTimer | None = None
         # Let go in reverse order.
@@ -147,7 +166,7 @@ class TrainingRun:
         if self.saved.checkpoint is not None:
             refuse_held(self.optimizer, "a checkpoint", remedy=f"{others}checkpoint=None.", loaded=True)
 
-    def _loader(self, samples: Dataset[object]) -> Loader:
+    def _loader(self, samples: Dataset[object], *, keeps: bool) -> Loader:
         return Loader(
             samples,
             device=self.settings.device,
@@ -156,6 +175,7 @@ class TrainingRun:
             rank=self.data.rank,
             ranks=self.data.ranks,
             seed=self.settings.seed,
+            keeps=keeps,
         )
 
     def to_the_end(self) -> Result:
@@ -182,23 +202,19 @@ class TrainingRun:
     def _train_epoch(self) -> None:
         position, length = self.position, self.length
         epoch, done = divmod(position.steps, length.steps_per_epoch)
-        planned = self.settings.planned(epoch=epoch, rank=self.data.rank, ranks=self.data.ranks)
+        planned = self.plans.pop(epoch, ()) or self.settings.planned(
+            epoch=epoch, rank=self.data.rank, ranks=self.data.ranks
+        )
         if len(planned) != length.steps_per_epoch:
             raise ValueError(
                 f"assignment: deals {len(planned)} steps in epoch {epoch + 1}, and dealt "
                 f"{length.steps_per_epoch} in the first. Deal as many in each."
             )
-        planned = planned[done : done + length.steps - position.steps]
-        batches = self.train_loader.batches([batch for passes in planned for batch in passes], epoch=epoch)
-        # Seeded by step, so that dropout is the same whether the run was interrupted or not. Deriving all at once takes
-        # a tenth of the time that deriving each between two steps does.
-        seeds = [
-            derive(self.settings.seed, "step", step, self.data.rank)
-            for step in range(position.steps, position.steps + len(planned))
-        ]
+        steps, ahead = tee(self._seeded(planned, position.steps - done, done))
+        batches = self.train_loader.batches((batch for _, passes in ahead for batch in passes), epoch=epoch)
         put_in_training(self.model)
         with closing(batches):
-            for seed, passes in zip(seeds, planned, strict=True):
+            for seed, passes in steps:
                 self._stop_if_asked()
                 self._take_step(passes, batches, seed)
                 if not length.ends_epoch(position.steps):
@@ -207,7 +223,21 @@ class TrainingRun:
                         return
         self._end_step(evaluates=length.evaluates(position.steps), ends_epoch=True)
 
-    def _take_step(self, passes: list[Batch], batches: Iterator[tuple[object, object]], seed: int) -> None:
+    def _seeded(
+        self, planned: Sequence[Sequence[Batch]], before: int, done: int
+    ) -> Iterator[tuple[int, Sequence[Batch]]]:
+        """Seeds and batches of an epoch's steps from ``done`` on, of which there were ``before`` in earlier epochs."""
+        end = min(len(planned), self.length.steps - before)
+        for first in range(done, end, _CHUNK):
+            steps = range(first, min(first + _CHUNK, end))
+            # Derived from the step, so that dropout is the same whether the run was interrupted or not. To make many together takes a
+            # tenth of the time that it takes to make each between two steps, and all would hold up the first.
+            seeds = [derive(self.settings.seed, "step", before + step, self.data.rank) for step in steps]
+            yield from zip(seeds, planned[steps.start : steps.stop], strict=True)
+
+    def _take_step(
+        self, passes: Sequence[Batch], batches: Iterator[tuple[object, object]], seed: int
+    ) -> None:
         position, step = self.position, self.position.steps
         begin = time.perf_counter()
         # The user's ``report``, which may have thawed layers, was called after these.
@@ -215,10 +245,8 @@ class TrainingRun:
         self._reshard()
         self.thawing.begin_step(step, agree=agree)
         rate = self._set_learning_rate(step)
-        seed_generators(seed)
-        taken = self.training_step.take(step, passes, batches)
+        taken = self.training_step.take(step, seed, passes, batches)
         taken["lr"] = rate
-        position.loss_sums += taken["loss"]
         position.steps += 1
         taken_s = time.perf_counter() - begin
         position.train_s += taken_s
@@ -235,6 +263,9 @@ class TrainingRun:
         """End the epoch, evaluate and save where it is time for it."""
         position = self.position
         if evaluates or ends_epoch:
+            if not self.training_step.beside_torch:
+                # For the functions of the user that are called now, which the step's seed holds for, too.
+                seed_beside_torch(derive(self.settings.seed, "step", position.steps - 1, self.data.rank))
             self._refuse_other_buffers()
             epoch_loss, train_loss = self._mean_losses()
             if ends_epoch:
@@ -385,7 +416,7 @@ class TrainingRun:
         GPU.
         """
         rates = []
-        for group in self.optimizer.param_groups:
+        for index, group in enumerate(self.optimizer.param_groups):
             if "initial_lr" not in group:  # added in mid-run
                 group["initial_lr"] = float(group["lr"])
             scheduled = self.settings.schedule.rate(
@@ -395,7 +426,18 @@ class TrainingRun:
                 history=self.position.history,
             )
             rates.append(float(self.strategy.learning_rate(step, scheduled)))
+            lr, last = group["lr"], self.rates_set.get(index)
+            # An operation on a GPU only where the schedule, or the user, has changed the rate.
+            if (
+                isinstance(lr, Tensor)
+                and last is not None
+                and last[0] is lr
+                and last[1:] == (lr._version, rates[-1])
+            ):
+                continue
             set_rate(group, rates[-1])
+            if isinstance(lr, Tensor):
+                self.rates_set[index] = lr, lr._version, rates[-1]
         return rates[0]
 
     # Parts of an evaluation

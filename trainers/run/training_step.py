@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from trainers.methods.strategy import Strategy
 from trainers.modes import whole_mode_kept
 from trainers.optim.moving_average import MovingAverage
 from trainers.precision import autocast
+from trainers.randomness import generators_kept, seed_generators
 from trainers.run.position import StepMetrics
 from trainers.run.settings import TrainSettings
 from trainers.run.thawing import Thawing
@@ -31,17 +33,32 @@ class TrainingStep:
     strategy: Strategy
     average: MovingAverage | None
     thawing: Thawing
+    loss_sums: Tensor
+    """Sums of this rank's losses, to which each step's is added."""
+    beside_torch: bool
+    """Whether a step may draw from the global generators of Python and numpy."""
+    fetching_draws: bool
+    """Whether ``batches`` of ``take`` may draw from any global generator."""
 
     def take(
-        self, step: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]]
+        self, step: int, seed: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]]
     ) -> StepMetrics:
-        """Take ``step``, counted from the run's begin, with as many of ``batches`` as there are ``passes``."""
+        """Take ``step``, counted from the run's begin, with as many of ``batches`` as there are ``passes``; what it
+        draws depends on ``seed`` alone.
+        """
         settings, strategy = self.settings, self.strategy
         forward = settings.forward
+        # Fetched before the seeds, so that no state of a generator has to be kept meanwhile: this would take longer
+        # than some data sets. More than two are not held.
+        fetched = deque([next(batches) for _ in passes[:2]])
+        seed_generators(seed, beside_torch=self.beside_torch)
         self.optimizer.zero_grad(set_to_none=True)
+        # A copy, as a loss may be a tensor that the optimizer changes; each costs as much as some of a small model's
+        # operations.
+        copied = len(passes) > 1 or self._loss_is_read
         local_loss: Tensor | None = None
         for index, batch in enumerate(passes):
-            inputs, targets = next(batches)
+            inputs, targets = fetched.popleft()
             strategy.before_pass(step, last=index == len(passes) - 1)
             # Or an eval() of the user's step, to measure something, would hold for all later steps.
             modes = nullcontext() if settings.step is None else whole_mode_kept(settings.model)
@@ -51,10 +68,16 @@ class TrainingStep:
             if weight != 1:  # each operation on a tensor takes as long as some of a small model's own
                 value = value * weight
             torch.autograd.backward(value)
-            # A copy, as the loss may be a tensor that the optimizer changes.
-            part = value.detach().to(settings.device, torch.float64, copy=True)
+            part = value.detach()
+            if copied or part.device != settings.device:
+                part = part.to(settings.device, torch.float64, copy=True)
             local_loss = part if local_loss is None else local_loss + part
+            del inputs, targets, value
+            if index + 2 < len(passes):
+                with generators_kept() if self.fetching_draws else nullcontext():
+                    fetched.append(next(batches))
         assert local_loss is not None
+        self.loss_sums.add_(local_loss)
         strategy.reduce_gradients(step)
         taken: StepMetrics = {"loss": local_loss, **self._clip()}
         self.thawing.check_step()
@@ -63,6 +86,11 @@ class TrainingStep:
         if self.average is not None:
             self.average.update()
         return taken
+
+    @property
+    def _loss_is_read(self) -> bool:
+        """Whether a step's loss is read after the optimizer's step."""
+        return self.settings.on_step is not None or type(self.strategy).after_step is not Strategy.after_step
 
     def _clip(self) -> StepMetrics:
         settings = self.settings

@@ -38,13 +38,13 @@ def warn_of_traps(settings: TrainSettings, optimizer: Optimizer, planned: Sequen
             f"checkpoint_every = {settings.checkpoint_every!r}: nothing is saved without a directory. Name one: "
             "checkpoint=…, or leave checkpoint_every out."
         )
-    of_step = sum(len(batch.indices) for batch in planned[0])
-    # Ranks differ by a sample where they do not divide the data.
-    if len(planned) == 1 and of_step + 1 < settings.batch_size and settings.deals_all_alike:
-        _warn(
-            f"batch_size = {settings.batch_size}: train_set has {of_step} samples for a rank, and an epoch is a single "
-            f"step. Choose at most {of_step}, or bring more data."
-        )
+    if len(planned) == 1 and settings.deals_all_alike:
+        of_step = sum(len(batch.indices) for batch in planned[0])
+        if of_step + 1 < settings.batch_size:  # as ranks differ by a sample where they do not divide the data
+            _warn(
+                f"batch_size = {settings.batch_size}: train_set has {of_step} samples for a rank, and an epoch is a "
+                f"single step. Choose at most {of_step}, or bring more data."
+            )
 
 
 def warn_of_shared_series(settings: TrainSettings, channel: Channel) -> None:

@@ -1,0 +1,215 @@
+"""The host's part of small steps: what is seeded, planned, held and set, and no more than that."""
+
+from __future__ import annotations
+
+import functools
+import random
+import weakref
+from collections.abc import Sequence
+from random import choice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import trainers
+from trainers.data.batches import Batch, Disjoint, Plan
+from trainers.drawing import may_draw_beside_torch
+from trainers.randomness import derive
+
+DATA = TensorDataset(torch.randn(48, 3, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 2)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.moved(self.layer(inputs.float()))
+
+    def moved(self, outputs: Tensor) -> Tensor:
+        return outputs + 0 * np.pi
+
+
+class DrawsNumpy(Plain):
+    def moved(self, outputs: Tensor) -> Tensor:
+        return outputs * np.random.rand()
+
+
+class DrawsPython(Plain):
+    def moved(self, outputs: Tensor) -> Tensor:
+        return outputs * choice([1, 2])
+
+
+class DrawsByImport(Plain):
+    def moved(self, outputs: Tensor) -> Tensor:
+        import random as numbers
+
+        return outputs * numbers.random()
+
+
+class DrawsByName(Plain):
+    def moved(self, outputs: Tensor) -> Tensor:
+        return outputs * helper()
+
+
+def helper() -> float:
+    return max(draw() for _ in range(2))
+
+
+draw = np.random.rand
+
+
+class DrawingOptimizer(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        random.random()
+        return super().step(closure)
+
+
+def hooked(hook: Any) -> nn.Module:
+    made = nn.Linear(2, 2)
+    made.register_forward_hook(hook)
+    return made
+
+
+@pytest.mark.parametrize(
+    "draws, root",
+    [
+        (False, nn.Sequential(Plain(), nn.Dropout())),
+        (True, nn.Sequential(DrawsNumpy())),
+        (True, DrawsPython()),
+        (True, DrawsByImport()),
+        (True, DrawsByName()),
+        (False, hooked(lambda *called: None)),
+        (True, hooked(lambda *called: np.random.rand())),
+        (False, torch.optim.AdamW(Plain().parameters())),
+        (True, DrawingOptimizer(Plain().parameters(), lr=1.0)),
+        (False, functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)),
+        (True, functools.partial(helper)),
+        (True, random.random),
+        (True, [0] * 100_000),  # more than is searched
+    ],
+    ids=str,
+)
+def test_code_that_may_draw_beside_torch_is_found(draws: bool, root: object) -> None:
+    assert may_draw_beside_torch(root) == draws
+
+
+def train(model: nn.Module, data: Any = DATA, **given: Any) -> trainers.Result:
+    settings = {
+        "loss": nn.functional.cross_entropy,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "epochs": 2,
+        "batch_size": 8,
+        "progress": False,
+        **given,
+    }
+    return trainers.train(model, data, **settings)
+
+
+class Reads:
+    """Data set that draws, and knows which of its batches are alive."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        return 48
+
+    def read_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = torch.full((len(indices), 3), random.random() + np.random.rand()) + torch.rand(3)
+        self.alive.add(inputs)
+        return inputs, indices % 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("kind", [Plain, DrawsNumpy])
+def test_each_step_and_evaluation_draws_from_its_own_seed(kind: type[Plain], accumulate: int) -> None:
+    seen: list[float] = []
+
+    class Watched(kind):  # type: ignore[valid-type, misc]
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                seen.append(float(torch.rand(())))
+            return super().forward(inputs)
+
+    def noise(outputs: Tensor, targets: Tensor) -> float:
+        return float(np.random.rand() + random.random())
+
+    result = train(
+        Watched(), Reads(), accumulate=accumulate, seed=3, validation_set=DATA, metrics={"noise": noise}
+    )
+    steps = 2 * -(-48 // (8 * accumulate))
+    expected = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(derive(3, "step", step, 0))
+        expected += [float(torch.rand((), generator=generator)) for _ in range(accumulate)]
+    assert seen == expected
+    last = derive(3, "step", steps - 1, 0)
+    own = np.random.RandomState(last % 2**32)
+    # The last step's own draws, and those of the evaluation's forward passes, came before.
+    before = accumulate + 6 if kind is DrawsNumpy else 0
+    *_, drawn = own.rand(before + 1)
+    assert result.metrics["noise"] == drawn + random.Random(last).random()
+
+
+def test_no_more_than_two_batches_of_a_step_are_held() -> None:
+    data, most = Reads(), 0
+
+    def watch(model: nn.Module, inputs: Any) -> None:
+        nonlocal most
+        most = max(most, len(data.alive))
+
+    model = Plain()
+    model.register_forward_pre_hook(watch)
+    train(model, data, accumulate=6, epochs=1)
+    assert most == 2
+
+
+def test_a_plan_makes_the_steps_that_are_read_and_none_twice() -> None:
+    made: list[int] = []
+
+    def of_step(step: int) -> list[Batch]:
+        made.append(step)
+        return [Batch(indices=torch.tensor([step % 48]), weight=1.0, seed=0)]
+
+    class Dealt(Disjoint):
+        def epoch(self, **sizes: int) -> Any:
+            return Plan(10**9 if sizes["epoch"] == 0 else 0, of_step)
+
+    train(Plain(), epochs=None, steps=100, assignment=Dealt(), evaluate_every=100)
+    assert made == list(range(100))
+    plan = Plan(3, of_step)
+    assert len(plan) == 3 and [batches[0].indices.item() for batches in plan] == [0, 1, 2]
+    assert plan[-1][0].indices.item() == 2 and len(plan[1:]) == 2
+    with pytest.raises(IndexError):
+        plan[3]
+
+
+class Falls(trainers.Constant):
+    def decayed(self, lr: float, *, epoch: float, epochs: float, history: Sequence[Any]) -> float:
+        return lr if epoch < 1 else lr / 2
+
+
+def test_a_rate_that_is_a_tensor_is_set_where_it_changes() -> None:
+    rate = torch.tensor(0.25)
+    changes: list[tuple[int, float]] = []
+
+    def watch(step: int, values: object) -> None:
+        changes.append((rate._version, float(rate)))
+        if step == 8:
+            rate.fill_(1.0)  # the schedule's is set again
+
+    train(
+        Plain(),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=rate, foreach=False, capturable=False),
+        schedule=Falls(),
+        on_step=watch,
+    )
+    first = changes[0][0]
+    assert [version - first for version, _ in changes] == [0] * 6 + [1, 1] + [3] * 4
+    assert [value for _, value in changes] == [0.25] * 6 + [0.125] * 6
