@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from random import choice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 import trainers
-from trainers.data.batches import Batch, Disjoint, Plan
+from trainers.data import loader, ring
+from trainers.data.batches import Batch, Disjoint, Plan, in_order
 from trainers.drawing import may_draw_beside_torch
 from trainers.randomness import derive
 
@@ -88,8 +92,8 @@ def hooked(hook: Any) -> nn.Module:
         (True, hooked(lambda *called: np.random.rand())),
         (False, torch.optim.AdamW(Plain().parameters())),
         (True, DrawingOptimizer(Plain().parameters(), lr=1.0)),
-        (False, functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)),
-        (True, functools.partial(helper)),
+        (False, partial(nn.functional.cross_entropy, label_smoothing=0.1)),
+        (True, partial(helper)),
         (True, random.random),
         (True, [0] * 100_000),  # more than is searched
     ],
@@ -188,6 +192,69 @@ def test_a_plan_makes_the_steps_that_are_read_and_none_twice() -> None:
     assert plan[-1][0].indices.item() == 2 and len(plan[1:]) == 2
     with pytest.raises(IndexError):
         plan[3]
+
+
+class FakeStream:
+    """Stream of a GPU that does its work only when the host waits for it."""
+
+    def __init__(self, device: object = None) -> None:
+        self.queue: list[Callable[[], object]] = []
+        self.done = 0
+
+    def add(self, work: Callable[[], object]) -> None:
+        self.queue.append(work)
+
+    def record_event(self) -> FakeEvent:
+        return FakeEvent(self, len(self.queue))
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.add(event.synchronize)
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.wait_event(other.record_event())
+
+
+@dataclass
+class FakeEvent:
+    stream: FakeStream
+    after: int
+
+    def synchronize(self) -> None:
+        while self.stream.done < self.after:
+            self.stream.done += 1
+            self.stream.queue[self.stream.done - 1]()
+
+
+def test_a_ring_bounds_the_batches_in_flight_and_spoils_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, made = FakeStream(), list[FakeStream]()
+
+    def stream(device: object) -> FakeStream:
+        made.append(FakeStream())
+        return made[-1]
+
+    def moved(value: Any, device: object) -> Tensor:
+        into = torch.full_like(value, -1)
+        made[0].add(lambda: into.copy_(value))
+        return into
+
+    gpu = SimpleNamespace(Stream=stream, current_stream=lambda device: computing, stream=nullcontext)
+    for module in (loader, ring):
+        monkeypatch.setattr(module, "module_of", lambda device: gpu)
+    monkeypatch.setattr(loader, "is_gpu", lambda device: device.type == "meta")
+    monkeypatch.setattr(loader, "moved", moved)
+    monkeypatch.setattr(ring, "_page_locked", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    found: list[list[int]] = []
+    data = TensorDataset(torch.arange(40), torch.arange(40))
+    with loader.Loader(Subset(data, range(39, -1, -1)), device=torch.device("meta"), processes=0) as loading:
+        for number, (inputs, targets) in enumerate(loading.batches(in_order(range(40), batch_size=3))):
+            # The batches before are in use until the step's work is done.
+            assert number - len(found) < ring.IN_FLIGHT
+            computing.add(
+                partial(lambda *batch: found.append([part.tolist() for part in batch]), inputs, targets)
+            )
+    computing.record_event().synchronize()
+    rows = [[*range(first, max(first - 3, -1), -1)] for first in range(39, -1, -3)]
+    assert found == [[row, row] for row in rows]
 
 
 class Falls(trainers.Constant):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from trainers.data.batches import Batch
+from trainers.data.ring import Ring
 from trainers.data.streams import StreamReader, stream_of
 from trainers.drawing import may_draw_beside_torch
 from trainers.randomness import derive, generators_kept, seed_generators
@@ -128,6 +129,17 @@ class Fetched(Dataset[object]):
     def holds_pairs_on(self, device: torch.device) -> bool:
         """Whether the items are those of two tensors on ``device``, from which ``gathered`` makes whole batches."""
         return self._tensors is not None and [t.device for t in self._tensors] == [device, device]
+
+    def gathered_into(self, ring: Ring, batch: Batch) -> Collated | None:
+        """Batch in page-locked buffers of ``ring``; None unless the data set is of contiguous tensors of the host."""
+        tensors = self._tensors
+        if tensors is None or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
+            return None
+        indices = self._in_whole(batch.indices)
+        into = ring.buffers(tensors, len(indices))
+        for tensor, buffer in zip(tensors, into, strict=True):
+            torch.ops.aten.index.Tensor_out(tensor, [indices], out=buffer)
+        return Collated(tuple(into), len(indices), batch.seed)
 
     def gathered(self, indices: Tensor) -> tuple[Tensor, ...]:
         """Items of the data set's tensors at ``indices``, on the tensors' devices."""

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainers.data.batches import Batch
 from trainers.data.fetching import BatchOrder, Collate, Collated, Fetched
+from trainers.data.ring import Ring
 from trainers.gpu import is_gpu, module_of
 from trainers.randomness import derive
 from trainers.structures import moved, tensors_in
@@ -71,6 +72,7 @@ class Loader:
         self._plan = _BatchPlan()
         self._loader: DataLoader[object] | None = None
         self._copying = module_of(device).Stream(device) if is_gpu(device) else None
+        self._ring = Ring(device) if is_gpu(device) else None
 
     def batches(
         self, batches: Iterable[Batch], *, epoch: int | None = None
@@ -126,8 +128,11 @@ class Loader:
             yield from self._read_ahead()
             return
         for order in self._plan.orders:
-            collated = self._fetched.__getitems__(order)
-            yield collated.pin_memory() if is_gpu(self._device) else collated
+            if self._ring is None:
+                yield self._fetched.__getitems__(order)
+            else:
+                in_ring = self._fetched.gathered_into(self._ring, order.batch)
+                yield in_ring or self._fetched.__getitems__(order).pin_memory()
 
     def _read_ahead(self) -> Generator[Collated]:
         if self._loader is None:
@@ -168,14 +173,17 @@ class Loader:
                         "Several inputs go into the first as a tuple or a dictionary, several targets into the second."
                     )
                 inputs, targets = parts
-                if self._copying is None:
+                if self._copying is None or self._ring is None:
                     yield _Copy(*self._on_device(inputs, targets, collated.seed), collated.samples, None)
                     continue
+                self._ring.keep_up()
                 if made_here := [tensor for tensor in tensors_in(parts) if is_gpu(tensor.device)]:
                     self._copy_after(made_here)
                 with module_of(self._device).stream(self._copying):
                     inputs, targets = self._on_device(inputs, targets, collated.seed)
-                yield _Copy(inputs, targets, collated.samples, self._copying.record_event())
+                copied = self._copying.record_event()
+                self._ring.copied(copied)
+                yield _Copy(inputs, targets, collated.samples, copied)
 
     def _copy_after(self, made: Sequence[Tensor]) -> None:
         """Let copies wait for the GPU's operations so far.

@@ -230,8 +230,9 @@ class TrainingRun:
         end = min(len(planned), self.length.steps - before)
         for first in range(done, end, _CHUNK):
             steps = range(first, min(first + _CHUNK, end))
-            # Derived from the step, so that dropout is the same whether the run was interrupted or not. To make many together takes a
-            # tenth of the time that it takes to make each between two steps, and all would hold up the first.
+            # Derived from the step, so that dropout is the same whether the run was interrupted or not. To make many
+            # together takes a tenth of the time that it takes to make each between two steps; all would hold up the
+            # first.
             seeds = [derive(self.settings.seed, "step", before + step, self.data.rank) for step in steps]
             yield from zip(seeds, planned[steps.start : steps.stop], strict=True)
 
