@@ -5,7 +5,7 @@
 #   --wheels DIR       packages that this Python lacks
 #   --figures FILE     what figures and the tests' outcomes are added to, as JSON; default runs/gpu.json, with --cpu
 #                      runs/gpu-cpu.json
-#   --only-figures     no tests: they and the figures together take about ten minutes
+#   --only-tests, --only-figures   each takes about five minutes; what is cut off leaves what it has found
 #   --cpu              on the CPU what can run there: do the tests themselves work?
 #        bash jobs/check.sh gpu --make-wheels DIR    fetch these packages, for Python 3.12 on x86-64 Linux, into DIR
 set -uo pipefail
@@ -16,7 +16,7 @@ usage() { say "$*"; exit 2; }
 die() { say "$*"; exit 1; }
 after() { [[ -n ${2-} ]] || usage "$1 needs a value: name a $3."; }
 
-wheels='' make='' figures='' device=cuda only_figures=''
+wheels='' make='' figures='' device=cuda only=''
 while (($#)); do
     case $1 in
     --wheels | --make-wheels) after "$1" "${2-}" folder ;;&
@@ -24,12 +24,15 @@ while (($#)); do
     --wheels) wheels=$2 && shift 2 ;;
     --make-wheels) make=$2 && shift 2 ;;
     --figures) figures=$2 && shift 2 ;;
-    --only-figures) only_figures=yes && shift ;;
+    --only-tests | --only-figures)
+        [[ -z $only || $only == "$1" ]] || usage "$only and $1: leave both out for tests and figures."
+        only=$1 && shift
+        ;;
     --cpu) device=cpu && shift ;;
     *) break ;;
     esac
 done
-[[ -z $only_figures || -z ${1-} ]] || usage "--only-figures runs no tests, and $1 was given. Leave one of them out."
+[[ $only != --only-figures || -z ${1-} ]] || usage "--only-figures runs no tests, and $1 was given. Leave one of them out."
 
 if [[ -n $make ]]; then
     ! compgen -G "$make/*.whl" >/dev/null || usage "$make holds wheels already. Name an empty folder."
@@ -83,15 +86,28 @@ export PYTHONUNBUFFERED=1
 if [[ -z $figures ]]; then
     [[ $device == cuda ]] && figures=runs/gpu.json || figures=runs/gpu-cpu.json
 fi
-failed=0 tests=("$@")
-# First what shows soonest that the GPU does not work.
-((${#tests[@]})) || tests=(tests/gpu/test_gpu_{training,options,evaluation,groups,campaigns}.py)
-if [[ -z $only_figures ]]; then
+failed=0
+run_pytest() {
     # Warnings of other versions than those of constraints.txt are no errors here.
     "$python" -m pytest -p pytest_timeout -p no:cacheprovider -o filterwarnings=default -v --tb=short --durations=15 \
-        --device "$device" --figures "$figures" "${tests[@]}" || failed=1
+        --device "$device" --figures "$figures" "$@"
+}
+if (($#)); then
+    run_pytest "$@" || failed=1
+elif [[ $only != --only-figures ]]; then
+    # Side by side, as most of their time is that of processes that start.
+    lanes=("training" "options evaluation" "campaigns groups") running=()
+    for lane in "${lanes[@]}"; do
+        files=()
+        for name in $lane; do files+=("tests/gpu/test_gpu_$name.py"); done
+        run_pytest -m "not whole_device" "${files[@]}" 2>&1 | sed -u "s/^/${lane%% *}: /" &
+        running+=($!)
+    done
+    for one in "${running[@]}"; do wait "$one" || failed=1; done
+    # Alone: others would be seen in the memory that is in use, and would lack what these take.
+    run_pytest -m whole_device tests/gpu || failed=1
 fi
-if ! (($#)); then
+if ! (($#)) && [[ $only != --only-tests ]]; then
     "$python" tests/benchmarks/gpu.py --device "$device" --into "$figures" || failed=1
 fi
 if [[ $figures -nt $scratch ]]; then

@@ -55,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=config.getoption("--examples"))
     hypothesis.settings.load_profile("tests")
     config.addinivalue_line("markers", "nightly: runs with --all-cases")
+    config.addinivalue_line("markers", "whole_device: looks at all of a GPU's memory, and runs alone on it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

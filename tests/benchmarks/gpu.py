@@ -5,17 +5,19 @@
 - ``two_ranks``, ``step of trainers.DDP over torch's``: two ranks on the device, gloo between them, a perceptron of 2.6
   million parameters, AdamW; the median of pairs, one after the other in the same processes. Gloo copies to the host and
   back, so this says what our averaging costs beside torch's and nothing of NCCL.
-- ``alone``, ``loop over a bare loop``: one rank, the same model, data from the host; seconds of a step of
-  ``trainers.train`` over those of a loop of ten lines.
+- ``alone``, ``loop over a bare loop``: one rank, the same model, shuffled data from the host; seconds of a step of
+  ``trainers.train`` over those of a loop of ten lines that gathers the same number of rows.
 - ``layer``: forward and backward of Linear 768 → 3072 as OIALR has it with k a quarter of full rank, over the
-  one of full rank and over W = U Σ Vᵀ multiplied in each pass, in single precision and in bfloat16.
+  one of full rank and over W = U Σ Vᵀ multiplied in each pass, in single precision and in bfloat16; apart the time on
+  the GPU, of twenty passes that are all queued before the first begins, and the time that the host takes to queue them.
 - ``decompositions``: milliseconds of one of a 768 × 3072 matrix as ``trainers`` does it, with the cutoff of an update
   and with none, as OIALR converts weights, and by torch.linalg.svd: of random numbers, and of a product of factors of a
   quarter of the rank, as weights are that were made whole. Of a vision transformer (width 768, depth 6) the conversion,
   an update and the step; ``share at source`` is their share of a run of Table A.1: 156 000 steps, converted after a
   third, an update of all weights every 1 000.
 - ``busy``, ``busy share``: of the time of a training step of that transformer, in bfloat16, the part in which kernels
-  or copies run, by torch's profiler; data from the host, read by the rank itself and by two processes.
+  or copies run, by torch's profiler; data from the host, read by the rank itself and by two processes; beside a loop
+  of one's own with the same reading.
 
 Ends in one line of JSON. ``--into`` adds it to the file of tests/gpu as a run of its own, after each part."""
 
@@ -27,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ from arguments import parser_of
 from oialr import Materialised, low_rank
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from training import load_average, noise, perceptron
 
 import trainers
@@ -90,15 +92,34 @@ def by_trainers(model: nn.Module, data: TensorDataset, watch: Stretch, **changed
     trainers.train(model, data, loss=cross_entropy, interrupt=watch, **{**settings, **changed})
 
 
-def by_hand(model: nn.Module, data: TensorDataset, watch: Stretch, device: torch.device, steps: int) -> None:
-    """A loop as people write it, with the batches in order."""
+def batches(data: TensorDataset, device: torch.device, processes: int) -> Iterator[list[torch.Tensor]]:
+    """Shuffled batches as people read them: from memory, or by processes."""
+    if processes:
+        pinned = device.type == "cuda"
+        yield from DataLoader(data, BATCH, shuffle=True, num_workers=processes, pin_memory=pinned)
+    else:
+        for part in torch.randperm(len(data)).split(BATCH):
+            yield [tensor[part] for tensor in data.tensors]
+
+
+def by_hand(
+    model: nn.Module,
+    data: TensorDataset,
+    watch: Stretch,
+    device: torch.device,
+    *,
+    precision: str = "fp32",
+    loader_processes: int = 0,
+) -> None:
+    """A loop as people write it, which reads as many samples as ours does in ``epochs=1``."""
     optimizer = adamw(model.parameters())
-    inputs, classes = data.tensors
-    for step in range(steps):
+    for inputs, classes in batches(data, device, loader_processes):
         watch()
-        part = slice(step * BATCH, (step + 1) * BATCH)
         optimizer.zero_grad()
-        cross_entropy(model(inputs[part].to(device)), classes[part].to(device)).backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            outputs = model(inputs.to(device, non_blocking=True))
+            loss = cross_entropy(outputs, classes.to(device, non_blocking=True))
+        loss.backward()
         optimizer.step()
 
 
@@ -108,6 +129,7 @@ def pairs(
     """Ratios of a step by ``trainers`` over one by hand, a pair a round, by turns the one and the other first."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     data = noise(steps * BATCH * ranks, WIDTHS[0])
+    own = TensorDataset(*(tensor[: steps * BATCH] for tensor in data.tensors))
     ratios = []
     for turn in range(rounds + 1):
         seconds: dict[str, float] = {}
@@ -116,7 +138,7 @@ def pairs(
             if name == "ours":
                 by_trainers(model, data, watch)
             else:
-                by_hand(wrap(model), data, watch, device, steps)
+                by_hand(wrap(model), own, watch, device)
             seconds[name] = watch.step_s
         ratios.append(seconds["ours"] / seconds["other"])
     return ratios[1:]  # the first pair loads libraries
@@ -165,6 +187,40 @@ def median_ms(
     return {name: 1e3 * statistics.median(kept) for name, kept in seconds.items()}
 
 
+QUEUED = 20
+
+
+def queued_ms(
+    variants: dict[str, Callable[[], object]], device: torch.device, repeats: int
+) -> dict[str, dict[str, float]]:
+    """Medians of milliseconds of a pass of each, interleaved: on the host, and on the GPU where there is one."""
+    kept: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
+    for repeat in range(repeats + 2):
+        for name, run in variants.items():
+            synchronise(device)
+            events = []
+            if device.type == "cuda":
+                # Some 50 ms, in which the host queues all passes: else its time would be in the GPU's.
+                torch.cuda._sleep(10**8)  # type: ignore[no-untyped-call]
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                events[0].record()
+            begin = time.perf_counter()
+            for _ in range(QUEUED):
+                run()
+            ms = {"host": 1e3 * (time.perf_counter() - begin) / QUEUED}
+            if events:
+                events[1].record()
+                synchronise(device)
+                ms["GPU"] = events[0].elapsed_time(events[1]) / QUEUED
+            if repeat > 1:
+                for where, value in ms.items():
+                    kept[name].setdefault(where, []).append(value)
+    return {
+        name: {where: statistics.median(values) for where, values in of_name.items()}
+        for name, of_name in kept.items()
+    }
+
+
 def layer(device: torch.device, quick: bool) -> dict[str, Any]:
     columns, rows = (96, 384) if quick else (768, 3072)
     found: dict[str, Any] = {}
@@ -185,15 +241,18 @@ def layer(device: torch.device, quick: bool) -> dict[str, Any]:
                 module.zero_grad(set_to_none=True)
                 module(x).backward(gradient)
 
-            ms = median_ms(
+            ms = queued_ms(
                 {name: (lambda module=module: run(module)) for name, module in modules.items()},
                 device,
-                3 if quick else 30,
+                2 if quick else 10,
             )
             found[f"{str(dtype).removeprefix('torch.')}, {samples} rows"] = {
-                "full ms": ms["full"],
-                "low over full": ms["low"] / ms["full"],
-                "low over materialised": ms["low"] / ms["materialised"],
+                where: {
+                    "full ms": full,
+                    "low over full": ms["low"][where] / full,
+                    "low over materialised": ms["low"][where] / ms["materialised"][where],
+                }
+                for where, full in ms["full"].items()
             }
     return found
 
@@ -276,6 +335,12 @@ def busy(device: torch.device, quick: bool) -> dict[str, Any]:
         by_trainers(transformer(device, quick), data, watch, **settings)
         name = f"{processes} loader processes"
         found[name] = {"step, ms": 1e3 * watch.step_s, "images a second": BATCH / watch.step_s}
+        other = Stretch(device, steps // 4, steps - 1)
+        by_hand(transformer(device, quick), data, other, device, **settings)
+        found[name] |= {
+            "step by hand, ms": 1e3 * other.step_s,
+            "step over by hand": watch.step_s / other.step_s,
+        }
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             # Beside the profiler steps take longer, kernels do not: their time over that of steps without it.

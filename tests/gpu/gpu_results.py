@@ -5,6 +5,7 @@ Runs are only ever added, so that one of a few tests, or of another machine or c
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -32,20 +33,28 @@ class Results:
     def __init__(self, file: Path, *, command: str, device: str) -> None:
         self._file = file
         self._begin = time.perf_counter()
-        self._begun = datetime.now(timezone.utc).isoformat()
-        self._entry: dict[str, object] = {"begun": self._begun, "command": command, "device": device}
+        begun = datetime.now(timezone.utc).isoformat()
+        self._entry: dict[str, object] = {"begun": begun, "command": command, "device": device}
 
     def write(self, **found: object) -> None:
         """Put what has been found so far, and the run's seconds, in the place of what the run wrote before."""
         if "machine" not in self._entry:
             self._entry |= {"commit": commit(), "machine": machine()}
         entry = {**self._entry, "seconds": round(time.perf_counter() - self._begin, 1), **found}
-        others = [one for one in self._others() if one.get("begun") != self._begun]
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # A run that is cut off while it writes leaves the file as it was.
-        written = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        written.write_text(json.dumps({"runs": [*others, entry]}, indent=1) + "\n")
-        written.replace(self._file)
+        folder = os.open(self._file.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # as runs side by side read and write, too
+            others = [one for one in self._others() if not self._is_this(one)]
+            # A run that is cut off while it writes leaves the file as it was.
+            written = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+            written.write_text(json.dumps({"runs": [*others, entry]}, indent=1) + "\n")
+            written.replace(self._file)
+        finally:
+            os.close(folder)
+
+    def _is_this(self, run: dict[str, Any]) -> bool:
+        return all(run.get(key) == self._entry[key] for key in ("begun", "command"))
 
     def _others(self) -> list[dict[str, Any]]:
         if not self._file.exists():

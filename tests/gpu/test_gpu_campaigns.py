@@ -25,6 +25,7 @@ MIB = 2**20
 SLACK = 64 * MIB
 """Of memory in use, for what the driver keeps or rounds."""
 pytestmark = pytest.mark.timeout(300)
+whole_device = pytest.mark.whole_device
 
 
 def of_task(terminal: Terminal, name: str, text: str, evaluations: int) -> None:
@@ -100,12 +101,14 @@ def misbehaved(device: Any, terminals: Callable[[], Terminal], figures: dict[str
     return SimpleNamespace(done=done, pairs=pairs, first=by_turn[0], second=by_turn[1], found=found)
 
 
+@whole_device
 def test_the_campaign_ends_as_if_nothing_had_happened(misbehaved: SimpleNamespace) -> None:
     assert misbehaved.done.returncode == 0, misbehaved.done.stderr
     first, second = misbehaved.first["metrics"], misbehaved.second["metrics"]
     assert first["pid"] == second["pid"], "good evaluations share an evaluator"
 
 
+@whole_device
 @pytest.mark.parametrize(
     ("what", "status", "replaced"),
     [
@@ -139,6 +142,7 @@ def test_what_goes_wrong_costs_one_evaluation_and_no_memory(
         )
 
 
+@whole_device
 def test_errors_say_what_happened(misbehaved: SimpleNamespace, device: Any) -> None:
     errors = {what: bad.get("error") or "" for what, (bad, _) in misbehaved.pairs.items()}
     assert ("out of memory" if device.type == "cuda" else "allocate memory") in errors["memory"]
@@ -273,11 +277,12 @@ def growth(metrics: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+@whole_device
 @pytest.mark.timeout(570)
 def test_memory_stays_the_same_over_many_compiled_trainings(
     device: Any, terminal: Terminal, figures: dict[str, Any]
 ) -> None:
-    trials = 200 if device.type == "cuda" else 30
+    trials = 80 if device.type == "cuda" else 30
     of_task(terminal, "compiling", '[evaluation]\ntimeout = "100s"', evaluations=trials)
     # Compiled code of other runs must not help this one, nor this one others.
     terminal.environment["TORCHINDUCTOR_CACHE_DIR"] = str(terminal.directory / "inductor")
@@ -294,6 +299,7 @@ def test_memory_stays_the_same_over_many_compiled_trainings(
         assert max(one["reserved"] for one in settled) <= settled[0]["reserved"] + 4 * MIB
 
 
+@whole_device
 def test_memory_stays_the_same_where_each_evaluation_manages_its_group(
     device: Any, terminal: Terminal, figures: dict[str, Any]
 ) -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from test_gpu_training import ENVIRONMENT
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.timeout(200), pytest.mark.whole_device, pytest.mark.filterwarnings("default")]
 
 
-@pytest.mark.parametrize(("kind", "times"), [("worker", 100), ("run", 25)])
+@pytest.mark.parametrize(("kind", "times"), [("worker", 40), ("run", 20)])
 def test_groups_are_made_used_and_left_in_turn(
     device: torch.device, figures: dict[str, Any], kind: str, times: int
 ) -> None:

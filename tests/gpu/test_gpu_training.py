@@ -384,12 +384,15 @@ def test_a_block_that_is_called_by_keyword_drops_the_same_when_it_is_computed_ag
         model = Dropped().to(device)
         trainers.train(
             model, samples(STEPS * BATCH, torch.float32), loss=mse_loss,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
             epochs=1, batch_size=BATCH, progress=False, activation_checkpointing=patterns,
         )  # fmt: skip
         ends.append(weights(model))
-    start = ends[0].clone().zero_()
-    assert apart(ends[1], ends[0], start) < 1e-5
+    torch.manual_seed(0)
+    start = weights(Dropped())
+    # So that a training that diverges, or does nothing, is not taken for one that drops others.
+    assert 0.01 < (ends[0] - start).norm() / start.norm() < 1
+    assert apart(ends[1], ends[0], start) < 1e-4
 
 
 def wrapped_in_pieces(rank: int, on: str, saved_at: int | None) -> list[float]:
