@@ -17,7 +17,9 @@ MOST_STEPS = 2**53
 CURVE_COLUMNS = ("id", "step", "value", "time")
 """First columns of a table of learning curves; one for each metric follows."""
 
-Scalar = str | int | float | bool | None
+Plain = str | int | float | bool | None
+Scalar = Plain | tuple[Plain | tuple[Plain | tuple[Plain, ...], ...], ...]
+"""Value of a parameter. Tuples have at most three levels, as msgspec has no recursive types."""
 
 if TYPE_CHECKING:
     # Whoever wrote the space knows the type of each parameter: float(trial.params["lr"]) needs no cast.
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 else:
     Params = dict[str, Scalar]
 
-Metric = Scalar | list[int | float]
+Metric = Plain | list[int | float]
 """Value that a task may log beside its objectives (see ``hpo.task.metrics``)."""
 
 RUNNING = "running"

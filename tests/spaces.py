@@ -37,9 +37,8 @@ def parameters(draw: st.DrawFn, parents: dict[str, Parameter], floats: bool, lar
     if kind in ("int", "log"):
         low, step = draw(st.integers(1, 3)), 1 if kind == "log" else draw(st.integers(1, 2))
         return Int(low, low + draw(st.integers(0, 3)) * step, log=kind == "log", step=step, when=when or None)
-    choices = draw(
-        st.lists(st.sampled_from(["a", "b", 0, 1.5, True, None]), min_size=1, max_size=3, unique=True)
-    )
+    values = st.sampled_from(["a", "b", 0, 1.5, True, None, (), (0, ("a", 1.5))])
+    choices = draw(st.lists(values, min_size=2, max_size=4, unique=True))
     return (Categorical if kind == "categorical" else Ordinal)(*choices, when=when or None)
 
 

@@ -46,7 +46,7 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
     transfer = CampaignTransfer(definition)
     try:
         if not may_start(definition):
-            return Result(settings.directory, STOPPED), 0
+            return Result(settings.directory, STOPPED, definition.task.space), 0
         said: list[str] = []
         # Outside of notebooks the ranks write to this process's streams.
         collecting = _Output() if in_notebook() else nullcontext()
@@ -73,7 +73,7 @@ def run(definition: CampaignDefinition, ranks: int) -> tuple[Result, int]:
         raise refusal
     reason = _reason(settings, code, supervisor.launch)
     if reason is not None:
-        return Result(settings.directory, reason), code
+        return Result(settings.directory, reason, definition.task.space), code
     tail = () if output is None else output.tail
     error = CampaignError("\n".join([*said, *tail]) or "the ranks ended")
     error.exit_code = code

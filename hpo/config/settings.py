@@ -6,6 +6,8 @@ import datetime
 import operator
 import os
 import re
+from collections.abc import Mapping
+from enum import Enum
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
@@ -25,7 +27,7 @@ from pydantic import (
 from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.config.search_kinds import KINDS, SearchKind
 from hpo.errors import UsageError
-from hpo.space.parameters import is_unicode
+from hpo.space.choices import is_unicode, stored
 from hpo.spelling import suggestion
 from hpo.text import excerpt, without_password
 
@@ -101,6 +103,19 @@ def _check_writable(value: object, info: ValidationInfo) -> object:
     return value
 
 
+def _check_choices(value: object, info: ValidationInfo) -> object:
+    """``value`` with lists for tuples and names for members of enumerations, checked by ``_check_writable``."""
+    return _check_writable(_choices(value), info)
+
+
+def _choices(value: object) -> object:
+    if isinstance(value, Enum):
+        return stored(value)
+    if isinstance(value, Mapping):
+        return {key: _choices(one) for key, one in value.items()}
+    return [_choices(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 def _as_path(value: object) -> object:
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         return value
@@ -172,7 +187,9 @@ Initial = Literal["random", "sobol", "latin-hypercube"]
 Exchange = Literal["migration", "pollination"]
 Pruner = Literal["none", "halving", "median"]
 Isolation = Literal["warm", "fresh", "inline"]
-Only = Annotated[dict[str, list[str | int | float | bool]], BeforeValidator(_check_writable)]
+# Lists stand for choices that are tuples; the search space checks what is in them.
+Choice = str | int | float | bool | list[Any] | None
+Only = Annotated[dict[str, list[Choice]], BeforeValidator(_check_choices)]
 Sink = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 """Names of the sinks of ``hpo.loggers``."""
 
@@ -301,9 +318,7 @@ class KnownSettings(Section):
     study: Text | None = _setting(None, "the name of a study", min_length=1)
     unknown: Literal["drop", "refuse"] | None = None
     columns: Annotated[dict[str, str], BeforeValidator(_check_writable)] = Field(default_factory=dict)
-    params: Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_check_writable)] = (
-        None
-    )
+    params: Annotated[dict[str, Choice] | None, BeforeValidator(_check_choices)] = None
     value: float | None = None
     objectives: dict[str, float] = Field(default_factory=dict)
 
@@ -348,9 +363,7 @@ class Settings(Section):
         'such as { source = "study.db", study = "a" } and { params = { lr = 0.1 }, value = 0.5 }',
         strict=False,
     )
-    points: Annotated[
-        tuple[str | dict[str, str | int | float | bool | None], ...], BeforeValidator(_check_writable)
-    ] = _setting(
+    points: Annotated[tuple[str | dict[str, Choice], ...], BeforeValidator(_check_choices)] = _setting(
         (),
         'a list of configurations, such as { lr = 0.1 }, and of files of them, such as "points.csv"',
         strict=False,

@@ -65,7 +65,7 @@ class InlineLink(DeviceLink):
         """How the evaluation ended, and whether because this rank's device does not work."""
         self.id = trial.id
         self._saves = self._pause = False
-        outcome = attempt(task.evaluate, trial, tuple(task.objectives), task.limits)
+        outcome = attempt(task.run, trial, tuple(task.objectives), task.limits)
         self.warn()
         fault = self._device.take_fault()
         if fault is None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from hpo.errors import CampaignError
-from hpo.individual import Metric, Scalar
+from hpo.individual import Metric, Plain
 from hpo.journal.files import JournalName, journal_name
 from hpo.journal.records import (
     Id,
@@ -62,7 +62,7 @@ class Point(CurveRow, frozen=True, kw_only=True):
     time: float
     began: float
     resumed: bool = False
-    metrics: dict[str, Scalar | list[Number]] = {}
+    metrics: dict[str, Plain | list[Number]] = {}
 
 
 class Sample(CurveRow, frozen=True, kw_only=True):

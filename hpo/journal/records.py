@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 import msgspec
 from msgspec import structs
 
-from hpo.individual import Attempt, Configuration, Facts, FinalFacts, Outcome, Scalar, make_id
+from hpo.individual import Attempt, Configuration, Facts, FinalFacts, Outcome, Plain, Scalar, make_id
 from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 VERSION = 1
@@ -302,7 +302,7 @@ class _FinishedLine(_EvaluationLine, kw_only=True, tag="finished"):
     finished: float
     status: str
     objectives: dict[str, Number] | None
-    metrics: dict[str, Scalar | list[Number]]
+    metrics: dict[str, Plain | list[Number]]
     error: str | None
     resting: bool = False
     steps: int | None = None

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.config.process import terminal_columns
 from hpo.errors import CampaignError, UsageError
-from hpo.individual import COMPLETED, FINAL, PRUNED, Individual
+from hpo.individual import COMPLETED, FINAL, PRUNED, Individual, Scalar
 from hpo.journal.directory import campaign_key
 from hpo.results.curves import load as load_curves
 from hpo.results.record import CampaignRecord, load
 from hpo.search.kinds.optuna_samplers import distribution, quiet, within
+from hpo.space.look_alikes import LookAlikes
 from hpo.space.parameters import Categorical
 from hpo.space.space import described_space
 
@@ -231,8 +232,18 @@ class _Trials:
         from optuna.distributions import CategoricalDistribution
 
         space = described_space(record.identity.get("space"))
+        # Optuna's storages keep no tuples: these are texts there.
+        self._texts: dict[str, dict[Scalar, Any]] = {
+            name: {
+                one: LookAlikes(parameter).text(one) for one in parameter.choices if isinstance(one, tuple)
+            }
+            for name, parameter in space.parameters.items()
+            if isinstance(parameter, Categorical)
+        }
         self._distributions = {
-            name: CategoricalDistribution(one.choices) if isinstance(one, Categorical) else distribution(one)
+            name: CategoricalDistribution([self._texts[name].get(choice, choice) for choice in one.choices])
+            if isinstance(one, Categorical)
+            else distribution(one)
             for name, one in space.parameters.items()
         }
         self._objectives = tuple(record.objectives)
@@ -260,7 +271,8 @@ class _Trials:
             datetime_start=self._local(started),
             datetime_complete=self._local(finished),
             params={
-                name: within(self._distributions[name], value) for name, value in individual.params.items()
+                name: within(self._distributions[name], self._texts.get(name, {}).get(value, value))
+                for name, value in individual.params.items()
             },
             distributions={name: self._distributions[name] for name in individual.params},
             user_attrs=_attributes(individual),

@@ -198,7 +198,7 @@ def _hparam(parameter: Parameter | None, value: Scalar) -> bool | float | str:
         kinds = {float if type(choice) is int else type(choice) for choice in parameter.choices}
     if len(kinds) == 1 and isinstance(value, (bool, str)):
         return value
-    if len(kinds) == 1 and value is not None:
+    if len(kinds) == 1 and isinstance(value, (int, float)):
         return float(value)
     return choice_text(parameter, value)
 

@@ -5,8 +5,11 @@ Tables may give a value as text, as another type of number, or as an empty cell.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from enum import Enum
 from math import isnan
 
+from hpo.space.choices import stored
 from hpo.space.look_alikes import LookAlikes
 from hpo.space.parameters import Categorical, Parameter
 from hpo.space.ranges import Int
@@ -48,7 +51,9 @@ class Cells:
         return int(value) if isinstance(parameter, Int) and value.is_integer() else value
 
     def _choice(self, parameter: Categorical, alike: LookAlikes, cell: object) -> object:
-        if isinstance(cell, (list, tuple, dict)) or bool(getattr(cell, "ndim", False)):
+        if isinstance(cell, (list, tuple, dict, Enum)) or bool(getattr(cell, "ndim", False)):
+            with suppress(ValueError):
+                return stored(cell)
             return cell  # comparing a choice with an array would give an array
         if isinstance(cell, str):
             if self._typed and cell in parameter.choices:

@@ -23,8 +23,9 @@ from hpo.results.launch import Launch
 from hpo.results.overview import folded, with_running
 from hpo.results.record import CampaignRecord, load
 from hpo.results.running import Tails
+from hpo.space.choices import as_text
 from hpo.space.look_alikes import LookAlikes
-from hpo.space.space import described_space
+from hpo.space.space import SearchSpace, described_space
 from hpo.task.limits import without_best
 from hpo.text import excerpt
 
@@ -221,7 +222,7 @@ def _json(columns: Mapping[str, Sequence[object]]) -> bytes:
 def _csv(table: pandas.DataFrame) -> bytes:
     for name in table.columns:
         values = list(table[name])
-        if any(isinstance(value, list) for value in values):
+        if any(isinstance(value, (list, tuple)) for value in values):
             table[name] = [_list_as_text(value) for value in values]
     if sys.version_info < (3, 11):  # whose csv cannot write the character NUL
         table = table.rename(columns=_nul_as_text)
@@ -241,6 +242,8 @@ def _nul_as_text(value: Any) -> Any:
 
 
 def _list_as_text(value: object) -> object:
+    if isinstance(value, tuple):
+        return as_text(value)
     if not isinstance(value, list):
         return value
     return msgspec.json.encode(storable(value)).decode()
@@ -256,7 +259,7 @@ def _parquet(table: pandas.DataFrame) -> bytes:
         if kinds == {list}:
             number = int if all(type(one) is int for value in values for one in value or ()) else float
             table[name] = [None if value is None else list(map(number, value)) for value in values]
-        elif len(kinds) > 1:
+        elif len(kinds) > 1 or kinds == {tuple}:
             table[name] = [None if value is None else str(_list_as_text(value)) for value in values]
     try:
         data: bytes = table.to_parquet(index=False)
@@ -274,15 +277,23 @@ class Result:
     Args:
         directory (path): directory of the campaign.
         reason (str; default None): reason why ``run`` returned; None: the reason in the journal.
+        space (SearchSpace; default None): the task's space, which gives ``params`` their lists and members of
+            enumerations back. None: they are tuples and names. ``run`` gives it.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], reason: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        reason: str | None = None,
+        space: SearchSpace | None = None,
+    ) -> None:
         if not isinstance(directory, (str, os.PathLike)):
             raise UsageError(
                 f"Result: directory = {excerpt(directory)}: must be the path of a campaign's directory"
             )
         self.directory = Path(directory)
         self._reason = reason
+        self._space = space if space is not None and space.has_originals else None
 
     @cached_property
     def record(self) -> CampaignRecord:
@@ -300,7 +311,18 @@ class Result:
     def individuals(self) -> list[Individual]:
         """All individuals, in the order in which they started, with the columns of the export as attributes: ``id``,
         ``params``, ``status``, ``value``, ``objectives``, ``metrics``, ``error`` and so on."""
-        return self.record.individuals
+        return self._as_given(self.record.individuals)
+
+    def _as_given(self, individuals: list[Individual]) -> list[Individual]:
+        if self._space is None:
+            return individuals
+        return [
+            structs.replace(
+                one,
+                configuration=structs.replace(one.configuration, params=self._space.as_given(one.params)),
+            )
+            for one in individuals
+        ]
 
     @property
     def best(self) -> Individual:
@@ -312,7 +334,7 @@ class Result:
             CampaignError: no individual has completed, or none keeps the task's limits.
         """
         found = best(self.record, 1)
-        completed = sum(one.status == COMPLETED for one in self.individuals)
+        completed = sum(one.status == COMPLETED for one in self.record.individuals)
         for remark in () if found else without_best(self.record.limits, completed):
             raise CampaignError(f"{self.directory}: {remark}.")
         if not found:
@@ -320,7 +342,7 @@ class Result:
                 f"{self.directory}: no evaluation has completed, so there is no best one ({self._counts()}). "
                 "`hpo export` writes the error of each."
             )
-        return found[0]
+        return self._as_given(found)[0]
 
     def schedule(self, id: str | None = None) -> list[Individual]:
         """Intervals of training that led to an individual, first interval first, with kind "pbt"; each continued from
@@ -333,7 +355,7 @@ class Result:
             UsageError: there is no such individual.
             CampaignError: ``id`` is None, and no individual has completed.
         """
-        return schedule(self.record, self.best.id if id is None else id)
+        return self._as_given(schedule(self.record, self.best.id if id is None else id))
 
     @property
     def repeated(self) -> list[Repeated]:
@@ -342,7 +364,7 @@ class Result:
         return repeated(self.record)
 
     def _counts(self) -> str:
-        statuses = [one.status for one in self.individuals]
+        statuses = [one.status for one in self.record.individuals]
         counts = [f"{statuses.count(name)} {name}" for name in STATUSES if name in statuses]
         return ", ".join(counts) or "none has started"
 
@@ -350,7 +372,7 @@ class Result:
     def front(self) -> list[Individual]:
         """The Pareto front: completed individuals that no other dominates. With a single objective, those of the best
         value."""
-        return front(self.record)
+        return self._as_given(front(self.record))
 
     @property
     def knee(self) -> Individual | None:

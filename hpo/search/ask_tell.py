@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
+from msgspec.structs import replace
+
 from hpo import aliases
 from hpo.arguments import checked_arguments
 from hpo.config import reader as config
@@ -145,7 +147,8 @@ class Search:
         self._asked += 1
         self._proposals.known.add(candidate.key)
         self._pending[candidate.id] = candidate
-        return candidate.configuration
+        asked = candidate.configuration
+        return replace(asked, params=self._space.as_given(asked.params))
 
     def tell(self, suggestion: Configuration, value: float | Mapping[str, float] | None) -> None:
         """Give the value of a configuration, once.
@@ -250,11 +253,12 @@ class Search:
         losses = losses_of(numbers, self._objectives)
         value = numbers if self._named else numbers["value"]
         if max(excess, default=0.0) <= 0.0:
-            self._front.add(losses, Evaluated(id=identity, params=params, value=value))
+            own = self._space.as_given(params)
+            self._front.add(losses, Evaluated(id=identity, params=own, value=value))
         return losses
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
-        return all(constraint(dict(params)) for constraint in self._constraints)
+        return all(constraint(self._space.as_given(params)) for constraint in self._constraints)
 
     def _take_centre(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` has been given the point of all beliefs' centres: it is allowed, and not known."""

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from hpo.config.settings import SearchSettings, Settings
 from hpo.errors import UsageError
-from hpo.individual import Scalar
 from hpo.search.kinds.initial_design import InitialDesign
 from hpo.search.kinds.reevaluation import ReevaluatingBreeder
 from hpo.search.population import Population
@@ -165,7 +164,7 @@ def _open(space: SearchSpace, settings: Settings, island: int, number: int | Non
     if number is None:
         return restricted(space, search.only)
     only, title = settings.phase[number].only, f"[[phase]] number {number + 1},"
-    both: dict[str, Sequence[Scalar]] = {**search.only, **only}
+    both: dict[str, Sequence[object]] = {**search.only, **only}
     for name in search.only.keys() & only.keys():
         both[name] = [choice for choice in only[name] if choice in search.only[name]]
         if only[name] and not both[name]:

@@ -5,10 +5,12 @@ spreadsheet or pandas, which turn ``01``, ``TRUE`` and ``None`` into values of t
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from math import isnan
 
 from hpo.individual import Scalar
+from hpo.space.choices import as_text, stored
 from hpo.space.parameters import Categorical, Parameter
 
 _GAPS = frozenset({"", "none", "null", "nan", "na", "n/a", "<na>", "#n/a", "#na"})
@@ -32,13 +34,15 @@ class LookAlikes:
         self._choices: dict[str, Scalar] = {}
         self._same_text = False
         self._groups: dict[object, list[Scalar]] = defaultdict(list)
+        self._tuples = False
         if not isinstance(parameter, Categorical):
             return
+        self._tuples = any(isinstance(choice, tuple) for choice in parameter.choices)
         for choice in parameter.choices:
-            likeness = _likeness(choice)
+            likeness = self._likeness(choice)
             if likeness is not None:
                 self._groups[likeness].append(choice)
-        typed = {choice: f"{choice} ({type(choice).__name__})" for choice in parameter.choices}
+        typed = {choice: f"{as_text(choice)} ({type(choice).__name__})" for choice in parameter.choices}
         # None and "" alone are an empty cell, which reads back as the only choice of that kind.
         alike = [
             choice
@@ -54,7 +58,7 @@ class LookAlikes:
         # A table of another space may have typed cells for choices that need none in this space.
         others = {cell: choice for choice, cell in typed.items() if cell not in typed}
         self._choices = others | {cell: choice for choice, cell in self.cells.items()}
-        self._same_text = len({*map(str, parameter.choices)}) < len(parameter.choices)
+        self._same_text = len({*map(as_text, parameter.choices)}) < len(parameter.choices)
 
     def __bool__(self) -> bool:
         return bool(self.cells)
@@ -64,16 +68,31 @@ class LookAlikes:
         have rewritten a choice to it."""
         if cell in self._choices:
             return [self._choices[cell]]
-        likeness = _likeness(cell)
+        likeness = self._likeness(cell)
         group = self._groups.get(likeness, [])
         if likeness == _GAP and all(isinstance(choice, str) for choice in group):
             # Programs turn texts into missing values, never the reverse.
             return [cell] if cell in group else []
         return list(group)
 
+    def _likeness(self, value: Scalar) -> object:
+        found = _list_text(value) if self._tuples and isinstance(value, str) else None
+        return found or _likeness(value)
+
     def text(self, choice: Scalar) -> str:
         """Text that stands for ``choice`` alone: its cell where two choices have the same text."""
-        return self.cells.get(choice, str(choice)) if self._same_text else str(choice)
+        return self.cells.get(choice, as_text(choice)) if self._same_text else as_text(choice)
+
+
+def _list_text(text: str) -> str | None:
+    """Text of the tuple that ``text`` stands for, as JSON, or as Python writes one of numbers; None without such."""
+    written = text.strip()
+    if written.startswith("("):
+        written = written.replace("(", "[").replace(",)", "]").replace(")", "]")
+    try:
+        return as_text(stored(json.loads(written))) if written.startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _likeness(value: Scalar) -> object:
@@ -83,6 +102,8 @@ def _likeness(value: Scalar) -> object:
     # Before numbers, as bool is a subclass of int: True is confused with "true", not with 1.
     if isinstance(value, bool):
         return str(value).casefold()
+    if isinstance(value, tuple):
+        return as_text(value)
     if not isinstance(value, str):
         return float(value)
     text = value.strip().casefold()

@@ -4,31 +4,29 @@ A gene is a number in [0, 1] (Float, Int) or the index of a choice (Categorical,
 
 from __future__ import annotations
 
-import math
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+from enum import EnumMeta
+from numbers import Real
 from typing import ClassVar, get_args
 
 from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.space.beliefs import DEVIATIONS, Belief, ChoiceBelief, Confidence, NormalBelief
+from hpo.space.choices import changed, copied, plain_number, same, stored
 from hpo.spelling import suggestion
 from hpo.text import excerpt
 
 Encoder = Callable[[Scalar], float]
 Decoder = Callable[[float], Scalar]
 When = Mapping[str, tuple[Scalar, ...]]
-Condition = Mapping[str, Scalar | Iterable[Scalar]]
-
-# All whole numbers up to 2**53 are exact as floats, which genes and JSON readers use.
-LARGEST_INT = 2**53
+Condition = Mapping[str, object]
 
 _CONFIDENCES: tuple[Confidence, ...] = get_args(Confidence)
-_UNDESCRIBED = ("when", "prior", "prior_confidence")
+_UNDESCRIBED = ("when", "prior", "prior_confidence", "originals")
 
 
 @dataclass(frozen=True, init=False)
@@ -124,9 +122,13 @@ class Parameter(ABC):
 class Categorical(Parameter):
     """One of several choices without an order.
 
+    Journals and tables have tuples as lists, and members of enumerations by name, or by value where that is a text or
+    a number itself (``class Color(str, Enum)``). The task gets each choice as it was given here.
+
     Args:
-        *choices (str, int, float, bool or None): at least one, all different under ==.
-        prior (str, int, float, bool or None; default None): the choice that is believed to be good. None: no belief,
+        *choices (str, int, float, bool, None, member of an enumeration, or tuple or list of these): at least one, all
+            different under ==.
+        prior (a choice; default None): the choice that is believed to be good. None: no belief,
             or, with a ``prior_confidence``, the choice None.
         prior_confidence (str; default None): probability of ``prior``: "low" 1/2, "medium" 3/4, "high" 7/8; the
             other choices share the rest. None: "medium" where there is a prior.
@@ -139,32 +141,43 @@ class Categorical(Parameter):
 
     kind = "categorical"
     choices: tuple[Scalar, ...]
+    """Choices in their stored form (see ``hpo.space.choices``)."""
+    originals: Mapping[Scalar, object] = field(hash=False, compare=False, repr=False)
+    """Choices that the task gets in another form, by their stored form."""
 
     @checked_arguments()
     def __init__(
         self,
-        *choices: Scalar,
-        prior: Scalar = None,
+        *choices: object,
+        prior: object = None,
         prior_confidence: Confidence | None = None,
         when: Condition | None = None,
     ) -> None:
         name = type(self).__name__
         if not choices:
             raise UsageError(f'{name}(): at least one choice is needed. Write {name}("a", "b").')
-        if len(choices) == 1 and isinstance(choices[0], (list, tuple, set, frozenset, dict)):
+        if len(choices) == 1 and isinstance(choices[0], (list, tuple, set, frozenset, dict, EnumMeta)):
             raise UsageError(
                 f"{name}({excerpt(choices[0])}): choices are separate arguments. Write {name}(*choices)."
             )
-        plain: dict[Scalar, Scalar] = {}
-        for choice in (_choice(name, choice) for choice in choices):
-            if choice in plain:
+        found: dict[Scalar, object] = {}
+        for choice in choices:
+            try:
+                kept = stored(choice)
+            except ValueError as rule:
                 raise UsageError(
-                    f"{name}(...): choices must differ under ==, and {choice!r} equals {plain[choice]!r}. "
-                    "Remove one, or write them as strings."
+                    f"{name}(...): a choice must be {rule}, not {excerpt(choice)}. Choose by a name and look it up "
+                    "in the task."
+                ) from None
+            if kept in found:
+                raise UsageError(
+                    f"{name}(...): choices must differ under ==, and {excerpt(choice)} equals "
+                    f"{excerpt(found[kept])} as the journal has them. Remove one, or write them as strings."
                 )
-            plain[choice] = choice
-        self._set(choices=tuple(plain), when=conditions(f"{name}(...)", when))
-        given = prior is not None or (prior_confidence is not None and None in plain)
+            found[kept] = choice
+        originals = {kept: copied(choice) for kept, choice in found.items() if changed(choice)}
+        self._set(choices=tuple(found), originals=originals, when=conditions(f"{name}(...)", when))
+        given = prior is not None or (prior_confidence is not None and None in found)
         self._believe(f"{name}(...)", prior, prior_confidence, given=given)
 
     @property
@@ -186,10 +199,11 @@ class Categorical(Parameter):
         return iter(self.choices)
 
     def canonical(self, value: object) -> Scalar:
-        for choice in self.choices if isinstance(value, (str, bool, Real, type(None))) else ():
-            # True == 1 in Python, but a choice of 1 does not allow the value True, nor the reverse.
-            if isinstance(choice, bool) is isinstance(value, bool) and choice == value:
-                return choice
+        with suppress(ValueError):
+            given = stored(value)
+            for choice in self.choices:
+                if same(choice, given):
+                    return choice
         rule = "one of " + ", ".join(map(repr, self.choices))
         if isinstance(value, str):
             raise ValueError(f"{rule}. {suggestion(value, (c for c in self.choices if isinstance(c, str)))}")
@@ -212,8 +226,8 @@ class Ordinal(Categorical):
     """One of several choices in order, such as 32, 64, 128, 256: neighbours count as similar.
 
     Args:
-        *choices (str, int, float, bool or None): at least one, all different under ==; numbers ascend or descend.
-        prior (str, int, float, bool or None; default None): the choice that is believed to be good. None: no belief,
+        *choices (as of ``Categorical``): at least one, all different under ==; numbers ascend or descend.
+        prior (a choice; default None): the choice that is believed to be good. None: no belief,
             or, with a ``prior_confidence``, the choice None.
         prior_confidence (str; default None): standard deviation of a truncated normal distribution over the ranks:
             "low" a half of all ranks, "medium" a quarter, "high" an eighth. None: "medium" where there is a prior.
@@ -229,8 +243,8 @@ class Ordinal(Categorical):
     @checked_arguments()
     def __init__(
         self,
-        *choices: Scalar,
-        prior: Scalar = None,
+        *choices: object,
+        prior: object = None,
         prior_confidence: Confidence | None = None,
         when: Condition | None = None,
     ) -> None:
@@ -246,41 +260,6 @@ class Ordinal(Categorical):
 
     def _belief(self, gene: float, confidence: Confidence) -> Belief:
         return ChoiceBelief.ordered(int(gene), self.count, confidence)
-
-
-def is_unicode(text: str) -> bool:
-    """Whether ``text`` can be written as UTF-8, the encoding of journals: lone surrogates cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def plain_number(value: object, kind: type[Real | Integral]) -> int | float | None:
-    """``value`` of the type ``kind`` as an int or a float of Python's; None for any other value."""
-    if isinstance(value, bool) or not isinstance(value, kind):
-        return None
-    try:
-        return int(operator.index(value)) if isinstance(value, Integral) else float(value)
-    except (
-        TypeError,
-        OverflowError,
-    ):  # numpy.timedelta64 is an Integral without an index; a Fraction may be too large
-        return None
-
-
-def _choice(kind: str, choice: object) -> Scalar:
-    """``choice`` as a plain Python value, converted from types of NumPy and from members of enumerations."""
-    if choice is None or isinstance(choice, bool):
-        return choice
-    if isinstance(choice, str) and is_unicode(choice):
-        return str.__str__(choice)
-    number = plain_number(choice, Real)
-    if isinstance(number, int) and abs(number) <= LARGEST_INT:
-        return number
-    if isinstance(number, float) and math.isfinite(number):
-        return number
-    raise UsageError(
-        f"{kind}(...): a choice must be a string, a finite number (up to 2**53 if whole), True, False or "
-        f"None, as it is written to the journal, not {excerpt(choice)}. Choose by a name and look it up in the task."
-    )
 
 
 def conditions(shown: str, when: object) -> When:

@@ -16,7 +16,8 @@ from hpo.arguments import checked_arguments
 from hpo.errors import UsageError
 from hpo.individual import Scalar
 from hpo.space.beliefs import Confidence
-from hpo.space.parameters import LARGEST_INT, Condition, Decoder, Encoder, Parameter, conditions, plain_number
+from hpo.space.choices import LARGEST_INT, plain_number
+from hpo.space.parameters import Condition, Decoder, Encoder, Parameter, conditions
 from hpo.text import excerpt
 
 Bound = TypeVar("Bound", int, float)

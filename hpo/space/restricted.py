@@ -6,7 +6,6 @@ import random
 from collections.abc import Mapping, Sequence
 
 from hpo.errors import UsageError
-from hpo.individual import Scalar
 from hpo.space.parameters import Categorical, Ordinal
 from hpo.space.space import Genome, SearchSpace
 from hpo.spelling import suggestion
@@ -26,7 +25,7 @@ class RestrictedSpace(SearchSpace):
         UsageError: ``only`` names a parameter or choice that the space does not have.
     """
 
-    def __init__(self, space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> None:
+    def __init__(self, space: SearchSpace, only: Mapping[str, Sequence[object]]) -> None:
         super().__init__(space.parameters)
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._replacements: dict[int, list[int]] = {}
@@ -75,13 +74,13 @@ class RestrictedSpace(SearchSpace):
         return [place for place in wrong if self.names[place] in active]
 
 
-def restricted(space: SearchSpace, only: Mapping[str, Sequence[Scalar]]) -> SearchSpace:
+def restricted(space: SearchSpace, only: Mapping[str, Sequence[object]]) -> SearchSpace:
     """``space`` restricted to the choices in ``only``; ``space`` itself where ``only`` is empty."""
     return RestrictedSpace(space, only) if only else space
 
 
 def _indices(
-    space: SearchSpace, name: str, choices: Sequence[Scalar], problems: list[str]
+    space: SearchSpace, name: str, choices: Sequence[object], problems: list[str]
 ) -> tuple[int, ...]:
     """Sorted indices of ``choices``; mistakes are appended to ``problems``."""
     if name not in space.parameters:

@@ -6,8 +6,10 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
@@ -15,6 +17,7 @@ from hpo.arguments import checked_arguments
 from hpo.errors import CampaignError, UsageError
 from hpo.individual import Scalar
 from hpo.space.beliefs import DOUBT
+from hpo.space.choices import copied
 from hpo.space.parameters import Categorical, Encoder, Ordinal, Parameter, When
 from hpo.space.ranges import Float, Int
 from hpo.spelling import suggestion
@@ -61,13 +64,21 @@ class SearchSpace:
         _check_names(self.parameters)
         self.names: tuple[str, ...] = tuple(self.parameters)
         self.limits: dict[str, tuple[float, float]] = {name: p.limits for name, p in self.parameters.items()}
-        self._when = {name: _checked_when(name, self.parameters) for name in self.names}
-        self.order: tuple[str, ...] = _parents_first(self._when)
+        self.conditions: dict[str, When] = {name: _checked_when(name, self.parameters) for name in self.names}
+        """Canonical values under which each parameter is active, by name of a parent."""
+        self.order: tuple[str, ...] = _parents_first(self.conditions)
         """All names, parents before the children with conditions on them."""
-        self._conditional = [(name, tuple(when.items())) for name in self.order if (when := self._when[name])]
+        self._conditional = [
+            (name, tuple(when.items())) for name in self.order if (when := self.conditions[name])
+        ]
         self._narrowed: dict[str, set[Scalar]] = {}
         """Allowed choices of restricted parameters, by name."""
         self._counts = [p.count if isinstance(p, Categorical) else None for p in self.parameters.values()]
+        self._originals = {
+            name: p.originals
+            for name, p in self.parameters.items()
+            if isinstance(p, Categorical) and p.originals
+        }
         self._beliefs = [p.belief for p in self.parameters.values()]
         self._decoders = [(name, p.decoder()) for name, p in self.parameters.items()]
         self._encoders: list[tuple[str, Encoder, float]] = [
@@ -104,9 +115,22 @@ class SearchSpace:
                     break
         return values
 
+    @property
+    def has_originals(self) -> bool:
+        """Whether any choice was given in another form than journals have."""
+        return bool(self._originals)
+
+    def as_given(self, params: Mapping[str, Scalar]) -> Params:
+        """A canonical configuration with all choices in the form in which the space was given them."""
+        given: dict[str, Any] = dict(params)
+        for name, originals in self._originals.items():
+            if name in given and given[name] in originals:
+                given[name] = copied(originals[given[name]])
+        return given
+
     def exists(self, name: str, params: Mapping[str, object]) -> bool:
         """Whether the parameter ``name`` is active, given the values in ``params`` of those before it in ``order``."""
-        return _is_active(self._when[name], params)
+        return _is_active(self.conditions[name], params)
 
     def validate(self, params: Mapping[str, object]) -> Params:
         """``params`` as ``decode`` would return it.
@@ -123,7 +147,7 @@ class SearchSpace:
         canonical: Params = {}
         rejected: set[str] = set()
         for name in self.order:
-            parents = self._when[name]
+            parents = self.conditions[name]
             if rejected.intersection(parents):
                 # Whether this parameter is active depends on a value that is already reported as wrong.
                 rejected.add(name)
@@ -192,19 +216,19 @@ class SearchSpace:
         # Children follow their parents closely, so that few parents' values have to be distinguished at a time.
         order: list[str] = []
         for name in self.order:
-            parents = [order.index(parent) for parent in self._when[name]]
+            parents = [order.index(parent) for parent in self.conditions[name]]
             order.insert(max(parents) + 1 if parents else len(order), name)
-        last_use = {parent: place for place, name in enumerate(order) for parent in self._when[name]}
+        last_use = {parent: place for place, name in enumerate(order) for parent in self.conditions[name]}
         # Numbers of configurations by the values of the parents that later conditions name.
         counts: dict[tuple[tuple[str, Scalar], ...], int] = {(): 1}
         for place, name in enumerate(order):
             narrowed = self._narrowed.get(name)
             choices = self.parameters[name].count if narrowed is None else len(narrowed)
-            named = {value for when in self._when.values() for value in when.get(name, ())}
+            named = {value for when in self.conditions.values() for value in when.get(name, ())}
             named = named if narrowed is None else named & narrowed
             found: Counter[tuple[tuple[str, Scalar], ...]] = Counter()
             for chosen, count in counts.items():
-                active = _is_active(self._when[name], dict(chosen))
+                active = _is_active(self.conditions[name], dict(chosen))
                 if active and choices is None:
                     return None
                 kept = tuple(one for one in chosen if last_use[one[0]] > place)
@@ -256,7 +280,7 @@ class SearchSpace:
         return sentences
 
     def _why_inactive(self, name: str, canonical: Params) -> str | None:
-        for parent, allowed in self._when[name].items():
+        for parent, allowed in self.conditions[name].items():
             needed = f"exists only where {parent} is {' or '.join(map(repr, allowed))}"
             if parent not in canonical:
                 return f"{needed}, and {parent} does not exist here"
@@ -269,7 +293,7 @@ class SearchSpace:
             yield {name: chosen[name] for name in self.names if name in chosen}
             return
         name = self.order[depth]
-        if not _is_active(self._when[name], chosen):
+        if not _is_active(self.conditions[name], chosen):
             yield from self._extensions(depth + 1, chosen)
             return
         narrowed = self._narrowed.get(name)
@@ -317,7 +341,7 @@ def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
                 f"Make {parent} an Ordinal or an Int, give it a step, or drop the condition."
             )
         values = []
-        for value in allowed:
+        for value in _several(parameters[parent], allowed):
             try:
                 values.append(parameters[parent].canonical(value))
             except ValueError as rule:
@@ -326,6 +350,14 @@ def _checked_when(name: str, parameters: Mapping[str, Parameter]) -> When:
                 ) from None
         checked[parent] = tuple(dict.fromkeys(values))
     return checked
+
+
+def _several(parent: Parameter, allowed: tuple[object, ...]) -> tuple[object, ...]:
+    """Values that a condition names: those in ``allowed``, or ``allowed`` itself where only this is a choice."""
+    for values in allowed, (allowed,):
+        with suppress(ValueError):
+            return tuple(map(parent.canonical, values))
+    return allowed
 
 
 def _parents_first(when: Mapping[str, When]) -> tuple[str, ...]:

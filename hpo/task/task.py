@@ -118,6 +118,15 @@ class Task:
         """
         return self._refusing(params) is None
 
+    def run(self, trial: Trial) -> object:
+        """Evaluate a trial, which gets choices as the space was given them.
+
+        Args:
+            trial (Trial): the trial.
+        """
+        trial.params = self.space.as_given(trial.params)
+        return self.evaluate(trial)
+
     def steps_of(self, params: Params) -> int | None:
         """Number of steps that a whole run reports; None where the task does not state it.
 
@@ -130,7 +139,7 @@ class Task:
         if not callable(self.steps):
             return self.steps
         try:
-            steps = self.steps(dict(params))
+            steps = self.steps(self.space.as_given(params))
         except Exception as error:
             raise UsageError(
                 f"Task: steps, {_place(self.steps)}, raised {type(error).__name__}: {error}, for {params}. It must "
@@ -163,7 +172,7 @@ class Task:
     def _refusing(self, params: Params) -> Constraint | None:
         for constraint in self.constraints:
             try:
-                answer = constraint(dict(params))
+                answer = constraint(self.space.as_given(params))
                 allowed = bool(answer)
             except Exception as error:
                 raise CampaignError(

@@ -62,7 +62,7 @@ def run(crew: InlineCrew, order: Job) -> TaskOutcome:
 
 
 def task_of(evaluate: Callable[[hpo.Trial], object]) -> Any:
-    return SimpleNamespace(evaluate=evaluate, objectives=("value",), limits=UNLIMITED)
+    return SimpleNamespace(run=evaluate, objectives=("value",), limits=UNLIMITED)
 
 
 def crew_of(

@@ -21,7 +21,7 @@ from hpo.config import process
 from hpo.config.reader import Settings
 from hpo.errors import CampaignError
 from hpo.evaluation.directories import EvaluationDirectories
-from hpo.individual import ENQUEUED, Scalar, birthplace
+from hpo.individual import ENQUEUED, birthplace
 from hpo.islands.coordinator.budget import Suits
 from hpo.islands.coordinator.commands import Commands, point_assignment
 from hpo.islands.coordinator.coordinator import Coordinator
@@ -234,7 +234,7 @@ def _remarks_on_kinds(definition: CampaignDefinition, islands: int) -> list[str]
 
 
 def _unseen(
-    whole: SearchSpace, allows: Allows, only: Sequence[Mapping[str, Sequence[Scalar]]]
+    whole: SearchSpace, allows: Allows, only: Sequence[Mapping[str, Sequence[object]]]
 ) -> list[UnseenConfigurations]:
     """Configurations that each island can still evaluate. ``only``: allowed choices by island."""
     parts = [part for place, part in enumerate(only) if part not in only[:place]]

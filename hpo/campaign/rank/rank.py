@@ -110,7 +110,7 @@ class Rank:
         if transport.failed() or (not left and tolerates_deaths()):
             atexit.register(lambda: leave_without_mpi(self.process_code))
         _raise_failure(end)
-        return Result(settings.directory, end.reason)
+        return Result(settings.directory, end.reason, self._definition.task.space)
 
     def _layout(self, first_island: int = 0, *, joins: bool = True) -> Layout:
         """Layout of the launch; arguments as of ``Layout.plan``."""

@@ -262,7 +262,7 @@ class Evaluator:
         self._seeder.seed(trial.seed)
         self._state.begin()
         try:
-            returned = self._task.evaluate(trial)
+            returned = self._task.run(trial)
             joules = self._energy.end()
             if joules is not None and JOULES in {*self._task.limits.names} - {*self._objectives}:
                 trial.metrics.setdefault(JOULES, joules)

@@ -89,7 +89,7 @@ def _groups(
     groups: dict[str, dict[str, tuple[Scalar | None, Scalar | None]]] = {}
     for name in (one for one in space.order if one in found):
         merged = {name: found[name]}
-        for parent in space.parameters[name].when:
+        for parent in space.conditions[name]:
             merged = {**groups.get(parent, {}), **merged}
         groups.update(dict.fromkeys(merged, merged))
     return list({id(one): one for one in groups.values()}.values())

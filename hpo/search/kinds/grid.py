@@ -9,7 +9,7 @@ from hpo.errors import UsageError
 from hpo.individual import GRID, Scalar
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Genome, Offspring, SearchContext
-from hpo.space.parameters import Categorical, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Ordinal, Parameter, When
 from hpo.space.space import SearchSpace
 
 _LARGEST_GRID = 100_000
@@ -33,16 +33,12 @@ class GridBreeder(Breeder):
     def __init__(self, space: SearchSpace, grid_points: int) -> None:
         self._space = space
         named: dict[str, set[Scalar]] = {}
-        conditions: dict[str, dict[str, tuple[Scalar, ...]]] = {}
-        for name, parameter in space.parameters.items():
-            for parent, allowed in parameter.when.items():
-                # As its own value has it: 0.1 + 0.2 means 0.3 where that is one of its steps.
-                found = tuple(space.parameters[parent].canonical(value) for value in allowed)
-                conditions.setdefault(name, {})[parent] = found
-                named.setdefault(parent, set()).update(found)
+        for conditions in space.conditions.values():
+            for parent, allowed in conditions.items():
+                named.setdefault(parent, set()).update(allowed)
         grid = SearchSpace(
             {
-                name: _listed(parameter, grid_points, named.get(name, set()), conditions.get(name))
+                name: _listed(parameter, grid_points, named.get(name, set()), space.conditions[name] or None)
                 for name, parameter in space.parameters.items()
             }
         )
@@ -97,9 +93,7 @@ class GridBreeder(Breeder):
                 self._places[last] = place
 
 
-def _listed(
-    parameter: Parameter, points: int, named: set[Scalar], when: dict[str, tuple[Scalar, ...]] | None
-) -> Parameter:
+def _listed(parameter: Parameter, points: int, named: set[Scalar], when: When | None) -> Parameter:
     """``parameter`` restricted to the values of the grid, which exists ``when``."""
     if isinstance(parameter, Categorical):
         return type(parameter)(*parameter.choices, when=when)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from hpo.space.parameters import Categorical, Ordinal
 from hpo.space.ranges import Float, Int
@@ -64,13 +64,13 @@ class VectorisedGenomes:
         names, found = self._space.names, []
         for name in self._space.order:
             parents = []
-            for parent, allowed in self._space.parameters[name].when.items():
+            for parent, allowed in self._space.conditions[name].items():
                 p = self._space.parameters[parent]
                 if isinstance(p, Categorical):
-                    values = [float(p.choices.index(p.canonical(one))) for one in allowed]
+                    values = [float(p.choices.index(one)) for one in allowed]
                 else:
                     assert isinstance(p, (Float, Int)) and p.step is not None
-                    values = [round((p.canonical(one) - p.low) / p.step) for one in allowed]
+                    values = [round((cast(float, one) - p.low) / p.step) for one in allowed]
                 parents.append((names.index(parent), values))
             if parents:
                 found.append((names.index(name), parents))

@@ -182,7 +182,12 @@ def details(source: Source, identities: Collection[str]) -> Details:
         # The page leaves out null, the value of a parameter that does not exist; None may be a choice.
         params={
             one_line(name): _column(
-                ["None" if one.params.get(name, 0) is None else one.params.get(name) for one in found]
+                [
+                    str(value)
+                    if (value := one.params.get(name, 0)) is None or isinstance(value, tuple)
+                    else one.params.get(name)
+                    for one in found
+                ]
             )
             for name in names
         },

@@ -39,7 +39,7 @@ class Axis:
                 return None
             return (self._encode(choice) + 0.5) / len(self.parameter.choices)
         assert isinstance(self.parameter, (Float, Int))
-        if isinstance(one, bool | str | None) or not self.parameter.low <= one <= self.parameter.high:
+        if isinstance(one, bool | str | tuple | None) or not self.parameter.low <= one <= self.parameter.high:
             return None
         return self._encode(one)
 
