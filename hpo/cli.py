@@ -217,6 +217,13 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _replay(options: argparse.Namespace) -> int:
+    from hpo.results import replay
+
+    terminal.write(replay.write(options.directory, options.id, options.path))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run,
     "try": _try,
@@ -225,6 +232,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "best": _best,
     "show": _show,
     "export": _export,
+    "replay": _replay,
     "log": _log,
     "report": _report,
     "watch": _watch,

@@ -153,6 +153,13 @@ def _add_results(add: _Add) -> None:
         metavar="PATH",
         help="file to write: .csv, .parquet or .json; of an Optuna study .journal or sqlite:///FILE, which is added to",
     )
+    replay = add(
+        "replay",
+        "Write a campaign file of one evaluation that trains the schedule of an individual from its beginning.",
+        "hpo replay runs/digits 0-1-17 jobs/replay.toml",
+    )
+    replay.add_argument("id", metavar="ID", help="of the individual, as `hpo best` shows it")
+    replay.add_argument("path", type=Path, metavar="PATH", help="file to write, beside the campaign's own")
     log = add(
         "log",
         "Write a campaign to a logger, from its files alone: afterwards, or while it runs. What is there stays.",

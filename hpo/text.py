@@ -46,3 +46,8 @@ def digits(values: Iterable[object], least: int = 4) -> int:
 def without_password(name: str) -> str:
     """``name`` with the password of a URL replaced: messages and journals are read by others than its owner."""
     return _PASSWORD.sub(r"\1:***@", name)
+
+
+def toml_key(name: str) -> str:
+    """Key of TOML, in quotes where it needs them."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

@@ -41,6 +41,9 @@ class Campaign:
             as {"source": "study.db", "study": "first"}, points such as {"params": {…}, "value": 0.9}, what
             ``hpo.known_points`` returned.
         points (list; default ()): configurations to evaluate first, as dictionaries or paths of tables.
+        schedule (list of dict; default ()): intervals that each evaluation trains in turn, each from the checkpoint of
+            the interval before: the configuration that is evaluated first, and the changes in each later interval; or
+            what ``Result.schedule`` returns.
         restarts (int, from 0; default 10): how often ``hpo run`` starts mpirun again after ranks died.
         islands (int, from 1; default 1): each has at least one worker.
         ranks_per_worker (int, from 1; default 1): ranks that train one individual together. The number of ranks must

@@ -33,6 +33,7 @@ from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import reference_losses
 from hpo.search.proposals import MOST_DRAWS
 from hpo.task.code_version import CodeVersion, code_of
+from hpo.task.schedule import scheduled
 from hpo.task.task import Task, TaskSource, load_task
 from hpo.terminal import quoted
 from hpo.text import excerpt
@@ -77,7 +78,7 @@ class CampaignDefinition:
         join: bool | None = None,
     ) -> None:
         self.settings = settings
-        self.task = task
+        self.task = scheduled(task, settings.schedule)
         self.code = code
         self.join = join
         self._reference = reference
@@ -95,7 +96,12 @@ class CampaignDefinition:
             )
         base = Path(path).resolve().parent
         task = load_task(settings.task, base=base, options=settings.task_options)
-        source = TaskSource(reference=settings.task, base=str(base), options=settings.task_options)
+        source = TaskSource(
+            reference=settings.task,
+            base=str(base),
+            options=settings.task_options,
+            schedule=tuple(settings.schedule),
+        )
         return cls(settings, task, reference=settings.task, source=source, join=join)
 
     @property
@@ -124,7 +130,8 @@ class CampaignDefinition:
     def identity(self) -> dict[str, object]:
         """Properties that must stay the same when the campaign goes on in its directory."""
         task, options = self._reference or self.task.name, dict(self.settings.task_options)
-        return {"task": task, "options": options, **self.task.describe()}
+        schedule = {"schedule": list(self.settings.schedule)} if self.settings.schedule else {}
+        return {"task": task, "options": options, **schedule, **self.task.describe()}
 
     def bound_to_directory(self) -> CampaignDefinition:
         """The same campaign with an absolute directory, where the task may change the working directory of this
@@ -219,6 +226,11 @@ class CampaignDefinition:
             pruning.of_search(search, self.task.objectives)
         with noted(found):
             reevaluation.check(search.reevaluate, search.kind, self.task.objectives)
+        if self.settings.schedule and (search.traits.needs_checkpoints or self.settings.inherits(island)):
+            found[
+                'schedule: its intervals begin from one another, and with kind = "pbt", phases or inherit individuals '
+                "begin from others. Remove one of them"
+            ] = None
         return found
 
     def _differences(self, recorded: dict[str, object], given: dict[str, object]) -> list[str]:

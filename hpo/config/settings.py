@@ -116,6 +116,13 @@ def _choices(value: object) -> object:
     return [_choices(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
+def _as_schedule(value: object, info: ValidationInfo) -> object:
+    """``schedule``, whose intervals may be individuals, as ``Result.schedule`` returns them."""
+    if isinstance(value, (list, tuple)):
+        value = [getattr(one, "params", one) for one in value]
+    return _check_choices(value, info)
+
+
 def _as_path(value: object) -> object:
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         return value
@@ -366,6 +373,11 @@ class Settings(Section):
     points: Annotated[tuple[str | dict[str, Choice], ...], BeforeValidator(_check_choices)] = _setting(
         (),
         'a list of configurations, such as { lr = 0.1 }, and of files of them, such as "points.csv"',
+        strict=False,
+    )
+    schedule: Annotated[tuple[dict[str, Choice], ...], BeforeValidator(_as_schedule)] = _setting(
+        (),
+        "a list with a table of parameters for each interval of training: all of the first, then those that change",
         strict=False,
     )
     layout: LayoutSettings = LayoutSettings()

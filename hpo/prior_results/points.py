@@ -6,7 +6,6 @@ in a line; nothing happens silently."""
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from hpo.space.space import Params, SearchSpace
 from hpo.spelling import suggestion
 from hpo.task.known_point import Allows, KnownPoint, single_point
 from hpo.task.task import losses_of
-from hpo.text import excerpt
+from hpo.text import excerpt, toml_key
 
 BY_HAND = "the campaign's own list"
 DROP, REFUSE = "drop", "refuse"
@@ -319,7 +318,7 @@ class _Fitting:
             return
         there = [column.removeprefix(sources.PARAMS) for column in likely.values()]
         line = ", ".join(
-            f"{_as_key(name)} = {json.dumps(column, ensure_ascii=False)}"
+            f"{toml_key(name)} = {json.dumps(column, ensure_ascii=False)}"
             for name, column in zip(likely, there)
         )
         raise UsageError(
@@ -411,8 +410,3 @@ class _Fitting:
                 with suppress(ValueError):
                     self._space.parameters[name].canonical(self._cells.value(name, cell))
                     found[column] += 1
-
-
-def _as_key(name: str) -> str:
-    """Key of TOML, in quotes where it needs them."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

@@ -18,6 +18,7 @@ from hpo.errors import CampaignError, HpoError, UsageError
 from hpo.individual import MOST_STEPS
 from hpo.space.space import Params, SearchSpace, listable
 from hpo.spelling import suggestion
+from hpo.task import schedule as schedules
 from hpo.task.importing import explained, import_user_module, split_reference
 from hpo.task.limits import checked_limits
 from hpo.text import excerpt
@@ -93,6 +94,7 @@ class Task:
         self.steps: int | Callable[[Params], int] | None = (
             steps if steps is None or callable(steps) else _checked_steps("", steps)
         )
+        self.schedule: tuple[Mapping[str, object], ...] = ()
         self.source: TaskSource | None = None
 
     def __repr__(self) -> str:
@@ -119,13 +121,13 @@ class Task:
         return self._refusing(params) is None
 
     def run(self, trial: Trial) -> object:
-        """Evaluate a trial, which gets choices as the space was given them.
+        """Evaluate a trial, which gets choices as the space was given them: with a schedule, all its intervals.
 
         Args:
             trial (Trial): the trial.
         """
         trial.params = self.space.as_given(trial.params)
-        return self.evaluate(trial)
+        return schedules.train(self, trial) if self.schedule else self.evaluate(trial)
 
     def steps_of(self, params: Params) -> int | None:
         """Number of steps that a whole run reports; None where the task does not state it.
@@ -237,6 +239,8 @@ class TaskSource:
     """Keywords for the function that the reference names."""
     pickled: bytes | None = field(default=None, repr=False)
     """The pickled task; None with a reference."""
+    schedule: tuple[Mapping[str, object], ...] = ()
+    """Intervals of a schedule, which the campaign and not the task has."""
     path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
     """Module search path of the process that made this source."""
 
@@ -251,7 +255,8 @@ class TaskSource:
         known = {str(Path(entry).resolve()) for entry in sys.path}
         sys.path.extend(entry for entry in self.path if str(Path(entry).resolve()) not in known)
         if self.reference is not None:
-            return load_task(self.reference, base=Path(self.base), options=dict(self.options))
+            task = load_task(self.reference, base=Path(self.base), options=dict(self.options))
+            return schedules.scheduled(task, self.schedule)
         import cloudpickle
 
         try:

@@ -99,12 +99,15 @@ class Trial:
 
     __slots__ = (
         "_asked_to_save",
+        "_before",
         "_curve",
         "_directory",
         "_diverged_in",
+        "_last_interval",
         "_last_step",
         "_limits",
         "_link",
+        "_offset",
         "_parent",
         "_stale",
         "_storage_error",
@@ -145,6 +148,9 @@ class Trial:
         self._link = link
         self._curve = curve
         self._last_step: int | None = None
+        # Steps are counted on from the interval before, where the task counts each interval's from 0.
+        self._before, self._last_interval = 0, True
+        self._offset: int | None = 0
         self._asked_to_save = False
         # The epoch in which the loss of a training was not finite.
         self._diverged_in: int | None = None
@@ -194,6 +200,15 @@ class Trial:
             directory=str(directory),
         )
         return cls(_Alone(device), job, rank=rank, size=size, local_rank=local_rank)
+
+    def _begin_interval(
+        self, params: Params, *, directory: Path, parent: Path | None, seed: int, steps: int, last: bool
+    ) -> None:
+        """Go on as the trial of an interval of a schedule, after ``steps`` steps; ``last``: whether none follows."""
+        self.params, self.seed = params, seed
+        self._directory, self._parent = str(directory), None if parent is None else str(parent)
+        self._before, self._last_interval = steps, last
+        self._offset = None if steps else 0
 
     @property
     def directory(self) -> Path:
@@ -273,6 +288,10 @@ class Trial:
                 f"trial.report: {name} = {excerpt(metrics[name])}: no metric may be called "
                 f"{', '.join(CURVE_COLUMNS)}, as columns of the curves are. Give it another name."
             )
+        if self._offset is None:
+            self._offset = 0 if whole > self._before else self._before
+        whole += self._offset
+        last = None if self._last_step is None or not self._last_interval else self._last_step + self._offset
         self.last_report = (whole, number)
         kept: dict[str, Metric] = {}
         if self._curve is not None or self._limits:
@@ -282,7 +301,7 @@ class Trial:
             self._curve.add(whole, number, kept)
         # Early stopping ranks what breaks a limit behind all else, as it does NaN.
         broken = self._limits.broken(None, {**self.metrics, **kept})
-        if self._link.report(whole, math.nan if broken else number, self._last_step):
+        if self._link.report(whole, math.nan if broken else number, last):
             pruned = Pruned(f"pruned at step {whole} with value {number!r}")
             pruned.on_all_ranks = True
             raise pruned

@@ -229,6 +229,92 @@ def test_the_result_is_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [row.endswith("goes on") for row in rows] == [not one["changed"] for one in entry["schedule"]]
 
 
+def test_a_schedule_is_trained_again_in_one_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = hpo.Campaign(CLIMB, **settings(Path("run"), perturb=["lr", "n"])).run()
+    line = found.schedule()
+    again = settings(Path("again"), evaluations=1, kind="random", keep=1)
+    result = hpo.Campaign(CLIMB, **again, schedule=line).run()
+    [one] = result.individuals
+    assert (one.value, one.params) == (found.best.value, line[0].params)
+    assert one.metrics["steps"] == 10 * len(line)
+    left = [path.name for path in (tmp_path / "again/evaluations" / one.id).iterdir()]
+    assert sorted(left) == ["schedule.json", "state"]
+    refused(
+        lambda: hpo.Campaign(CLIMB, **again, schedule=line[1:]).run(), "schedule was", error=hpo.CampaignError
+    )
+    # By a file, whose evaluators load the task by its name.
+    Path("my.py").write_text("from test_pbt import CLIMB")
+    rows = [
+        'task = "my.py:CLIMB"',
+        'directory = "named"',
+        "evaluations = 8",
+        "[search]",
+        'kind = "pbt"',
+        "pool = 2",
+    ]
+    Path("pbt.toml").write_text("\n".join(rows))
+    assert cli.main(["run", "pbt.toml"]) == 0
+    best = hpo.Result("named").best
+    assert cli.main(["replay", "named", best.id, "replay.toml"]) == 0
+    assert cli.main(["run", "replay.toml"]) == 0
+    assert hpo.Result(f"named-replay-{best.id}").best.value == best.value
+    inner = hpo.Task(CLIMB.space, lambda trial: climb(trial))  # which no file can name
+    hpo.Campaign(inner, **settings(Path("inner"), evaluations=1)).run()
+    capsys.readouterr()
+    for arguments, words in (
+        (["named", best.id, "replay.toml"], "exists"),
+        (["named", "9-9-9", "other.toml"], "9-9-9"),
+        (["named", best.id, "elsewhere/other.toml"], "beside the campaign's own"),
+        (["inner", "0-0-0", "other.toml"], "schedule=hpo.Result"),
+    ):
+        assert cli.main(["replay", *arguments]) in (1, 2) and words in capsys.readouterr().err
+
+
+def test_a_schedule_goes_on_in_the_interval_in_which_it_was_and_counts_steps_on(tmp_path: Path) -> None:
+    seen: list[tuple[object, bool, int]] = []
+
+    def evaluate(trial: hpo.Trial) -> float:
+        parent = trial.parent_checkpoint
+        seen.append((trial.params.get("momentum"), parent is not None, trial.seed))
+        if len(seen) == 2:
+            raise hpo.Interrupted
+        for step in (1, 2):
+            trial.report(step, 0.0)
+        (trial.directory / "state").write_text((parent / "state").read_text() + "x" if parent else "x")
+        return float(len((trial.directory / "state").read_text()))
+
+    task = hpo.Task(
+        hpo.SearchSpace(
+            optimizer=hpo.Categorical("sgd", "adam"),
+            momentum=hpo.Float(0.0, 1.0, when={"optimizer": "sgd"}),
+        ),
+        evaluate,
+        default={"optimizer": "adam"},
+        steps=2,
+    )
+    first = {"optimizer": "sgd", "momentum": 0.5}
+    schedule = [first, {"momentum": 0.25}, {"optimizer": "adam"}, {}]
+    campaign = settings(tmp_path / "run", evaluations=1, kind="random", schedule=schedule)
+    assert hpo.Campaign(task, **campaign).run().reason == "incomplete"
+    result = hpo.Campaign(task, **campaign).run()
+    assert [one[0] for one in seen] == [0.5, 0.25, 0.25, None, None]
+    assert [one[1] for one in seen] == [False, True, True, True, True]
+    assert seen[1] == seen[2] and len({one[2] for one in seen}) == 4
+    assert result.best.value == 4.0 and result.best.params == first
+    assert [*result.curves()["step"]] == [*range(1, 9)]
+    for wrong, words in (
+        ([{"optimizer": "sgd"}], "interval 1: momentum is missing"),
+        ([first, {"lr": 1.0}], "interval 2: 'lr' is no parameter"),
+        ([first, {"optimizer": "adam", "momentum": 0.5}], "exists only where optimizer is"),
+        ([0.5], "a table of parameters"),
+    ):
+        refused(lambda wrong=wrong: hpo.Campaign(task, **{**campaign, "schedule": wrong}), words)  # type: ignore[misc]
+    refused(lambda: hpo.Campaign(task, **{**campaign, "kind": "pbt"}).run(), "schedule: its intervals")
+
+
 def test_a_schedule_begins_where_a_checkpoint_was_gone_and_has_one_interval_elsewhere(tmp_path: Path) -> None:
     campaign = settings(tmp_path / "run")
     hpo.Campaign(CLIMB, **{**campaign, "evaluations": 12}).run()
