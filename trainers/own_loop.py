@@ -23,7 +23,7 @@ from trainers.communication.rank_consistency import refuse_alone_among_many, ref
 from trainers.communication.topology import Topology
 from trainers.evaluation.evaluate import current, device_of
 from trainers.methods.ddp import DDP
-from trainers.methods.strategy import Method, Setup
+from trainers.methods.strategy import Method, Setup, preparation_of
 from trainers.names import plain, plain_name, renamed
 from trainers.optim.composite import parameters_in
 from trainers.precision import autocast_as_now, without_autocast
@@ -84,7 +84,7 @@ def wrap(
     """
     method = DDP() if method is None else method
     check_kinds_of(model=model, method=method, topology=topology, timeout=timeout)
-    if hasattr(method, "prepare"):
+    if preparation_of(method) is not None:
         raise ValueError(
             f"method = {type(method).__name__}: replaces parameters before the optimizer is made, and here there is "
             "one. With it, use trainers.train; or take another method, such as DDP."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -99,6 +99,11 @@ def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, in the same memory; any other ``tensor`` itself."""
     sharded: Any = tensor
     return sharded.to_local() if is_sharded(tensor) else tensor
+
+
+def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's parts of ``tensors``, see ``local_part``, but for those of which it has nothing."""
+    return [part for part in map(local_part, tensors) if part.numel()]
 
 
 def in_kind(value: object, item: object) -> object:

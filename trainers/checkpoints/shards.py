@@ -145,7 +145,8 @@ def read_alone(directory: str | Path) -> Mapping[str, Any]:
     own = files.of_rank(0)
     content = {**files.shared, **own}
     content.pop("pieces", None)
-    found: Mapping[str, Any] = joined(content, pieces_of(files, range(files.ranks), {0: own}))
+    ranks = cast("Iterable[int]", content.pop("pieces of", range(files.ranks)))
+    found: Mapping[str, Any] = joined(content, pieces_of(files, ranks, {0: own}))
     return found
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trainers.communication.channel import COMPLEX_TYPES, REAL_TYPES, Channel
 from trainers.communication.communicator import Communicator
 from trainers.names import format_of, running_statistics
+from trainers.structures import local_parts
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed: large compared to latencies, small enough to overlap with the backward pass."""
@@ -150,25 +151,34 @@ def average_summands(channel: Channel, tensors: Sequence[Tensor]) -> None:
         torch._foreach_div_(bucket.tensors, channel.size)
 
 
-def reconcile_buffers(channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor] = ()) -> None:
+def reconcile_buffers(
+    channel: Channel,
+    model: nn.Module,
+    *,
+    parameters: Sequence[Tensor] = (),
+    copies: Channel | None = None,
+) -> None:
     """Make the model's buffers equal on all ranks: running statistics, and these ``parameters``, become their mean,
-    other buffers those of rank 0.
+    other buffers those of rank 0. Parts of sharded parameters become the mean over ``copies``.
     """
     statistics, others = buffers_of(model)
+    if copies is not None:
+        average_tensors(copies, local_parts(parameters))
+        parameters = ()
     average_tensors(channel, [*parameters, *statistics])
     broadcast_tensors(channel, others)
 
 
 @contextmanager
 def averaged_over_ranks(
-    channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor]
+    channel: Channel, model: nn.Module, *, parameters: Sequence[Tensor], copies: Channel | None = None
 ) -> Iterator[None]:
     """Context in which buffers and ``parameters`` are as ``reconcile_buffers`` leaves them; afterwards, each rank has
     its own again.
     """
     touched = [*parameters, *model.buffers()] if channel.size > 1 else []
     kept = [tensor.detach().clone() for tensor in touched]
-    reconcile_buffers(channel, model, parameters=parameters)
+    reconcile_buffers(channel, model, parameters=parameters, copies=copies)
     try:
         yield
     finally:

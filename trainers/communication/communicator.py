@@ -134,6 +134,11 @@ class Communicator:
         return self.group("across", zip(*self.nodes, strict=True))
 
     @property
+    def alone(self) -> Channel:
+        """Channel of this rank alone."""
+        return self.group("alone", ((rank,) for rank in range(self.size)))
+
+    @property
     def channels(self) -> tuple[Channel, ...]:
         """All channels made so far."""
         return tuple(self._channels.values())

@@ -43,6 +43,18 @@ def mesh_of(communicator: Communicator, sizes: Mapping[str, int]) -> DeviceMesh:
     return DeviceMesh.from_group(groups, communicator.device.type, ranks, mesh_dim_names=tuple(sizes))
 
 
+def mesh_of_node(communicator: Communicator) -> DeviceMesh:
+    """Mesh of the ranks of this rank's node, with one dimension, "shard". Collective.
+
+    CommunicationError if a group could not be made.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    nodes = tuple(tuple(communicator.members[rank] for rank in ranks) for ranks in communicator.nodes)
+    group = kept_group(communicator, nodes, communicator.backend)
+    return DeviceMesh.from_group(group, communicator.device.type, mesh_dim_names=("shard",))
+
+
 def kept_group(communicator: Communicator, parts: tuple[Ranks, ...], backend: str) -> dist.ProcessGroup:
     """Group of this rank's part of the world ranks in ``parts``, with the run's time-out. Collective."""
     key = parts, backend

@@ -14,18 +14,20 @@ from torch import Tensor
 from trainers.arguments import check_bounds, check_kinds, check_rules, check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
-from trainers.communication.channel import Pending
+from trainers.communication.channel import Channel, Pending
 from trainers.communication.topology import Ranks
 from trainers.methods.daso_exchange import NodeExchange
+from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.strategy import (
-    AveragingStrategy,
     Method,
+    Prepare,
     Setup,
     State,
     Strategy,
     check_steps,
     refuse_synchronised_norms,
 )
+from trainers.structures import local_parts
 
 _log = logging.getLogger("trainers.methods")
 
@@ -67,10 +69,13 @@ class DASO(Method):
         bucket_bytes (int, bytes on the wire; default None): size of a message. While a message is sent between nodes,
             the message before is sent inside them, and the message before that is merged. None: 2 MiB, or 25 MiB with
             NCCL.
+        shard (str; default None): "node" shards parameters and optimizer state over the ranks of each node, as ``FSDP``
+            does over all ranks: each rank exchanges its part with those of the same place on other nodes. Not below
+            OIALR, and not in ``wrap``. None: each rank has all.
 
     Raises:
-        ValueError: a setting is not allowed; in the run: nodes have different numbers of ranks, or warm-up and
-            cool-down leave no steps between them.
+        ValueError: a setting is not allowed; in the run: nodes have different numbers of ranks, warm-up and cool-down
+            leave no steps between them, or parts of the model cannot be sharded.
     """
 
     sync_every: int = 4
@@ -82,6 +87,7 @@ class DASO(Method):
     plateau_patience: int = 2
     plateau_threshold: float = 0.05
     bucket_bytes: int | None = None
+    shard: str | None = None
 
     def __post_init__(self) -> None:
         check_whole(self, sync_every=1, sync_delay=0, plateau_patience=1, bucket_bytes=1)
@@ -93,8 +99,14 @@ class DASO(Method):
             # One synchronisation is under way at a time.
             ("sync_delay sync_every", self.sync_delay <= self.sync_every, "at most sync_every"),
             ("wire_dtype", self.wire_dtype in _WIRE_DTYPES, '"bf16", "fp32" or None'),
+            ("shard", self.shard in (None, "node"), '"node" or None'),
         )
         check_bounds(self, plateau_threshold="at least 0 and below 1")
+
+    @property
+    def prepare(self) -> Prepare | None:
+        """Function that shards a model within nodes; None without ``shard``."""
+        return None if self.shard is None else shard_within_nodes
 
     def strategy(self, setup: Setup) -> Strategy:
         return _DASOStrategy(self, setup)
@@ -128,7 +140,7 @@ class _Periods:
             self.sync_delay = min(self.sync_delay, max(1, self.sync_delay // 2))
 
 
-class _DASOStrategy(AveragingStrategy):
+class _DASOStrategy(ShardingStrategy):
     def __init__(self, method: DASO, setup: Setup) -> None:
         self._method = method
         self._setup = setup
@@ -145,6 +157,7 @@ class _DASOStrategy(AveragingStrategy):
         self._across = setup.communicator.across  # first, as it refuses nodes of different sizes
         self._node = setup.communicator.node
         self._world = setup.communicator.world
+        super().__init__(setup, among=self._node)
         self._periods = _Periods(sync_every=method.sync_every, sync_delay=method.sync_delay)
         self._used = (method.sync_every, method.sync_delay)
         """B and S of the last step."""
@@ -161,11 +174,15 @@ class _DASOStrategy(AveragingStrategy):
     @property
     def replicated(self) -> bool:
         # The optimizer's moments differ between nodes even when parameters are equal.
-        return self._across.size == 1
+        return self._across.size == 1 and not self.sharded
 
     @property
-    def replica(self) -> Ranks:
-        return self._node.ranks
+    def replica(self) -> Ranks | None:
+        return None if self._across.size == 1 else self._node.ranks
+
+    @property
+    def copies(self) -> Channel | None:
+        return self._across if self.sharded and self._across.size > 1 else None
 
     def parameters_changed(self) -> None:
         # Sums under way must arrive before the exchange with their buffers is replaced.
@@ -174,12 +191,14 @@ class _DASOStrategy(AveragingStrategy):
         self._under_way, self._agreed, self._since_sync = False, True, 0
         self.close()
         trained = self._setup.trained.exchanged()
-        if self._node.size > 1:
+        if self._node.size > 1 and not self.sharded:
             self._averager = GradientAverager(trained, self._node, keep_none=self._across.size == 1)
         with torch.no_grad():
             self._exchange = NodeExchange(
-                trained if self._across.size > 1 else [],
+                local_parts(trained) if self._across.size > 1 else [],
                 self._setup.communicator,
+                # Each rank has parts of its own, which no other rank of the node needs.
+                node=self._setup.communicator.alone if self.sharded else self._node,
                 bucket_bytes=self._method.bucket_bytes,
                 wire_dtype=_WIRE_DTYPES[self._method.wire_dtype],
             )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainers.communication.buckets import Bucket, each_bucket
-from trainers.communication.channel import Pending
+from trainers.communication.channel import Channel, Pending
 from trainers.communication.communicator import Communicator
 
 SHARDING_BACKENDS = frozenset({"nccl"})
@@ -28,19 +28,20 @@ class NodeExchange:
     all ranks have the same base, to the last bit. The base of bfloat16 or float16 parameters is in float32, as in their
     own precision an average would lose small steps of a single node.
 
-    ``bucket_bytes`` is the size of a message, None a default for the backend; ``wire_dtype`` the type of floating-point
-    numbers in messages, None their own.
+    ``node`` are the ranks with the same parameters, None those of the node. ``bucket_bytes`` is the size of a message,
+    None a default for the backend; ``wire_dtype`` the type of floating-point numbers in messages, None their own.
     """
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[Tensor],
         communicator: Communicator,
         *,
+        node: Channel | None = None,
         bucket_bytes: int | None,
         wire_dtype: torch.dtype | None,
     ) -> None:
-        self._node, self._across = communicator.node, communicator.across
+        self._node, self._across = node or communicator.node, communicator.across
         sharding = communicator.backend in SHARDING_BACKENDS
         self._sharded = sharding and self._node.size > 1
         shares = self._node.size if self._sharded else 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from trainers.arguments import check_kinds, check_rules, check_whole
 from trainers.communication.buckets import reconcile_buffers
+from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
-from trainers.communication.meshes import mesh_of
+from trainers.communication.meshes import mesh_of, mesh_of_node
 from trainers.methods.sharded_models import units_of
-from trainers.methods.strategy import DataRanks, Method, Setup, State, Strategy
+from trainers.methods.strategy import AveragingStrategy, DataRanks, Method, Setup, State, Strategy
 from trainers.names import plain_name
 from trainers.optim.activation_checkpointing import modules_called
 from trainers.structures import is_sharded
@@ -100,31 +101,44 @@ class FSDP(Method):
             )
         if ranks == 1:
             return DataRanks(0, 1)
-        fully_shard, options = _fully_shard(self.offload, communicator.device)
-        blocks = _blocks(model, self.blocks)
         sizes = {"replicate": data // shard, "shard": shard, "tensor": tensor}
+        blocks = _blocks(model, self.blocks)
         # A shard dimension of one rank stays, so that all parameters are of one class, as optimizers need.
         mesh = mesh_of(communicator, {n: size for n, size in sizes.items() if size > 1 or n == "shard"})
         names = [name for name in mesh.mesh_dim_names or () if name != "tensor"]
         if self.parallelize is not None:
             _parallelized(model, self.parallelize, mesh["tensor"])
-        options["mesh"] = mesh[tuple(names)] if len(names) > 1 else mesh["shard"]
-        for block in blocks:
-            fully_shard(block, reshard_after_forward=self.reshard_after_forward, **options)
-        fully_shard(model, **options)
+        _shard(
+            model, blocks, self, mesh[tuple(names)] if len(names) > 1 else mesh["shard"], communicator.device
+        )
         return DataRanks(communicator.rank // tensor, data)
 
     def strategy(self, setup: Setup) -> Strategy:
         return _FSDPStrategy(setup)
 
 
-class _FSDPStrategy(Strategy):
-    def __init__(self, setup: Setup) -> None:
+def shard_within_nodes(model: nn.Module, communicator: Communicator) -> DataRanks:
+    """Shard ``model`` in place over the ranks of each node; returns which samples this rank gets. Collective.
+
+    ValueError if nodes have different numbers of ranks, or parts of the model cannot be sharded.
+    """
+    if communicator.across.size < communicator.size:
+        _shard(model, _blocks(model, None), FSDP(), mesh_of_node(communicator), communicator.device)
+    return DataRanks(communicator.rank, communicator.size)
+
+
+class ShardingStrategy(AveragingStrategy):
+    """Strategy whose model may be sharded: counts what ranks send for it, and clips by the norm of whole gradients.
+
+    ``among`` are the ranks that have the parts of a model, and copies with the same gradients.
+    """
+
+    def __init__(self, setup: Setup, among: Channel) -> None:
         self._setup = setup
+        self._among = among
         self._units = units_of(setup.model)
         self._sums_copies = True
         """Whether this pass sums up the gradients of the copies of a shard."""
-        setup.trained.exchanged()
         if self._units:
             parameter: Any = next(setup.model.parameters())
             mesh = parameter.device_mesh
@@ -141,14 +155,6 @@ class _FSDPStrategy(Strategy):
     def sharded(self) -> bool:
         return bool(self._units)
 
-    @property
-    def replicated(self) -> bool:
-        return not self._units
-
-    @property
-    def plans_ahead(self) -> bool:
-        return False
-
     def _counted(self, what: str, nbytes: int) -> None:
         """Count an operation on ``nbytes`` of whole tensors, of which a rank sends all but its own part."""
         shard, replicate = self._channels["shard"], self._channels.get("replicate")
@@ -157,6 +163,7 @@ class _FSDPStrategy(Strategy):
             replicate.count(2 * nbytes / shard.size * (replicate.size - 1) / replicate.size)
 
     def before_pass(self, step: int, *, last: bool) -> None:
+        super().before_pass(step, last=last)
         self._sums_copies = last
         for unit in self._units:
             # Copies of a shard sum up once a step. Parts are reduced in each pass: gathered gradients, kept from pass
@@ -165,22 +172,39 @@ class _FSDPStrategy(Strategy):
 
     def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
         """Same as for other methods, by sums over the ranks' parts: torch has no norm over tensors of two meshes."""
-        if not self._units:
+        if not self.sharded:
             return super().clip(parameters, largest)
-        communicator = self._setup.communicator
-        found = [_part(p.grad, communicator.size) for p in parameters if p.grad is not None]
+        found = [_part(p.grad, self._among.size) for p in parameters if p.grad is not None]
         parts, copies = [part for part, _ in found], [count for _, count in found]
         norms = torch.stack(torch._foreach_norm(parts, 2.0, dtype=torch.float64))
-        total = (norms.square() / torch.tensor(copies, device=norms.device)).sum().to(communicator.device)
-        norm = communicator.world.all_reduce(total).wait().sqrt()
+        total = (
+            (norms.square() / torch.tensor(copies, device=norms.device))
+            .sum()
+            .to(self._setup.communicator.device)
+        )
+        norm = self._among.all_reduce(total).wait().sqrt()
         torch._foreach_mul_(parts, (largest / (norm + 1e-6)).clamp(max=1.0).to(norms.device))
         return norm
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._setup.communicator.counted_as_service() if self.sharded else nullcontext()
+
+
+class _FSDPStrategy(ShardingStrategy):
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, setup.communicator.world)
+        setup.trained.exchanged()
+
+    @property
+    def replicated(self) -> bool:
+        return not self.sharded
+
+    @property
+    def plans_ahead(self) -> bool:
+        return False
+
     def end_epoch(self, epoch: int, train_loss: float) -> None:
         reconcile_buffers(self._setup.communicator.world, self._setup.model)
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self._setup.communicator.counted_as_service()
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         return {}
@@ -224,6 +248,16 @@ def _part(gradient: Tensor, ranks: int) -> tuple[Tensor, int]:
     mesh = sharded.device_mesh
     axes = [axis for axis, placement in enumerate(sharded.placements) if not placement.is_replicate()]
     return sharded.to_local(), ranks // math.prod(mesh.size(axis) for axis in axes)
+
+
+def _shard(
+    model: nn.Module, blocks: Sequence[nn.Module], method: FSDP, mesh: DeviceMesh, device: torch.device
+) -> None:
+    """Shard each of the ``blocks``, and what is in none of them, over ``mesh``."""
+    fully_shard, options = _fully_shard(method.offload, device)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=method.reshard_after_forward, **options)
+    fully_shard(model, mesh=mesh, **options)
 
 
 def _fully_shard(offload: bool, device: torch.device) -> tuple[Callable[..., object], dict[str, Any]]:

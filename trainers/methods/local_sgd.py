@@ -7,23 +7,30 @@ Sources: Stich 2019 (local SGD), Lin et al. 2020 (post-local and hierarchical lo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainers.arguments import check_kinds, check_rules, check_whole
-from trainers.communication.averager import GradientAverager
-from trainers.communication.buckets import averaged_over_ranks, each_bucket, reconcile_buffers
+from trainers.communication.averager import GradientAverager, gradient_of
+from trainers.communication.buckets import (
+    average_summands,
+    averaged_over_ranks,
+    each_bucket,
+    reconcile_buffers,
+)
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
+from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.strategy import (
-    AveragingStrategy,
+    DataRanks,
     Method,
+    Prepare,
     Setup,
     State,
     Steps,
@@ -32,6 +39,7 @@ from trainers.methods.strategy import (
     refuse_synchronised_norms,
     steps_of,
 )
+from trainers.structures import local_parts
 
 Partition = tuple[Ranks, ...]
 
@@ -90,9 +98,14 @@ class LocalSGD(Method):
         average_at_epoch_end (bool; default True): whether to average over all ranks at each epoch's end too. False:
             periods continue over epochs, as in the study of data assignment, and the mean of the ranks' parameters is
             made at an epoch's end for the evaluation alone.
+        shard (str; default None): "node" shards parameters and optimizer state over the ranks of each node, as ``FSDP``
+            does over all ranks: each rank averages its part with those of the same place on other nodes. Households are
+            the nodes then, with ``household_every=1`` and no neighbourhoods. Not below OIALR, and not in ``wrap``.
+            None: each rank has all.
 
     Raises:
-        ValueError: a setting is not allowed; in the run: ``start`` is the whole run.
+        ValueError: a setting is not allowed; in the run: ``start`` is the whole run, or parts of the model cannot be
+            sharded.
     """
 
     household_every: int = 1
@@ -103,6 +116,7 @@ class LocalSGD(Method):
     start: Steps = 0
     adaptive: bool = False
     average_at_epoch_end: bool = True
+    shard: str | None = None
 
     def __post_init__(self) -> None:
         periods = {"household_every": 1, "neighbourhood_every": 1, "world_every": 1}
@@ -126,6 +140,21 @@ class LocalSGD(Method):
             count, rest = divmod(self.neighbourhoods, self.households)
             several = count > 1 and not rest
             check_rules(self, ("neighbourhoods households", several, "several whole households"))
+        of_nodes = self.household_every == 1 and self.neighbourhoods is None
+        rule = '"node" or None; "node" only with household_every=1 and without neighbourhoods'
+        allowed = self.shard is None or (self.shard == "node" and of_nodes)
+        check_rules(self, ("shard household_every neighbourhoods", allowed, rule))
+
+    @property
+    def prepare(self) -> Prepare | None:
+        """Function that shards a model within nodes; None without ``shard``."""
+        return None if self.shard is None else self._shard
+
+    def _shard(self, model: nn.Module, communicator: Communicator) -> DataRanks:
+        parts, nodes = _parts(communicator, self, "households"), communicator.nodes
+        of_nodes = parts is None or set(parts) == set(nodes)
+        check_rules(self, ("households shard", of_nodes, f"None with shard, or a node's ranks: {nodes}"))
+        return shard_within_nodes(model, communicator)
 
     def strategy(self, setup: Setup) -> Strategy:
         return _LocalSGDStrategy(self, setup)
@@ -143,10 +172,10 @@ class _Level:
     """Fraction of this part's ranks that belong to this rank's part of the level below."""
 
 
-class _LocalSGDStrategy(AveragingStrategy):
+class _LocalSGDStrategy(ShardingStrategy):
     def __init__(self, method: LocalSGD, setup: Setup) -> None:
+        super().__init__(setup, among=setup.communicator.node)
         self._method = method
-        self._setup = setup
         self._start = steps_of(method.start, setup.total_steps)
         if self._start >= setup.total_steps:
             raise ValueError(
@@ -161,7 +190,7 @@ class _LocalSGDStrategy(AveragingStrategy):
                 f"LocalSGD(neighbourhoods={method.neighbourhoods}): the nodes' ranks, {households}, are the "
                 "households and do not come out even in neighbourhoods of that many ranks. Set households too."
             )
-        self._levels = _levels(communicator, households, neighbourhoods)
+        self._levels = _levels(communicator, households, neighbourhoods, sharded=self.sharded)
         self._household = self._level_of(households)
         self._neighbourhood = self._household if neighbourhoods is None else self._level_of(neighbourhoods)
         self._top = len(self._levels) - 1
@@ -190,12 +219,22 @@ class _LocalSGDStrategy(AveragingStrategy):
 
     @property
     def replicated(self) -> bool:
+        return self._alike and not self.sharded
+
+    @property
+    def _alike(self) -> bool:
+        """Whether no rank has trained apart from another."""
         return self._gradients_over(self._start) == self._top or self._local_steps == 0
 
     @property
     def replica(self) -> Ranks | None:
         # A rank that averages only parameters has an optimizer state of its own.
-        return self._household_channel.ranks if self._method.household_every == 1 else None
+        together = self._method.household_every == 1 and not self._alike
+        return self._household_channel.ranks if together else None
+
+    @property
+    def copies(self) -> Channel | None:
+        return self._levels[-1].leaders if self.sharded and not self._alike else None
 
     def parameters_changed(self) -> None:
         self.close()
@@ -212,15 +251,20 @@ class _LocalSGDStrategy(AveragingStrategy):
             of_all = level == self._top
             channel = self._setup.communicator.world if of_all else self._household_channel
             trained = self._setup.trained.exchanged()
-            if level > 0:
+            if level > 0 and not self.sharded:
                 self._averager = GradientAverager(trained, channel, keep_none=of_all)
             self._averaged = level
         super().before_pass(step, last=last)
 
     def reduce_gradients(self, step: int) -> None:
         super().reduce_gradients(step)
+        level = self._gradients_over(step)
+        if self.sharded and level > self._household:
+            # Those of a node are averaged already, part by part.
+            gradients = [gradient_of(p) for p in self._setup.model.parameters() if p.requires_grad]
+            average_summands(self._levels[level].leaders, local_parts(gradients))
         # Not in after_step: the optimizer steps next, and ``synchronise`` may be called before ``after_step``.
-        self._agreed = min(self._agreed, self._gradients_over(step))
+        self._agreed = min(self._agreed, level)
 
     def after_step(self, step: int, loss: Tensor) -> None:
         if step < self._start:
@@ -249,12 +293,17 @@ class _LocalSGDStrategy(AveragingStrategy):
                 period=self._method.world_every, first_loss=self._first_loss, loss=train_loss
             )
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        if self._method.average_at_epoch_end:
-            return nullcontext()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
         setup = self._setup
-        differing = setup.trained.ever() if self._agreed < self._top else ()
-        return averaged_over_ranks(setup.communicator.service, setup.model, parameters=differing)
+        with super().evaluating():
+            if self._method.average_at_epoch_end:
+                yield
+                return
+            differing = setup.trained.ever() if self._agreed < self._top else ()
+            service, copies = setup.communicator.service, self.copies
+            with averaged_over_ranks(service, setup.model, parameters=differing, copies=copies):
+                yield
 
     def finalise(self) -> None:
         self.synchronise()
@@ -319,7 +368,7 @@ class _LocalSGDStrategy(AveragingStrategy):
         if self._agreed >= target:
             return
         crossed = range(self._agreed + 1, target + 1)
-        for bucket in each_bucket(self._setup.trained.ever()):
+        for bucket in each_bucket(local_parts(self._setup.trained.ever())):
             flat = bucket.pack(bucket.tensors)
             for upper in crossed:
                 level = self._levels[upper]
@@ -348,13 +397,19 @@ def _refines(inner: Partition, outer: Partition) -> bool:
 
 
 def _levels(
-    communicator: Communicator, households: Partition, neighbourhoods: Partition | None
+    communicator: Communicator, households: Partition, neighbourhoods: Partition | None, *, sharded: bool
 ) -> list[_Level]:
     """Levels of single ranks, households, neighbourhoods and all ranks, and of nodes if these fit between two levels,
-    without repetitions.
+    without repetitions. With ``sharded`` nodes, each rank averages its part with those of the same place.
     """
     everyone = communicator.world.ranks
     singles: Partition = tuple((rank,) for rank in everyone)
+    if sharded:
+        alone, nodes = communicator.alone, communicator.nodes
+        levels = [_Level(ranks=ranks, leaders=alone, share=1.0) for ranks in (singles, nodes)]
+        if len(nodes) > 1:
+            levels.append(_Level(ranks=(everyone,), leaders=communicator.across, share=1 / len(nodes)))
+        return levels
     named: list[tuple[str, Partition]] = [
         ("ranks", singles),
         ("households", households),
@@ -365,7 +420,7 @@ def _levels(
         if _refines(below, communicator.nodes) and _refines(communicator.nodes, above):
             named.insert(place, ("nodes", communicator.nodes))
             break
-    levels = [_Level(ranks=singles, leaders=_channel(communicator, "ranks", singles), share=1.0)]
+    levels = [_Level(ranks=singles, leaders=communicator.alone, share=1.0)]
     for name, ranks in named[1:]:
         below = levels[-1].ranks
         if set(ranks) == set(below):

@@ -34,6 +34,7 @@ from trainers.methods.strategy import (
     Strategy,
     check_steps,
     is_method,
+    preparation_of,
     steps_of,
 )
 from trainers.optim.composite import parameters_in
@@ -98,9 +99,9 @@ class OIALR(Method):
         check_bounds(self, sigma_cutoff="above 0 and below 1", layer_step="above 0 and at most 1")
         under = self.synchronisation
         # OIALR and AB would decompose a weight twice, and what is decomposed is whole on each rank.
-        decomposes = isinstance(under, (OIALR, AB)) or hasattr(under, "prepare")
-        allowed = under is None or (is_method(under) and not decomposes)
-        rule = "None, or settings such as DDP(), DASO() or LocalSGD()"
+        decomposes = isinstance(under, (OIALR, AB))
+        allowed = under is None or (is_method(under) and not decomposes and preparation_of(under) is None)
+        rule = "None, or settings such as DDP(), DASO() or LocalSGD(), without shard"
         check_rules(self, ("synchronisation", allowed, rule))
 
     def strategy(self, setup: Setup) -> Strategy:

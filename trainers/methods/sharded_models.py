@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainers.communication.channel import Channel, CommunicationError
 from trainers.communication.communicator import Communicator
 from trainers.communication.meshes import kept_group
-from trainers.methods.strategy import DataRanks, Method
+from trainers.methods.strategy import DataRanks, Method, preparation_of
 from trainers.structures import is_sharded
 
 
@@ -40,7 +40,7 @@ _sharded: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
 
 def prepared(method: Method, model: nn.Module, communicator: Communicator) -> DataRanks:
     """Result of the method's ``prepare``, if it has that; otherwise, each rank has samples of its own."""
-    prepare: Callable[[nn.Module, Communicator], DataRanks] | None = getattr(method, "prepare", None)
+    prepare = preparation_of(method)
     if prepare is None:
         return DataRanks(communicator.rank, communicator.size)
     ordinary = _without_memory(model)

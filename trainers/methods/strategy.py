@@ -16,7 +16,7 @@ may be called before any step, and ``load`` is called before the first step. All
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from trainers.arguments import is_integer, is_number
 from trainers.communication.averager import GradientAverager
+from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
 
@@ -140,6 +141,7 @@ class Strategy:
     def sharded(self) -> bool:
         """Whether parameters and optimizer state are parts of one state: DTensors, of which each rank has its shard.
         Tensors of other classes are then equal on all ranks. It is saved once, and continued on any number of ranks.
+        Where there is a ``replica``, all of this holds for its ranks alone, and these go on on their own number.
         """
         return False
 
@@ -152,6 +154,13 @@ class Strategy:
     def replica(self) -> Ranks | None:
         """Ranks, this rank included, whose parameters, optimizer state and ``state`` without ``own_state`` are equal,
         so that they are saved once, where not all ranks are; None: this rank alone.
+        """
+        return None
+
+    @property
+    def copies(self) -> Channel | None:
+        """Channel of the ranks with the same parts of a sharded model, which may have values of their own between
+        steps; None: there are none.
         """
         return None
 
@@ -313,9 +322,10 @@ class AveragingStrategy(Strategy):
 class Method(Protocol):
     """Settings of a training method.
 
-    A method may also have ``prepare(model, communicator)``, which returns ``DataRanks``. It is called on all ranks
-    before the optimizer is made, and may replace the model's parameters, as sharding does. It keeps nothing in the
-    method, whose settings are used again. Ranks have equal models then, and the autocast of the run's precision is on.
+    A method may also have ``prepare(model, communicator)``, which returns ``DataRanks``; None where its settings need
+    no preparation. It is called on all ranks before the optimizer is made, and may replace the model's parameters, as
+    sharding does. It keeps nothing in the method, whose settings are used again. Ranks have equal models then, and the
+    autocast of the run's precision is on.
     """
 
     def strategy(self, setup: Setup) -> Strategy:
@@ -343,6 +353,15 @@ def check_steps(owner: str, name: str, value: Steps, *, least: int = 0, unit: st
             f"{owner}({name}={value!r}): {name} must be a number of {unit} of at least {least}, or as a float "
             "a fraction of the run, from 0.0 to 1.0. Correct it."
         )
+
+
+Prepare = Callable[[nn.Module, Communicator], DataRanks]
+
+
+def preparation_of(method: Method) -> Prepare | None:
+    """The method's ``prepare``, None if it replaces no parameters."""
+    found: Prepare | None = getattr(method, "prepare", None)
+    return found
 
 
 def is_method(value: object) -> bool:

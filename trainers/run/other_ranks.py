@@ -46,7 +46,7 @@ class OtherRanks:
 
     def refuse_unless_alike(self, strategy: Strategy) -> None:
         """OtherRanksError unless all ranks that saved had the same model and optimizer, and these have, too."""
-        alike = strategy.replicated or strategy.sharded
+        alike = strategy.replicated or (strategy.sharded and strategy.replica is None)
         if "model" not in self.found.shared or not alike:
             self._refuse("with its method each rank, or node, has a model or an optimizer state of its own")
 

@@ -98,7 +98,7 @@ class SavedState:
                     "model": plain(self.strategy.model_state(self._model)),
                     "strategy": _by_plain_names(self.strategy.shapes()),
                 },
-                self._communicator.members[0],
+                self._first_with_state,
             )
         )
 
@@ -145,9 +145,13 @@ class SavedState:
         replica = None
         if strategy.sharded:
             whole = {**model_and_optimizer, "best": self.best}
-            described, own["pieces"] = split(parted(whole, self._communicator.members[0]))
-            shared.update(described)
+            described, own["pieces"] = split(parted(whole, self._first_with_state))
             own["strategy"] = _by_plain_names(strategy.state())
+            if strategy.replica is None:
+                shared.update(described)
+            else:  # each node has a state of its own, of which its ranks have parts
+                own |= {**described, "pieces of": list(strategy.replica)}
+                del shared["best"]
         elif not strategy.replicated and strategy.replica is not None and len(strategy.replica) > 1:
             # Ranks with the same model and optimizer write them once.
             own |= {"replica": min(strategy.replica), "strategy": _by_plain_names(strategy.own_state())}
@@ -228,6 +232,11 @@ class SavedState:
         position.history = saved["history"]
         position.loss_sums.copy_(saved["loss_sum"])
         position.train_s, position.evaluation_s = saved["train_s"], saved["evaluation_s"]
+
+    @property
+    def _first_with_state(self) -> int:
+        """torch's number of the first rank with a part of the same state as this rank's."""
+        return self._communicator.members[min(self.strategy.replica or (0,))]
 
     def _own_first(self, ranks: int) -> list[int]:
         """Ranks that saved, this rank's number first: with as many ranks as then, its file has all that it needs."""

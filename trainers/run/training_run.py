@@ -326,7 +326,9 @@ class TrainingRun:
                 self.strategy.finalise()
             if self.average is not None:
                 self.average.fill()
-                reconcile_buffers(self.communicator.service, self.model, parameters=self._differing())
+                service, copies = self.communicator.service, self.strategy.copies
+                with self.communicator.counted_as_service():
+                    reconcile_buffers(service, self.model, parameters=self._differing(), copies=copies)
             # Once more, as ``finalise`` may have merged weights, and sent bytes.
             entry.update(self.recorder.totals(position, self.strategy))
             self._announce_last_report(len(position.history))
@@ -350,7 +352,10 @@ class TrainingRun:
             # At an epoch's end the weights are the same already.
             if self.average is not None or not (ends_epoch or self.strategy.evaluates_alike):
                 service, differing = self.communicator.service, self._differing()
-                stack.enter_context(averaged_over_ranks(service, self.model, parameters=differing))
+                copies = self.strategy.copies
+                stack.enter_context(
+                    averaged_over_ranks(service, self.model, parameters=differing, copies=copies)
+                )
             yield
 
     def _reshard(self) -> None:
@@ -362,7 +367,9 @@ class TrainingRun:
 
     def _differing(self) -> list[nn.Parameter]:
         """Parameters of which ranks may have values of their own."""
-        return [] if self.strategy.replicated or self.strategy.sharded else self.setup.trained.ever()
+        strategy = self.strategy
+        equal = strategy.replicated or (strategy.sharded and strategy.copies is None)
+        return [] if equal else self.setup.trained.ever()
 
     def _is_undefined(self) -> bool:
         """Whether early stopping's metric, or each metric, was NaN at each of at least two evaluations in the run's
