@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -31,6 +32,7 @@ _TRUSTED = {"torch", "numpy", "trainers"} | (sys.stdlib_module_names - {"random"
 """Packages that draw from these generators only where the caller names ``random``."""
 _NAMES = {"random", "import_module", "__import__", "eval", "exec"}
 """Names and texts in code that may lead to any generator."""
+_IMPORT = dis.opmap["IMPORT_NAME"]
 
 
 def may_draw_beside_torch(*roots: object) -> bool:
@@ -60,7 +62,7 @@ def _draws(value: Any) -> bool:
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in ("random", "statistics") or value is np.random
     if isinstance(value, CodeType):
-        return not _NAMES.isdisjoint(_names(value))
+        return not _NAMES.isdisjoint(_names(value)) or not all(map(_is_trusted, _imported(value)))
     if isinstance(value, (BuiltinFunctionType, MethodType)):
         of = value.__self__
         if isinstance(of, _GENERATORS):
@@ -76,9 +78,9 @@ def _draws(value: Any) -> bool:
 def _reached(value: Any) -> Iterable[object]:
     """Objects that ``value`` holds, and code that it may call."""
     if isinstance(value, dict):
-        return value.values()
+        return chain(value.values(), _of_subclass(value))
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return value
+        return chain(value, _of_subclass(value))
     if isinstance(value, ModuleType):
         return ()
     if isinstance(value, MethodType):
@@ -120,6 +122,11 @@ def _of_function(function: FunctionType) -> Iterator[object]:
                 yield from (vars(found).get(attribute) for attribute in code.co_names)
 
 
+def _of_subclass(container: object) -> Iterable[object]:
+    """Objects that a container of a user's own type holds beside its items."""
+    return () if _is_trusted(type(container).__module__) else _of_instance(container)
+
+
 def _of_instance(value: Any) -> Iterator[object]:
     yield type(value)
     for name, part in getattr(value, "__dict__", {}).items():
@@ -132,8 +139,16 @@ def _of_instance(value: Any) -> Iterator[object]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    for name in code.co_names:
+        yield from name.split(".")  # "numpy.random" where a function imports it
     yield from (part for part in code.co_consts if isinstance(part, str))
+
+
+def _imported(code: CodeType) -> list[str]:
+    """Modules that ``code`` imports when it runs: they cannot be searched before."""
+    if _IMPORT not in code.co_code[::2]:  # as to take all apart would be slow
+        return []
+    return [str(part.argval) for part in dis.get_instructions(code) if part.opcode == _IMPORT]
 
 
 def _content(cell: CellType) -> tuple[object, ...]:

@@ -56,6 +56,25 @@ class DrawsByImport(Plain):
         return outputs * numbers.random()
 
 
+class DrawsByDottedImport(Plain):
+    def moved(self, outputs: Tensor) -> Tensor:
+        from numpy.random import rand
+
+        return outputs * rand()
+
+
+class ImportsOthers(Plain):
+    def moved(self, outputs: Tensor) -> Tensor:
+        from augmentation_of_the_user import jitter  # type: ignore[import-not-found]
+
+        return jitter(outputs)  # type: ignore[no-any-return]
+
+
+class DrawingList(list[int]):
+    def __getitem__(self, index: Any) -> Any:
+        return random.random()
+
+
 class DrawsByName(Plain):
     def moved(self, outputs: Tensor) -> Tensor:
         return outputs * helper()
@@ -87,6 +106,9 @@ def hooked(hook: Any) -> nn.Module:
         (True, nn.Sequential(DrawsNumpy())),
         (True, DrawsPython()),
         (True, DrawsByImport()),
+        (True, DrawsByDottedImport()),
+        (True, ImportsOthers()),
+        (True, DrawingList()),
         (True, DrawsByName()),
         (False, hooked(lambda *called: None)),
         (True, hooked(lambda *called: np.random.rand())),
@@ -97,7 +119,7 @@ def hooked(hook: Any) -> nn.Module:
         (True, random.random),
         (True, [0] * 100_000),  # more than is searched
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,  # the text of some has an address, which differs by process
 )
 def test_code_that_may_draw_beside_torch_is_found(draws: bool, root: object) -> None:
     assert may_draw_beside_torch(root) == draws
