@@ -18,6 +18,7 @@ from hpo.islands.end_reasons import STOPPED
 from hpo.islands.leader.retention import RetentionPolicy
 from hpo.islands.resume.fold import fold
 from hpo.journal.records import Finished, Record
+from hpo.search.models.pareto import dominates
 from hpo.search.phases import InheritingBreeder, Phases, searched
 from hpo.search.population import Member, Population
 from hpo.search.protocols import Breeder, Offspring, SearchContext
@@ -125,6 +126,23 @@ def test_checkpoints_of_the_best_and_of_the_latest_eight_stay_for_children() -> 
         there.add(ended[-1][1])
         there -= {*policy.add(ended[-1][1], (ended[-1][0],))}
         assert there == {identity for _, identity in (*sorted(ended[:-8])[:2], *ended[-8:])}
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("objectives", [2, 3])
+def test_of_several_objectives_those_that_few_dominate_keep_their_checkpoints(
+    objectives: int, keep: int
+) -> None:
+    policy, draws = RetentionPolicy(keep), random.Random(objectives)
+    ended: dict[str, tuple[float, ...]] = {}
+    there: set[str] = set()
+    for number in range(60):
+        losses = tuple(float(draws.randrange(6)) for _ in range(objectives))
+        ended[str(number)] = losses
+        there |= {str(number)}
+        there -= {*policy.add(str(number), losses)}
+        better = {one: sum(dominates(other, it) for other in ended.values()) for one, it in ended.items()}
+        assert there == {one for one, count in better.items() if count < keep}
 
 
 @pytest.mark.parametrize("when", [1.0, 4.0, 8.0])

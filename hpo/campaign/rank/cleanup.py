@@ -80,7 +80,7 @@ def begin_cleanup(
     inherits = any(
         settings.search_of(one).traits.needs_checkpoints or settings.inherits(one) for one in range(islands)
     )
-    # Lineages may go on from any of the latest; a front keeps all until the end.
+    # Lineages may go on from any of the latest. Of several objectives, each worker's fronts stay until the end.
     cleanup = None
     if removes and not inherits and objectives == 1:
         if settings.keep <= KEPT and not earlier.repeats:

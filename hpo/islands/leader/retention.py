@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from hpo.search.models.pareto import dominates
+
 
 class RetentionPolicy:
     """Keeps the checkpoints of the ``best`` and the ``latest`` individuals, by number. The best come first in the
-    ``order`` of pairs of loss and id. With several objectives all stay: their Pareto front is known only at the end."""
+    ``order`` of pairs of loss and id. With several objectives those stay that fewer than ``best`` others dominate: no
+    other can be among the ``best`` of the campaign, sorted by fronts."""
 
     def __init__(
         self,
@@ -21,6 +24,8 @@ class RetentionPolicy:
         self._most_latest = latest
         self._order = order
         self._best: list[tuple[float, str]] = []
+        # Losses, ids and numbers of others that dominate each, with several objectives.
+        self._fronts: list[tuple[tuple[float, ...], str, int]] = []
         self._latest: deque[tuple[str, Sequence[float], bool]] = deque()
 
     def add(self, identity: str, losses: Sequence[float] | None, *, keeps: bool = True) -> list[str]:
@@ -36,9 +41,18 @@ class RetentionPolicy:
         if not keeps:
             return [identity]
         if len(losses) > 1:
-            return []
+            return self._add_to_fronts(identity, tuple(losses))
         self._best.append((losses[0], identity))
         if len(self._best) <= self._most:
             return []
         self._best = self._order(self._best)
         return [self._best.pop()[1]]
+
+    def _add_to_fronts(self, identity: str, losses: tuple[float, ...]) -> list[str]:
+        """Same as ``add``, with several objectives. Those that have gone need not be counted: whatever one of them
+        dominates, at least ``best`` that stay dominate."""
+        added = sum(dominates(one, losses) for one, _, _ in self._fronts)
+        counted = [(one, name, count + dominates(losses, one)) for one, name, count in self._fronts]
+        counted.append((losses, identity, added))
+        self._fronts = [entry for entry in counted if entry[2] < self._most]
+        return [name for _, name, count in counted if count >= self._most]
