@@ -10,6 +10,7 @@ import torch
 from trainers.arguments import check_rules, check_whole
 from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
+from trainers.communication.gradient_buckets import InPlaceAverager
 from trainers.methods.powersgd import PowerSGDAverager, merged_states
 from trainers.methods.strategy import AveragingStrategy, Method, Setup, State, Strategy
 
@@ -19,7 +20,8 @@ class DDP(Method):
     """Synchronous data parallelism: gradients are averaged over all ranks at each step.
 
     A parameter without a gradient on any rank at a step has none afterwards, so that the optimizer skips it as on a
-    single rank; only matrices that PowerSGD sends as factors get zeros.
+    single rank; only matrices that PowerSGD sends as factors get zeros. Without compression, gradients lie in the buffers
+    that are sent, which the next step uses again: clone what you keep of them.
 
     Args:
         compression (str; default None): compression of gradients in messages: None, "bf16" (half the bytes) or
@@ -75,9 +77,12 @@ class _DDPStrategy(AveragingStrategy):
             self._averager = PowerSGDAverager(
                 parameters, self._world, rank=method.powersgd_rank, seed=self._setup.seed
             )
+        elif method.compression == "bf16":
+            self._averager = GradientAverager(
+                parameters, self._world, wire_dtype=torch.bfloat16, keep_none=True
+            )
         else:
-            wire_dtype = torch.bfloat16 if method.compression == "bf16" else None
-            self._averager = GradientAverager(parameters, self._world, wire_dtype=wire_dtype, keep_none=True)
+            self._averager = InPlaceAverager(parameters, self._world, keep_none=True)
 
     def end_epoch(self, epoch: int, train_loss: float) -> None:
         reconcile_buffers(self._world, self._setup.model)
