@@ -20,8 +20,8 @@ class DDP(Method):
     """Synchronous data parallelism: gradients are averaged over all ranks at each step.
 
     A parameter without a gradient on any rank at a step has none afterwards, so that the optimizer skips it as on a
-    single rank; only matrices that PowerSGD sends as factors get zeros. Without compression, gradients lie in the buffers
-    that are sent, which the next step uses again: clone what you keep of them.
+    single rank; only matrices that PowerSGD sends as factors get zeros. Without compression, gradients lie in the
+    buffers that are sent, which the next step uses again: clone what you keep of them.
 
     Args:
         compression (str; default None): compression of gradients in messages: None, "bf16" (half the bytes) or

@@ -13,7 +13,7 @@ from datetime import timedelta
 from itertools import tee
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -43,7 +43,7 @@ from trainers.run.recording import Recorder, summed
 from trainers.run.saving import SavedState, identity_of
 from trainers.run.settings import TOTALS, TrainSettings
 from trainers.run.thawing import Thawing
-from trainers.run.training_step import TrainingStep, set_rate
+from trainers.run.training_step import LearningRates, TrainingStep
 from trainers.run.traps import warn_of_shared_series, warn_of_traps
 
 _log = logging.getLogger("trainers.run")
@@ -123,8 +123,7 @@ class TrainingRun:
             fetching_draws=self.train_loader.draws,
         )
         self.profiler: Profiler | None = None
-        self.rates_set: dict[int, tuple[Tensor, int, float]] = {}
-        """Learning rates that are tensors as they were set last, by number of the group, with version and value."""
+        self.rates = LearningRates(optimizer, settings.schedule, self.strategy, self.length, self.position)
         self.warned_of_nan = False
         self.save_timer: SaveTimer | None = None
         # Let go in reverse order.
@@ -245,7 +244,7 @@ class TrainingRun:
         agree = self.length.ends_epoch(step) or self.length.evaluates(step)
         self._reshard()
         self.thawing.begin_step(step, agree=agree)
-        rate = self._set_learning_rate(step)
+        rate = self.rates.set(step)
         taken = self.training_step.take(step, seed, passes, batches)
         taken["lr"] = rate
         position.steps += 1
@@ -416,37 +415,6 @@ class TrainingRun:
             if best is not None:
                 metrics = {**history[best], **{name: metrics[name] for name in TOTALS}}
         return Result(metrics=metrics, history=tuple(history), reason=self.position.reason)
-
-    # Parts of a step
-
-    def _set_learning_rate(self, step: int) -> float:
-        """Set the rate of each group; returns the first, as reading it from a tensor would have the host wait for a
-        GPU.
-        """
-        rates = []
-        for index, group in enumerate(self.optimizer.param_groups):
-            if "initial_lr" not in group:  # added in mid-run
-                group["initial_lr"] = float(group["lr"])
-            scheduled = self.settings.schedule.rate(
-                group["initial_lr"],
-                epoch=step / self.length.steps_per_epoch,
-                epochs=self.length.epochs,
-                history=self.position.history,
-            )
-            rates.append(float(self.strategy.learning_rate(step, scheduled)))
-            lr, last = group["lr"], self.rates_set.get(index)
-            # An operation on a GPU only where the schedule, or the user, has changed the rate.
-            if (
-                isinstance(lr, Tensor)
-                and last is not None
-                and last[0] is lr
-                and last[1:] == (lr._version, rates[-1])
-            ):
-                continue
-            set_rate(group, rates[-1])
-            if isinstance(lr, Tensor):
-                self.rates_set[index] = lr, lr._version, rates[-1]
-        return rates[0]
 
     # Parts of an evaluation
 

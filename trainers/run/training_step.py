@@ -17,9 +17,10 @@ from trainers.data.batches import Batch
 from trainers.methods.strategy import Strategy
 from trainers.modes import whole_mode_kept
 from trainers.optim.moving_average import MovingAverage
+from trainers.optim.schedules import Schedule
 from trainers.precision import autocast
 from trainers.randomness import generators_kept, seed_generators
-from trainers.run.position import StepMetrics
+from trainers.run.position import Length, Position, StepMetrics
 from trainers.run.settings import TrainSettings
 from trainers.run.thawing import Thawing
 
@@ -104,6 +105,46 @@ class TrainingStep:
         assert settings.clip_value is not None
         nn.utils.clip_grad_value_(trained, settings.clip_value)
         return {}
+
+
+@dataclass
+class LearningRates:
+    """Learning rates of an optimizer's groups by a schedule and a method, set where they change."""
+
+    optimizer: Optimizer
+    schedule: Schedule
+    strategy: Strategy
+    length: Length
+    position: Position
+
+    def __post_init__(self) -> None:
+        self._tensors: dict[int, tuple[Tensor, int, float]] = {}
+        """Rates that are tensors as they were set last, by number of the group, with version and value."""
+
+    def set(self, step: int) -> float:
+        """Set the rate of each group; returns the first, as reading it from a tensor would have the host wait for a
+        GPU.
+        """
+        rates = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            if "initial_lr" not in group:  # added in mid-run
+                group["initial_lr"] = float(group["lr"])
+            scheduled = self.schedule.rate(
+                group["initial_lr"],
+                epoch=step / self.length.steps_per_epoch,
+                epochs=self.length.epochs,
+                history=self.position.history,
+            )
+            rate = float(self.strategy.learning_rate(step, scheduled))
+            rates.append(rate)
+            lr, last = group["lr"], self._tensors.get(index)
+            if not isinstance(lr, Tensor):
+                group["lr"] = rate
+            # An operation on a GPU only where the schedule, or the user, has changed the rate.
+            elif last is None or last[0] is not lr or last[1:] != (lr._version, rate):
+                set_rate(group, rate)
+                self._tensors[index] = lr, lr._version, rate
+        return rates[0]
 
 
 def set_rate(group: dict[str, Any], rate: float | Tensor) -> None:
