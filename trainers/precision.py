@@ -23,7 +23,7 @@ def casts_kept(device: torch.device, precision: str) -> AbstractContextManager[o
     """Context in which forward passes in ``autocast`` share what it has cast of the weights, which must not change."""
     if precision != "bf16":
         return nullcontext()
-    # torch forgets it when the outermost autocast ends. What is computed between the passes is as without this.
+    # torch forgets it when the outermost autocast ends. Between the passes the caller's autocast holds, or none.
     kind = device.type
     return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
 

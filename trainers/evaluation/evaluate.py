@@ -149,7 +149,7 @@ def scores(
         batches = _batches(samples, loader, batch_size=batch_size, data=data, equal_passes=equal_passes)
         if equal_passes and stream is not None:
             batches = _until_all_end(batches, channel, device)
-        # Of a sharded model it would keep all weights.
+        # Not for a sharded model, of which it would keep all weights.
         casts = nullcontext() if equal_passes else casts_kept(device, precision)
         with casts, closing(batches):
             computing: tuple[object, object, int] | None = None
