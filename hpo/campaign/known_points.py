@@ -14,6 +14,7 @@ from pathlib import Path
 from hpo.config import reader as config
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError, noted
+from hpo.individual import Scalar
 from hpo.islands.resume.known import enter
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.files import read_file
@@ -21,6 +22,7 @@ from hpo.journal.records import Entered, Known, Record, Withdrawn
 from hpo.ledger.journals import journal_files
 from hpo.prior_results.points import BY_HAND, KnownPoints, of_entry
 from hpo.prior_results.tables import TABLES
+from hpo.search.models.transfer import first_points
 from hpo.task.known_point import KnownPoint
 from hpo.task.task import Task
 from hpo.terminal import one_line
@@ -55,7 +57,11 @@ def new_points(settings: config.Settings, task: Task, problems: dict[str, None])
     _replace(found, standing, task)
     replaced = {number for one in found for number in one.replaces}
     key = task.space.key
-    kept = {key(known.params) for number, known in standing.items() if number not in replaced}
+    kept = {
+        key(known.params)
+        for number, known in standing.items()
+        if number not in replaced and not known.other_task
+    }
     return [
         one
         for one in found
@@ -84,12 +90,14 @@ def _on_record(home: Path) -> tuple[dict[str, Entered], dict[int, Known]]:
 
 
 def _readings(entries: Iterable[KnownSettings], limited: Sequence[str]) -> dict[str, str]:
-    """Columns, treatment of unknown parameters and ``limited`` metrics of all entries of a source, by source, unless
-    all are the defaults."""
+    """Columns, treatment of unknown parameters, relation and ``limited`` metrics of all entries of a source, by source,
+    unless all are the defaults."""
     ways: dict[str, list[object]] = {}
     for one in entries:
-        if one.recorded_as is not None and (one.columns or one.unknown or limited):
-            options = [sorted(one.columns.items()), one.unknown, *limited]
+        if one.recorded_as is not None and (one.columns or one.unknown or limited or one.relation):
+            options: list[object] = [sorted(one.columns.items()), one.unknown, *limited]
+            if one.relation:
+                options.append({"as": one.relation})
             ways.setdefault(one.recorded_as, []).append(options)
     return {name: json.dumps(found) for name, found in ways.items()}
 
@@ -118,6 +126,7 @@ def _replace(found: Iterable[KnownPoints], standing: Mapping[int, Known], task: 
     alone."""
     key = task.space.key
     now: dict[str, dict[str, KnownPoint]] = {}
+    others = {one.source: one.other_task for one in found}
     for one in found:
         now.setdefault(one.source, {}).update({key(point.params): point for point in one})
     for number, known in standing.items():
@@ -125,7 +134,8 @@ def _replace(found: Iterable[KnownPoints], standing: Mapping[int, Known], task: 
         point = None if points is None else points.get(key(known.params))
         if points is None or (point is None and known.source == BY_HAND):
             continue
-        if point is None or _result(point) != _result(known):
+        changed = point is None or _result(point) != _result(known)
+        if changed or known.other_task != others[known.source]:
             next(one for one in found if one.source == known.source).replaces.add(number)
 
 
@@ -142,7 +152,9 @@ def enter_points(
         _log.info("%s", one_line(line))
     records: list[Record] = []
     for known in found:
-        fresh = known.without(earlier.keys, task.space)
+        # A configuration with a result of another task is as new here as any.
+        keys = earlier.tasks.get(known.source, ()) if known.other_task else earlier.keys
+        fresh = known.without(keys, task.space)
         points = [
             Known(
                 number=number,
@@ -152,6 +164,7 @@ def enter_points(
                 metrics=dict(point.metrics),
                 source=known.source,
                 origin=point.origin,
+                other_task=known.other_task,
                 time=time.time(),
             )
             for number, point in enumerate(fresh, start=earlier.known + 1)
@@ -173,6 +186,20 @@ def enter_points(
         if points or known.source != BY_HAND:
             _log.info("%s", one_line(fresh))
     return records
+
+
+def good_elsewhere(found: Iterable[KnownPoints], task: Task) -> list[dict[str, Scalar]]:
+    """Configurations to evaluate first because of new results of other tasks."""
+    tasks = {
+        known.source: [
+            (task.space.encode(one.params), tuple(task.losses(one.objectives)))
+            for one in known
+            if one.objectives is not None
+        ]
+        for known in found
+        if known.other_task
+    }
+    return [task.space.decode(genome) for genome in first_points(task.space, tasks)]
 
 
 def _unnamed(sources: Mapping[str, int], entries: Collection[KnownSettings]) -> Iterator[str]:

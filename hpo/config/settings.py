@@ -149,9 +149,14 @@ def _as_known_entry(value: object) -> object:
     if params is not None:
         return {"params": params, "objectives": getattr(value, "objectives", None) or {}}
     for key in value if isinstance(value, dict) else ():
-        if key not in KnownSettings.model_fields:
-            near = suggestion(key, KnownSettings.model_fields)
+        names = [field.validation_alias or name for name, field in KnownSettings.model_fields.items()]
+        if key not in names:
+            near = suggestion(key, map(str, names))
             raise ValueError(f"known: an entry has no key {key!r}. {near}")
+    if isinstance(value, dict) and value.get("as", "task") != "task":
+        raise ValueError(
+            f'known: as = {excerpt(value["as"])}: must be "task". Leave it out where the results are of this very task.'
+        )
     return value
 
 
@@ -324,6 +329,8 @@ class KnownSettings(Section):
     source: Text | None = _setting(None, "a path", min_length=1)
     study: Text | None = _setting(None, "the name of a study", min_length=1)
     unknown: Literal["drop", "refuse"] | None = None
+    relation: Literal["task"] | None = Field(default=None, validation_alias="as")
+    """"task": results of another task, whose values do not compare with this task's."""
     columns: Annotated[dict[str, str], BeforeValidator(_check_writable)] = Field(default_factory=dict)
     params: Annotated[dict[str, Choice] | None, BeforeValidator(_check_choices)] = None
     value: float | None = None
@@ -341,6 +348,8 @@ class KnownSettings(Section):
     def _one_or_the_other(self) -> KnownSettings:
         if (self.source is None) is (self.params is None):
             raise ValueError("known: an entry has either source or params. Write one of them.")
+        if self.relation is not None and self.source is None:
+            raise ValueError('known: as = "task" is for a source of many results. Write them into a table.')
         return self
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpo.individual import FIRST_ATTEMPT, Attempt, Configuration, Facts, Outcome, Scalar
-from hpo.search.population import Member
+from hpo.search.population import Member, TaskResult
 
 COORDINATOR_RANK = 0
 MOST_REMARKS = 20
@@ -151,6 +151,8 @@ class Start(BeforeServing, frozen=True):
     reports: Sequence[RungReport]
     resting: dict[str, tuple[int, str]]
     """Number of times that each paused individual was reopened, and whose checkpoint it inherits."""
+    tasks: dict[str, list[TaskResult]] = {}
+    """Results of other tasks by their sources."""
 
 
 class Claim(ToCoordinator, frozen=True):

@@ -192,6 +192,8 @@ class Known(Record, kw_only=True):
     time: float
     metrics: dict[str, Number] = {}
     """Numbers that the task limits."""
+    other_task: bool = False
+    """Whether it is a result of another task, so that nothing but the order of that task's values counts."""
 
 
 class Entered(Record, kw_only=True):

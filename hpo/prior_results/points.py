@@ -50,6 +50,8 @@ class KnownPoints:
     as in ``hpo.journal.records.Entered``."""
     entry: str = ""
     content: str = ""
+    other_task: bool = False
+    """Whether they are results of another task."""
 
     def __iter__(self) -> Iterator[KnownPoint]:
         return iter(self.points)
@@ -72,7 +74,8 @@ class KnownPoints:
 
     def __str__(self) -> str:
         failures = sum(1 for one in self.points if one.status != COMPLETED)
-        line = f"known points of {self.source}: {len(self.points)} entered"
+        kind = "results of another task in" if self.other_task else "known points of"
+        line = f"{kind} {self.source}: {len(self.points)} entered"
         if failures:
             line += f", {failures} of them as failed"
         if self.left_out:
@@ -88,7 +91,9 @@ class KnownPoints:
 def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
     """Points of an entry of the campaign's key ``known``; raises the errors of :func:`known_points`."""
     if entry.params is None:
-        return known_points(
+        other_task = entry.relation == "task"
+        limited = [] if other_task else [name for name in task.limits.names if name not in task.objectives]
+        found = known_points(
             entry.source,
             task.space,
             task.objectives,
@@ -97,16 +102,17 @@ def of_entry(entry: KnownSettings, task: Task) -> KnownPoints:
             unknown=entry.unknown,
             columns=entry.columns,
             study=entry.study,
-            metrics=[name for name in task.limits.names if name not in task.objectives],
+            metrics=limited,
         )
+        return replace(found, other_task=other_task)
     values = dict(entry.objectives)
     if entry.value is not None:
         values = {next(iter(task.objectives)) if len(task.objectives) == 1 else "value": entry.value}
-    limited = {
+    metrics = {
         name: values.pop(name) for name in task.limits.names if name in values.keys() - task.objectives
     }
     point = single_point(entry.params, values, task.space, task.objectives, task.allows)
-    point = replace(point, metrics=limited)
+    point = replace(point, metrics=metrics)
     if point.status == COMPLETED and (missing := task.limits.missing(point.objectives, point.metrics)):
         raise UsageError(
             f"known point {point.params}: the task limits {listed(missing)}. Give its number among the objectives."

@@ -218,6 +218,8 @@ class Fold:
                 self._parts.enter(record)
             case Launched():
                 launch.launched = record
+            case Known(other_task=True):
+                pass
             case Known():
                 self._known.setdefault(record.number, _known(record))
             case Withdrawn():

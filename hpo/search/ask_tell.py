@@ -17,10 +17,11 @@ from hpo.errors import SpaceExhausted, UsageError
 from hpo.individual import COMPLETED, DEFAULT, FAILED, Configuration, Params, Scalar, known_id, make_id
 from hpo.search.kinds import reevaluation
 from hpo.search.models.pareto import Front, reference_losses
+from hpo.search.models.transfer import first_points
 from hpo.search.phases import make_breeder
 from hpo.search.population import Member, Population
 from hpo.search.proposals import MOST_DRAWS, STUCK, Proposals
-from hpo.search.protocols import Candidate, SearchContext
+from hpo.search.protocols import Candidate, Genome, SearchContext
 from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace, listable
 from hpo.spelling import suggestion
@@ -102,6 +103,8 @@ class Search:
         checked = given.search
         self._space = restricted(space, checked.only)
         self._constraints = checked_constraints(constraints)
+        self._tasks: dict[str, list[tuple[Genome, tuple[float, ...]]]] = {}
+        self._first: list[Genome] = []
         self._population = Population(reference=reference_losses(checked.reference, self._objectives))
         self._front: Front[Evaluated] = Front()
         if checked.traits.needs_checkpoints or checked.inherit:
@@ -115,7 +118,7 @@ class Search:
             checked = checked.model_copy(update={"kind": checked.traits.without_clock})
         reevaluation.check(checked.reevaluate, checked.kind, self._objectives)
         allows = self._allows if self._constraints else None
-        context = SearchContext(allows=allows)
+        context = SearchContext(allows=allows, tasks=self._tasks)
         self._breeder = make_breeder(self._space, checked, context)
         self._duplicates = checked.duplicates
         self._proposals = Proposals(
@@ -134,7 +137,14 @@ class Search:
         """
         number = self._asked
         candidate = Candidate(number, Configuration(id=make_id(0, 0, number), params={}))
-        if number or not self._take_centre(candidate):
+        if not number:
+            self._first = [
+                *[one for one in [self._space.centre] if one is not None],
+                *first_points(self._space, self._tasks),
+            ]
+        while self._first and not candidate.key:
+            self._take(candidate, self._first.pop(0))
+        if not candidate.key:
             self._proposals.fill(candidate, self._population)
         while not candidate.key and candidate.draws < MOST_DRAWS and not listable(self._space):
             self._proposals.fill(candidate, self._population)
@@ -177,17 +187,29 @@ class Search:
         self._population.add(member)
         self._breeder.learn(member)
 
-    def enter(self, params: Mapping[str, object], value: float | Mapping[str, float] | None) -> None:
+    def enter(
+        self,
+        params: Mapping[str, object],
+        value: float | Mapping[str, float] | None,
+        task: str | None = None,
+    ) -> None:
         """Give a result from elsewhere, such as ``hpo.known_points`` reads. It is not asked for afterwards; further
         results of the same configuration are ignored.
 
         Args:
             params (dict): a configuration.
             value (float): the result, as for ``tell``.
+            task (str; default None): name of another task that the result is from, such as a smaller model or other
+                data. Only the order of a task's values counts, and the configuration may be asked for. Such results
+                come before the first ``ask``.
 
         Raises:
-            UsageError: ``params`` is no configuration of the space, or one that a constraint refuses.
+            UsageError: ``params`` is no configuration of the space, or one that a constraint refuses; or a result of
+                another task comes too late.
         """
+        if task is not None:
+            self._enter_of(task, params, value)
+            return
         numbers, excess = self._numbers(value, "enter", "it failed")
         point = single_point(params, numbers, self._space, self._objectives, self._allows)
         key = self._space.key(point.params)
@@ -260,18 +282,33 @@ class Search:
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
         return all(constraint(self._space.as_given(params)) for constraint in self._constraints)
 
-    def _take_centre(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` has been given the point of all beliefs' centres: it is allowed, and not known."""
-        if (centre := self._space.centre) is None:
-            return False
-        genome = self._space.project_to_allowed(centre)
+    def _enter_of(self, task: str, params: Mapping[str, object], value: object) -> None:
+        """Keep a result of another ``task``; one that failed there says nothing here."""
+        if self._asked:
+            raise UsageError(
+                f"enter(…, task={excerpt(task)}): results of other tasks must come before the first ask(). Enter them "
+                "earlier, or begin another Search"
+            )
+        given = (
+            value
+            if isinstance(value, Mapping)
+            else {}
+            if value is None
+            else dict.fromkeys(self._objectives, value)
+        )
+        point = single_point(params, given, self._space, self._objectives, self._allows)
+        if point.objectives is not None:
+            losses = losses_of(point.objectives, self._objectives)
+            self._tasks.setdefault(task, []).append((self._space.encode(point.params), losses))
+
+    def _take(self, candidate: Candidate, genome: Genome) -> None:
+        """Give ``candidate`` the point ``genome`` if it is allowed and not known."""
+        genome = self._space.project_to_allowed(genome)
         params = self._space.decode(genome)
         key = self._space.key(params)
-        if key in self._proposals.known or not self._allows(params):
-            return False
-        candidate.configuration = Configuration(id=candidate.id, params=params, operator=DEFAULT)
-        candidate.genome, candidate.key = genome, key
-        return True
+        if key not in self._proposals.known and self._allows(params):
+            candidate.configuration = Configuration(id=candidate.id, params=params, operator=DEFAULT)
+            candidate.genome, candidate.key = genome, key
 
     def _last_resort(self, candidate: Candidate) -> tuple[dict[str, Scalar], str]:
         """Parameters and operator of a proposal where breeding and chance find only known configurations, or none that

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 else:
     # JSON, in which members travel, has null in place of infinity.
     Progress = tuple[int, float | None]
+
+
+TaskResult = tuple[tuple[float | int, ...], tuple[float, ...]]
+"""Genome and losses of a result of another task."""
+OtherTasks = Mapping[str, Sequence[TaskResult]]
+"""Results of other tasks by their sources."""
 
 
 class Member(msgspec.Struct, eq=False, array_like=True):

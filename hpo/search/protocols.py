@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hpo.individual import FIRST_ATTEMPT, Attempt, Configuration, Facts, Origin, Scalar
 from hpo.journal.records import Record
-from hpo.search.population import Member, Population
+from hpo.search.population import Member, OtherTasks, Population
 from hpo.task.known_point import Allows
 from hpo.task.outcome import TaskOutcome
 from hpo.task.trial import Job
@@ -67,6 +67,7 @@ class SearchContext:
     """Whether evaluations run in the process that breeds."""
     allows: Allows | None = None
     """The constraints, None without any."""
+    tasks: OtherTasks = field(default_factory=dict)
     offers: Callable[[Sequence[str]], str] = lambda parents: next(iter(parents), "")
     """Function that returns the first of a child's parents that has a checkpoint, empty without any."""
 

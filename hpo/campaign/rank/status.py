@@ -144,7 +144,9 @@ class Status:
             paused=coordinator.paused,
             storage=None if waits is None else (waits[0], now - waits[1]),
             ended=None,
-            known=sum(self._earlier.sources.values()),
+            known=sum(
+                count for source, count in self._earlier.sources.items() if source not in self._earlier.tasks
+            ),
             codes=codes,
             errors=overview.errors((one, failures[one].status, failures[one].error) for one in failed),
             torn=self._earlier.torn,

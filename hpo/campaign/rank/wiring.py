@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from hpo.campaign.definition import CampaignDefinition
@@ -38,6 +39,7 @@ from hpo.ledger.opening import FollowedLedger
 from hpo.search import stopping_rules as pruning
 from hpo.search.models.pareto import reference_losses
 from hpo.search.phases import searched
+from hpo.search.population import OtherTasks
 from hpo.search.protocols import SearchContext
 from hpo.task.task import MAXIMIZE
 
@@ -92,7 +94,7 @@ class Assembly:
         self.closing.callback(_close, self.writer)
         crew = self._crew(place, start)
         self.closing.callback(crew.close, 10.0)
-        leader = self.leader(place, crew, self.writer, start.surroundings)
+        leader = self.leader(place, crew, self.writer, start.surroundings, start.tasks)
         leader.begin(start)
         self._exchange_elites(leader, place.island, start.launch)
         return RankRoles(
@@ -211,11 +213,11 @@ class Assembly:
         crew: ProcessCrew | InlineCrew,
         writer: JournalWriter,
         surroundings: Surroundings,
+        tasks: OtherTasks = MappingProxyType({}),
     ) -> Leader:
         settings, transport, layout = self.settings, self.transport, self.layout
         groups = [[one.leader for one in layout.of_island(island)] for island in range(layout.islands)]
-        search = settings.search_of(place.island)
-        objectives = self.task.objectives
+        search, objectives = settings.search_of(place.island), self.task.objectives
         reported = pruning.reported_objective(search, objectives)
         jobs = Jobs(EvaluationDirectories(settings.directory), settings.seed)
         space, breeder = searched(
@@ -233,6 +235,7 @@ class Assembly:
                 reported=list(objectives).index(reported),
                 inline=settings.evaluation.isolation == "inline",
                 allows=self.allows if self.task.constraints else None,
+                tasks=tasks,
                 offers=jobs.offers,
             ),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -11,12 +12,13 @@ from hpo.islands.coordinator.tally import BestSoFar
 from hpo.islands.resume.individuals import loss_of, validated
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.records import Known
-from hpo.search.population import Member, Population
+from hpo.search.population import Member, Population, TaskResult
 from hpo.search.protocols import Codec
 from hpo.task.limits import UNLIMITED, OutcomeLimits
 
 WITHDRAWN = "withdrawn"
 """Status of a known point that does not count any more."""
+_Item = TypeVar("_Item")
 _MOST_KNOWN = 256
 """Known points that each island gets: half of them the best, the others from all over the rest."""
 
@@ -40,8 +42,14 @@ def enter(
         if record.status == WITHDRAWN:
             continue
         state.sources[record.source] = state.sources.get(record.source, 0) + 1
-        state.keys.add(space.key(record.params))
         loss = loss_of(record, losses)
+        if record.other_task:
+            results = state.tasks.setdefault(record.source, {})
+            if loss is not None:
+                genome = space.encode(validated(space, identity, record.params))
+                results[space.key(record.params)] = genome, loss
+            continue
+        state.keys.add(space.key(record.params))
         excess = () if loss is None else limits.excess(record.objectives, record.metrics)
         if excess is None:
             continue
@@ -52,11 +60,23 @@ def enter(
         if loss is not None and not member.violation:
             state.tally.enter(BestSoFar(loss, identity, 0.0, params, dict(record.objectives or {})))
     completed.sort(key=lambda member: (member.violation, member.losses or ()))
-    if len(completed) > _MOST_KNOWN:
-        best, rest = completed[: _MOST_KNOWN // 2], completed[_MOST_KNOWN // 2 :]
-        left = _MOST_KNOWN - len(best)
-        completed = best + [rest[index * len(rest) // left] for index in range(left)]
+    completed = _bounded(completed)
     for island in range(islands) if completed or failed else ():
         population = state.populations.setdefault(island, Population())
         for member in (*failed, *reversed(completed)):
             population.enter(replace(member))
+
+
+def other_tasks(state: ResumeState) -> dict[str, list[TaskResult]]:
+    """Results of other tasks, as many of each as islands get known points."""
+    return {
+        source: _bounded(sorted(results.values(), key=lambda result: result[1]))
+        for source, results in state.tasks.items()
+    }
+
+
+def _bounded(best_first: list[_Item]) -> list[_Item]:
+    """At most ``_MOST_KNOWN`` of them: half of these the best, the others evenly from the rest."""
+    best, rest = best_first[: _MOST_KNOWN // 2], best_first[_MOST_KNOWN // 2 :]
+    left = min(_MOST_KNOWN - len(best), len(rest))
+    return best + [rest[index * len(rest) // left] for index in range(left)]

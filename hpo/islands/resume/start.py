@@ -9,6 +9,7 @@ from itertools import islice
 from hpo.config.layout import Layout
 from hpo.individual import is_known
 from hpo.islands.messages import Start, Surroundings
+from hpo.islands.resume.known import other_tasks
 from hpo.islands.resume.state import ResumeState
 from hpo.search.early_stopping import MOST_RESTING
 from hpo.search.population import Member
@@ -32,7 +33,7 @@ def start_messages(
     ``lineages``: islands whose individuals go on from each other; ``holds``: whether an individual's checkpoint is
     still there, without which it does not go on; ``elsewhere``: whether it belongs to another launch at work, which
     alone may continue it and let it migrate."""
-    first = layout.workers[0].worker, layout.first_island
+    first, tasks = (layout.workers[0].worker, layout.first_island), other_tasks(state)
     starts = [Start(launch, *first, where, 0, [], [], [], {}) for where in surroundings(layout, hosts, cores)]
     for island in sorted({place.island for place in layout.workers}):
         places = layout.of_island(island)
@@ -73,6 +74,7 @@ def start_messages(
                 mine := owned.get(place.leader, []),
                 reports,
                 {one: state.resting[one][:2] for one in mine if one in state.resting},
+                tasks,
             )
     return starts
 

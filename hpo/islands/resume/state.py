@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpo.islands.coordinator.tally import Tally
 from hpo.islands.messages import Assignment
-from hpo.search.population import Population
+from hpo.search.population import Population, TaskResult
 
 
 class Resting(NamedTuple):
@@ -62,6 +62,8 @@ class ResumeState:
     """Number of the last known point."""
     sources: dict[str, int] = field(default_factory=dict)
     """Number of known points that count, by source."""
+    tasks: dict[str, dict[str, TaskResult]] = field(default_factory=dict)
+    """Results of other tasks by source, then by the key of the configuration."""
     torn: list[str] = field(default_factory=list)
     """Names of the journals whose last line was cut off."""
     ended: Collection[str] = ()

@@ -38,7 +38,9 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
     CMA-ES needs Propulate, and a space of numbers without conditions; TPE needs Optuna.
     """
     breeders: dict[str, Breeder] = {
-        "surrogate": SurrogateBreeder(space, settings, allows=context.allows, reported=context.reported),
+        "surrogate": SurrogateBreeder(
+            space, settings, allows=context.allows, reported=context.reported, tasks=context.tasks
+        ),
         "evolution": EvolutionBreeder(space, settings),
     }
     numbers = [one for one in space.parameters.values() if not isinstance(one, Categorical) and not one.when]

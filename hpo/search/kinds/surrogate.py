@@ -15,7 +15,8 @@ from hpo.search.models.beliefs import BeliefWeighting
 from hpo.search.models.ensemble import FrontEnsemble, ModelEnsemble, import_in_background
 from hpo.search.models.feasibility import LimitedEnsemble
 from hpo.search.models.observations import Observations
-from hpo.search.population import Member, Population
+from hpo.search.models.transfer import FEWEST, TransferEnsemble
+from hpo.search.population import Member, OtherTasks, Population
 from hpo.search.proposals import beside
 from hpo.search.protocols import Breeder, Offspring, SearchContext
 from hpo.space.space import SearchSpace
@@ -57,7 +58,9 @@ _DEFAULTS = SearchSettings()
 def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext) -> Breeder:
     """Breeder of the kinds "surrogate" and "default", which uses models within a budget of time if there is a clock."""
     if settings.kind == "surrogate":
-        return SurrogateBreeder(space, settings, allows=context.allows, reported=context.reported)
+        return SurrogateBreeder(
+            space, settings, allows=context.allows, reported=context.reported, tasks=context.tasks
+        )
     if context.clock is None:
         return EvolutionBreeder(space, settings)
     return TimeBudgetedSurrogate(
@@ -65,6 +68,7 @@ def breeder(space: SearchSpace, settings: SearchSettings, context: SearchContext
         settings,
         allows=context.allows,
         reported=context.reported,
+        tasks=context.tasks,
         clock=context.clock,
         first=first_of_worker(context),
         # No thread beside inline evaluations, which may import the same libraries at the same time; and none for a
@@ -89,7 +93,8 @@ class SurrogateBreeder(EvolutionBreeder):
 
     With several objectives, the most promising child is that whose bounds add most to the hypervolume of the front
     (``hpo.search.models.ensemble.FrontEnsemble``). ``reported``: number of the objective that pruned individuals have
-    reported.
+    reported. With ``tasks``, their results help to predict (``hpo.search.models.transfer.TransferEnsemble``), from the
+    third individual on.
     """
 
     operator = "surrogate"
@@ -101,8 +106,11 @@ class SurrogateBreeder(EvolutionBreeder):
         *,
         allows: Allows | None = None,
         reported: int = 0,
+        tasks: OtherTasks | None = None,
     ) -> None:
         super().__init__(space, settings)
+        # The mapping itself: a search of its own may get results after this is made.
+        self._tasks = {} if tasks is None else tasks
         self._allows = allows
         self._genomes = VectorisedGenomes(space)
         self._known = Observations(self._genomes, reported)
@@ -111,11 +119,13 @@ class SurrogateBreeder(EvolutionBreeder):
 
     def breed(self, population: Population, rng: random.Random) -> Offspring:
         best = population.best
-        if population.judged < INITIAL or len(best) < 2:
+        if population.judged < (FEWEST if self._tasks else INITIAL) or len(best) < 2:
             return Offspring(self._space.sample(rng), operator="random")
         if self._ensemble is None:
             self._ensemble = self._new_ensemble(best[0])
         self._ensemble.learn(self._known.observe(population))
+        if population.judged < INITIAL and rng.random() < self._ensemble.share_of_chance(rng):
+            return Offspring(self._space.sample(rng), operator="random")
         self._beliefs.learn([*population], self._known.arrived)
         if self._beliefs.refuted and population.judged < 2 * INITIAL:
             # Models that know only the surroundings of bad configurations stay long in the first basin that they find.
@@ -133,7 +143,13 @@ class SurrogateBreeder(EvolutionBreeder):
     def _new_ensemble(self, member: Member) -> ModelEnsemble | FrontEnsemble | LimitedEnsemble:
         """Models for as many objectives and limits as ``member`` has."""
         genomes, objectives, limits = self._genomes, len(member.losses or ()), len(member.excess)
-        inner = FrontEnsemble(genomes, objectives) if objectives > 1 else ModelEnsemble(genomes)
+
+        def model(objective: int | None = None) -> ModelEnsemble:
+            if self._tasks:
+                return TransferEnsemble(genomes, self._tasks, objective)
+            return ModelEnsemble(genomes, objective)
+
+        inner = FrontEnsemble([*map(model, range(objectives))]) if objectives > 1 else model()
         if not limits:
             return inner
         return LimitedEnsemble(inner, genomes, objectives=objectives, limits=limits)
@@ -276,8 +292,9 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
         first: int = _FIRST,
         background: bool = False,
         reported: int = 0,
+        tasks: OtherTasks | None = None,
     ) -> None:
-        super().__init__(space, settings, allows=allows, reported=reported)
+        super().__init__(space, settings, allows=allows, reported=reported, tasks=tasks)
         self._clock = clock
         self._first = first
         self._background = background
@@ -323,7 +340,8 @@ class TimeBudgetedSurrogate(SurrogateBreeder):
 
     def _imported(self, population: Population) -> bool:
         """Whether models can be used; waits for the import at the first individual that needs them."""
-        if not self._background or population.judged < INITIAL:  # random individuals need no model
+        # Random individuals need no model.
+        if not self._background or (population.judged < INITIAL and not self._tasks):
             return True
         thread = import_in_background()
         thread.join(self._limit_s)

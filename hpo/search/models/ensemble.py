@@ -227,6 +227,10 @@ class ModelEnsemble:
         self._predicted += zip([losses[self._objective] for _, losses in news[-_WINDOW:]], said)
         del self._predicted[:-_WINDOW]
 
+    def share_of_chance(self, rng: random.Random) -> float:
+        """Share of proposals that are to be random while there are too few results for the own models."""
+        return 1.0
+
     def shares(self) -> list[float]:
         """Probability of each model."""
         import numpy
@@ -271,13 +275,17 @@ class FrontEnsemble:
     """An ensemble for each of several objectives. The acquisition function is the hypervolume that the vector of lower
     confidence bounds would gain (Ponweiser et al. 2008, doi:10.1007/978-3-540-87700-4_78)."""
 
-    def __init__(self, sampler: VectorisedGenomes, objectives: int) -> None:
-        self._ensembles = [ModelEnsemble(sampler, number) for number in range(objectives)]
+    def __init__(self, ensembles: Sequence[ModelEnsemble]) -> None:
+        self._ensembles = ensembles
 
     def learn(self, news: Sequence[tuple[Any, Losses]]) -> None:
         """See ``ModelEnsemble.learn``."""
         for ensemble in self._ensembles:
             ensemble.learn(news)
+
+    def share_of_chance(self, rng: random.Random) -> float:
+        """See ``ModelEnsemble.share_of_chance``; the largest of all objectives."""
+        return max(ensemble.share_of_chance(rng) for ensemble in self._ensembles)
 
     def judge(self, known: Observations, rng: random.Random) -> Callable[[Any], Any]:
         """Acquisition function with a random model for each objective, and the same random caution for all."""

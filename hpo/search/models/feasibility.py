@@ -42,6 +42,10 @@ class LimitedEnsemble:
         for ensemble in (self._inner, *self._limits):
             ensemble.learn(news)
 
+    def share_of_chance(self, rng: random.Random) -> float:
+        """See ``ModelEnsemble.share_of_chance``."""
+        return self._inner.share_of_chance(rng)
+
     def judge(self, known: Observations, rng: random.Random) -> Callable[[Any], Any]:
         """Acquisition function with a random model for each objective and limit."""
         import numpy
