@@ -10,7 +10,7 @@ from hpo.errors import CampaignError, UsageError
 from hpo.results.listing import listed_launches
 from hpo.results.record import load
 from hpo.results.result import changed, schedule
-from hpo.terminal import quoted
+from hpo.terminal import one_line, quoted
 from hpo.text import toml_key
 
 _IN_PYTHON = """Run it in Python: hpo.Campaign(task, directory="…", evaluations=1, \
@@ -27,6 +27,10 @@ def write(directory: Path, identity: str, path: Path) -> str:
     """
     record = load(directory)
     line = schedule(record, identity)
+    if record.identity.get("schedule"):
+        raise UsageError(
+            f"{directory} trains a schedule already. Change the directory in a copy of its file."
+        )
     if path.exists():
         raise UsageError(f"{path} exists. Name another file.")
     task = str(record.identity.get("task"))
@@ -41,9 +45,9 @@ def write(directory: Path, identity: str, path: Path) -> str:
     sizes = {one.number: one.ranks_per_worker for one in listed_launches(directory)}
     ranks = sizes.get(line[-1].launch, 1)
     head = [
-        f"The {len(line)} intervals of training that led to {identity} of {directory}, from the beginning in one",
-        "evaluation: all parameters of the first interval, and then those that change. What the last one saves lies in",
-        "the individual's own directory.",
+        f"The {len(line)} intervals of training that led to {identity} of {one_line(directory)}, from the beginning",
+        "in one evaluation: all parameters of the first interval, and then those that change. What the last one saves",
+        "lies in the individual's own directory.",
     ]
     rows = [f"    {_toml(changes)},  # {one.id}" for one, changes in zip(line, changed(line), strict=True)]
     options = record.identity.get("options") or {}

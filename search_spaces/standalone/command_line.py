@@ -69,7 +69,7 @@ def _trained(make_task: MakeTask, request: Request, place: Place) -> dict[str, A
             local_rank=place.local_rank,
             device=place.device,
         )
-        returned = task.evaluate(trial)
+        returned = task.run(trial)
         found: dict[str, Any] = {} if request.trained is None else {"id": request.trained.id}
         # The options that were not given belong to the result, too.
         found.update(params=params, options=task.options.model_dump())

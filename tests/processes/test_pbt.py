@@ -269,6 +269,7 @@ def test_a_schedule_is_trained_again_in_one_evaluation(
         (["named", "9-9-9", "other.toml"], "9-9-9"),
         (["named", best.id, "elsewhere/other.toml"], "beside the campaign's own"),
         (["inner", "0-0-0", "other.toml"], "schedule=hpo.Result"),
+        (["again", one.id, "other.toml"], "trains a schedule already"),
     ):
         assert cli.main(["replay", *arguments]) in (1, 2) and words in capsys.readouterr().err
 
