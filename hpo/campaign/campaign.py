@@ -39,7 +39,7 @@ class Campaign:
         keep (int, from 0; default 3): checkpoints of this many best individuals are kept.
         known (list; default ()): results to start from: paths of tables, campaigns and Optuna storages, tables such
             as {"source": "study.db", "study": "first"}, points such as {"params": {…}, "value": 0.9}, what
-            ``hpo.known_points`` returned.
+            ``hpo.known_points`` returned; results of another task as {"source": "runs/small", "as": "task"}.
         points (list; default ()): configurations to evaluate first, as dictionaries or paths of tables.
         schedule (list of dict; default ()): intervals that each evaluation trains in turn, each from the checkpoint of
             the interval before: the configuration that is evaluated first, and the changes in each later interval; or

@@ -450,6 +450,13 @@ class Settings(Section):
                 f"ranks_per_worker of the islands, {', '.join(map(str, sizes))}: must be multiples of the least. "
                 "Correct them."
             )
+        own = {one.recorded_as for one in self.known if one.source and not one.relation}
+        problems += [
+            f'known: {one.source} is listed with and without as = "task". Its results are of this task or of another: '
+            "remove one of the two."
+            for one in self.known
+            if one.relation and one.recorded_as in own
+        ]
         try:
             # Named topologies are valid for any islands; their matrix for many islands would be large.
             if self.layout.topology not in TOPOLOGIES:

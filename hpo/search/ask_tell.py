@@ -26,7 +26,7 @@ from hpo.space.restricted import restricted
 from hpo.space.space import SearchSpace, listable
 from hpo.spelling import suggestion
 from hpo.task.known_point import single_point
-from hpo.task.limits import checked_limits
+from hpo.task.limits import UNLIMITED, OutcomeLimits, checked_limits
 from hpo.task.metrics import as_number
 from hpo.task.task import MINIMIZE, checked_constraints, checked_objectives, losses_of
 from hpo.text import excerpt
@@ -174,7 +174,7 @@ class Search:
         """
         if not isinstance(suggestion, Configuration):
             raise UsageError(f"tell({excerpt(suggestion)}, …): must be what ask() returned")
-        numbers, excess = self._numbers(value, "tell", "the evaluation failed")
+        numbers, excess = self._numbers(value, "tell", "the evaluation failed", self._limits)
         candidate = self._pending.pop(suggestion.id, None)
         if candidate is None:
             raise UsageError(
@@ -207,11 +207,19 @@ class Search:
             UsageError: ``params`` is no configuration of the space, or one that a constraint refuses; or a result of
                 another task comes too late.
         """
-        if task is not None:
-            self._enter_of(task, params, value)
-            return
-        numbers, excess = self._numbers(value, "enter", "it failed")
+        if task is not None and self._asked:
+            raise UsageError(
+                f"enter(…, task={excerpt(task)}): results of other tasks must come before the first ask(). Enter them "
+                "earlier, or begin another Search"
+            )
+        limits = self._limits if task is None else UNLIMITED
+        numbers, excess = self._numbers(value, "enter", "it failed", limits)
         point = single_point(params, numbers, self._space, self._objectives, self._allows)
+        if task is not None:
+            if numbers:  # a failure there says nothing of this task
+                result = self._space.encode(point.params), losses_of(numbers, self._objectives)
+                self._tasks.setdefault(task, []).append(result)
+            return
         key = self._space.key(point.params)
         # A table may have several results of a configuration, and the search may have asked for it.
         if key in self._proposals.known:
@@ -244,11 +252,13 @@ class Search:
         """
         return self._front.items
 
-    def _numbers(self, value: object, method: str, failed: str) -> tuple[dict[str, float], tuple[float, ...]]:
+    def _numbers(
+        self, value: object, method: str, failed: str, limits: OutcomeLimits
+    ) -> tuple[dict[str, float], tuple[float, ...]]:
         """Numbers of ``value`` by objective, and its excess over each limit; empty where the evaluation failed."""
         if value is None:
             return {}, ()
-        names = tuple(dict.fromkeys((*self._objectives, *self._limits.names)))
+        names = tuple(dict.fromkeys((*self._objectives, *limits.names)))
         several = self._named or len(names) > 1
         given = value if several else {"value": value}
         found = {name: as_number(given.get(name)) for name in names} if isinstance(given, Mapping) else {}
@@ -257,7 +267,7 @@ class Search:
             rule = f"a dictionary with a number for each of {', '.join(names)}" if several else "one number"
             raise UsageError(f"{method}(…, {excerpt(value)}): must be {rule}, or None where {failed}")
         objectives = {name: numbers[name] for name in self._objectives}
-        excess = self._limits.excess(objectives, numbers)
+        excess = limits.excess(objectives, numbers)
         if excess is None or not all(map(isfinite, objectives.values())):
             return {}, ()
         return objectives, excess
@@ -281,25 +291,6 @@ class Search:
 
     def _allows(self, params: Mapping[str, Scalar]) -> bool:
         return all(constraint(self._space.as_given(params)) for constraint in self._constraints)
-
-    def _enter_of(self, task: str, params: Mapping[str, object], value: object) -> None:
-        """Keep a result of another ``task``; one that failed there says nothing here."""
-        if self._asked:
-            raise UsageError(
-                f"enter(…, task={excerpt(task)}): results of other tasks must come before the first ask(). Enter them "
-                "earlier, or begin another Search"
-            )
-        given = (
-            value
-            if isinstance(value, Mapping)
-            else {}
-            if value is None
-            else dict.fromkeys(self._objectives, value)
-        )
-        point = single_point(params, given, self._space, self._objectives, self._allows)
-        if point.objectives is not None:
-            losses = losses_of(point.objectives, self._objectives)
-            self._tasks.setdefault(task, []).append((self._space.encode(point.params), losses))
 
     def _take(self, candidate: Candidate, genome: Genome) -> None:
         """Give ``candidate`` the point ``genome`` if it is allowed and not known."""

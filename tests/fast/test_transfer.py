@@ -120,7 +120,8 @@ def test_several_objectives_and_limits_learn_from_other_tasks():
     search = hpo.Search(SPACE, objectives=objectives, at_most={"memory": 6})
     for params in drawn(40):
         search.enter(params, {"loss": loss(params), "size": params["depth"]}, task="small")
-    search.enter(drawn(1)[0], None, task="small")  # it failed there
+    for failed in None, {"loss": math.nan, "size": 1.0}:
+        search.enter(drawn(1)[0], failed, task="diverged")
     operators = []
     for number in range(15):
         candidate = search.ask()
@@ -170,4 +171,6 @@ def test_mistakes_are_sentences(tmp_path):
     refusals.refused(lambda: given(source="x.csv", **{"as": "tasks"}), "as = 'tasks'", 'must be "task"')
     refusals.refused(lambda: given(params={}, value=1.0, **{"as": "task"}), "source of many results")
     refusals.refused(lambda: given(source="x.csv", As="task"), 'mean "as"')
+    both = ["x.csv", {"source": "x.csv", "as": "task"}]
+    refusals.refused(lambda: campaign(tmp_path / "runs", evaluations=1, known=both), "with and without as")
     assert SurrogateBreeder(SPACE).breed(population_of([]), random.Random(0)).operator == "random"

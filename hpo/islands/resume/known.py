@@ -72,6 +72,7 @@ def other_tasks(state: ResumeState) -> dict[str, list[TaskResult]]:
     return {
         source: _bounded(sorted(results.values(), key=lambda result: result[1]))
         for source, results in state.tasks.items()
+        if results
     }
 
 
