@@ -15,7 +15,7 @@ from hpo.config import reader as config
 from hpo.config.settings import KnownSettings
 from hpo.errors import UsageError, noted
 from hpo.individual import Scalar
-from hpo.islands.resume.known import enter
+from hpo.islands.resume.known import bounded, enter
 from hpo.islands.resume.state import ResumeState
 from hpo.journal.files import read_file
 from hpo.journal.records import Entered, Known, Record, Withdrawn
@@ -190,15 +190,12 @@ def enter_points(
 
 def good_elsewhere(found: Iterable[KnownPoints], task: Task) -> list[dict[str, Scalar]]:
     """Configurations to evaluate first because of new results of other tasks."""
-    tasks = {
-        known.source: [
-            (task.space.encode(one.params), tuple(task.losses(one.objectives)))
-            for one in known
-            if one.objectives is not None
-        ]
-        for known in found
-        if known.other_task
-    }
+    tasks = {}
+    for known in (one for one in found if one.other_task):
+        completed = [(one.params, one.objectives) for one in known if one.objectives is not None]
+        results = [(task.space.encode(params), task.losses(values)) for params, values in completed]
+        # A large table would take minutes.
+        tasks[known.source] = bounded(sorted(results, key=lambda result: result[1]))
     return [task.space.decode(genome) for genome in first_points(task.space, tasks)]
 
 

@@ -68,6 +68,7 @@ class SearchContext:
     allows: Allows | None = None
     """The constraints, None without any."""
     tasks: OtherTasks = field(default_factory=dict)
+    """Results of other tasks."""
     offers: Callable[[Sequence[str]], str] = lambda parents: next(iter(parents), "")
     """Function that returns the first of a child's parents that has a checkpoint, empty without any."""
 

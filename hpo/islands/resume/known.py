@@ -60,7 +60,7 @@ def enter(
         if loss is not None and not member.violation:
             state.tally.enter(BestSoFar(loss, identity, 0.0, params, dict(record.objectives or {})))
     completed.sort(key=lambda member: (member.violation, member.losses or ()))
-    completed = _bounded(completed)
+    completed = bounded(completed)
     for island in range(islands) if completed or failed else ():
         population = state.populations.setdefault(island, Population())
         for member in (*failed, *reversed(completed)):
@@ -70,13 +70,13 @@ def enter(
 def other_tasks(state: ResumeState) -> dict[str, list[TaskResult]]:
     """Results of other tasks, as many of each as islands get known points."""
     return {
-        source: _bounded(sorted(results.values(), key=lambda result: result[1]))
+        source: bounded(sorted(results.values(), key=lambda result: result[1]))
         for source, results in state.tasks.items()
         if results
     }
 
 
-def _bounded(best_first: list[_Item]) -> list[_Item]:
+def bounded(best_first: list[_Item]) -> list[_Item]:
     """At most ``_MOST_KNOWN`` of them: half of these the best, the others evenly from the rest."""
     best, rest = best_first[: _MOST_KNOWN // 2], best_first[_MOST_KNOWN // 2 :]
     left = min(_MOST_KNOWN - len(best), len(rest))

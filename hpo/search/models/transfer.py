@@ -48,6 +48,8 @@ def first_points(space: SearchSpace, tasks: OtherTasks) -> list[Genome]:
     it, becomes as low as possible (greedy coverage, as in Feurer et al. 2022, arXiv:2007.04074). Each
     objective counts as a task of its own.
     """
+    if not any(tasks.values()):
+        return []
     import numpy
 
     genomes, rng = VectorisedGenomes(space), random.Random(0)
@@ -59,8 +61,6 @@ def first_points(space: SearchSpace, tasks: OtherTasks) -> list[Genome]:
             forests.append(Forest(rows, normal_scores(losses), rng))
             best = numpy.argsort(losses, kind="stable")[:_BEST].tolist()
             found.update((tuple(results[place][0]), None) for place in best)
-    if not found:
-        return []
     rows = genomes.rows(numpy.array([*found], dtype=float))
     scores = numpy.array([forest(rows)[0] for forest in forests])
     covered = numpy.full((len(forests), 1), scores.max())
