@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import diloco
 import pytest
 import torch
 from cases import cases
@@ -44,6 +45,10 @@ SHORT = {"warmup_epochs": 0, "cooldown_epochs": 0, "adaptive": False, "wire_dtyp
 """Cycling from the first step to the last, exact on the wire."""
 
 
+sgd_of_one = partial(torch.optim.SGD, lr=1.0)
+"""The outer optimizer with which the base is the average."""
+
+
 def model() -> nn.Module:
     return network(6, 8, 8, 1)
 
@@ -57,9 +62,20 @@ def test_one_node_is_averaging_of_gradients_and_one_rank_plain_training() -> Non
     assert result.metrics["synchronisations"] == 0
 
 
-def simulated(nodes: int, per_node: int, *, every: int, delay: int, warm: int = 0, cool: int = 0) -> Tensor:
-    """Eq. 3.2, in one process; ``warm`` and ``cool`` in steps."""
+def simulated(
+    nodes: int,
+    per_node: int,
+    *,
+    every: int,
+    delay: int,
+    warm: int = 0,
+    cool: int = 0,
+    outer: Any = sgd_of_one,
+) -> Tensor:
+    """Eq. 3.2, in one process; ``warm`` and ``cool`` in steps. ``outer`` steps what was sent in between."""
     workers = Workers(model, nodes * per_node)
+    base = nn.Parameter(flat(model()))
+    optimizer = outer([base])
     of_nodes = workers.parts(per_node)
     sent: list[Tensor] | None = None
     age = since = 0
@@ -69,11 +85,19 @@ def simulated(nodes: int, per_node: int, *, every: int, delay: int, warm: int = 
         age, since = age + 1, since + 1
         ends = step % STEPS_PER_EPOCH == STEPS_PER_EPOCH - 1
         blocking = step < warm or step >= EPOCHS * STEPS_PER_EPOCH - cool or ends
+        cycling = warm <= step < EPOCHS * STEPS_PER_EPOCH - cool
         if sent is not None and (age == delay or blocking):
-            weights = [(2 * age * own + sum(sent)) / (2 * age + nodes) for own in weights]
+            base.grad = base.detach() - sum(sent) / nodes
+            optimizer.step()
+            weights = [(2 * age * own + nodes * base.detach()) / (2 * age + nodes) for own in weights]
             sent = None
         if blocking or (since == every and delay == 0):
-            weights, since = [sum(weights) / nodes] * nodes, 0
+            base.grad = base.detach() - sum(weights) / nodes
+            if cycling:
+                optimizer.step()
+            else:
+                base.data -= base.grad
+            weights, since = [base.detach().clone()] * nodes, 0
         elif since == every:
             sent, age, since = weights, 0, 0
         for nets, own in zip(of_nodes, weights, strict=True):
@@ -119,9 +143,15 @@ def test_phases_meet_where_the_settings_say() -> None:
         sync_every=3, sync_delay=2, **{**SHORT, "warmup_epochs": 5 / 22, "cooldown_epochs": 1}
     )
     later = trainers.DASO(sync_every=3, sync_delay=2, **{**SHORT, "cooldown_epochs": 8 / 22})
-    for found, other in run_ranks(4, trained, model, 2, [method, later]):
+    # The outer optimizer rests in both phases, and steps at an epoch's end between them.
+    keywords: dict[str, Any] = {**SHORT, "warmup_epochs": 5 / 22, "cooldown_epochs": 3 / 22}
+    stepped = trainers.DASO(
+        sync_every=3, sync_delay=2, outer_optimizer=diloco.outer, bucket_bytes=32, **keywords
+    )
+    for found, other, last in run_ranks(4, trained, model, 2, [method, later, stepped]):
         assert_same(found, simulated(2, 2, every=3, delay=2, warm=5, cool=11))
         assert_same(other, simulated(2, 2, every=3, delay=2, cool=8))
+        assert_same(last, simulated(2, 2, every=3, delay=2, warm=5, cool=3, outer=diloco.outer))
 
 
 def watched(rank: int, per_node: int, delay: int) -> tuple[list[Tensor], list[int], list[int], Tensor]:
@@ -312,13 +342,14 @@ def merged_once(rank: int, dtype: torch.dtype) -> tuple[list[float], float, bool
         exchange.send(0)
         exchange.merge(0, exchange.share_within_node(0, 0), 0.5)
         exchange.receive()
-        base = exchange.base()
+        state = exchange.state()
+        base = torch.cat(state["base"])
         other = NodeExchange([parameter], ranks, **keywords)
-        kept = other.load_base(base) and torch.equal(torch.cat(other.base()), torch.cat(base))
+        kept = other.load(state) and torch.equal(torch.cat(other.state()["base"]), base)
         with torch.device("meta"):  # the user's default device, which is another than the parameters'
-            kept = kept and other.load_base(base)
+            kept = kept and other.load(state)
     ranks.close()
-    return torch.cat(base).tolist(), parameter[0].item(), kept
+    return base.tolist(), parameter[0].item(), kept
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

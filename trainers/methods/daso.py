@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from trainers.communication.averager import GradientAverager
 from trainers.communication.buckets import reconcile_buffers
 from trainers.communication.channel import Channel, Pending
 from trainers.communication.topology import Ranks
+from trainers.methods.common_base import MakeOuter, settings_of_outer, warn_of_unused_outer
 from trainers.methods.daso_exchange import NodeExchange
 from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.strategy import (
@@ -72,6 +73,12 @@ class DASO(Method):
         shard (str; default None): "node" shards parameters and optimizer state over the ranks of each node, as ``FSDP``
             does over all ranks: each rank exchanges its part with those of the same place on other nodes. Not below
             OIALR, and not in ``wrap``. None: each rank has all.
+        outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
+            ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the common base by
+            the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105): one step each synchronisation,
+            an epoch's last included. It rests in warm-up and cool-down, where the base is the average; its rate and
+            momentum stay as B and S adapt, and it starts again where other parameters are trained. None: the base is
+            the average. Not on a single node.
 
     Raises:
         ValueError: a setting is not allowed; in the run: nodes have different numbers of ranks, warm-up and cool-down
@@ -88,8 +95,12 @@ class DASO(Method):
     plateau_threshold: float = 0.05
     bucket_bytes: int | None = None
     shard: str | None = None
+    outer_optimizer: MakeOuter | None = field(default=None, repr=False, compare=False)
+    outer_settings: str | None = field(default=None, init=False)
+    """Class and settings of what ``outer_optimizer`` makes, by which checkpoints and ranks compare it."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "outer_settings", settings_of_outer(self.outer_optimizer))
         check_whole(self, sync_every=1, sync_delay=0, plateau_patience=1, bucket_bytes=1)
         check_kinds(self)
         for name in ("warmup_epochs", "cooldown_epochs"):
@@ -168,6 +179,12 @@ class _DASOStrategy(ShardingStrategy):
         """Whether parameters are the same on all ranks."""
         self._under_way = False
         """Whether the last synchronisation is not merged yet."""
+        self._cycling = self._warm_until == 0
+        """Whether the last step was cycling, so that the outer optimizer steps."""
+        self._steps_outer = False
+        """Same for the synchronisation that is under way."""
+        if self._across.size == 1:
+            warn_of_unused_outer(method, setup.communicator)
         self._exchange: NodeExchange
         self.parameters_changed()
 
@@ -201,6 +218,7 @@ class _DASOStrategy(ShardingStrategy):
                 node=self._setup.communicator.alone if self.sharded else self._node,
                 bucket_bytes=self._method.bucket_bytes,
                 wire_dtype=_WIRE_DTYPES[self._method.wire_dtype],
+                outer_optimizer=self._method.outer_optimizer,
             )
 
     def reduce_gradients(self, step: int) -> None:
@@ -209,13 +227,14 @@ class _DASOStrategy(ShardingStrategy):
         self._agreed = self._across.size == 1
 
     def after_step(self, step: int, loss: Tensor) -> None:
-        cycling = self._warm_until <= step < self._cool_from
-        every, delay = (self._periods.sync_every, self._periods.sync_delay) if cycling else (1, 0)
+        self._cycling = self._warm_until <= step < self._cool_from
+        periods = self._periods
+        every, delay = (periods.sync_every, periods.sync_delay) if self._cycling else (1, 0)
         self._used = (every, delay)
         if self._across.size == 1:
             return
         self._since_sync += 1
-        if not cycling:
+        if not self._cycling:
             self.synchronise()
             return
         if self._under_way and self._since_sync >= delay:
@@ -252,7 +271,9 @@ class _DASOStrategy(ShardingStrategy):
     def state(self) -> State:
         sent = {"member": self._turn, "steps": self._since_sync} if self._under_way else None
         return {
-            "base": self._exchange.base(),
+            **self._exchange.state(),
+            "cycling": self._cycling,
+            "steps_outer": self._steps_outer,
             "agreed": self._agreed,
             "since_sync": self._since_sync,
             "synchronisations": self._synchronisations,
@@ -271,13 +292,15 @@ class _DASOStrategy(ShardingStrategy):
         self._agreed, self._since_sync = state["agreed"], state["since_sync"]
         self._synchronisations, self._under_way = state["synchronisations"], state["sent"] is not None
         self._used, self._periods = tuple(state["used"]), _Periods(**state["periods"])
-        fits = self._exchange.load_base(state["base"])
+        # Checkpoints of earlier versions, without an outer optimizer, have none of these.
+        self._cycling, self._steps_outer = state.get("cycling", True), state.get("steps_outer", False)
+        fits = self._exchange.load(state)
         if self._under_way:
             fits = fits and self._exchange.load_sums(self._turn, state["sums"])
         if not fits:
             raise ValueError(
-                "The saved state is of DASO on another model, other nodes or another backend of torch.distributed. "
-                "Start with an empty checkpoint directory."
+                "The saved state is of DASO on another model, other nodes, another backend of torch.distributed or "
+                "with another bucket_bytes. Start with an empty checkpoint directory."
             )
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
@@ -298,7 +321,7 @@ class _DASOStrategy(ShardingStrategy):
     def _send(self) -> None:
         """Start the sum over all nodes of the differences to the base."""
         self._synchronisations += 1
-        self._under_way, self._since_sync = True, 0
+        self._under_way, self._since_sync, self._steps_outer = True, 0, self._cycling
         self._exchange.send(self._turn)
 
     @torch.no_grad()
@@ -316,9 +339,9 @@ class _DASOStrategy(ShardingStrategy):
             following = exchange.share_within_node(index, self._turn)
             # Merges the bucket before, while this bucket is sent inside the node and the next between nodes.
             if inside is not None:
-                exchange.merge(index - 1, inside, weight)
+                exchange.merge(index - 1, inside, weight, steps_outer=self._steps_outer)
             inside = following
         if inside is not None:
-            exchange.merge(len(exchange) - 1, inside, weight)
+            exchange.merge(len(exchange) - 1, inside, weight, steps_outer=self._steps_outer)
         exchange.receive()
         self._agreed, self._under_way = steps == 0, False

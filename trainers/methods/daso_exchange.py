@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainers.communication.buckets import Bucket, each_bucket
 from trainers.communication.channel import Channel, Pending
 from trainers.communication.communicator import Communicator
+from trainers.methods.common_base import CommonBase, MakeOuter
 
 SHARDING_BACKENDS = frozenset({"nccl"})
 """Backends of torch.distributed with which each rank of a node sends a share of the parameters."""
@@ -20,16 +21,15 @@ _SHARD_BYTES, _BUCKET_BYTES = 25 * 2**20, 2 * 2**20
 
 
 class NodeExchange:
-    """Sums over all nodes of the parameters' differences to the *base*, their last average over all nodes.
+    """Sums over all nodes of the parameters' differences to their ``CommonBase``.
 
     One rank of each node, in turn, exchanges the differences with its counterparts on the other nodes, and sends the
     sums to its node. Or, *sharded*, each rank exchanges an equal part of each bucket, and gets the parts of its node's
-    other ranks: the same bytes between nodes, on all network cards. The ranks of a node have the same parameters, and
-    all ranks have the same base, to the last bit. The base of bfloat16 or float16 parameters is in float32, as in their
-    own precision an average would lose small steps of a single node.
+    other ranks: the same bytes between nodes, on all network cards. The ranks of a node have the same parameters.
 
     ``node`` are the ranks with the same parameters, None those of the node. ``bucket_bytes`` is the size of a message,
-    None a default for the backend; ``wire_dtype`` the type of floating-point numbers in messages, None their own.
+    None a default for the backend; ``wire_dtype`` the type of floating-point numbers in messages, None their own;
+    ``outer_optimizer`` that of the base.
     """
 
     def __init__(
@@ -40,37 +40,36 @@ class NodeExchange:
         node: Channel | None = None,
         bucket_bytes: int | None,
         wire_dtype: torch.dtype | None,
+        outer_optimizer: MakeOuter | None = None,
     ) -> None:
         self._node, self._across = node or communicator.node, communicator.across
         sharding = communicator.backend in SHARDING_BACKENDS
         self._sharded = sharding and self._node.size > 1
         shares = self._node.size if self._sharded else 1
-        default = _SHARD_BYTES if sharding else _BUCKET_BYTES
-        self._wire = list(
-            each_bucket(
-                parameters, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes or default, multiple_of=shares
-            )
+        self._base = CommonBase(
+            parameters,
+            bucket_bytes=bucket_bytes or (_SHARD_BYTES if sharding else _BUCKET_BYTES),
+            wire_dtype=wire_dtype,
+            multiple_of=shares,
+            outer_optimizer=outer_optimizer,
         )
         self._own = [
-            bucket.flat.chunk(shares)[self._node.rank if self._sharded else 0] for bucket in self._wire
+            bucket.flat.chunk(shares)[self._node.rank if self._sharded else 0] for bucket in self._base.wire
         ]
         """Part of each bucket that this rank sends."""
-        self._base = [Bucket(bucket.tensors, _base_dtype(bucket.tensors[0].dtype)) for bucket in self._wire]
         self._pending: list[Pending] = []
         """Messages of all buckets that this rank has sent and not waited for."""
-        for base in self._base:
-            base.pack(base.tensors)
 
     def __len__(self) -> int:
         """Number of buckets."""
-        return len(self._wire)
+        return len(self._own)
 
     def send(self, turn: int) -> None:
         """Start the sum over all nodes of the differences to the base. ``turn``: number of the synchronisation."""
         if not self._sends(turn):
             return
-        for bucket, base, own in zip(self._wire, self._base, self._own, strict=True):
-            bucket.pack(torch._foreach_sub(bucket.tensors, base.views))
+        for index, own in enumerate(self._own):
+            self._base.pack(index)
             self._pending.append(self._across.all_reduce(own))
 
     def receive(self) -> None:
@@ -86,47 +85,23 @@ class NodeExchange:
         """
         if self._pending:
             self._pending[index].wait()
-        flat = self._wire[index].flat
+        flat = self._base.wire[index].flat
         if self._sharded:
             return self._node.all_gather_parts(flat)
         return self._node.broadcast(flat, source=turn % self._node.size)
 
-    def merge(self, index: int, inside: Pending, weight: float) -> None:
-        """Wait for the sums in a bucket, and move its parameters by the fraction ``weight`` towards the average.
-
-        The base becomes the average over all nodes of the parameters that were sent.
-        """
-        bucket, base = self._wire[index], self._base[index]
+    def merge(self, index: int, inside: Pending, weight: float, *, steps_outer: bool = False) -> None:
+        """Wait for the sums in a bucket, and move its parameters by the fraction ``weight`` towards the new base."""
         inside.wait()
-        sums = bucket.flat[: len(base.flat)]
-        # Converted as a whole, because adding a tensor of another type takes twice as long on the CPU.
-        base.flat.add_(sums.to(base.flat.dtype), alpha=1 / self._across.size)
-        if base.wire_dtype is bucket.tensors[0].dtype:
-            torch._foreach_lerp_(bucket.tensors, base.views, weight)
-            return
-        # Computed in the base's precision, and rounded only once.
-        precise = [tensor.to(base.wire_dtype) for tensor in bucket.tensors]
-        torch._foreach_lerp_(precise, base.views, weight)
-        torch._foreach_copy_(bucket.tensors, precise)
+        self._base.merge(index, self._across.size, weight=weight, steps_outer=steps_outer)
 
-    def base(self) -> list[Tensor]:
-        """Base, flat, in any number of parts, which the next merge changes."""
-        return [base.flat for base in self._base]
+    def state(self) -> dict[str, Any]:
+        """State of the base, which is the same on all ranks with the same parameters."""
+        return self._base.state()
 
-    def load_base(self, parts: Sequence[Tensor]) -> bool:
-        """Restore a saved ``base``; returns whether it fits the parameters."""
-        parts = [part.cpu() for part in parts]
-        types = {base.wire_dtype for base in self._base} | {part.dtype for part in parts}
-        for dtype in types:
-            own = [base.flat for base in self._base if base.wire_dtype is dtype]
-            # Parameters of a type are in the same order, whatever the size of messages was.
-            empty = torch.empty(0, dtype=dtype, device="cpu")
-            saved = torch.cat([empty, *(part for part in parts if part.dtype is dtype)])
-            if sum(map(len, own)) != len(saved):
-                return False
-            for flat, values in zip(own, torch.split(saved, [len(flat) for flat in own]), strict=True):
-                flat.copy_(values)
-        return True
+    def load(self, state: Mapping[str, Any]) -> bool:
+        """Restore a saved ``state``; returns whether it fits the parameters."""
+        return self._base.load(state)
 
     def sums(self, turn: int) -> list[Tensor]:
         """Copies of the sums that this rank has started in this ``turn``, after waiting for them."""
@@ -144,8 +119,3 @@ class NodeExchange:
 
     def _sends(self, turn: int) -> bool:
         return self._sharded or turn % self._node.size == self._node.rank
-
-
-def _base_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type of the base of parameters of type ``dtype``."""
-    return torch.promote_types(dtype, torch.float32)

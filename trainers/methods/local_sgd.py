@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from trainers.arguments import check_kinds, check_rules, check_whole
 from trainers.communication.averager import GradientAverager, gradient_of
 from trainers.communication.buckets import (
+    BUCKET_BYTES,
     average_summands,
     averaged_over_ranks,
     each_bucket,
@@ -26,6 +27,7 @@ from trainers.communication.buckets import (
 from trainers.communication.channel import Channel
 from trainers.communication.communicator import Communicator
 from trainers.communication.topology import Ranks
+from trainers.methods.common_base import CommonBase, MakeOuter, settings_of_outer, warn_of_unused_outer
 from trainers.methods.fsdp import ShardingStrategy, shard_within_nodes
 from trainers.methods.strategy import (
     DataRanks,
@@ -102,6 +104,12 @@ class LocalSGD(Method):
             does over all ranks: each rank averages its part with those of the same place on other nodes. Households are
             the nodes then, with ``household_every=1`` and no neighbourhoods. Not below OIALR, and not in ``wrap``.
             None: each rank has all.
+        outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
+            ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the last average
+            over all ranks by the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105), instead of
+            each average over all ranks from ``start`` on. Its rate and momentum stay as ``world_every`` adapts, and it
+            starts again where other parameters are trained. None: parameters become the average. Not where all ranks
+            are one household.
 
     Raises:
         ValueError: a setting is not allowed; in the run: ``start`` is the whole run, or parts of the model cannot be
@@ -117,8 +125,12 @@ class LocalSGD(Method):
     adaptive: bool = False
     average_at_epoch_end: bool = True
     shard: str | None = None
+    outer_optimizer: MakeOuter | None = field(default=None, repr=False, compare=False)
+    outer_settings: str | None = field(default=None, init=False)
+    """Class and settings of what ``outer_optimizer`` makes, by which checkpoints and ranks compare it."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "outer_settings", settings_of_outer(self.outer_optimizer))
         periods = {"household_every": 1, "neighbourhood_every": 1, "world_every": 1}
         check_whole(self, **periods, households=1, neighbourhoods=1)
         check_kinds(self)
@@ -211,6 +223,12 @@ class _LocalSGDStrategy(ShardingStrategy):
         """Highest level whose parts have equal parameters on all their ranks."""
         self._averaged: int | None = None
         """Level whose parts average gradients now."""
+        self._apart = self._gradients_over(self._start) < self._top
+        """Whether ranks train apart from ``start`` on."""
+        self._base: CommonBase | None = None
+        """Last average over all ranks, from the first local step on, with an outer optimizer."""
+        if not self._apart:
+            warn_of_unused_outer(method, communicator)
         setup.trained.exchanged()
 
     @property
@@ -238,13 +256,18 @@ class _LocalSGDStrategy(ShardingStrategy):
 
     def parameters_changed(self) -> None:
         self.close()
-        self._agreed, self._since_world = self._top, 0
+        self._agreed, self._since_world, self._base = self._top, 0, None
+        self._setup.trained.exchanged()  # or a resumed run would take new factors for thawed, and synchronise
 
     def parameters_thawed(self) -> None:
+        if self._base is not None:
+            super().parameters_thawed()
         self.close()  # the next pass makes an averager of the parameters that are trained then
 
     def before_pass(self, step: int, *, last: bool) -> None:
         level = self._gradients_over(step)
+        if self._base is None and self._apart and step >= self._start:
+            self._base = self._new_base()
         # The ranks that average gradients change at the beginning of local training.
         if self._averaged != level:
             self.close()
@@ -337,6 +360,7 @@ class _LocalSGDStrategy(ShardingStrategy):
             "local_steps": self._local_steps,
             "synchronisations": self._synchronisations,
             "world_every": self._used,
+            **({} if self._base is None else {"base": self._base.state()}),
         }
 
     def load(self, state: State) -> None:
@@ -344,10 +368,17 @@ class _LocalSGDStrategy(ShardingStrategy):
         self._since_world, self._agreed = state["since_world"], state["agreed"]
         self._local_steps, self._synchronisations = state["local_steps"], state["synchronisations"]
         self._used = state["world_every"]
+        if "base" in state:
+            self._base = self._new_base()
+            if self._base is None or not self._base.load(state["base"]):
+                raise ValueError(
+                    "The saved state is of LocalSGD on another model. Start with an empty checkpoint directory."
+                )
 
     def state_on_other_ranks(self, states: Sequence[State], *, step: int, same_steps: bool) -> State | None:
         # The number of a level depends on the nodes, which may be others now.
-        return {**states[0], "agreed": self._top, "since_world": 0}
+        state = {name: value for name, value in states[0].items() if name != "base"}
+        return {**state, "agreed": self._top, "since_world": 0}
 
     def close(self) -> None:
         super().close()
@@ -363,23 +394,40 @@ class _LocalSGDStrategy(ShardingStrategy):
         return self._household if self._method.household_every == 1 else 0
 
     @torch.no_grad()
+    def _new_base(self) -> CommonBase | None:
+        """Base of an outer optimizer, if there is one; ranks have the same parameters now, or load it."""
+        if self._method.outer_optimizer is None:
+            return None
+        return CommonBase(
+            local_parts(self._setup.trained.ever()),
+            bucket_bytes=BUCKET_BYTES,
+            outer_optimizer=self._method.outer_optimizer,
+        )
+
+    @torch.no_grad()
     def _average(self, target: int) -> None:
         """Average parameters inside the parts of the level ``target``."""
         if self._agreed >= target:
             return
-        crossed = range(self._agreed + 1, target + 1)
-        for bucket in each_bucket(local_parts(self._setup.trained.ever())):
-            flat = bucket.pack(bucket.tensors)
-            for upper in crossed:
-                level = self._levels[upper]
-                # Parts of different sizes count by their numbers of ranks.
-                flat.mul_(level.share)
-                level.leaders.all_reduce(flat).wait()
-            for lower in range(target - 1, 0, -1):
-                self._levels[lower].leaders.broadcast(flat).wait()
-            bucket.unpack(bucket.tensors)
+        if self._base is not None and target == self._top:
+            for index in range(len(self._base.wire)):
+                self._average_flat(self._base.pack(index), target)
+                self._base.merge(index, 1, weight=1.0, steps_outer=True)
+        else:
+            for bucket in each_bucket(local_parts(self._setup.trained.ever())):
+                self._average_flat(bucket.pack(bucket.tensors), target)
+                bucket.unpack(bucket.tensors)
         self._agreed = target
         self._synchronisations += target == self._top
+
+    def _average_flat(self, flat: Tensor, target: int) -> None:
+        for upper in range(self._agreed + 1, target + 1):
+            level = self._levels[upper]
+            # Parts of different sizes count by their numbers of ranks.
+            flat.mul_(level.share)
+            level.leaders.all_reduce(flat).wait()
+        for lower in range(target - 1, 0, -1):
+            self._levels[lower].leaders.broadcast(flat).wait()
 
 
 def _parts(communicator: Communicator, method: LocalSGD, name: str) -> Partition | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,6 +98,12 @@ def part_of(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
 def kind_of(optimizer: Optimizer) -> str:
     """Class name of ``optimizer``, or of the parts of a ``Composite``."""
     return optimizer.kind if isinstance(optimizer, Composite) else type(optimizer).__name__
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether a step of ``optimizer`` computes gradients itself, several times."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def parameters_in(optimizer: Optimizer) -> set[int]:

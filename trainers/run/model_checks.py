@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from datetime import timedelta
 
@@ -19,7 +18,7 @@ from trainers.communication.rank_consistency import refuse_other_models, refuse_
 from trainers.communication.topology import Topology
 from trainers.evaluation.evaluate import device_of
 from trainers.methods.strategy import Method, is_method
-from trainers.optim.composite import Composite, parameters_in
+from trainers.optim.composite import Composite, needs_closure, parameters_in
 from trainers.structures import is_sharded
 
 EXCHANGE = "the method's exchange of parameters"
@@ -194,8 +193,7 @@ def check_optimizer(made: object) -> None:
         "optimizer(parameters)", made, isinstance(made, Optimizer), "a torch.optim.Optimizer: return it"
     )
     assert isinstance(made, Optimizer)
-    closure = inspect.signature(made.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    if needs_closure(made):
         raise ValueError(
             f"optimizer: {type(made).__name__} computes gradients several times a step, and ranks average them once. "
             "Use another, such as torch.optim.AdamW."
