@@ -246,8 +246,9 @@ class _LocalSGDStrategy(ShardingStrategy):
 
     @property
     def replica(self) -> Ranks | None:
-        # A rank that averages only parameters has an optimizer state of its own.
-        together = self._method.household_every == 1 and not self._alike
+        # A rank that averages only parameters has an optimizer state of its own. Before ``start`` too, as the best
+        # weights of then are parts that are written with those of later.
+        together = self._method.household_every == 1 and self._apart
         return self._household_channel.ranks if together else None
 
     @property
