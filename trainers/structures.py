@@ -68,6 +68,8 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 def moved(value: object, device: torch.device) -> object:
     """``value`` with its tensors on ``device``, maybe only when the current stream has come so far."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
     return mapped(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 

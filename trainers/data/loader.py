@@ -84,8 +84,11 @@ class Loader:
         if epoch is not None:
             self._fetched.set_epoch(epoch)
         # No generator itself: ``set_epoch`` may draw random numbers, and runs before the first step's seeds are set.
-        if not self._processes and self._fetched.holds_pairs_on(self._device):
-            return self._gathered(batches)
+        if not self._processes:
+            if self._fetched.holds_pairs_on(self._device):
+                return self._gathered(batches)
+            if self._ring is None:
+                return self._read_here(batches, epoch)
         self._plan.orders = (BatchOrder(epoch, batch) for batch in batches)
         return self._pairs(self._arrived(self._read()))
 
@@ -93,6 +96,12 @@ class Loader:
         for batch in batches:
             inputs, targets = self._fetched.gathered(batch.indices)
             yield inputs, targets
+
+    def _read_here(self, batches: Iterable[Batch], epoch: int | None) -> Generator[tuple[object, object]]:
+        """Batches that this process reads and that stay on the CPU."""
+        for batch in batches:
+            collated = self._fetched.__getitems__(BatchOrder(epoch, batch))
+            yield self._on_device(*self._pair(collated), collated.seed)
 
     def _pairs(self, arrived: Generator[_Copy]) -> Generator[tuple[object, object]]:
         with closing(arrived) as copies:
@@ -166,13 +175,7 @@ class Loader:
         with closing(batches):
             self._copy_after(())
             for collated in batches:
-                parts = collated.parts
-                if not isinstance(parts, (tuple, list)) or len(parts) != 2:
-                    raise TypeError(
-                        f"An item of {self._fetched.name}, or what collate returned, is no pair of inputs and target. "
-                        "Several inputs go into the first as a tuple or a dictionary, several targets into the second."
-                    )
-                inputs, targets = parts
+                inputs, targets = parts = self._pair(collated)
                 if self._copying is None or self._ring is None:
                     yield _Copy(*self._on_device(inputs, targets, collated.seed), collated.samples, None)
                     continue
@@ -184,6 +187,17 @@ class Loader:
                 copied = self._copying.record_event()
                 self._ring.copied(copied)
                 yield _Copy(inputs, targets, collated.samples, copied)
+
+    def _pair(self, collated: Collated) -> tuple[object, object]:
+        """Inputs and targets of a batch; TypeError if it has other parts."""
+        parts = collated.parts
+        if not isinstance(parts, (tuple, list)) or len(parts) != 2:
+            raise TypeError(
+                f"An item of {self._fetched.name}, or what collate returned, is no pair of inputs and target. "
+                "Several inputs go into the first as a tuple or a dictionary, several targets into the second."
+            )
+        inputs, targets = parts
+        return inputs, targets
 
     def _copy_after(self, made: Sequence[Tensor]) -> None:
         """Let copies wait for the GPU's operations so far.
