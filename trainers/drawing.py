@@ -14,6 +14,7 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    GeneratorType,
     MethodDescriptorType,
     MethodType,
     ModuleType,
@@ -27,6 +28,9 @@ from torch import Tensor
 _VISITS = 50_000
 """Most objects that the search visits, in some 20 ms."""
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+_LAZY = (GeneratorType, map, filter, zip, enumerate)
+"""Iterators whose code is out of sight."""
 _LEAVES = (str, bytes, int, float, complex, Tensor, np.ndarray, torch.dtype, torch.device, type(None))
 _TRUSTED = {"torch", "numpy", "trainers"} | (sys.stdlib_module_names - {"random", "statistics", "__main__"})
 """Packages that draw from these generators only where the caller names ``random``."""
@@ -51,9 +55,12 @@ def may_draw_beside_torch(*roots: object) -> bool:
         if issubclass(type(held), _LEAVES) or id(held) in seen:
             continue
         seen[id(held)] = held
-        if _draws(held):
+        try:
+            if _draws(held):
+                return True
+            waiting.extend(islice(_reached(held), _VISITS))
+        except Exception:  # raised by the user's object, such as a lazy proxy
             return True
-        waiting.extend(islice(_reached(held), _VISITS))
     return True
 
 
@@ -72,15 +79,19 @@ def _draws(value: Any) -> bool:
         )
     if isinstance(value, MethodDescriptorType):
         return not _is_trusted(value.__objclass__.__module__)
+    if isinstance(value, _LAZY):
+        return True
     return value is getattr(random, "_inst", None) or value is np.random.mtrand._rand
 
 
 def _reached(value: Any) -> Iterable[object]:
     """Objects that ``value`` holds, and code that it may call."""
     if isinstance(value, dict):
-        return chain(value.values(), _of_subclass(value))
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return chain(value, _of_subclass(value))
+        # By dict itself, and so below, as a class of the user's may read files to give its items.
+        return chain(dict.values(value), _of_instance(value))
+    for kind in _CONTAINERS:
+        if isinstance(value, kind):
+            return chain(kind.__iter__(value), _of_instance(value))
     if isinstance(value, ModuleType):
         return ()
     if isinstance(value, MethodType):
@@ -120,11 +131,6 @@ def _of_function(function: FunctionType) -> Iterator[object]:
             if isinstance(found, ModuleType) and not _is_trusted(found.__name__):
                 # Attributes of a module of the user's stand among the names, too.
                 yield from (vars(found).get(attribute) for attribute in code.co_names)
-
-
-def _of_subclass(container: object) -> Iterable[object]:
-    """Objects that a container of a user's own type holds beside its items."""
-    return () if _is_trusted(type(container).__module__) else _of_instance(container)
 
 
 def _of_instance(value: Any) -> Iterator[object]:

@@ -87,6 +87,31 @@ def helper() -> float:
 draw = np.random.rand
 
 
+class DrawingItems(list[int]):
+    """Data set that is a list of its own kind, which nobody may read for nothing."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.random.rand()
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("read")
+
+
+class Proxy:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("not there yet")
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None:
+        pass
+
+
+class Endless:
+    def __init__(self) -> None:
+        self.numbers = (random.random() for _ in range(9))
+
+
 class DrawingOptimizer(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         random.random()
@@ -117,6 +142,10 @@ def hooked(hook: Any) -> nn.Module:
         (False, partial(nn.functional.cross_entropy, label_smoothing=0.1)),
         (True, partial(helper)),
         (True, random.random),
+        (True, DrawingItems([1, 2])),
+        (False, [(1, "a"), {"b": 2.0}]),
+        (True, Endless()),
+        (True, Proxy()),
         (True, [0] * 100_000),  # more than is searched
     ],
     ids=lambda value: type(value).__name__,  # the text of some has an address, which differs by process
