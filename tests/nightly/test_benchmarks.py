@@ -101,7 +101,7 @@ KEYS = {
         "seconds_to_simulate",
     },
     "report": {"best_s", "report_processor_s", "report_s", "report_two_s", "size_mb", "size_two_mb"},
-    "steps": {"ddp_2", "ddp_4", "loop"},
+    "steps": {"ddp_2", "ddp_4", "loop", "loop_short", "on_device", "plan_ms", "read_batch"},
     "status": {"after_s", "folded_s", "resume_s", "working_s"},
 }
 

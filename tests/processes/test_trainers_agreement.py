@@ -188,6 +188,17 @@ class FewerLater(trainers.Disjoint):
         return super().epoch(epoch=epoch, batch_size=batch_size * (1 + epoch), **others)
 
 
+@dataclass(frozen=True)
+class DealsNothing(trainers.Disjoint):
+    def epoch(self, **others: Any) -> list[list[Batch]]:
+        return []
+
+
+def test_an_assignment_without_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="assignment: it deals no step to this rank"):
+        trainers.train(**call(assignment=DealsNothing(), interrupt=None, topology=None))
+
+
 def test_an_epoch_of_other_steps_than_the_first_is_refused() -> None:
     with pytest.raises(ValueError, match="assignment: deals 2 steps in epoch 2, and dealt 4 in the first"):
         trainers.train(**call(assignment=FewerLater(), interrupt=None, topology=None))

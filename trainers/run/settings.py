@@ -231,7 +231,11 @@ class TrainSettings:
             )
 
     def length(self, steps_per_epoch: int) -> Length:
-        """Length of the run, in epochs of ``steps_per_epoch`` steps; ValueError if a warm-up does not end in it."""
+        """Length of the run, in epochs of ``steps_per_epoch`` steps; ValueError if that is none, or a warm-up does not
+        end in it.
+        """
+        if not steps_per_epoch:
+            raise ValueError("assignment: it deals no step to this rank. Deal each rank at least one batch.")
         steps = self.steps if self.epochs is None else self.epochs * steps_per_epoch
         assert steps is not None
         every = self.evaluate_every
