@@ -310,7 +310,7 @@ def test_every_search_kind_is_explained():
 
 def test_known_points_are_read_as_printed(folder):
     done = run(folder, sys.executable, "known_points.py")
-    assert "2 entered" in done.stdout and "'lr'" in done.stdout
+    assert "1 entered" in done.stdout and "'lr'" in done.stdout
     path = folder / "known.toml"
     keys = re.search(r"^    known = \[\n.*?^    \]\n", TEXT, re.MULTILINE | re.DOTALL)
     path.write_text('task = "my_space.py:task"\ndirectory = "runs/x"\nevaluations = 1\n' + keys[0])
@@ -318,6 +318,7 @@ def test_known_points_are_read_as_printed(folder):
         "runs/earlier",
         "study.db",
         "points.csv",
+        "runs/small",
         None,
     ]
 
