@@ -172,8 +172,8 @@ def beside_bare(
 
 
 def plan_ms(*, steps: int = 40_000, batch_size: int = SMALL_BATCH, times: int = 5) -> float:
-    """Milliseconds from the call of ``train`` to its first step, of a run of an epoch of ``steps`` steps, beside those
-    of a run of few steps and of the permutation."""
+    """Milliseconds of the process from the call of ``train`` to its first step, of a run of an epoch of ``steps``
+    steps, beside those of a run of few steps and of the permutation."""
 
     class Begun(Exception):
         pass
@@ -182,7 +182,7 @@ def plan_ms(*, steps: int = 40_000, batch_size: int = SMALL_BATCH, times: int = 
         raise Begun
 
     def first_step_s(data: TensorDataset) -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()
         with suppress(Begun):
             trainers.train(
                 nn.Linear(1, 10),
@@ -194,12 +194,12 @@ def plan_ms(*, steps: int = 40_000, batch_size: int = SMALL_BATCH, times: int = 
                 interrupt=stop,
                 progress=False,
             )
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     def permutation_s(samples: int) -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()
         torch.randperm(samples)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     few, many = noise(4 * batch_size, 1), noise(steps * batch_size, 1)
     least = [
