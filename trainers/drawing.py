@@ -87,7 +87,7 @@ def _draws(value: Any) -> bool:
 def _reached(value: Any) -> Iterable[object]:
     """Objects that ``value`` holds, and code that it may call."""
     if isinstance(value, dict):
-        # By dict itself, and so below, as a class of the user's may read files to give its items.
+        # Read by dict's own method, and so below: a class of the user's may read files to give its items.
         return chain(dict.values(value), _of_instance(value))
     for kind in _CONTAINERS:
         if isinstance(value, kind):
