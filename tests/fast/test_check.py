@@ -326,7 +326,8 @@ def test_records_that_are_whole_and_make_no_sense(home: Path) -> None:
     [
         ("started", {"x": 7.0, "n": 3, "kind": "b"}, "x = 7.0"),
         ("finished", {"x": 0.5, "n": 3}, "kind is missing"),
-        ("finished", {"x": 0.5, "n": 3, "kind": ["b"]}, "array"),
+        ("finished", {"x": 0.5, "n": 3, "kind": ["b"]}, "kind = ('b',)"),
+        ("finished", {"x": 0.5, "n": 3, "kind": {"b": 1}}, "object"),
     ],
 )
 def test_parameters_that_do_not_fit_the_space_reach_no_task(
