@@ -75,7 +75,7 @@ class DASO(Method):
             OIALR, and not in ``wrap``. None: each rank has all.
         outer_optimizer (callable; default None): function as ``optimizer`` of ``train``, such as
             ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``, whose optimizer steps the common base by
-            the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105): one step each synchronisation,
+            the mean difference to it (DiLoCo, Douillard et al. 2023, arXiv 2311.08105), once each synchronisation,
             an epoch's last included. It rests in warm-up and cool-down, where the base is the average; its rate and
             momentum stay as B and S adapt, and it starts again where other parameters are trained. None: the base is
             the average. Not on a single node.
