@@ -31,6 +31,7 @@ FULL = """
     restarts = 4
     known = ["runs/earlier", { source = "study.db", study = "a", unknown = "refuse", columns = { lr = "rate" } }]
     points = [{ width = 32, lr = 1e-2 }, "points.csv"]
+    schedule = [{ x = 0.5, kind = "a" }, { x = 0.25 }]
 
     [layout]
     islands = 2
