@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from hpo.config.bounds import MOST_OVER
 from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.config.search_kinds import KINDS, SearchKind
 from hpo.errors import UsageError
@@ -49,8 +50,6 @@ _LARGEST = 2**53
 _FROM_0, _FROM_1, _FROM_2 = (f"a whole number from {least} to 2**53" for least in range(3))
 _RANKS_RULE = f"a whole number from 1 to {MOST_RANKS}"
 _MOST_GRID_POINTS = 100_000
-MOST_OVER = 1000
-"""Most evaluations whose gain may be estimated."""
 _SHARE_RULE = "a number from 0 to 1"
 _STOP_VALUE_RULE = (
     "a finite number, or a table of numbers by objective, such as { accuracy = 0.9, seconds = 60 }"

@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpo.config.settings import MOST_OVER
+from hpo.config.bounds import MOST_OVER
 from hpo.errors import UsageError
 from hpo.search.models.estimates import estimates
 from hpo.search.population import Population

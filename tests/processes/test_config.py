@@ -356,9 +356,9 @@ def test_the_environment_names_the_launcher() -> None:
         assert launcher(environ) == expected, environ
 
 
-def test_space_layout_task_and_metrics_import_neither_pydantic_nor_numpy_nor_torch() -> None:
+def test_space_task_and_what_status_reads_import_neither_pydantic_nor_numpy_nor_torch() -> None:
     code = (
-        "import sys, hpo.space.space, hpo.config.layout, hpo.task.task\n"
+        "import sys, hpo.space.space, hpo.config.layout, hpo.task.task, hpo.results.overview\n"
         "from hpo.task.metrics import keep; keep('m', [1, 2.0], {}, {}); keep('m', object(), {}, {})\n"
         "print([m for m in ('pydantic', 'numpy', 'torch', 'cloudpickle', 'propulate') if m in sys.modules])"
     )
