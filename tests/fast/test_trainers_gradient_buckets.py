@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -40,7 +41,6 @@ def bytes_of(tensors: list[Tensor]) -> int:
 def test_gradients_lie_in_the_buckets_and_are_the_same(passes: int, set_to_none: bool) -> None:
     model, other = Branches(), Branches()
     averager = InPlaceAverager(model.parameters(), ALONE, keep_none=True)
-    buckets = [view for bucket in averager._buckets for view in bucket.views]
     for step in range(3):
         model.zero_grad(set_to_none=set_to_none)
         other.zero_grad(set_to_none=set_to_none)
@@ -57,17 +57,18 @@ def test_gradients_lie_in_the_buckets_and_are_the_same(passes: int, set_to_none:
             if ours.grad is not None and theirs.grad is not None:
                 assert torch.equal(ours.grad, theirs.grad) and ours.grad.stride() == theirs.grad.stride()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        buckets = [bucket.flat for bucket in averager._buckets]
         assert bytes_of([*gradients, *buckets]) == bytes_of(buckets)
 
 
 def test_no_second_copy_is_left_by_passes_before_the_last() -> None:
     model = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 4))
     averager = InPlaceAverager(model.parameters(), ALONE, keep_none=True)
-    buckets = [view for bucket in averager._buckets for view in bucket.views]
     for _ in range(2):
         model(INPUTS[0]).sum().backward()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert len(gradients) == 4
+        buckets = [bucket.flat for bucket in averager._buckets]
         assert bytes_of([*gradients, *buckets]) <= 1.1 * sum(gradient.nbytes for gradient in gradients)
 
 
@@ -84,3 +85,21 @@ def test_gradients_that_the_user_has_replaced_count() -> None:
     replaced = model.weight.grad = torch.zeros_like(model.weight)
     averager.finish()
     assert model.weight.grad is replaced and replaced.eq(2).all()
+
+
+@pytest.mark.parametrize("alias", [lambda gradient: gradient, lambda gradient: gradient.detach()[:1]])
+def test_a_gradient_that_is_kept_stays_what_it_was(alias: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Linear(4, 4)
+    averager = InPlaceAverager(model.parameters(), ALONE, keep_none=True)
+    kept, places = list[Tensor](), list[int]()
+    for step in range(4):
+        model.zero_grad()
+        averager.arm()
+        model(INPUTS[step % 3]).square().sum().backward()
+        averager.finish()
+        assert model.weight.grad is not None
+        places.append(averager._buckets[0].flat.data_ptr())
+        if step == 1:
+            kept = [alias(model.weight.grad), alias(model.weight.grad).clone()]
+    assert torch.equal(*kept)
+    assert places[0] == places[1] != places[2] == places[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,17 +16,35 @@ from trainers.communication.channel import Channel
 
 @dataclass(eq=False)
 class GradientBucket(Bucket):
-    """Bucket of parameters, whose gradients become its views."""
+    """Bucket of parameters, whose gradients become its views.
+
+    Where something keeps a gradient of the step before, as some optimizers do, the bucket gets new memory.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._own_references = self._references()
+
+    def _references(self) -> list[int]:
+        """Numbers of tensors in the bucket's memory, and of references to each view."""
+        return [
+            torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata),
+            *map(sys.getrefcount, self.views),
+        ]
 
     def adopt(self) -> None:
         """Copy gradients that lie elsewhere to the bucket, and have parameters take the views in their place."""
+        if all(
+            one.grad is None or one.grad is view for one, view in zip(self.tensors, self.views, strict=True)
+        ):
+            return
+        if self._references() != self._own_references:  # kept, which the next values would overwrite
+            self.__post_init__()
         moved = [
             (parameter, view, parameter.grad)
             for parameter, view in zip(self.tensors, self.views, strict=True)
             if parameter.grad is not None and parameter.grad is not view
         ]
-        if not moved:
-            return
         for _, _, gradient in moved:
             refuse_sparse(gradient)
         torch._foreach_copy_([view for _, view, _ in moved], [gradient for _, _, gradient in moved])

@@ -21,7 +21,8 @@ class DDP(Method):
 
     A parameter without a gradient on any rank at a step has none afterwards, so that the optimizer skips it as on a
     single rank; only matrices that PowerSGD sends as factors get zeros. Without compression, gradients lie in the
-    buffers that are sent, which the next step uses again: clone what you keep of them.
+    buffers that are sent. An optimizer, or ``on_step``, that keeps them has what it kept, and the next step gets other
+    memory.
 
     Args:
         compression (str; default None): compression of gradients in messages: None, "bf16" (half the bytes) or
