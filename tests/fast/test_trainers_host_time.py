@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 import trainers
 from trainers.data import loader, ring
@@ -210,6 +210,18 @@ def test_each_step_and_evaluation_draws_from_its_own_seed(kind: type[Plain], acc
     before = accumulate + 6 if kind is DrawsNumpy else 0
     *_, drawn = own.rand(before + 1)
     assert result.metrics["noise"] == drawn + random.Random(last).random()
+
+
+class Counted(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([DATA[number] for number in range(16)])
+
+
+def test_evaluating_a_stream_leaves_what_the_user_draws() -> None:
+    drawn: list[list[float]] = [[], []]
+    for numbers, data in zip(drawn, (DATA, trainers.Stream(Counted(), length=16)), strict=True):
+        train(Plain(), validation_set=data, report=lambda *_, to=numbers: to.append(random.random()))
+    assert drawn[0] == drawn[1] and len({*drawn[0]}) == 2
 
 
 def test_no_more_than_two_batches_of_a_step_are_held() -> None:

@@ -84,7 +84,8 @@ class Fetched(Dataset[object]):
         self.draws = self._tensors is None
         """Whether fetching may draw from the global generators."""
         self._keeps = keeps
-        self._beside_torch = self.draws and may_draw_beside_torch(samples, collate)
+        # The reader of a stream sets all generators.
+        self._beside_torch = self.draws and (stream is not None or may_draw_beside_torch(samples, collate))
         if collate is None and (self._tensors is not None or isinstance(whole, ReadsBatches)):
             # Keys of other data sets need not be numbers.
             self._samples, self._chosen = whole, _chosen(given)
