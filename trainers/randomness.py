@@ -24,55 +24,45 @@ def derive(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def seed_generators(seed: int, *, beside_torch: bool = True) -> None:
-    """Seed torch's global generators, that of the current GPU, too, if GPUs are in use.
-
-    ``beside_torch``: whether also Python's and numpy's, which takes several times as long.
-    """
-    if beside_torch:
-        seed_beside_torch(seed)
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, numpy, torch and, if GPUs are in use, that of the current GPU."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     # torch.manual_seed would ask every accelerator that torch knows of, a hundred times as long.
     torch.default_generator.manual_seed(seed)
     if (gpus := in_use()) is not None:
         gpus.manual_seed(seed)
 
 
-def seed_beside_torch(seed: int) -> None:
-    """Seed the global generators of Python and numpy."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
 class Generators(NamedTuple):
-    """States of the global generators; None for those that are not asked, or not in use."""
+    """States of the global generators; ``of_gpu``: the current GPU's, None where none is in use."""
 
+    of_python: Any
+    of_numpy: Any
     of_torch: Tensor
     of_gpu: Tensor | None
-    of_python: Any = None
-    of_numpy: Any = None
 
 
-def generators(*, beside_torch: bool = True) -> Generators:
-    """Present states of the global generators, with the current GPU's; ``beside_torch`` as in ``seed_generators``."""
+def generators() -> Generators:
+    """Present states of the global generators."""
     gpus = in_use()
-    of_torch = torch.get_rng_state(), None if gpus is None else gpus.get_rng_state()
-    return Generators(*of_torch, *((random.getstate(), np.random.get_state()) if beside_torch else ()))
+    of_gpu = None if gpus is None else gpus.get_rng_state()
+    return Generators(random.getstate(), np.random.get_state(), torch.get_rng_state(), of_gpu)
 
 
 def set_generators(states: Generators) -> None:
     """Put the global generators back into ``states``."""
-    if states.of_python is not None:
-        random.setstate(states.of_python)
-        np.random.set_state(states.of_numpy)
+    random.setstate(states.of_python)
+    np.random.set_state(states.of_numpy)
     torch.set_rng_state(states.of_torch)
     if states.of_gpu is not None and (gpus := in_use()) is not None:
         gpus.set_rng_state(states.of_gpu)
 
 
 @contextmanager
-def generators_kept(*, beside_torch: bool = True) -> Iterator[None]:
-    """Restore the global generators afterwards; ``beside_torch`` as in ``seed_generators``."""
-    saved = generators(beside_torch=beside_torch)
+def generators_kept() -> Iterator[None]:
+    """Restore the global generators afterwards."""
+    saved = generators()
     try:
         yield
     finally:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from random import choice
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 import trainers
 from trainers.data import loader, ring
 from trainers.data.batches import Batch, Disjoint, Plan, in_order
-from trainers.drawing import may_draw_beside_torch
 from trainers.randomness import derive
 
 DATA = TensorDataset(torch.randn(48, 3, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 2)
@@ -36,122 +34,12 @@ class Plain(nn.Module):
         return self.moved(self.layer(inputs.float()))
 
     def moved(self, outputs: Tensor) -> Tensor:
-        return outputs + 0 * np.pi
+        return outputs
 
 
 class DrawsNumpy(Plain):
     def moved(self, outputs: Tensor) -> Tensor:
         return outputs * np.random.rand()
-
-
-class DrawsPython(Plain):
-    def moved(self, outputs: Tensor) -> Tensor:
-        return outputs * choice([1, 2])
-
-
-class DrawsByImport(Plain):
-    def moved(self, outputs: Tensor) -> Tensor:
-        import random as numbers
-
-        return outputs * numbers.random()
-
-
-class DrawsByDottedImport(Plain):
-    def moved(self, outputs: Tensor) -> Tensor:
-        from numpy.random import rand
-
-        return outputs * rand()
-
-
-class ImportsOthers(Plain):
-    def moved(self, outputs: Tensor) -> Tensor:
-        from augmentation_of_the_user import jitter  # type: ignore[import-not-found]
-
-        return jitter(outputs)  # type: ignore[no-any-return]
-
-
-class DrawingList(list[int]):
-    def __getitem__(self, index: Any) -> Any:
-        return random.random()
-
-
-class DrawsByName(Plain):
-    def moved(self, outputs: Tensor) -> Tensor:
-        return outputs * helper()
-
-
-def helper() -> float:
-    return max(draw() for _ in range(2))
-
-
-draw = np.random.rand
-
-
-class DrawingItems(list[int]):
-    """Data set that is a list of its own kind, which nobody may read for nothing."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return np.random.rand()
-
-    def __iter__(self) -> Any:
-        raise RuntimeError("read")
-
-
-class Proxy:
-    @property
-    def __class__(self) -> Any:
-        raise RuntimeError("not there yet")
-
-    @__class__.setter
-    def __class__(self, kind: Any) -> None:
-        pass
-
-
-class Endless:
-    def __init__(self) -> None:
-        self.numbers = (random.random() for _ in range(9))
-
-
-class DrawingOptimizer(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        random.random()
-        return super().step(closure)
-
-
-def hooked(hook: Any) -> nn.Module:
-    made = nn.Linear(2, 2)
-    made.register_forward_hook(hook)
-    return made
-
-
-@pytest.mark.parametrize(
-    "draws, root",
-    [
-        (False, nn.Sequential(Plain(), nn.Dropout())),
-        (True, nn.Sequential(DrawsNumpy())),
-        (True, DrawsPython()),
-        (True, DrawsByImport()),
-        (True, DrawsByDottedImport()),
-        (True, ImportsOthers()),
-        (True, DrawingList()),
-        (True, DrawsByName()),
-        (False, hooked(lambda *called: None)),
-        (True, hooked(lambda *called: np.random.rand())),
-        (False, torch.optim.AdamW(Plain().parameters())),
-        (True, DrawingOptimizer(Plain().parameters(), lr=1.0)),
-        (False, partial(nn.functional.cross_entropy, label_smoothing=0.1)),
-        (True, partial(helper)),
-        (True, random.random),
-        (True, DrawingItems([1, 2])),
-        (False, [(1, "a"), {"b": 2.0}]),
-        (True, Endless()),
-        (True, Proxy()),
-        (True, [0] * 100_000),  # more than is searched
-    ],
-    ids=lambda value: type(value).__name__,  # the text of some has an address, which differs by process
-)
-def test_code_that_may_draw_beside_torch_is_found(draws: bool, root: object) -> None:
-    assert may_draw_beside_torch(root) == draws
 
 
 def train(model: nn.Module, data: Any = DATA, **given: Any) -> trainers.Result:

@@ -14,7 +14,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 from trainers.data.batches import Batch
 from trainers.data.ring import Ring
 from trainers.data.streams import StreamReader, stream_of
-from trainers.drawing import may_draw_beside_torch
 from trainers.randomness import derive, generators_kept, seed_generators
 from trainers.structures import in_kind, mapped
 
@@ -84,8 +83,6 @@ class Fetched(Dataset[object]):
         self.draws = self._tensors is None
         """Whether fetching may draw from the global generators."""
         self._keeps = keeps
-        # The reader of a stream sets all generators.
-        self._beside_torch = self.draws and (stream is not None or may_draw_beside_torch(samples, collate))
         if collate is None and (self._tensors is not None or isinstance(whole, ReadsBatches)):
             # Keys of other data sets need not be numbers.
             self._samples, self._chosen = whole, _chosen(given)
@@ -118,7 +115,7 @@ class Fetched(Dataset[object]):
                 if not items:
                     return Collated(None, 0, batch.seed)
             # Random augmentation depends on the batch's seed alone, whichever process reads the batch.
-            seed_generators(batch.seed, beside_torch=self._beside_torch)
+            seed_generators(batch.seed)
             if items is None:
                 if self._reads_batches:
                     return Collated(self._samples.read_batch(indices), len(indices), batch.seed)
@@ -167,11 +164,11 @@ class Fetched(Dataset[object]):
             return inputs, targets
         # The batch's own seed, because it depends on the reading processes how far ahead of the step this happens.
         with self._generators_kept():
-            seed_generators(derive(seed, "device"), beside_torch=self._beside_torch)
+            seed_generators(derive(seed, "device"))
             return self._finish(inputs, targets)
 
     def _generators_kept(self) -> AbstractContextManager[None]:
-        return generators_kept(beside_torch=self._beside_torch) if self._keeps else nullcontext()
+        return generators_kept() if self._keeps else nullcontext()
 
     def _items(self, indices: list[int]) -> list[object]:
         samples = self._samples

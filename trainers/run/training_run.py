@@ -23,7 +23,6 @@ from trainers.communication.communicator import Communicator
 from trainers.communication.rank_consistency import refuse_other_settings
 from trainers.data.batches import Batch
 from trainers.data.loader import Loader
-from trainers.drawing import may_draw_beside_torch
 from trainers.evaluation.evaluate import scores
 from trainers.evaluation.metrics import MeanLoss
 from trainers.gpu import is_gpu, module_of
@@ -34,7 +33,7 @@ from trainers.names import plain_name
 from trainers.optim.activation_checkpointing import ActivationCheckpointing
 from trainers.optim.moving_average import MovingAverage
 from trainers.optim.schedules import Constant
-from trainers.randomness import derive, seed_beside_torch
+from trainers.randomness import derive
 from trainers.run.model_checks import EXCHANGE, refuse_held
 from trainers.run.position import Interrupted, Metrics, Position, Result
 from trainers.run.profiling import Profiler
@@ -111,7 +110,6 @@ class TrainingRun:
             identity=identity,
             thawing=self.thawing,
         )
-        called = (self.model, settings.loss, settings.step, settings.on_step, settings.schedule)
         self.training_step = TrainingStep(
             settings,
             optimizer,
@@ -119,7 +117,6 @@ class TrainingRun:
             self.average,
             self.thawing,
             self.position.loss_sums,
-            beside_torch=may_draw_beside_torch(*called, optimizer, type(self.strategy)),
             fetching_draws=self.train_loader.draws,
         )
         self.profiler: Profiler | None = None
@@ -263,9 +260,6 @@ class TrainingRun:
         """End the epoch, evaluate and save where it is time for it."""
         position = self.position
         if evaluates or ends_epoch:
-            if not self.training_step.beside_torch:
-                # For the functions of the user that are called now, which the step's seed holds for, too.
-                seed_beside_torch(derive(self.settings.seed, "step", position.steps - 1, self.data.rank))
             self._refuse_other_buffers()
             epoch_loss, train_loss = self._mean_losses()
             if ends_epoch:

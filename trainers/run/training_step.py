@@ -36,10 +36,8 @@ class TrainingStep:
     thawing: Thawing
     loss_sums: Tensor
     """Sums of this rank's losses, to which each step's is added."""
-    beside_torch: bool
-    """Whether a step may draw from the global generators of Python and numpy."""
     fetching_draws: bool
-    """Whether ``batches`` of ``take`` may draw from any global generator."""
+    """Whether ``batches`` of ``take`` may draw from the global generators."""
 
     def take(
         self, step: int, seed: int, passes: Sequence[Batch], batches: Iterator[tuple[object, object]]
@@ -52,7 +50,7 @@ class TrainingStep:
         # Fetched before the seeds, so that no state of a generator has to be kept meanwhile: this would take longer
         # than some data sets. More than two are not held.
         fetched = deque([next(batches) for _ in passes[:2]])
-        seed_generators(seed, beside_torch=self.beside_torch)
+        seed_generators(seed)
         self.optimizer.zero_grad(set_to_none=True)
         # A copy, as a loss may be a tensor that the optimizer changes; each costs as much as some of a small model's
         # operations.
