@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 from itertools import pairwise
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -28,7 +28,7 @@ from hpo.config.bounds import MOST_OVER
 from hpo.config.layout import MOST_RANKS, TOPOLOGIES, topology_matrix
 from hpo.config.search_kinds import KINDS, SearchKind
 from hpo.errors import UsageError
-from hpo.space.choices import is_unicode, stored
+from hpo.space.choices import is_unicode, plain_number, stored
 from hpo.spelling import suggestion
 from hpo.text import excerpt, without_password
 
@@ -109,10 +109,13 @@ def _check_choices(value: object, info: ValidationInfo) -> object:
 
 def _choices(value: object) -> object:
     if isinstance(value, Enum):
-        return stored(value)
+        value = stored(value)  # of an enumeration of tuples, a tuple
     if isinstance(value, Mapping):
         return {key: _choices(one) for key, one in value.items()}
-    return [_choices(one) for one in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_choices(one) for one in value]
+    number = plain_number(value, Real)  # also of NumPy's types, as in choices
+    return value if number is None else number
 
 
 def _as_schedule(value: object, info: ValidationInfo) -> object:

@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 from refusals import refused
 
@@ -99,6 +100,22 @@ def test_a_task_gets_its_choices_back_and_a_journal_has_lists_and_names(tmp_path
     numbers = SPACE.validate({"net": (64, 64), "more": 480, "depths": (8,), "color": "RED"})
     # As Python writes a tuple into a table.
     assert known_points([{**numbers, "net": "(64, 64)", "value": 1.0}], SPACE).points[0].params == numbers
+
+
+class Kernel(tuple[int, int], Enum):
+    WIDE = (7, 7)
+    SMALL = (3, 3)
+
+
+def test_settings_take_what_spaces_take_within_tuples(tmp_path: Path) -> None:
+    space = hpo.SearchSpace(kernel=hpo.Categorical(*Kernel), net=hpo.Categorical((64, 64), (0.5,)))
+    task = hpo.Task(space, lambda trial: float(trial.params["kernel"] is not Kernel.WIDE))
+    points = [{"kernel": Kernel.WIDE, "net": (numpy.int64(64), numpy.float32(64))}]
+    only = {"net": [(numpy.int64(64), 64)]}
+    result = hpo.Campaign(
+        task, directory=tmp_path / "d", evaluations=1, points=points, island=[{"only": only}]
+    )
+    assert result.run().best.params == {"kernel": Kernel.WIDE, "net": (64, 64)}
 
 
 def test_a_search_of_ones_own_gives_choices_back() -> None:
