@@ -207,6 +207,8 @@ class Search:
             UsageError: ``params`` is no configuration of the space, or one that a constraint refuses; or a result of
                 another task comes too late.
         """
+        if not isinstance(task, str | None):
+            raise UsageError(f"enter(…, task={excerpt(task)}): must be the other task's name, a text")
         if task is not None and self._asked:
             raise UsageError(
                 f"enter(…, task={excerpt(task)}): results of other tasks must come before the first ask(). Enter them "

@@ -113,6 +113,7 @@ def test_every_kind_begins_with_what_was_good_elsewhere_and_may_evaluate_it(kind
     asked = [search.ask().params for _ in range(5)]
     assert best in asked and len({SPACE.key(one) for one in asked}) == 5
     refusals.refused(lambda: search.enter(best, 1.0, task="late"), "before the first ask")
+    refusals.refused(lambda: search.enter(best, 1.0, task=["small"]), "must be the other task's name")
 
 
 def test_several_objectives_and_limits_learn_from_other_tasks():
