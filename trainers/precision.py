@@ -19,15 +19,6 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def casts_kept(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Context in which forward passes in ``autocast`` share what it has cast of the weights, which must not change."""
-    if precision != "bf16":
-        return nullcontext()
-    # torch forgets it when the outermost autocast ends. Between the passes the caller's autocast holds, or none.
-    kind = device.type
-    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
-
-
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Context in which the caller's autocast does nothing, as weights that a method computes keep their type."""
     if not _in_autocast():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpo.errors import CampaignError, UsageError
+from hpo.ledger.inspection import counted
 from hpo.results.listing import listed_launches
 from hpo.results.record import load
 from hpo.results.result import changed, schedule
@@ -45,7 +46,7 @@ def write(directory: Path, identity: str, path: Path) -> str:
     sizes = {one.number: one.ranks_per_worker for one in listed_launches(directory)}
     ranks = sizes.get(line[-1].launch, 1)
     head = [
-        f"The {len(line)} intervals of training that led to {identity} of {one_line(directory)}, from the beginning",
+        f"The {counted(len(line), 'interval')} of training that led to {identity} of {one_line(directory)}, from the beginning",
         "in one evaluation: all parameters of the first interval, and then those that change. What the last one saves",
         "lies in the individual's own directory.",
     ]
@@ -69,7 +70,7 @@ def write(directory: Path, identity: str, path: Path) -> str:
         raise CampaignError(
             f"{path} cannot be written ({error.strerror or error}). Name another file."
         ) from None
-    return f"{path}: {len(line)} intervals. Train them: hpo run {quoted(path)}"
+    return f"{path}: {counted(len(line), 'interval')}. Train: hpo run {quoted(path)}"
 
 
 def _toml(value: object) -> str:

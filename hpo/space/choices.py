@@ -66,7 +66,10 @@ def copied(choice: object) -> object:
     """``choice`` with lists of its own, so that a task that changes them changes no other evaluation's."""
     if isinstance(choice, list):
         return [copied(one) for one in choice]
-    return tuple(map(copied, choice)) if type(choice) is tuple else choice
+    if isinstance(choice, tuple) and not isinstance(choice, Enum):
+        make = getattr(choice, "_make", type(choice))  # that of named tuples takes an iterable, as tuple does
+        return make(map(copied, choice))
+    return choice
 
 
 def same(one: Scalar, other: Scalar) -> bool:

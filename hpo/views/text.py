@@ -276,7 +276,7 @@ def schedule(
         values = (one.objectives or {}).items()
         shown = [f"{one_line(name)} = {short(value, counts[name])}" for name, value in values]
         rows.append((f"    {one.id}", reported, "  ".join(shown), params(fresh) or "goes on"))
-    head = f"schedule of {line[-1].id}, {len(line)} intervals, with the parameters that change:"
+    head = f"schedule of {line[-1].id}, {plural(len(line), 'interval')}, with the parameters that change:"
     return "\n".join([head, *table(rows)])
 
 

@@ -155,3 +155,11 @@ def test_choices_that_no_journal_keeps_apart_are_refused(choices: tuple[Any, ...
 def test_a_value_that_only_looks_like_a_tuple_is_none(value: object) -> None:
     with pytest.raises(ValueError, match="one of"):
         hpo.Categorical((1, 2), (True,)).canonical(value)
+
+
+def test_lists_in_named_tuples_are_each_evaluations_own() -> None:
+    space = hpo.SearchSpace(shape=hpo.Categorical(Shape([1], 2), None))  # type: ignore[arg-type]
+    for _ in range(2):
+        given: Any = space.as_given({"shape": ((1,), 2)})["shape"]
+        assert given == Shape([1], 2)  # type: ignore[arg-type]
+        given[0].append(3)

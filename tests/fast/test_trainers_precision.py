@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from skips import not_possible_here
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import TensorDataset
 
-import trainers
 from trainers.precision import BY_BACKEND, full_precision, matrix_products
 
 GPU = torch.device("cuda")  # settings can be made without one
@@ -83,38 +78,3 @@ def test_other_precisions_and_the_cpu_leave_the_settings_alone(device: Any, prec
     found = settings()
     with matrix_products(torch.device(device), precision):
         assert settings() == found
-
-
-class CastWeights(TorchDispatchMode):
-    """Counts casts of tensors of a shape."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.shape, self.count = shape, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._to_copy.default and tuple(args[0].shape) == self.shape
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_an_evaluation_casts_each_weight_once_and_computes_metrics_as_the_caller_does(inside: bool) -> None:
-    model = nn.Linear(7, 5)
-    data = TensorDataset(torch.randn(24, 7), torch.randn(24, 5))
-
-    def error(outputs: Tensor, targets: Tensor) -> float:
-        assert torch.is_autocast_enabled("cpu") == inside
-        return float((outputs.float() - targets).square().mean())
-
-    with torch.autocast("cpu") if inside else nullcontext(), CastWeights((5, 7)) as casts:
-        found = trainers.evaluate(model, data, metrics={"error": error}, batch_size=6, precision="bf16")
-    assert casts.count == 1
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        outputs = torch.cat([model(part) for part in data.tensors[0].split(6)])
-    assert found["error"] == float((outputs.float() - data.tensors[1]).square().mean())
-    if not inside:  # in which torch itself keeps casts
-        with torch.no_grad():
-            model.weight.zero_()
-            model.bias.zero_()
-        found = trainers.evaluate(model, data, metrics={"error": error}, batch_size=6, precision="bf16")
-        assert found["error"] == pytest.approx(float(data.tensors[1].square().mean()))

@@ -26,7 +26,7 @@ from trainers.gpu import is_gpu, module_of
 from trainers.methods.sharded_models import Sharded, errors_named, sharding_of
 from trainers.methods.strategy import DataRanks
 from trainers.modes import modes_of, restore_modes
-from trainers.precision import PRECISIONS, autocast, casts_kept, matrix_products
+from trainers.precision import PRECISIONS, autocast, matrix_products
 from trainers.structures import mapped, moved
 
 _Counted = tuple[object, object, int]
@@ -149,9 +149,7 @@ def scores(
         batches = _batches(samples, loader, batch_size=batch_size, data=data, equal_passes=equal_passes)
         if equal_passes and stream is not None:
             batches = _until_all_end(batches, channel, device)
-        # Not for a sharded model, of which it would keep all weights.
-        casts = nullcontext() if equal_passes else casts_kept(device, precision)
-        with casts, closing(batches):
+        with closing(batches):
             computing: tuple[object, object, int] | None = None
             for inputs, targets, count in batches:
                 # Metrics get the previous batch only now that this batch is on its way to the GPU, because the host
